@@ -1,0 +1,57 @@
+"""The errors a user can meet.
+
+Every message names the argument, what was got, the rule, and what would fit. The same error is raised on
+every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.agreement`).
+"""
+
+
+class RmaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class LayoutError(RmaError, ValueError):
+    """A placement text or value that is malformed, or does not fit its mesh or matrix."""
+
+
+class ShapeError(RmaError, ValueError):
+    """Shapes that do not fit together; the message holds the shapes of all operands."""
+
+
+class DtypeError(RmaError, TypeError, ValueError):
+    """Element types that have no rule, or a value that an element type cannot hold."""
+
+
+class MeshError(RmaError, ValueError):
+    """A mesh that does not fit the ranks at hand, or operands that live on different meshes."""
+
+
+class AlgorithmError(RmaError, ValueError):
+    """An unknown algorithm, or one that cannot serve the placements or the mesh at hand."""
+
+
+class OptionError(RmaError, ValueError):
+    """An option that is out of range, or does not go with the others."""
+
+
+class WindowError(RmaError, ValueError):
+    """An unknown window flavour, or memory that cannot be exposed as asked."""
+
+
+class MemoryLimitError(RmaError, MemoryError, ValueError):
+    """More memory would be needed than is allowed or free; the message says how much is missing."""
+
+
+class DisagreementError(RmaError, ValueError):
+    """Ranks passed different arguments to a collective call; the message names them and their values."""
+
+
+class ClosedError(RmaError, ValueError):
+    """Use of a matrix, plan, mesh or window after it was closed."""
+
+
+class ScheduleError(RmaError):
+    """A schedule that breaks an invariant: found by `rma_mm.schedule.verify`, never by a user's data."""
+
+
+class FileFormatError(RmaError, ValueError):
+    """An input file that is missing, truncated, pickled, or holds something other than a matrix."""

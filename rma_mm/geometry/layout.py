@@ -1,0 +1,277 @@
+"""Placements: which rank owns which part of a matrix (or of the iteration space).
+
+A `Layout` places each dimension by a `Split`: the mesh axes that cut it, outermost first. A mesh axis that no
+dimension names replicates the matrix, pins it to one coordinate, or holds partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from ..errors import LayoutError
+from .mesh import MeshShape
+from .span import Region, Span, even_part
+
+CutKind = Literal["even", "cyclic", "weights", "bounds"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One cut of a dimension over one or more mesh axes (taken together, row-major)."""
+
+    axes: tuple[str, ...]
+    """The mesh axes whose combined coordinate numbers the parts."""
+    kind: CutKind = "even"
+    """even; cyclic (args: block); weights (args: one per part); bounds (args: 0, …, extent)."""
+    args: tuple[float, ...] = ()
+    """What the kind needs."""
+    skew: tuple[str, ...] = ()
+    """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows."""
+
+    def part(self, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
+        """Positions 0…extent − 1 that belong to the part at `coords`."""
+        index, count = 0, 1
+        for axis in self.axes:
+            size = mesh.axis_size(axis)
+            index, count = index * size + coords[axis], count * size
+        if self.kind == "cyclic":
+            part = Span.cyclic(extent, int(self.args[0]), count, index)
+        elif self.kind == "bounds":
+            part = Span.range(int(self.args[index]), int(self.args[index + 1]))
+        elif self.kind == "weights":
+            total = sum(self.args)
+            edges = [round(extent * sum(self.args[:n]) / total) for n in (index, index + 1)]
+            part = Span.range(*edges)
+        else:
+            part = even_part(extent, index, count)
+        shift = sum(coords[axis] * extent // mesh.axis_size(axis) for axis in self.skew)
+        return _rotated(part, shift, extent) if self.skew else part
+
+    def check(self, extent: int, mesh: MeshShape) -> None:
+        """Raise LayoutError where this cut cannot cut `extent` indices over this mesh."""
+        count = prod(mesh.axis_size(axis) for axis in self.axes)
+        if self.kind == "weights" and len(self.args) != count:
+            raise LayoutError(
+                f"weights: got {len(self.args)} for {count} parts over {self.axes}; one is needed per part"
+            )
+        if self.kind == "bounds":
+            edges = list(self.args)
+            if len(edges) != count + 1 or edges != sorted(edges) or edges[0] != 0 or edges[-1] != extent:
+                raise LayoutError(
+                    f"bounds: got {tuple(edges)} for {count} parts of {extent} indices; "
+                    f"{count + 1} ascending bounds are needed, from 0 to {extent}"
+                )
+
+
+def _rotated(part: Span, shift: int, extent: int) -> Span:
+    """`part` moved up by `shift`, going round the end of 0…extent − 1."""
+    pieces = [Span.window(extent, a + shift, b - a) for a, b in part.runs]
+    return Span(run for piece in pieces for run in piece.runs)
+
+
+Split = tuple[Level, ...]
+"""How one dimension is cut: levels outermost first, each cutting the positions left by the one before."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each element of a matrix lives on a mesh.
+
+    >>> from rma_mm.geometry.notation import parse_layout
+    >>> mesh = MeshShape((2, 2))
+    >>> parse_layout("P('i', 'j')", mesh).region((5, 4), mesh, 3)
+    Region(2:5 x 2:4)
+    """
+
+    splits: tuple[Split, ...]
+    """One split per dimension."""
+    pins: tuple[tuple[str, int], ...] = ()
+    """(axis, coordinate): only ranks at this coordinate own anything."""
+    partial: tuple[str, ...] = ()
+    """Axes along which every rank holds a summand; the matrix is their sum."""
+
+    # -- axes -------------------------------------------------------------------------------------
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """Axes that cut some dimension, in the order of the dimensions."""
+        return tuple(axis for split in self.splits for level in split for axis in level.axes)
+
+    @property
+    def skew_axes(self) -> tuple[str, ...]:
+        """Axes whose coordinate shifts a window."""
+        return tuple(axis for split in self.splits for level in split for axis in level.skew)
+
+    def replicated_axes(self, mesh: MeshShape) -> tuple[str, ...]:
+        """Axes along which the same elements are held again."""
+        used = {*self.split_axes, *self.partial, *(axis for axis, _ in self.pins)}
+        return tuple(axis for axis in mesh.names if axis not in used)
+
+    def check(self, shape: tuple[int, ...], mesh: MeshShape) -> None:
+        """Raise LayoutError where this placement does not fit the mesh or a matrix of `shape`."""
+        used = [*self.split_axes, *self.partial, *(axis for axis, _ in self.pins)]
+        for axis in (*used, *self.skew_axes):
+            if axis not in mesh.names:
+                raise LayoutError(unknown_axis(str(self), axis, mesh))
+        for axis in used:
+            if used.count(axis) > 1:
+                raise LayoutError(f"layout {self}: the axis {axis!r} is used twice; each splits, pins or sums once")
+        for axis, coordinate in self.pins:
+            if not 0 <= coordinate < mesh.axis_size(axis):
+                last = mesh.axis_size(axis) - 1
+                raise LayoutError(f"layout {self}: got {axis}={coordinate}; the axis has coordinates 0 to {last}")
+        if len(self.splits) != len(shape):
+            raise LayoutError(f"layout {self}: got {len(self.splits)} dimensions; the shape {shape} has {len(shape)}")
+        for split, extent in zip(self.splits, shape, strict=True):
+            for n, level in enumerate(split):
+                if n and level.kind == "bounds":
+                    raise LayoutError(f"layout {self}: bounds must be the first cut of a dimension")
+                level.check(extent, mesh)
+        self._check_skew()
+
+    def _check_skew(self) -> None:
+        """A window may be shifted by the axes of another dimension only, and only where that one is not shifted."""
+        skewed = [any(level.skew for level in split) for split in self.splits]
+        for split in self.splits:
+            own = {axis for level in split for axis in level.axes}
+            if own & {axis for level in split for axis in level.skew} or sum(skewed) > 1:
+                raise LayoutError(f"layout {self}: only one dimension may be skewed, and by axes that do not cut it")
+
+    # -- who owns what ----------------------------------------------------------------------------
+
+    def span(self, dim: int, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
+        """Indices of dimension `dim` held at `coords`, pins apart."""
+        span = Span.range(0, extent)
+        for level in self.splits[dim]:
+            span = span.take(level.part(len(span), mesh, coords))
+        return span
+
+    def holds(self, coords: Mapping[str, int]) -> bool:
+        """Whether the pins allow the rank at `coords` to own anything."""
+        return all(coords[axis] == coordinate for axis, coordinate in self.pins)
+
+    def region(self, shape: tuple[int, ...], mesh: MeshShape, rank: int) -> Region:
+        """The box that `rank` holds; empty for a rank beyond the mesh or off a pin."""
+        coords = mesh.coords(rank) if rank < mesh.size else {}
+        if rank >= mesh.size or not self.holds(coords):
+            return Region(Span() for _ in shape)
+        return Region(self.span(d, extent, mesh, coords) for d, extent in enumerate(shape))
+
+    def overlapping(
+        self, shape: tuple[int, ...], mesh: MeshShape, region: Region, near: int
+    ) -> list[tuple[int, Region]]:
+        """The holders of `region` and the part each gives: disjoint, covering, one replica of each element.
+
+        Of several replicas the rank `near` itself comes first, then its node, then the one at its own coordinates
+        along the replicated axes (so that readers spread). Along partial axes it is the summand at `near`'s own
+        coordinates.
+        """
+        base = mesh.coords(near % mesh.size) | dict(self.pins)
+        return [(self._nearest(mesh, at, near), part) for at, part in self._parts(shape, mesh, region, base)]
+
+    def _parts(
+        self, shape: tuple[int, ...], mesh: MeshShape, region: Region, base: dict[str, int]
+    ) -> Iterator[tuple[dict[str, int], Region]]:
+        """Coordinates along the split axes whose part meets `region`, with the common part."""
+        order = sorted(range(len(shape)), key=lambda d: any(level.skew for level in self.splits[d]))
+        partial: list[tuple[dict[str, int], dict[int, Span]]] = [(base, {})]
+        for d in order:
+            axes = tuple(axis for level in self.splits[d] for axis in level.axes)
+            grown = []
+            for coords, spans in partial:
+                for at in mesh.along(axes, coords):
+                    common = self.span(d, shape[d], mesh, at) & region[d]
+                    if common:
+                        grown.append((at, {**spans, d: common}))
+            partial = grown
+        for coords, spans in partial:
+            yield coords, Region(spans[d] for d in range(len(shape)))
+
+    def _nearest(self, mesh: MeshShape, coords: dict[str, int], near: int) -> int:
+        """The replica of the part at `coords` that suits the rank `near` best."""
+        free = tuple(axis for axis in self.replicated_axes(mesh) if axis not in self.skew_axes)
+        default = mesh.rank(coords)
+        if not free or near >= mesh.size:
+            return default
+        replicas = [mesh.rank(at) for at in mesh.along(free, coords)]
+        if near in replicas:
+            return near
+        if mesh.nodes[default] == mesh.nodes[near]:
+            return default
+        return next((r for r in replicas if mesh.nodes[r] == mesh.nodes[near]), default)
+
+    # -- layouts made from layouts ----------------------------------------------------------------
+
+    @property
+    def T(self) -> Layout:
+        """The placement of the transposed matrix on the same memory."""
+        return replace(self, splits=self.splits[::-1])
+
+    def unshared(self, mesh: MeshShape) -> Layout:
+        """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
+
+        It is the rows, or the columns where the rows are skewed. The part that a rank holds is within what it holds
+        here, and dense there.
+        """
+        extra = tuple(Level((axis,)) for axis in self.replicated_axes(mesh))
+        dim = int(any(level.skew for level in self.splits[0]))
+        return replace(self, splits=tuple(split + extra * (d == dim) for d, split in enumerate(self.splits)))
+
+    def single(self, mesh: MeshShape) -> Layout:
+        """This placement with each element held once and no partial sums: all spare axes cut."""
+        return replace(self, partial=()).unshared(mesh)
+
+    def is_single(self, mesh: MeshShape) -> bool:
+        """Whether each element is held by exactly one rank (axes of one rank apart)."""
+        spare = (*self.replicated_axes(mesh), *self.partial)
+        return all(mesh.axis_size(axis) == 1 for axis in spare)
+
+    def part_spans(self, dim: int, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> list[Span]:
+        """The distinct non-empty spans into which dimension `dim` is cut, in order of their first index."""
+        axes = tuple(axis for level in self.splits[dim] for axis in level.axes)
+        spans = {self.span(dim, extent, mesh, at) for at in mesh.along(axes, dict(coords))}
+        return sorted((span for span in spans if span), key=lambda span: span.start)
+
+    def __str__(self) -> str:
+        dims = [_split_text(split) for split in self.splits]
+        dims += [f"{axis}={coordinate}" for axis, coordinate in self.pins]
+        dims += [f"{axis}=sum" for axis in self.partial]
+        return f"P({', '.join(dims)})"
+
+
+def _split_text(split: Split) -> str:
+    """A dimension in PartitionSpec form: None, 'i', ('i', 'j'), with cuts other than even behind a colon."""
+    words = []
+    for level in split:
+        args = ", ".join(str(int(arg)) if arg % 1 == 0 else repr(arg) for arg in level.args)
+        cut = "" if level.kind == "even" else f":{level.kind}({args})"
+        skew = f":skew({', '.join(level.skew)})" if level.skew else ""
+        words.append(f"'{'+'.join(level.axes)}{cut}{skew}'")
+    return words[0] if len(words) == 1 else f"({', '.join(words)})" if words else "None"
+
+
+def unknown_axis(text: str, axis: str, mesh: MeshShape) -> str:
+    """What to say of a layout that names an axis which the mesh does not have."""
+    return f"layout {text}: got the axis {axis!r}; the mesh {mesh} has the axes {', '.join(mesh.names)}"
+
+
+def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write `count` as an ordered product of `dims` factors."""
+    if dims == 1:
+        yield (count,)
+        return
+    for first in range(1, count + 1):
+        if count % first == 0:
+            for rest in grids(count // first, dims - 1):
+                yield (first, *rest)
+
+
+def everywhere(dims: int = 2) -> Layout:
+    """The placement that replicates a matrix on every rank."""
+    return Layout(((),) * dims)
+
+
+__all__ = ["CutKind", "Layout", "Level", "Split", "everywhere", "grids"]

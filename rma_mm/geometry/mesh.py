@@ -1,0 +1,81 @@
+"""A mesh of ranks: a grid with named axes, and the node on which each rank lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+from ..errors import MeshError
+
+AXIS_NAMES = ("i", "j", "l")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Ranks 0…size − 1 on a row-major grid with named axes.
+
+    >>> mesh = MeshShape((2, 3))
+    >>> mesh.coords(4), mesh.rank({"i": 1, "j": 2})
+    ({'i': 1, 'j': 1}, 5)
+    """
+
+    shape: tuple[int, ...]
+    """Ranks along each axis."""
+    names: tuple[str, ...] = ()
+    """Axis names, in the order of `shape`; i, j, l when not given."""
+    nodes: tuple[int, ...] = field(default=(), compare=True)
+    """The node of each rank; all on node 0 when not given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
+            raise MeshError(
+                f"mesh shape: got {self.shape}; it has one to three axes of at least one rank each, as (2, 3)"
+            )
+        names = tuple(self.names) or AXIS_NAMES[: len(self.shape)]
+        if len(names) != len(self.shape) or len(set(names)) != len(names):
+            raise MeshError(f"mesh names: got {names} for the shape {self.shape}; every axis needs one name of its own")
+        for name in names:
+            if not name.isidentifier() or name in ("None", "sum"):
+                raise MeshError(f"mesh names: got {name!r}; a name is an identifier other than None and sum, as 'i'")
+        object.__setattr__(self, "names", names)
+        nodes = tuple(self.nodes) or (0,) * prod(self.shape)
+        object.__setattr__(self, "nodes", nodes[: prod(self.shape)])
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the grid."""
+        return prod(self.shape)
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of the grid."""
+        return range(self.size)
+
+    def axis_size(self, name: str) -> int:
+        """Ranks along the axis `name`."""
+        return self.shape[self.names.index(name)]
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """Coordinates of a rank, by axis name."""
+        coords = {}
+        for name, extent in zip(reversed(self.names), reversed(self.shape), strict=True):
+            rank, coords[name] = divmod(rank, extent)
+        return {name: coords[name] for name in self.names}
+
+    def rank(self, coords: Mapping[str, int]) -> int:
+        """The rank at these coordinates."""
+        rank = 0
+        for name, extent in zip(self.names, self.shape, strict=True):
+            rank = rank * extent + coords[name]
+        return rank
+
+    def along(self, axes: tuple[str, ...], coords: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """All coordinates that differ from `coords` along `axes` only, row-major in the order of `axes`."""
+        for values in product(*(range(self.axis_size(a)) for a in axes)):
+            yield {**coords, **dict(zip(axes, values, strict=True))}
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.shape))

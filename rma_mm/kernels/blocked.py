@@ -1,0 +1,182 @@
+"""Products cut into blocks, for operands that a kernel cannot take as they are.
+
+A block of a or b is copied into a panel (cast, made contiguous, conjugated), a block of c is summed in an
+accumulator and rounded once. Panels and accumulator come from one buffer per thread, which all products of
+the thread share, so that preparing many products costs no memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.kernels.product import Operands, Product
+
+PANEL_BYTES = 4 << 20
+"""Upper bound of each panel and of the accumulator, bytes."""
+
+_DEPTH = 512  # panels narrower than this along k leave BLAS waiting for memory
+_MARGIN = 64 << 10  # bytes; alignment, views, and the buffers in which NumPy casts
+_ALIGN = 64  # bytes; a cache line, and the widest vector
+
+Blocks = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""Blocks of a, b and c of one type."""
+
+Step = Callable[[Blocks, tuple[Any, Any], tuple[bool, bool], NDArray[Any]], None]
+"""step((a, b, c), (alpha, beta), (conj_a, conj_b), spare): a product of blocks; `spare` has room for c, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a product is cut, and which blocks go through scratch."""
+
+    working: np.dtype[Any]
+    """The type of panels and accumulator."""
+    pack_a: bool
+    """Whether blocks of a are copied."""
+    pack_b: bool
+    """Whether blocks of b are copied."""
+    accumulate: bool
+    """Whether a block of c is summed apart from c."""
+    spare: bool
+    """Whether the kernel or the closing addition needs a second block of c."""
+
+    def block(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """Rows, columns and depth of one block; no panel exceeds `PANEL_BYTES`."""
+        most = PANEL_BYTES // self.working.itemsize
+        rows, columns, depth = m, n, k
+        if self.pack_a or self.pack_b:
+            depth = min(k, max(_DEPTH, most // max(m, n)))
+            rows, columns = min(m, most // depth), min(n, most // depth)
+        if self.accumulate and rows * columns > most:
+            side = isqrt(most)
+            rows = min(rows, max(side, most // columns))
+            columns = min(columns, most // rows)
+        return rows, columns, depth
+
+    def pieces(self, m: int, n: int, k: int) -> tuple[int, int, int, int]:
+        """Bytes of a's panel, b's panel, the accumulator and the spare block, each a multiple of 64."""
+        rows, columns, depth = self.block(m, n, k)
+        counts = (
+            rows * depth * self.pack_a,
+            depth * columns * self.pack_b,
+            rows * columns * self.accumulate,
+            rows * columns * self.spare,
+        )
+        first, second, third, fourth = (-(-count * self.working.itemsize // _ALIGN) * _ALIGN for count in counts)
+        return first, second, third, fourth
+
+    def scratch_bytes(self, m: int, n: int, k: int) -> int:
+        """Bytes of scratch of one product, with a margin for alignment and small objects; 0 without scratch."""
+        total = sum(self.pieces(m, n, k))
+        return total + _MARGIN if total else 0
+
+
+def bind_blocked(name: str, problem: Operands, blocking: Blocking, step: Step) -> Product:
+    """The product `problem` by blocks; `step` multiplies blocks of type `blocking.working`."""
+    alpha, beta = (_as(blocking.working, x) for x in (problem.alpha, problem.beta))
+    product = Product(_run, problem, blocking, step, alpha, beta)
+    product.kernel = name
+    product.keep = (problem,)
+    return product
+
+
+def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:
+    """`value` in the working type; between integers it wraps around as the sums do."""
+    return value.astype(working)
+
+
+def _run(problem: Operands, blocking: Blocking, step: Step, alpha: Any, beta: Any) -> None:
+    m, n, k = problem.sizes
+    rows, columns, depth = blocking.block(m, n, k)
+    panels = _carve(blocking.pieces(m, n, k), blocking.working)
+    with np.errstate(all="ignore"):  # wrap-around, infinities and NaN are results here, not surprises
+        for i in _slices(m, rows):
+            for j in _slices(n, columns):
+                _block_of_c(problem, blocking, step, (alpha, beta), (i, j), depth, panels)
+
+
+def _block_of_c(
+    problem: Operands,
+    blocking: Blocking,
+    step: Step,
+    scalars: tuple[Any, Any],
+    at: tuple[slice, slice],
+    depth: int,
+    panels: list[NDArray[Any]],
+) -> None:
+    """One block of c over the whole of k."""
+    c = problem.c[at]
+    alpha, beta = scalars
+    target, factor, keep = (shaped(panels[2], c.shape), 1, 0) if blocking.accumulate else (c, alpha, beta)
+    for p in _slices(problem.a.shape[1], depth):
+        a, b = problem.a[at[0], p], problem.b[p, at[1]]
+        conj_a, conj_b = problem.conj_a, problem.conj_b
+        if blocking.pack_a:
+            a, conj_a = _packed(a, panels[0], conj_a), False
+        if blocking.pack_b:
+            b, conj_b = _packed(b, panels[1], conj_b), False
+        step((a, b, target), (factor, keep), (conj_a, conj_b), panels[3])
+        keep = 1
+    if blocking.accumulate:
+        _close(target, c, alpha, beta, panels[3])
+
+
+def _close(total: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, spare: NDArray[Any]) -> None:
+    """Set c = alpha · total + beta · c, computed in the type of `total` and rounded once."""
+    if alpha != 1:
+        np.multiply(total, alpha, out=total)
+    if beta != 0:
+        old = shaped(spare, c.shape)
+        np.copyto(old, c, casting="unsafe")
+        if beta != 1:
+            np.multiply(old, beta, out=old)
+        np.add(total, old, out=total)
+    np.copyto(c, total, casting="unsafe")
+
+
+def _packed(x: NDArray[Any], panel: NDArray[Any], conj: bool) -> NDArray[Any]:
+    """A contiguous copy of `x` in the panel's type, conjugated if asked."""
+    copy = shaped(panel, x.shape)
+    np.copyto(copy, x, casting="unsafe")
+    if conj:
+        np.conjugate(copy, out=copy)
+    return copy
+
+
+def shaped(panel: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The first elements of `panel` as a row-major array."""
+    return panel[: shape[0] * shape[1]].reshape(shape)
+
+
+def _slices(extent: int, width: int) -> Iterator[slice]:
+    return (slice(start, min(start + width, extent)) for start in range(0, extent, width))
+
+
+class _Scratch(threading.local):
+    """This thread's buffer; it grows to the largest product seen and stays."""
+
+    buffer: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+_scratch = _Scratch()
+
+
+def _carve(pieces: tuple[int, ...], working: np.dtype[Any]) -> list[NDArray[Any]]:
+    """Arrays of the working type, `pieces` bytes each, side by side in this thread's buffer."""
+    needed = sum(pieces) + _ALIGN
+    if _scratch.buffer.size < needed:
+        _scratch.buffer = _Scratch.buffer  # let the old one go first
+        _scratch.buffer = np.empty(needed, np.uint8)
+    start = -_scratch.buffer.ctypes.data % _ALIGN
+    arrays: list[NDArray[Any]] = []
+    for size in pieces:
+        arrays.append(_scratch.buffer[start : start + size].view(working))
+        start += size
+    return arrays

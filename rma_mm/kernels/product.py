@@ -1,0 +1,79 @@
+"""What a local product is: the checked operands, and the callable that a kernel makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import ShapeError
+from rma_mm.kernels.dtypes import check_dtype
+from rma_mm.kernels.elementwise import check_cast, scalar
+
+
+class Product(partial[None]):
+    """A prepared local product; calling it does the work. (A partial, since that is the cheapest call.)"""
+
+    kernel: str
+    """The name of the kernel that does it."""
+
+    keep: tuple[Any, ...]
+    """What must live as long as the prepared addresses."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """c = alpha · op(a) @ op(b) + beta · c with every size positive and alpha ≠ 0."""
+
+    a: NDArray[Any]
+    """(m, k), any strides."""
+    b: NDArray[Any]
+    """(k, n), any strides."""
+    c: NDArray[Any]
+    """(m, n), any strides, writable."""
+    alpha: np.generic[Any]
+    """In the type in which c is summed."""
+    beta: np.generic[Any]
+    """In the type in which c is summed."""
+    conj_a: bool
+    """Whether op conjugates a; False for real types."""
+    conj_b: bool
+    """Whether op conjugates b; False for real types."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(m, n, k)."""
+        return self.c.shape[0], self.c.shape[1], self.a.shape[1]
+
+
+Binder = Callable[[Operands], Product]
+"""What a kernel is: operands in, prepared product out. Raises DtypeError for a type it does not multiply."""
+
+
+def checked(
+    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool
+) -> Operands:
+    """The operands of one product. Raises: ShapeError, DtypeError, ValueError for a read-only `c`."""
+    fits = a.ndim == b.ndim == c.ndim == 2 and a.shape[1] == b.shape[0] and c.shape == (a.shape[0], b.shape[1])
+    if not fits:
+        raise ShapeError(
+            f"a {a.shape} @ b {b.shape} does not give c {c.shape}: the shapes must be (m, k), (k, n) and (m, n)"
+        )
+    check_dtype(c.dtype, "c's dtype")
+    check_cast(a.dtype, c.dtype, "a", "c")
+    check_cast(b.dtype, c.dtype, "b", "c")
+    if not c.flags.writeable:
+        raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
+    return Operands(
+        a,
+        b,
+        c,
+        scalar(alpha, c.dtype, "alpha"),
+        scalar(beta, c.dtype, "beta"),
+        conj_a and a.dtype.kind == "c",
+        conj_b and b.dtype.kind == "c",
+    )

@@ -1,0 +1,71 @@
+"""How many threads the local BLAS uses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from rma_mm.kernels.blas import library
+
+
+def threads_per_rank(ranks_on_node: int, explicit: int | None = None) -> int:
+    """Threads for one rank: `explicit`, else what the environment asks for, else an equal share of the cores.
+
+    The environment is OPENBLAS_NUM_THREADS, then OMP_NUM_THREADS, as OpenBLAS reads them; the cores are those
+    this process may run on. Raises: ValueError unless `explicit` is positive.
+    """
+    if explicit is not None:
+        return _positive(explicit)
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one entry a nesting level
+        if first.isdecimal() and int(first) > 0:
+            return int(first)
+    return max(1, _cores() // max(1, ranks_on_node))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_threads(n: int) -> None:
+    """Let the local BLAS use `n` threads from now on. Raises: ValueError unless `n` is positive."""
+    _positive(n)
+    own = _own("openblas_set_num_threads")
+    if own is not None:
+        own(ctypes.c_int(n))
+        return
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(n, user_api="blas")
+
+
+def get_threads() -> int:
+    """The threads the local BLAS uses; 1 where no library says."""
+    own = _own("openblas_get_num_threads")
+    if own is not None:
+        return int(own())
+    import threadpoolctl
+
+    loaded = (entry for entry in threadpoolctl.threadpool_info() if entry["user_api"] == "blas")
+    return max((int(entry["num_threads"]) for entry in loaded), default=1)
+
+
+@cache
+def _own(name: str) -> Callable[..., Any] | None:
+    """A function of the BLAS the products call; threadpoolctl would walk all loaded libraries each time."""
+    lib = library()
+    found = None if lib is None else lib.function(name)
+    if found is not None:
+        found.restype = ctypes.c_int if "get" in name else None  # type: ignore[attr-defined]
+    return found
+
+
+def _positive(n: int) -> int:
+    if n < 1:
+        raise ValueError(f"threads is {n}; it must be 1 or more")
+    return n

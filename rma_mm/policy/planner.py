@@ -1,0 +1,203 @@
+"""Choose among rows and placements by the words they move. Pure: no MPI, no measurement.
+
+Every candidate is priced from its placements and work map alone, without making its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ..algorithms import ALGORITHMS, find_algorithm
+from ..errors import AlgorithmError
+from ..geometry.layout import Layout, Level, grids
+from ..geometry.mesh import MeshShape
+from ..geometry.span import Region
+from ..schedule.ops import held
+from ..schedule.row import Problem, Row, side
+
+BETWEEN, WITHIN, IN_PLACE = 10.0, 1.0, 0.1
+"""Relative price of a word that crosses nodes, is copied within a node, or is read where it lies."""
+SAMPLE = 16
+"""Ranks that are priced, evenly spread, on larger meshes."""
+
+Layouts = tuple[Layout, Layout, Layout]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the planner. Placements are of op(A), op(B) and C; None where it may choose."""
+
+    shape: tuple[int, int, int]
+    """(m, n, k)."""
+    mesh: MeshShape
+    layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
+    keeps_c: bool = False
+    in_place: bool = True
+    algorithm: str = "auto"
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Words of a whole product, all ranks together."""
+
+    between: float = 0
+    """Words that cross nodes."""
+    within: float = 0
+    """Words copied or added within nodes."""
+    in_place: float = 0
+    """Words of node-mates that are multiplied where they lie."""
+
+    @property
+    def price(self) -> float:
+        """One figure to compare candidates by."""
+        return BETWEEN * self.between + WITHIN * self.within + IN_PLACE * self.in_place
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.between + other.between, self.within + other.within, self.in_place + other.in_place)
+
+    def times(self, factor: float) -> Traffic:
+        """The traffic of `factor` such ranks."""
+        return Traffic(self.between * factor, self.within * factor, self.in_place * factor)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do the product."""
+
+    row: Row
+    layouts: Layouts | None
+    traffic: Traffic
+    rejected: str = ""
+    """Why it cannot be taken; empty where it can."""
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """Every row of the registry on its best placements, cheapest first, those that cannot serve last."""
+    rows = list(ALGORITHMS.values()) if request.algorithm == "auto" else [find_algorithm(request.algorithm)]
+    found = [_best(row, request) for row in rows]
+    return sorted(found, key=lambda c: (bool(c.rejected), c.traffic.price))
+
+
+def choose(request: Request) -> list[Candidate]:
+    """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
+    found = candidates(request)
+    if found[0].rejected:
+        raise AlgorithmError("; ".join(f"{c.row.name}: {c.rejected}" for c in found))
+    return found
+
+
+def _best(row: Row, request: Request) -> Candidate:
+    """`row` on the cheapest placements that the request leaves open."""
+    if request.deterministic and not row.reproducible:
+        return Candidate(row, None, Traffic(), "accumulates in no fixed order, and deterministic=True excludes that")
+    options = _placements(row, request)
+    if isinstance(options, str):
+        return Candidate(row, None, Traffic(), options)
+    priced = [(traffic(row, problem_of(request, layouts)), layouts) for layouts in options]
+    cheapest, layouts = min(priced, key=lambda pair: pair[0].price)
+    return Candidate(row, layouts, cheapest)
+
+
+def _placements(row: Row, request: Request) -> list[Layouts] | str:
+    """The placements that `row` may take, or why there are none."""
+    if row.placements is None:
+        a, b, c = ([given] if given else list(single_layouts(request.mesh)) for given in request.layouts)
+        return list(product(a, b, c))
+    needed = row.placements(request.mesh)
+    if isinstance(needed, str):
+        return needed
+    for name, given, wanted in zip("ABC", request.layouts, needed, strict=True):
+        if given is not None and given != wanted:
+            return f"needs {name} placed as {wanted}, and it is {given}; redistribute it, or name a stationary form"
+    return [needed]
+
+
+def problem_of(request: Request, layouts: Layouts) -> Problem:
+    """The problem that a request becomes once its placements are settled."""
+    return Problem(request.shape, request.mesh, layouts, request.keeps_c, request.in_place)
+
+
+def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
+    """Placements that hold each element once in equal shares: leading axes cut rows, the others columns."""
+    for cut in range(len(mesh.names), -1, -1):
+        levels = [Level((axis,)) for axis in mesh.names]
+        yield Layout((tuple(levels[:cut]), tuple(levels[cut:])))
+
+
+def traffic(row: Row, problem: Problem) -> Traffic:
+    """Words that `row` moves for `problem`, all ranks together; exact but for the queue and for large meshes."""
+    mesh = problem.mesh
+    count = min(mesh.size, SAMPLE)
+    sample = [n * mesh.size // count for n in range(count)]
+    total = Traffic()
+    for rank in sample:
+        total += _summed(problem, rank) + _rank_traffic(row, _single(problem), rank) + _gathered(problem, rank)
+    return total.times(mesh.size / count)
+
+
+def _single(problem: Problem) -> Problem:
+    """The problem after partial operands have been summed."""
+    a, b, c = problem.layouts
+    mesh = problem.mesh
+    return replace(problem, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
+
+
+def _summed(problem: Problem, rank: int) -> Traffic:
+    """What `rank` pushes to sum partial operands."""
+    total = Traffic()
+    for x in "AB":
+        layout = problem.layout(x)
+        if layout.partial:
+            region = held(layout, problem.extent(x), problem.mesh, rank)
+            total += _moved(problem, x, layout.single(problem.mesh), region, rank, in_place=False)
+    return total
+
+
+def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
+    """What `rank` pulls and pushes for its own box; for the queue, its expected share of all boxes."""
+    box = row.work(problem).region(problem.shape, problem.mesh, rank)
+    total = Traffic()
+    for x in "AB":
+        total += _moved(problem, x, problem.layout(x), side(box, x), rank, in_place=True)
+    if row.result == "accumulate":
+        c = problem.layout("C").unshared(problem.mesh)
+        total += _moved(problem, "C", replace(c, partial=()), side(box, "C"), rank, in_place=False)
+    if row.order == "ticket":  # boxes fall to any rank, so that little of what they need is the rank's own
+        share = 1 - 1 / problem.mesh.size
+        m, n, k = problem.shape
+        total += Traffic(0, (m * k + k * n + m * n) * share / problem.mesh.size, 0)
+    return total
+
+
+def _gathered(problem: Problem, rank: int) -> Traffic:
+    """What `rank` takes of a replicated C that others computed."""
+    c, mesh = problem.layout("C"), problem.mesh
+    shared = replace(c.unshared(mesh), partial=())
+    return _moved(problem, "C", shared, held(c, problem.extent("C"), mesh, rank), rank, in_place=False)
+
+
+def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, in_place: bool) -> Traffic:
+    """Words of `region` of `x`, placed by `layout`, that are not `rank`'s own."""
+    between = within = 0
+    mesh = problem.mesh
+    if region and not region.issubset(held(layout, problem.extent(x), mesh, rank)):
+        for owner, part in layout.overlapping(problem.extent(x), mesh, region, rank):
+            if mesh.nodes[owner] != mesh.nodes[rank]:
+                between += part.size
+            elif owner != rank:
+                within += part.size
+    viewed = in_place and problem.in_place
+    return Traffic(between, 0 if viewed else within, within if viewed else 0)
+
+
+def default_mesh(size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The grid of `size` ranks on which a product of `shape` = (m, n, k) moves least."""
+
+    def price(grid: tuple[int, ...]) -> float:
+        found = candidates(Request(shape, MeshShape(grid, nodes=nodes)))
+        return found[0].traffic.price
+
+    return min(sorted(grids(size, 2), reverse=True), key=price) if size > 1 else (1, 1)

@@ -1,0 +1,117 @@
+"""Agreement between ranks before anything collective: the same call with the same arguments, or one error for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import errors
+from ..errors import DisagreementError, RmaError
+from ..windows.waiting import wait
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def digest(*facts: object) -> int:
+    """A 62-bit hash of the text of some facts, the same on every rank and in every process."""
+    raw = blake2b(repr(facts).encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "little") >> 2
+
+
+class Ballot:
+    """The one non-blocking allreduce that opens an execution: agreement and start barrier at once.
+
+    MAX over h and −h shows whether all ranks brought the same h.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self.comm, self.max = comm, MPI.MAX
+        self.mine = np.empty(3, np.int64)
+        self.all = np.empty(3, np.int64)
+
+    def cast(self, value: int, failed: bool = False) -> bool:
+        """Whether every rank brought the same value and none failed. Collective."""
+        self.mine[:] = value, -value, failed
+        wait(self.comm.Iallreduce(self.mine, self.all, self.max))
+        return bool(self.all[0] == -self.all[1] and not self.all[2])
+
+
+def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Exception | None = None) -> None:
+    """Return only if all ranks brought equal facts and no error; else raise the same error on every rank.
+
+    what: the call, as 'matmul'. Collective over `comm`. Raises DisagreementError naming who differs, or the error of
+    the lowest rank that brought one.
+    """
+    if Ballot(comm).cast(digest(what, *facts.items()), error is not None):
+        return
+    found = comm.allgather((what, {name: str(value) for name, value in facts.items()}, describe(error)))
+    failures = {rank: failure for rank, (_, _, failure) in enumerate(found) if failure}
+    if failures:
+        raise_shared(failures, comm.size)
+    raise DisagreementError(difference(what, [(call, facts) for call, facts, _ in found]))
+
+
+@contextmanager
+def agreed(comm: MPI.Intracomm, what: str, **facts: object) -> Iterator[dict[str, object]]:
+    """A block of local checks that ends in an agreement: nothing is raised before all ranks know of it.
+
+    The block may add to the facts that it is given. Collective over `comm`; raises as `agree` does.
+    """
+    error: Exception | None = None
+    try:
+        yield facts
+    except Exception as caught:  # noqa: BLE001 - whatever it is, every rank must hear of it
+        error = caught
+    agree(comm, what, facts, error)
+
+
+def agree_error(comm: MPI.Intracomm, error: Exception | None) -> None:
+    """Raise on every rank if any rank brought an error. Collective over `comm`."""
+    agree(comm, "", {}, error)
+
+
+def describe(error: Exception | None) -> tuple[str, str] | None:
+    """The class and text of an error, to be sent."""
+    return (type(error).__name__, str(error)) if error is not None else None
+
+
+def raise_shared(failures: dict[int, tuple[str, str]], size: int) -> None:
+    """Raise the error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
+    name, text = next(iter(failures.values()))
+    kind = getattr(errors, name, None)
+    if len(failures) < size:
+        ranks = ", ".join(map(str, failures))
+        text += f" (rank {ranks})" if len(failures) == 1 else f" (ranks {ranks})"
+    raise kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
+
+
+def difference(what: str, found: list[tuple[str, dict[str, str]]]) -> str:
+    """Who differs in what, in one sentence per argument."""
+    calls = [call for call, _ in found]
+    if len(set(calls)) > 1:
+        return f"ranks are in different calls: {by_value(calls)}; all ranks must make the same calls in the same order"
+    names = dict.fromkeys(name for _, facts in found for name in facts)
+    lines = []
+    for name in names:
+        values = [facts.get(name, "nothing") for _, facts in found]
+        if len(set(values)) > 1:
+            lines.append(f"{name}: {by_value(values)}")
+    return f"{what}: ranks passed different arguments: {'; '.join(lines)}; every rank must pass the same"
+
+
+def by_value(values: list[str]) -> str:
+    """'x on ranks 0, 2; y on rank 1'."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    words = []
+    for value, ranks in groups.items():
+        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}")
+    return " and ".join(words)

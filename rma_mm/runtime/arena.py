@@ -1,0 +1,195 @@
+"""The memory under distributed matrices: a few windows, cut into blocks that are used again.
+
+MPI libraries bear a few thousand windows, and freeing one is collective while garbage collection is not. So a mesh
+keeps few, large windows ("slabs"); every block lies at the same offset on every rank, and a block that was dropped
+on all ranks is given out again at the next agreement, which the next allocation is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ClosedError, MemoryLimitError
+from ..geometry.span import Region
+from ..windows import Patch, Window, open_window
+
+if TYPE_CHECKING:
+    from .mesh import Mesh
+
+GRAIN = 256
+"""Bytes to which offsets are rounded, so that tiles start on a cache line."""
+SLAB = 2**22
+"""Bytes of the smallest slab, per rank."""
+MANY = 64
+"""Slabs from which on new ones grow."""
+
+
+@dataclass(eq=False)
+class Slab:
+    """One window, and what of it is free: (start, stop) in bytes, the same on every rank."""
+
+    window: Window
+    size: int
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of `nbytes` free bytes, first fit; None where there are none."""
+        for n, (start, stop) in enumerate(self.free):
+            if stop - start >= nbytes:
+                self.free[n : n + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
+                return start
+        return None
+
+    def give(self, start: int, nbytes: int) -> None:
+        """Take back what `take` gave, and join it with its free neighbours."""
+        joined: list[tuple[int, int]] = []
+        for a, b in sorted([*self.free, (start, start + nbytes)]):
+            if joined and joined[-1][1] == a:
+                joined[-1] = (joined[-1][0], b)
+            else:
+                joined.append((a, b))
+        self.free = joined
+
+
+class Handle:
+    """Keeps a block from being used again: every array on the block's memory has it as its base."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._memory = array
+
+
+@dataclass(eq=False)
+class Block:
+    """One local array on every rank of a mesh, and how to reach the others'."""
+
+    window: Window
+    offset: int
+    """Bytes from the start of the window to the array, on every rank."""
+    dtype: np.dtype[Any]
+    strides: tuple[tuple[int, int], ...]
+    """(row, column) stride of each rank's array, in elements."""
+    local: NDArray[Any]
+    """This rank's array; it and every view of it keep the block alive."""
+    serial: int
+
+    @property
+    def key(self) -> tuple[Window, int]:
+        """Equal for blocks on the same memory."""
+        return self.window, self.offset
+
+    def view(self, rank: int, shape: tuple[int, ...]) -> NDArray[Any] | None:
+        """The array of `rank`, of `shape`, where this rank can load and store it. Does not keep the block alive."""
+        return self.window.view(rank, self.offset, shape, self.strides[rank], self.dtype)
+
+    def patch(self, rank: int, positions: Region) -> Patch:
+        """The box of `rank`'s array at these positions."""
+        return Patch(self.offset, self.strides[rank], *positions)
+
+
+class Arena:
+    """All blocks of one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.slabs: list[Slab] = []
+        self.live: dict[int, tuple[Slab | Window, int, int]] = {}
+        """serial → (slab, offset, bytes), or (a window of its own, 0, 0); the same on every rank."""
+        self.dropped: set[int] = set()
+        self.is_closed = False
+
+    def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any], largest: int) -> Block:
+        """A block of row-major arrays; `shapes` by rank of the communicator, `largest` in elements. Collective."""
+        self.collect()
+        nbytes = max(GRAIN, -(-largest * dtype.itemsize // GRAIN) * GRAIN)
+        slab, offset = self._place(nbytes)
+        serial = self.mesh.next_serial()
+        self.live[serial] = (slab, offset, nbytes)
+        strides = tuple((max(1, cols), 1) for _, cols in shapes)
+        shape = shapes[self.mesh.rank]
+        raw = slab.window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
+        assert raw is not None
+        return Block(slab.window, offset, dtype, strides, self._owned(raw, serial), serial)
+
+    def adopt(self, array: NDArray[Any]) -> Block:
+        """A block on the caller's own array, exposed where it is, without a copy. Collective."""
+        self.collect()
+        window = open_window("created", self.mesh.comm, array, node_of=self.mesh.node_of)
+        serial = self.mesh.next_serial()
+        self.live[serial] = (window, 0, 0)
+        own = tuple(stride // array.itemsize for stride in array.strides)
+        strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
+        return Block(window, 0, array.dtype, strides, self._owned(array, serial), serial)
+
+    def _owned(self, raw: NDArray[Any], serial: int) -> NDArray[Any]:
+        """`raw` through a handle that marks the block as dropped when the last array on it is gone."""
+        handle = Handle(raw)
+        weakref.finalize(handle, self.dropped.add, serial).atexit = False
+        return np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
+
+    def _place(self, nbytes: int) -> tuple[Slab, int]:
+        for slab in self.slabs:
+            offset = slab.take(nbytes)
+            if offset is not None:
+                return slab, offset
+        for slab in [s for s in self.slabs if s.free == [(0, s.size)]]:
+            self.slabs.remove(slab)  # too small for what is asked now: its memory goes back before more is taken
+            slab.window.close()
+        size = max(nbytes, SLAB)
+        if len(self.slabs) >= MANY:  # windows are scarcer than memory by now
+            size = max(size, sum(slab.size for slab in self.slabs) // MANY)
+        slab = self._open(size)
+        self.slabs.append(slab)
+        offset = slab.take(nbytes)
+        assert offset is not None
+        return slab, offset
+
+    def _open(self, size: int) -> Slab:
+        """A new window of `size` bytes on every rank of the grid; private memory where shared is too small."""
+        size = -(-size // GRAIN) * GRAIN
+        mine = size if self.mesh.is_member else 0
+        flavour = self.mesh.window_flavour
+        try:
+            memory: int | NDArray[Any] = np.empty(mine, np.uint8) if flavour == "created" else mine
+            window = open_window(flavour, self.mesh.comm, memory, node_of=self.mesh.node_of)
+        except MemoryLimitError as error:
+            self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
+            self.mesh.window_flavour = "created"
+            window = open_window("created", self.mesh.comm, np.empty(mine, np.uint8), node_of=self.mesh.node_of)
+        return Slab(window, size, [(0, size)])
+
+    def collect(self) -> None:
+        """Take back the blocks that every rank has dropped. Collective: this is the agreement."""
+        from mpi4py import MPI
+
+        from ..windows.waiting import wait
+
+        if self.is_closed:
+            raise ClosedError("mesh: it is closed; make a new Mesh")
+        serials = list(self.live)
+        if not serials:
+            return
+        votes = np.array([serial in self.dropped for serial in serials], np.uint8)
+        wait(self.mesh.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
+        for serial, agreed in zip(serials, votes, strict=True):
+            if agreed:
+                self.dropped.discard(serial)
+                place, offset, nbytes = self.live.pop(serial)
+                if isinstance(place, Slab):
+                    place.give(offset, nbytes)
+                else:
+                    place.close()
+
+    def close(self) -> None:
+        """Free every window. Collective."""
+        self.is_closed = True
+        for place, _, _ in self.live.values():
+            if not isinstance(place, Slab):
+                place.close()
+        for slab in self.slabs:
+            slab.window.close()

@@ -1,0 +1,131 @@
+"""What a plan weighs and how it moves, from its operations alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..geometry.layout import Layout
+from ..kernels import scratch_bytes
+from ..kernels.dtypes import accumulator
+from ..schedule.ops import Accumulate, Copy, Multiply, Op, Schedule, Slot
+from ..schedule.passes import frame_sizes
+from ..schedule.redistribute import STAGE
+from ..schedule.verify import expand
+from .mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix that is not there yet; its layout may be left to the plan."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a product, as `matmul` takes them."""
+
+    alpha: Any = 1
+    beta: Any = 0
+    transpose_a: bool = False
+    transpose_b: bool = False
+    conjugate_a: bool = False
+    conjugate_b: bool = False
+    algorithm: str = "auto"
+    memory_limit: int | None = None
+    compute_dtype: str | None = None
+    deterministic: bool = False
+    kernel: str = "auto"
+    arrays: str = ""
+    """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A, B and C of a product, in their own orientation, with its options."""
+
+    a: Operand
+    b: Operand
+    c: Operand
+    options: Options
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(m, n, k)."""
+        rows, cols = self.a.shape
+        return (*self.c.shape, rows if self.options.transpose_a else cols)
+
+    def dtype(self, buffer: str) -> np.dtype[Any]:
+        """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
+        given = {"A": self.a, "B": self.b, "C": self.c}[buffer[0]].dtype
+        return accumulator(given) if buffer[0] == "C" or buffer.endswith(STAGE) else given
+
+
+def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[Any]:
+    """Element type of a frame of scratch memory."""
+    return operands.dtype(frame[0] + STAGE if frame[0] + STAGE in schedule.homes else frame[0])
+
+
+def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
+    """Bytes that this rank holds at most while the plan runs: tiles, what the plan adds, scratch."""
+    if not mesh.is_member:
+        return 0
+    c_dtype = operands.c.dtype
+    total = 0
+    for name in schedule.homes:
+        itemsize = c_dtype.itemsize if name == "C" else operands.dtype(name).itemsize
+        total += schedule.home(name, mesh.rank).size * itemsize
+    if accumulator(c_dtype) != c_dtype:
+        total += schedule.home("C", mesh.rank).size * accumulator(c_dtype).itemsize
+    for frame, size in frames_of(schedule, mesh).items():
+        total += size * frame_dtype(operands, schedule, frame).itemsize
+    return total + max((_kernel_bytes(op, operands) for op in all_ops(schedule, mesh)), default=0)
+
+
+def _kernel_bytes(op: Op, operands: Operands) -> int:
+    """Temporary memory of one local product."""
+    if not isinstance(op, Multiply):
+        return 0
+    (m, k), (_, n) = op.a.region.shape, op.b.region.shape
+    dtypes = (operands.a.dtype, operands.b.dtype, accumulator(operands.c.dtype))
+    options = operands.options
+    return scratch_bytes(m, n, k, *dtypes, options.kernel, options.conjugate_a or options.conjugate_b)
+
+
+def all_ops(schedule: Schedule, mesh: Mesh) -> list[Op]:
+    """This rank's operations, with every task of a pool: any of them may fall to it."""
+    tasks = range(schedule.pool.tasks) if schedule.pool else None
+    return expand(schedule, mesh.rank, tasks) if mesh.is_member else []
+
+
+def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
+    """Elements of each frame of this rank's scratch memory."""
+    return frame_sizes(all_ops(schedule, mesh))
+
+
+def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
+    """How A, B and C move in this rank's operations: here, view, get, accumulate."""
+    moved: dict[str, set[str]] = {name: set() for name in "ABC"}
+    for op in all_ops(schedule, mesh):
+        for name, how in _movements(op, mesh.rank):
+            moved[name].add(how)
+    return {name: "+".join(sorted(ways - {"here"})) or "here" for name, ways in moved.items()}
+
+
+def _movements(op: Op, rank: int) -> list[tuple[str, str]]:
+    """(operand, how it moves) of an operation."""
+    if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot):
+        return [(op.dst.buffer.name[0], "get" if op.src.rank != rank else "here")]
+    if isinstance(op, Copy):
+        return [("C", "get")]
+    if isinstance(op, Accumulate):
+        return [(str(op.dst.buffer)[0], "accumulate")]
+    if isinstance(op, Multiply):
+        homes = [ref for ref in (op.a, op.b) if isinstance(ref.buffer, str)]
+        return [(str(ref.buffer)[0], "view" if ref.rank != rank else "here") for ref in homes]
+    return []

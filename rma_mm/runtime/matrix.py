@@ -1,0 +1,305 @@
+"""Matrices spread over a mesh, each rank holding one dense local array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from os import PathLike
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..errors import ClosedError, LayoutError, MeshError, ShapeError
+from ..geometry.layout import Layout
+from ..geometry.notation import parse_layout
+from ..geometry.span import Region
+from ..kernels.dtypes import check_dtype, parse_dtype
+from .agreement import agree, agreed
+from .arena import Block
+from .mesh import Mesh
+
+Shape = tuple[int, int]
+Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
+FILL_BLOCK = 2**22
+"""Elements that `from_function` asks for at a time."""
+
+
+class DistMatrix:
+    """A matrix of `shape` (rows, columns) placed on `mesh` by `layout`. Make one by the class methods.
+
+    >>> D = DistMatrix.from_numpy(x, mesh, layout="P('i', 'j')")    # doctest: +SKIP
+    """
+
+    def __init__(
+        self, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout, block: Block, flipped: bool = False
+    ) -> None:
+        self.mesh, self.shape, self.dtype, self.layout = mesh, shape, dtype, layout
+        self._block: Block | None = block
+        self.flipped = flipped
+        """Whether the memory holds the transposed matrix."""
+
+    # -- making one -------------------------------------------------------------------------------
+
+    @classmethod
+    def empty(cls, shape: Shape, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
+        """A matrix of undefined content. Collective. Raises LayoutError, DtypeError."""
+        with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
+            shape = checked_shape(shape)
+            place = placed(layout, shape, mesh)
+            check_dtype(np.dtype(dtype))
+        return allocated(mesh, shape, np.dtype(dtype), place)
+
+    @classmethod
+    def from_numpy(
+        cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
+    ) -> DistMatrix:
+        """The matrix `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
+
+        Raises ShapeError, DtypeError, LayoutError; DisagreementError where ranks hold different arrays.
+        """
+        if root is not None:
+            return cls._from_root(x, mesh, layout, root)
+        with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
+            array = checked_array(x)
+            place = placed(layout, array.shape, mesh)
+            facts |= {"shape": array.shape, "dtype": array.dtype, "elements (by checksum)": checksum(array)}
+        made = allocated(mesh, (array.shape[0], array.shape[1]), array.dtype, place)
+        made.tile[...] = array[made.region.selector()]
+        return made
+
+    @classmethod
+    def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> DistMatrix:
+        with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
+            if not 0 <= root < mesh.shape.size:
+                raise MeshError(f"root: got {root}; the mesh {mesh.shape} has the ranks 0 to {mesh.shape.size - 1}")
+            if mesh.rank == root:
+                array = checked_array(x)
+                placed(layout, array.shape, mesh)
+        shape, dtype = mesh.comm.bcast((array.shape, array.dtype.name) if mesh.rank == root else None, root)
+        source = allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root))
+        if mesh.rank == root:
+            source.tile[...] = array
+        return source.redistribute(layout if layout is not None else default_layout(mesh))
+
+    @classmethod
+    def from_local(cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh, layout: str | Layout) -> DistMatrix:
+        """A matrix on the caller's own arrays, in place and without a copy. Collective.
+
+        array: this rank's local array, of the shape of its part in `layout`, rows or columns dense in memory (None on
+        ranks that own nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError,
+        LayoutError, DtypeError.
+        """
+        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
+            shape = checked_shape(shape)
+            place = placed(layout, shape, mesh)
+            array = _fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
+        dtype = _common_dtype(mesh, array)
+        if array is None:
+            array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
+        return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
+
+    @classmethod
+    def from_function(
+        cls, shape: Shape, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
+    ) -> DistMatrix:
+        """The matrix whose elements are f(rows, columns), called with open index grids as from `np.ogrid`. Collective.
+
+        f sees this rank's indices only, a few rows at a time. dtype: that of what f returns when not given.
+        """
+        if dtype is None:
+            with agreed(mesh.comm, "from_function", shape=shape) as facts:
+                shape = checked_shape(shape)
+                first = np.zeros((1, 1), np.int64)
+                dtype = np.asarray(f(first, first)).dtype if min(shape) else np.dtype(np.float64)
+                facts["dtype"] = dtype
+        made = cls.empty(shape, dtype, mesh, layout)
+        with agreed(mesh.comm, "from_function"):
+            _fill(made.tile, made.region, f)
+        return made
+
+    # -- what it holds ----------------------------------------------------------------------------
+
+    @property
+    def block(self) -> Block:
+        """The memory under the matrix. Raises ClosedError after `close`."""
+        if self._block is None:
+            raise ClosedError(f"matrix of shape {self.shape}: it is closed; make a new one")
+        self.mesh.require_open()
+        return self._block
+
+    @property
+    def region(self) -> Region:
+        """The global indices that this rank holds."""
+        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+
+    @property
+    def tile(self) -> NDArray[Any]:
+        """This rank's part as one writable array of shape `region.shape`, indices ascending."""
+        local = self.block.local
+        return local.T if self.flipped else local
+
+    @property
+    def local(self) -> dict[Region, NDArray[Any]]:
+        """This rank's tiles: box of global indices → writable view."""
+        tile, region = self.tile, self.region
+        return {box: tile[region.locate(box).selector()] for box in region.run_boxes()} if region else {}
+
+    @property
+    def T(self) -> DistMatrix:
+        """The transposed matrix, on the same memory."""
+        return DistMatrix(self.mesh, self.shape[::-1], self.dtype, self.layout.T, self.block, not self.flipped)
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What all ranks must agree on when they name this matrix."""
+        return (self.block.serial, self.flipped)
+
+    # -- moving it --------------------------------------------------------------------------------
+
+    def redistribute(self, layout: str | Layout) -> DistMatrix:
+        """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
+        from .transport import move
+
+        made = DistMatrix.empty(self.shape, self.dtype, self.mesh, layout)
+        move(self, made.layout, made.tile, made.block, made.flipped)
+        return made
+
+    def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
+        """The whole matrix as an array on every rank, or on `root` alone (None elsewhere). Collective."""
+        from .transport import collected
+
+        return collected(self, root)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the matrix as a `.npy` file, each rank its own part, beside the final name first. Collective."""
+        from .transport import saved
+
+        saved(self, path)
+
+    def copy_from(self, other: DistMatrix) -> None:
+        """Take the elements of a matrix of the same shape and layout. Local."""
+        if other.shape != self.shape or other.layout != self.layout:
+            raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
+        self.tile[...] = other.tile
+
+    def __matmul__(self, other: DistMatrix) -> DistMatrix:
+        from .product import matmul
+
+        return matmul(self, other, self.mesh)
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        self._block = None
+
+    def __enter__(self) -> DistMatrix:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
+
+
+def default_layout(mesh: Mesh) -> Layout:
+    """Blocks that hold each element once: the leading axes cut rows, the last of two or three cuts columns."""
+    from ..policy.planner import single_layouts
+
+    options = list(single_layouts(mesh.shape))
+    return options[len(mesh.shape.names) // 2]
+
+
+def pinned(mesh: Mesh, rank: int) -> Layout:
+    """The placement that puts a whole matrix on one rank."""
+    return Layout(((), ()), tuple(mesh.shape.coords(rank).items()))
+
+
+def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """`layout` as a value that fits; the default where it is None. Raises LayoutError."""
+    if layout is None:
+        return default_layout(mesh)
+    if not isinstance(layout, str | Layout):
+        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
+    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
+    place.check(shape, mesh.shape)
+    return place
+
+
+def checked_shape(shape: Any) -> Shape:
+    """`shape` as two whole numbers of at least 0. Raises ShapeError."""
+    try:
+        rows, cols = (int(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
+    if min(rows, cols) < 0:
+        raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
+    return rows, cols
+
+
+def checked_array(x: Any) -> NDArray[Any]:
+    """`x` as a 2-D array of a supported type. Raises ShapeError, DtypeError."""
+    array = np.asarray(x)
+    if array.ndim != 2:
+        raise ShapeError(f"x: got an array of shape {array.shape}; a matrix has two dimensions")
+    check_dtype(array.dtype, "x's dtype")
+    return array
+
+
+def checksum(x: NDArray[Any]) -> str:
+    """A hash of an array's elements that reads them once at memory speed; the same wherever the elements are."""
+    mixed = blake2b(digest_size=8)
+    rows = max(1, 2**20 // max(1, x.shape[1] * x.itemsize))
+    for start in range(0, x.shape[0], rows):
+        raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
+        body = raw[: raw.size // 8 * 8].view(np.uint64)
+        lines = body[: body.size // 64 * 64].reshape(-1, 64)
+        mixed.update(np.add.reduce(lines, axis=0).tobytes() + np.bitwise_xor.reduce(lines, axis=1).tobytes())
+        mixed.update(raw[lines.size * 8 :].tobytes())
+    return mixed.hexdigest()
+
+
+def allocated(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> DistMatrix:
+    """A matrix on new memory of the arena, everything agreed already. Collective."""
+    shapes = [layout.region(shape, mesh.shape, rank).shape for rank in range(mesh.size)]
+    largest = max(rows * cols for rows, cols in shapes)
+    block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype, largest)
+    return DistMatrix(mesh, shape, dtype, layout, block)
+
+
+def _fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
+    """The caller's array, if it can be exposed as a local array of shape `wanted`."""
+    if array is None and 0 in wanted:
+        return None
+    if not isinstance(array, np.ndarray) or array.shape != wanted:
+        got = array.shape if isinstance(array, np.ndarray) else type(array).__name__
+        raise ShapeError(f"array: got {got}; this rank's part in the layout has the shape {wanted}")
+    check_dtype(array.dtype, "array's dtype")
+    dense = array.itemsize in array.strides or 1 in array.shape or array.size == 0
+    if not dense or min(array.strides) < 0:
+        raise ShapeError(f"array: got strides {array.strides} bytes; rows or columns must be dense; copy it first")
+    if not array.flags.writeable:
+        raise ShapeError("array: got a read-only array; a matrix in place must be writable; copy it first")
+    return array
+
+
+def _common_dtype(mesh: Mesh, array: NDArray[Any] | None) -> np.dtype[Any]:
+    """The element type of all ranks' arrays. Collective; raises DisagreementError where they differ."""
+    names = mesh.comm.allgather(array.dtype.name if array is not None else "")
+    first = next((name for name in names if name), "float64")
+    mine = array.dtype.name if array is not None else first
+    agree(mesh.comm, "from_local", {"dtype": mine})
+    return parse_dtype(first)
+
+
+def _fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
+    """Fill this rank's part, a few rows at a time."""
+    if not region:
+        return
+    rows, cols = region[0].indices[:, None], region[1].indices[None, :]
+    step = max(1, FILL_BLOCK // cols.size)
+    for start in range(0, rows.shape[0], step):
+        tile[start : start + step] = f(rows[start : start + step], cols)

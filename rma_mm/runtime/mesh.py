@@ -1,0 +1,159 @@
+"""A mesh of real ranks: a communicator of its own, the node map, and the memory that all its matrices share."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from ..errors import ClosedError, MeshError, WindowError
+from ..geometry.mesh import MeshShape
+from ..kernels.threads import threads_per_rank
+from ..windows import WINDOWS
+from .agreement import agree
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .arena import Arena
+    from .plan import Plan
+
+LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Where the launchers of MPICH and Open MPI say how many ranks they started."""
+
+
+class Mesh:
+    """Ranks 0…prod(shape) − 1 of a communicator on a grid with named axes. Collective to make and to close.
+
+    shape: ranks along each of one to three axes. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l when
+    not given. window: shared, allocated or created; RMA_MM_WINDOW, or shared, when not given. threads: BLAS threads of
+    a rank; by ranks per node when not given.
+
+    Ranks of `comm` beyond the grid own nothing but join every call. Raises MeshError where the grid has more ranks
+    than `comm`, WindowError for an unknown window.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        comm: MPI.Intracomm | None = None,
+        names: tuple[str, ...] | None = None,
+        window: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        from mpi4py import MPI
+
+        from ..windows.mpi import node_map
+
+        parent = comm if comm is not None else MPI.COMM_WORLD
+        check_launcher()
+        self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
+        facts = {"shape": shape, "names": names, "window": self.window_flavour}
+        agree(parent, "Mesh", facts, self._problem(shape, names, parent.size))
+        self.comm: MPI.Intracomm = parent.Dup()
+        self.rank: int = self.comm.rank
+        self.size: int = self.comm.size
+        self.node_of = node_map(self.comm)
+        self.shape = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
+        """The grid: shape, axis names, nodes."""
+        self.nodes = len(set(self.node_of))
+        self.is_member = self.rank < self.shape.size
+        self.active: MPI.Intracomm = self.comm
+        """The ranks on the grid (on the others, the ranks that are not)."""
+        if self.shape.size < self.size:
+            self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
+        self.threads = threads_per_rank(self.node_of.count(self.node_of[self.rank]), threads)
+        self.fallbacks: list[str] = []
+        """What was chosen instead of what was asked for, and why."""
+        self.plans: OrderedDict[object, Plan] = OrderedDict()
+        """What `matmul` keeps, oldest use first."""
+        self._serial = 0
+        self._is_closed = False
+
+    def _problem(self, shape: tuple[int, ...], names: tuple[str, ...] | None, size: int) -> Exception | None:
+        try:
+            mesh = MeshShape(tuple(shape), tuple(names or ()))
+        except MeshError as error:
+            return error
+        except (TypeError, ValueError):
+            return MeshError(f"mesh shape: got {shape!r}; a mesh is a tuple of one to three whole numbers, as (2, 3)")
+        if mesh.size > size:
+            return MeshError(
+                f"mesh {mesh}: needs {mesh.size} ranks, and there are {size}; start more ranks or use a smaller mesh"
+            )
+        if self.window_flavour not in WINDOWS:
+            return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
+        return None
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The memory of this mesh's matrices."""
+        from .arena import Arena
+
+        self.require_open()
+        return Arena(self)
+
+    def next_serial(self) -> int:
+        """A number for a new matrix or plan, the same on every rank."""
+        self._serial += 1
+        return self._serial
+
+    def require_open(self) -> None:
+        """Raise ClosedError after `close`."""
+        if self._is_closed:
+            raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
+
+    def close(self) -> None:
+        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if "arena" in self.__dict__:
+            self.arena.close()
+        if self.active is not self.comm:
+            self.active.Free()
+        self.comm.Free()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # after an error the other ranks may never come to a collective close
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Mesh({self.shape.shape}, names={self.shape.names}, nodes={self.nodes}, window={self.window_flavour!r})"
+
+
+def check_launcher() -> None:
+    """Raise MeshError when the launcher started several ranks and MPI sees one: another MPI's mpiexec."""
+    started = launched_ranks()
+    if started > 1 and _world_size() == 1:
+        raise MeshError(
+            f"mpiexec: it started {started} ranks, but this MPI library sees 1, so every rank believes it is alone; "
+            f"use the mpiexec of the MPI that mpi4py is bound to: {matching_mpiexec()}"
+        )
+
+
+def launched_ranks() -> int:
+    """How many ranks the launcher's environment speaks of; 1 without a launcher."""
+    return max([1, *(int(os.environ[name]) for name in LAUNCHER_SIZES if os.environ.get(name, "").isdigit())])
+
+
+def matching_mpiexec() -> str:
+    """Where the right launcher is: beside this Python when MPI came with pip."""
+    import sys
+    from pathlib import Path
+
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else "the one installed with that library"
+
+
+def _world_size() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_size()

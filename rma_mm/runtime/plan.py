@@ -1,0 +1,311 @@
+"""Plans: a product chosen, its memory counted and its operations prepared once, to be executed many times."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError
+from ..kernels import choose_kernel
+from ..kernels.dtypes import accumulator
+from ..kernels.threads import get_threads, set_threads
+from ..policy.planner import Candidate
+from ..policy.report import explain
+from ..schedule.lower import Tuning
+from ..schedule.ops import Schedule
+from ..schedule.redistribute import STAGE
+from ..windows import Counters
+from ..windows.waiting import barrier
+from .agreement import Ballot, agree, digest
+from .arena import Block
+from .executor import Executable, Memory, Progress, Scalars, Tickets
+from .footprint import Operands, frame_dtype, frames_of, movement
+from .matrix import DistMatrix, allocated, pinned
+from .mesh import Mesh
+
+BOUND = 8
+"""Sets of operands that a plan keeps bound."""
+
+
+class Plan:
+    """C = alpha · op(A) @ op(B) + beta · C, settled and prepared. Made by `make_plan`; collective to execute."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        operands: Operands,
+        found: list[Candidate],
+        chosen: Candidate,
+        schedule: Schedule,
+        tuning: Tuning,
+        peak_bytes: int,
+    ) -> None:
+        self.mesh, self.options, self.found = mesh, operands.options, found
+        self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
+        self.given = operands
+        assert chosen.layouts is not None
+        a, b, c = chosen.layouts
+        self.layouts = {
+            "A": a.T if self.options.transpose_a else a,
+            "B": b.T if self.options.transpose_b else b,
+            "C": c,
+        }
+        """Placements of A, B and C, each in its own orientation."""
+        self.operands = {
+            name: replace(x, layout=self.layouts[name])
+            for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True)
+        }
+        self.serial = mesh.next_serial()
+        self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
+        self.agreed: tuple[tuple[object, ...], int] = ((), 0)
+        self.ballot = Ballot(mesh.comm)
+        self.words = Counters()
+        """What this rank moved in the last execution."""
+        self.claims: list[int] = []
+        """Tasks of a queue that this rank ran in the last execution."""
+        self._own_c: DistMatrix | None = None
+        self._added: dict[str, DistMatrix] = self._allocate()
+        self.frames = self._scratch()
+        self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
+        self._is_closed = False
+
+    # -- what was decided -------------------------------------------------------------------------
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the row."""
+        return self.chosen.row.name
+
+    @property
+    def why(self) -> str:
+        """Why it was chosen."""
+        if self.options.algorithm != "auto":
+            return "it was named"
+        cheaper = self.found.index(self.chosen)
+        return "it moves least" if not cheaper else "it moves least of those that fit the memory limit"
+
+    @property
+    def c_shape(self) -> tuple[int, int]:
+        """(m, n)."""
+        return self.operands["C"].shape
+
+    @property
+    def c_dtype(self) -> np.dtype[Any]:
+        """Element type of the result."""
+        return self.operands["C"].dtype
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the same operands give the same bits again."""
+        return self.chosen.row.reproducible
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """None: seconds are not predicted yet, only words."""
+        return None
+
+    @property
+    def kernel(self) -> str:
+        """The local kernel; chosen for the whole product, so that small pieces do not choose another."""
+        m, n, k = self.schedule.shape or (0, 0, 0)
+        return choose_kernel(self.options.kernel, accumulator(self.c_dtype), m, n, k)
+
+    @property
+    def movement(self) -> dict[str, str]:
+        """How A, B and C move on this rank: here, view, get, accumulate."""
+        return movement(self.schedule, self.mesh)
+
+    def explain(self) -> str:
+        """The decision as a table: every candidate, what it moves, and why each loser lost."""
+        return f"{self}\n\n{explain(self.found, self.chosen, self.options.algorithm)}"
+
+    def __str__(self) -> str:
+        m, n, k = self.schedule.shape or (0, 0, 0)
+        lines = [
+            f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] in {self.c_dtype} on a mesh of {self.mesh.shape}",
+            f"algorithm   {self.algorithm}: {self.chosen.row.summary} ({self.why})",
+            *(f"{name}           {self.layouts[name]}" for name in "ABC"),
+            f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
+            f"peak memory {self.peak_bytes} bytes on the fullest rank",
+        ]
+        return "\n".join(lines)
+
+    # -- executing --------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        A: DistMatrix | NDArray[Any],
+        B: DistMatrix | NDArray[Any],
+        out: DistMatrix | None = None,
+        progress: Progress | None = None,
+    ) -> DistMatrix:
+        """Multiply. Collective; makes no window, communicator or buffer. Returns `out`, or the plan's own C.
+
+        The operands must be placed as `layouts` says. progress is called with (done, total) multiply-adds of this rank.
+        Raises ShapeError, LayoutError, DtypeError, MeshError, ClosedError; DisagreementError.
+        """
+        error: Exception | None = None
+        facts: tuple[object, ...] = ()
+        try:
+            if self._is_closed:
+                raise ClosedError("plan: it is closed; make a new one")
+            A, B = self._staged_input("A", A), self._staged_input("B", B)
+            out = out if out is not None else self._c()
+            for name, matrix in (("A", A), ("B", B), ("C", out)):
+                self._check(name, matrix)
+            facts = (self.serial, A.facts, B.facts, out.facts)
+            if out.block is A.block or out.block is B.block:
+                raise LayoutError("out: it is one of the operands; a product cannot overwrite what it reads")
+        except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
+            error = caught
+        self._agree(facts, error)
+        assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix) and out is not None
+        self._run(self._executable(A, B, out), progress)
+        return out
+
+    def _agree(self, facts: tuple[object, ...], error: Exception | None) -> None:
+        """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
+        if facts != self.agreed[0]:
+            self.agreed = (facts, digest(facts))
+        if not self.ballot.cast(self.agreed[1], error is not None):
+            names = ("plan", "A", "B", "C")
+            agree(self.mesh.comm, "execute", dict(zip(names, facts, strict=False)), error)
+
+    def _run(self, executable: Executable, progress: Progress | None) -> None:
+        windows = executable.windows
+        before = [window.counters.snapshot() for window in windows]
+        threads = get_threads()
+        if threads != self.mesh.threads:
+            set_threads(self.mesh.threads)
+        try:
+            executable.run(progress)
+            barrier(self.mesh.comm)
+        finally:
+            if threads != self.mesh.threads:
+                set_threads(threads)
+        self.claims = executable.claims
+        self.words.reset()
+        for window, old in zip(windows, before, strict=True):
+            new = window.counters
+            self.words.words_intra += new.words_intra - old.words_intra
+            self.words.words_inter += new.words_inter - old.words_inter
+            self.words.messages += new.messages - old.messages
+
+    def close(self) -> None:
+        """Give the plan's memory back, once all ranks have. Local, and may be repeated."""
+        self._is_closed = True
+        for executable in self.bound.values():
+            executable.close()
+        self.bound.clear()
+        for matrix in [*self._added.values(), *([self._own_c] if self._own_c else [])]:
+            matrix.close()
+
+    # -- preparing --------------------------------------------------------------------------------
+
+    def _allocate(self) -> dict[str, DistMatrix]:
+        """What a plan needs in windows: its own operands, summed operands, C's shadow, the ticket. Collective."""
+        added = {}
+        for name in self.options.arrays:
+            operand = self.operands[name]
+            assert operand.layout is not None
+            added[name] = allocated(self.mesh, operand.shape, operand.dtype, operand.layout)
+        for name in "AB":
+            if name + STAGE in self.schedule.homes:
+                home = self.schedule.homes[name + STAGE]
+                dtype = accumulator(self.operands[name].dtype)
+                added[name + STAGE] = allocated(self.mesh, home.shape, dtype, home.layout)
+        if accumulator(self.c_dtype) != self.c_dtype:
+            home = self.schedule.homes["C"]
+            added["shadow"] = allocated(self.mesh, home.shape, accumulator(self.c_dtype), home.layout)
+        if self.schedule.pool:
+            added["ticket"] = allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
+            added["ticket"].tile[...] = 0
+        return added
+
+    def _scratch(self) -> dict[str, NDArray[Any]]:
+        """Frames of scratch memory, flat."""
+        sizes = frames_of(self.schedule, self.mesh)
+        return {frame: np.empty(n, frame_dtype(self.given, self.schedule, frame)) for frame, n in sizes.items()}
+
+    def _c(self) -> DistMatrix:
+        """The plan's own C, made when first wanted. Collective then."""
+        if self._own_c is None:
+            c = self.operands["C"]
+            assert c.layout is not None
+            self._own_c = allocated(self.mesh, c.shape, c.dtype, c.layout)
+            self._own_c.tile[...] = 0
+        return self._own_c
+
+    def _staged_input(self, name: str, x: DistMatrix | NDArray[Any]) -> DistMatrix:
+        """An operand given as an array, copied into the plan's own matrix."""
+        if isinstance(x, DistMatrix):
+            return x
+        if name not in self._added:
+            raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistMatrix")
+        operand = self.operands[name]
+        array = np.asarray(x)
+        if array.shape != operand.shape or array.dtype != operand.dtype:
+            raise ShapeError(
+                f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {operand.dtype} of {operand.shape}"
+            )
+        made = self._added[name]
+        made.tile[...] = array[made.region.selector()]
+        return made
+
+    def _check(self, name: str, matrix: DistMatrix) -> None:
+        operand = self.operands[name]
+        if not isinstance(matrix, DistMatrix):
+            raise LayoutError(f"{name}: got {type(matrix).__name__}; execute takes DistMatrix")
+        if matrix.mesh is not self.mesh:
+            raise MeshError(f"{name}: it lives on {matrix.mesh!r}; the plan is for {self.mesh!r}")
+        if (matrix.shape, matrix.dtype, matrix.layout) != (operand.shape, operand.dtype, operand.layout):
+            kind = (
+                DtypeError
+                if matrix.dtype != operand.dtype
+                else ShapeError
+                if matrix.shape != operand.shape
+                else LayoutError
+            )
+            raise kind(
+                f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
+                f"the plan is for {operand.dtype} of shape {operand.shape} placed as {operand.layout}"
+            )
+
+    def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
+        key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))
+        found = self.bound.get(key)
+        if found is None:
+            if len(self.bound) >= BOUND:
+                self.bound.popitem(last=False)[1].close()
+            found = self.bound[key] = self._bind(A, B, C)
+        self.bound.move_to_end(key)
+        return found
+
+    def _bind(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
+        o = self.options
+        homes: dict[str, Block] = {"A": A.block, "B": B.block, "C": C.block}
+        homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
+        flips = {"A": A.flipped != o.transpose_a, "B": B.flipped != o.transpose_b, "C": C.flipped}
+        memory = Memory(
+            homes,
+            _raw(C),
+            self._added["shadow"].block if "shadow" in self._added else None,
+            frozenset(name for name, flipped in flips.items() if flipped),
+            self.frames,
+            self.tickets,
+        )
+        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel)
+        return Executable(self.schedule, self.mesh, memory, scalars)
+
+
+def _raw(matrix: DistMatrix) -> NDArray[Any]:
+    """This rank's local array without a hold on the block, so that a bound plan keeps no dropped matrix alive."""
+    shape = matrix.region.shape
+    flipped = matrix.flipped
+    raw = matrix.block.view(matrix.mesh.rank, (shape[1], shape[0]) if flipped else (shape[0], shape[1]))
+    assert raw is not None
+    return raw.T if flipped else raw

@@ -1,0 +1,157 @@
+"""Making plans: what the arguments decide, the choice among candidates, and the memory that must fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..errors import MemoryLimitError, MeshError, OptionError, ShapeError
+from ..geometry.layout import Layout
+from ..kernels import bind
+from ..kernels.dtypes import accumulator, check_dtype, parse_dtype, result_dtype
+from ..kernels.elementwise import scalar
+from ..policy.planner import Candidate, Request, choose, problem_of
+from ..schedule.lower import Tuning, lower
+from ..schedule.ops import Schedule
+from ..windows.waiting import wait
+from .agreement import agreed
+from .footprint import Operand, Operands, Options, peak_bytes
+from .matrix import DistMatrix, placed
+from .mesh import Mesh
+from .plan import Plan
+
+TUNINGS = tuple(Tuning(width, depth) for width in (1024, 512, 256, 128, 64, 32, 16) for depth in (2, 1, 0))
+"""Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
+
+
+def make_plan(
+    a: DistMatrix | Operand | NDArray[Any],
+    b: DistMatrix | Operand | NDArray[Any],
+    mesh: Mesh,
+    *,
+    layout: str | Layout | None = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    algorithm: str = "auto",
+    memory_limit: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    deterministic: bool = False,
+    kernel: str = "auto",
+) -> Plan:
+    """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
+
+    a, b: matrices, or operands whose placement the plan may choose. memory_limit: bytes a rank may hold of the
+    operands, the result and scratch. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError,
+    MeshError, and MemoryLimitError saying how much is missing.
+    """
+    options = Options(
+        alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
+        memory_limit, _dtype_name(compute_dtype), bool(deterministic), kernel,
+        "".join(name for name, x in (("A", a), ("B", b)) if isinstance(x, np.ndarray)),
+    )  # fmt: skip
+    with agreed(mesh.comm, "plan", A=describe(a), B=describe(b), layout=layout, **vars(options)):
+        operands = _operands(_operand("A", a, mesh), _operand("B", b, mesh), mesh, layout, options)
+        request = _request(mesh, operands)
+        found = choose(request)
+    return Plan(mesh, operands, found, *_fitted(mesh, operands, request, found))
+
+
+def describe(x: object) -> str:
+    """An operand in a few words, equal on every rank when the operand is."""
+    if isinstance(x, DistMatrix):
+        return f"{x!r}, matrix {x.facts}"
+    if isinstance(x, np.ndarray):
+        return f"array of {x.dtype}, shape {x.shape}"
+    return repr(x)
+
+
+def _dtype_name(dtype: DTypeLike | None) -> str | None:
+    if dtype is None or isinstance(dtype, str):
+        return dtype
+    return np.dtype(dtype).name
+
+
+def _operand(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
+    if isinstance(x, Operand):
+        if x.layout is not None:
+            placed(x.layout, x.shape, mesh)
+        return x
+    if isinstance(x, DistMatrix):
+        if x.mesh is not mesh:
+            raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
+        return Operand(x.shape, x.dtype, x.layout)
+    array = np.asarray(x)
+    if array.ndim != 2:
+        raise ShapeError(f"{name}: got an array of shape {array.shape}; a matrix has two dimensions")
+    return Operand((array.shape[0], array.shape[1]), check_dtype(array.dtype, f"{name}'s dtype"))
+
+
+def _operands(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: Options) -> Operands:
+    """A, B and C with everything that the arguments alone decide; raises where they do not fit."""
+    m, k = a.shape[::-1] if options.transpose_a else a.shape
+    k2, n = b.shape[::-1] if options.transpose_b else b.shape
+    if k != k2:
+        turned = ["A is transposed"] * options.transpose_a + ["B is transposed"] * options.transpose_b
+        said = f" ({', '.join(turned)})" if turned else ""
+        raise ShapeError(
+            f"shapes: A is {a.shape}, B is {b.shape}{said}, C would be {(m, n)}; "
+            f"the inner dimensions {k} and {k2} must be equal"
+        )
+    compute = parse_dtype(options.compute_dtype) if options.compute_dtype else None
+    place = placed(layout, (m, n), mesh) if layout is not None else None
+    c = Operand((m, n), result_dtype(a.dtype, b.dtype, compute), place)
+    for name in ("alpha", "beta"):
+        scalar(getattr(options, name), c.dtype, name)
+    limit = options.memory_limit
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
+    _probe(a, b, c, options)
+    return Operands(a, b, c, options)
+
+
+def _request(mesh: Mesh, operands: Operands) -> Request:
+    """The question to the planner, in terms of op(A), op(B) and C."""
+    o = operands.options
+    a, b = operands.a.layout, operands.b.layout
+    layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
+    in_place = mesh.window_flavour == "shared"
+    return Request(operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic)
+
+
+def _probe(a: Operand, b: Operand, c: Operand, options: Options) -> None:
+    """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
+    one_a, one_b, one_c = (np.zeros((1, 1), dtype) for dtype in (a.dtype, b.dtype, accumulator(c.dtype)))
+    bind(one_a, one_b, one_c, options.alpha, 0, kernel=options.kernel)
+
+
+def _fitted(
+    mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]
+) -> tuple[Candidate, Schedule, Tuning, int]:
+    """The first candidate and tuning whose memory fits, with its bytes on the fullest rank. Collective."""
+    from mpi4py import MPI
+
+    limit = operands.options.memory_limit
+    tunings = TUNINGS if limit is not None else TUNINGS[:1]
+    least: list[tuple[int, str]] = []
+    for candidate in found:
+        if candidate.rejected or candidate.layouts is None:
+            continue
+        problem = problem_of(request, candidate.layouts)
+        schedules = [lower(candidate.row, problem, tuning) for tuning in tunings]
+        needs = np.array([peak_bytes(mesh, schedule, operands) for schedule in schedules], np.int64)
+        wait(mesh.comm.Iallreduce(MPI.IN_PLACE, needs, MPI.MAX))
+        for schedule, tuning, need in zip(schedules, tunings, needs.tolist(), strict=True):
+            if limit is None or need <= limit:
+                return candidate, schedule, tuning, need
+        least.append((int(needs.min()), candidate.row.name))
+    need, name = min(least)
+    raise MemoryLimitError(
+        f"memory_limit: got {limit} bytes a rank; the leanest plan ({name}) needs {need}, {need - (limit or 0)} more; "
+        f"raise the limit or use more ranks"
+    )

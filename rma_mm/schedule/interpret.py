@@ -1,0 +1,199 @@
+"""The definition of the operations: all ranks in one process, in a random interleaving.
+
+Copies and Accumulates take effect at a random moment that their definition allows, and memory that must not be
+read holds NaN, so that a schedule which only works by luck fails here. Small matrices of small integers in float64
+are exact, whatever the order.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ScheduleError
+from .ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot, foreign
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass
+class Outcome:
+    """What interpreting a schedule gave."""
+
+    tiles: list[Matrix]
+    """C's local array, by rank."""
+    words: list[int]
+    """Elements of other ranks' memory that each rank read or added to."""
+    words_between_nodes: int = 0
+    """Of all words, those that crossed nodes."""
+    messages: int = 0
+    """Copies from, and Accumulates to, other ranks."""
+    claims: dict[int, list[int]] = field(default_factory=dict)
+    """Tasks that each rank ran, in order."""
+
+
+def interpret(
+    schedule: Schedule,
+    homes: dict[str, list[Matrix]],
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    seed: int = 0,
+    claims: dict[int, list[int]] | None = None,
+) -> Outcome:
+    """Run `schedule` on local arrays.
+
+    homes: A, B (and C, whose arrays are overwritten) → one local array per rank. `claims` replays recorded tickets.
+    Raises ScheduleError where ranks would wait for ever.
+    """
+    return _Machine(schedule, homes, alpha, beta, seed, claims).run()
+
+
+class _Rank:
+    """One virtual rank: what is left to do, scratch memory, and transfers under way."""
+
+    def __init__(self, ops: list[Op]) -> None:
+        self.ops = ops[::-1]
+        self.slots: dict[str, tuple[Slot, Matrix]] = {}
+        self.pending: list[Copy | Accumulate] = []
+        self.waiting = False
+
+
+class _Machine:
+    """All virtual ranks and their memory."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        homes: dict[str, list[Matrix]],
+        alpha: float,
+        beta: float,
+        seed: int,
+        claims: dict[int, list[int]] | None,
+    ) -> None:
+        self.schedule, self.homes, self.alpha, self.beta = schedule, dict(homes), alpha, beta
+        ranks = schedule.mesh.ranks
+        for name in schedule.homes:
+            if name not in self.homes:
+                self.homes[name] = [np.full(schedule.home(name, rank).shape, np.nan) for rank in ranks]
+        self.random = random.Random(seed)
+        self.ranks = [_Rank(schedule.program(rank)) for rank in ranks]
+        self.tickets = 0
+        self.replay = {rank: list(tasks) for rank, tasks in claims.items()} if claims is not None else None
+        self.outcome = Outcome(self.homes["C"], [0] * len(ranks), claims={rank: [] for rank in ranks})
+
+    def run(self) -> Outcome:
+        while active := [n for n, rank in enumerate(self.ranks) if rank.ops and not rank.waiting]:
+            number = self.random.choice(active)
+            self.land_some()
+            self.step(number, self.ranks[number])
+            if all(rank.waiting for rank in self.ranks):
+                for rank in self.ranks:
+                    rank.waiting = False
+        if any(rank.waiting for rank in self.ranks):
+            raise ScheduleError(
+                f"ranks {[n for n, r in enumerate(self.ranks) if r.waiting]} wait at a barrier for ever"
+            )
+        for rank in self.ranks:
+            self.land(rank, rank.pending)
+        return self.outcome
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def land_some(self) -> None:
+        rank = self.random.choice(self.ranks)
+        if rank.pending and self.random.random() < 0.3:
+            self.land(rank, [self.random.choice(rank.pending)])
+
+    def land(self, rank: _Rank, transfers: list[Copy | Accumulate]) -> None:
+        for op in list(transfers):
+            rank.pending.remove(op)
+            if isinstance(op, Copy):
+                self.write(op.dst, self.read(op.src))
+            else:
+                self.write(op.dst, self.read(op.dst) + self.read(op.src))
+
+    def settle(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
+        """Land what is under way to or from the scratch that `refs` name, before it is used again."""
+        names = {ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)}
+        for op in list(rank.pending):
+            slot = op.dst.buffer if isinstance(op, Copy) else op.src.buffer
+            if isinstance(slot, Slot) and slot.frame in names:
+                self.land(rank, [op])
+
+    # -- one operation ----------------------------------------------------------------------------
+
+    def step(self, number: int, rank: _Rank) -> None:
+        op = rank.ops.pop()
+        for other, words, message in foreign(op, number):
+            nodes = self.schedule.mesh.nodes
+            self.outcome.words[number] += words
+            self.outcome.words_between_nodes += words * (nodes[other] != nodes[number])
+            self.outcome.messages += message
+        if isinstance(op, (Copy, Accumulate)):
+            self.begin(rank, op)
+        elif isinstance(op, Multiply):
+            self.settle(rank, (op.a, op.b, op.c))
+            product = self.alpha * (self.read(op.a) @ self.read(op.b))
+            if op.first:
+                self.occupy(rank, op.c)
+            self.write(op.c, product if op.first else self.read(op.c) + product)
+        elif isinstance(op, Scale):
+            self.write(op.c, self.beta * self.read(op.c) if op.keep else np.zeros(op.c.region.shape))
+        elif isinstance(op, Barrier):
+            self.land(rank, rank.pending)
+            rank.waiting = True
+        elif isinstance(op, Claim):
+            self.claim(number, rank, op)
+        else:
+            assert isinstance(op, Finish)
+
+    def begin(self, rank: _Rank, op: Copy | Accumulate) -> None:
+        if isinstance(op, Accumulate):
+            self.settle_copies(rank, op.src)
+        elif isinstance(op.dst.buffer, Slot):
+            if rank.slots.get(op.dst.buffer.frame, (None, None))[0] != op.dst.buffer:
+                self.settle(rank, (op.dst,))
+            self.occupy(rank, op.dst)
+        rank.pending.append(op)
+
+    def settle_copies(self, rank: _Rank, ref: Ref) -> None:
+        self.land(rank, [op for op in rank.pending if isinstance(op, Copy) and op.dst.buffer == ref.buffer])
+
+    def claim(self, number: int, rank: _Rank, op: Claim) -> None:
+        pool = self.schedule.pool
+        assert pool is not None
+        if self.replay is not None:
+            task = self.replay[number].pop(0) if self.replay[number] else pool.tasks
+        else:
+            task, self.tickets = self.tickets, self.tickets + 1
+        if task < pool.tasks:
+            self.outcome.claims[number].append(task)
+            rank.ops.append(op)
+            rank.ops += pool.program(task, number)[::-1]
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def occupy(self, rank: _Rank, ref: Ref) -> None:
+        """Give the slot its new content's shape; what it held is gone."""
+        slot = ref.buffer
+        if isinstance(slot, Slot) and rank.slots.get(slot.frame, (None, None))[0] != slot:
+            rank.slots[slot.frame] = (slot, np.full(slot.region.shape, np.nan))
+
+    def memory(self, ref: Ref) -> Matrix:
+        if isinstance(ref.buffer, str):
+            return self.homes[ref.buffer][ref.rank]
+        slot, array = self.ranks[ref.rank].slots[ref.buffer.frame]
+        if slot != ref.buffer:
+            raise ScheduleError(f"{ref}: the slot holds {slot} by now")
+        return array
+
+    def read(self, ref: Ref) -> Matrix:
+        where = self.schedule.holds(ref).locate(ref.region)
+        return self.memory(ref)[where.selector()].copy()
+
+    def write(self, ref: Ref, values: Matrix) -> None:
+        where = self.schedule.holds(ref).locate(ref.region)
+        self.memory(ref)[where.selector()] = values

@@ -1,0 +1,184 @@
+"""The operations of a schedule, all on regions in global coordinates, and the schedule itself.
+
+Everything an algorithm does is a list of these per rank. Four readers understand them: `verify`, `interpret`,
+the policy floor (prices) and the executor. None of them knows an algorithm's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..geometry.layout import Layout
+from ..geometry.mesh import MeshShape
+from ..geometry.span import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Scratch memory of one rank, and what it holds for the time being."""
+
+    name: str
+    """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C)."""
+    region: Region
+    """What it holds, as one dense array."""
+    frame: str = ""
+    """The frame of the scratch pool that it takes; slots that are never alive together share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A box of a home matrix (`buffer` is its name) or of a scratch slot, on one rank."""
+
+    rank: int
+    buffer: str | Slot
+    region: Region
+
+    def __str__(self) -> str:
+        name = self.buffer if isinstance(self.buffer, str) else f"[{self.buffer.frame or self.buffer.name}]"
+        return f"{name}@{self.rank}[{', '.join(map(str, self.region))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One-sided get. Starts where it stands; may land at any moment up to the first operation that reads `dst`."""
+
+    src: Ref
+    dst: Ref
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.dst} := {self.src}"
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """Local product c (+)= alpha · a @ b. `first` overwrites c, so that nothing is read from it."""
+
+    a: Ref
+    b: Ref
+    c: Ref
+    first: bool
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.c} {':=' if self.first else '+='} {self.a} @ {self.b}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """One-sided, element-wise atomic add of `src` into the owner's `dst`; complete at the next barrier."""
+
+    src: Ref
+    dst: Ref
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.dst} +<- {self.src}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Open a region of the rank's own home: times beta where `keep`, else zero without reading."""
+
+    c: Ref
+    keep: bool
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.c} := {'beta * ' + str(self.c) if self.keep else '0'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Close a region of the rank's own C, once: cast from the accumulator to the result."""
+
+    c: Ref
+    step: int
+
+    def __str__(self) -> str:
+        return f"finish {self.c}"
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """All ranks: every Accumulate and store before it is visible to every read after it."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Take tasks of the schedule's pool by fetch-and-add until none is left, running each."""
+
+    step: int
+
+    def __str__(self) -> str:
+        return "claim tasks until none is left"
+
+
+Op = Copy | Multiply | Accumulate | Scale | Finish | Barrier | Claim
+
+
+@dataclass(frozen=True)
+class Home:
+    """A matrix whose tiles live on the ranks."""
+
+    shape: tuple[int, int]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Tasks that any rank may run, handed out by ticket."""
+
+    tasks: int
+    """Number of tasks; tickets 0…tasks − 1."""
+    program: Callable[[int, int], list[Op]]
+    """program(task, rank): the operations of a task when `rank` runs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Every rank's operations, generated on demand, at a cost of that rank's own steps."""
+
+    mesh: MeshShape
+    homes: dict[str, Home]
+    """A, B and C, and the matrices a plan adds (A+, B+: partial operands, reduced)."""
+    program: Callable[[int], list[Op]]
+    """program(rank): that rank's operations in order."""
+    shape: tuple[int, int, int] | None = None
+    """(m, n, k) of the product; None for a pure redistribution of A into C."""
+    pool: Pool | None = None
+
+    def home(self, buffer: str, rank: int) -> Region:
+        """The box of the home matrix `buffer` that `rank` holds."""
+        home = self.homes[buffer]
+        return held(home.layout, home.shape, self.mesh, rank)
+
+    def holds(self, ref: Ref) -> Region:
+        """The box that the buffer behind `ref` stores as one dense array."""
+        return self.home(ref.buffer, ref.rank) if isinstance(ref.buffer, str) else ref.buffer.region
+
+
+@lru_cache(maxsize=4096)
+def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
+    """`layout.region`, remembered: schedules ask for the same few homes again and again."""
+    return layout.region(shape, mesh, rank)
+
+
+def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
+    """What `op` moves across ranks when `rank` runs it: (other rank, words, whether it is a message)."""
+    if isinstance(op, Copy):
+        moved = [(op.src.rank, op.src.region.size, True)]
+    elif isinstance(op, Accumulate):
+        moved = [(op.dst.rank, op.dst.region.size, True)]
+    elif isinstance(op, Multiply):
+        moved = [(ref.rank, ref.region.size, False) for ref in (op.a, op.b)]
+    else:
+        moved = []
+    return [(other, words, message) for other, words, message in moved if other != rank]

@@ -1,0 +1,102 @@
+"""Rewrites of one rank's operations that change when and where, never what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+from .ops import Accumulate, Copy, Multiply, Op, Ref, Slot
+
+
+def prefetch(ops: list[Op], depth: int) -> list[Op]:
+    """Issue the Copies into slots `depth` panels before the first operation that reads them.
+
+    `ops` must hold no Barrier; a panel is a run of operations with the same step.
+    """
+    keyed = []
+    panel = 0
+    for n, op in enumerate(ops):
+        panel += n > 0 and op.step != ops[n - 1].step
+        keyed.append(((panel - depth, 0) if isinstance(op, Copy) else (panel, 1), op))
+    return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def frames(ops: list[Op], linger: bool) -> list[Op]:
+    """Give slots their frames of the scratch pool: slots that are never alive together share one.
+
+    With `linger`, a slot that an Accumulate reads stays alive until the next slot of its kind is done, so that the
+    push may still be under way while the next product is formed.
+    """
+    last: dict[Slot, int] = {}
+    pushed: list[Slot] = []
+    for n, op in enumerate(ops):
+        for slot in slots_of(op):
+            last[slot] = n
+        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot) and op.src.buffer not in pushed:
+            pushed.append(op.src.buffer)
+    if linger:
+        for slot, following in pairwise(pushed):
+            last[slot] = max(last[slot], last[following])
+    return _framed(ops, last)
+
+
+def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
+    """Linear scan: a slot takes the free frame whose size fits it best, else a new one."""
+    free: dict[str, list[str]] = {"A": [], "B": [], "C": []}
+    sizes: dict[str, int] = {}
+    framed: dict[Slot, Slot] = {}
+    result = []
+    ending: dict[int, list[Slot]] = {}
+    for slot, n in last.items():
+        ending.setdefault(n, []).append(slot)
+    for n, op in enumerate(ops):
+        for slot in slots_of(op):
+            if slot not in framed:
+                kind, size = slot.name[0], slot.region.size
+                pool = free[kind]
+                frame = min(pool, key=lambda f: abs(sizes[f] - size), default=f"{kind}{len(sizes)}")
+                if frame in pool:
+                    pool.remove(frame)
+                sizes[frame] = max(sizes.get(frame, 0), size)
+                framed[slot] = replace(slot, frame=frame)
+        result.append(with_slots(op, framed.__getitem__))
+        for slot in ending.get(n, ()):
+            free[slot.name[0]].append(framed[slot].frame)
+    return result
+
+
+def refs_of(op: Op) -> tuple[Ref, ...]:
+    """The references of an operation."""
+    if isinstance(op, (Copy, Accumulate)):
+        return (op.src, op.dst)
+    if isinstance(op, Multiply):
+        return (op.a, op.b, op.c)
+    return (op.c,) if hasattr(op, "c") else ()
+
+
+def slots_of(op: Op) -> list[Slot]:
+    """The scratch slots that an operation touches."""
+    return [ref.buffer for ref in refs_of(op) if isinstance(ref.buffer, Slot)]
+
+
+def with_slots(op: Op, new: Callable[[Slot], Slot]) -> Op:
+    """`op` on other slots."""
+
+    def renamed(ref: Ref) -> Ref:
+        return replace(ref, buffer=new(ref.buffer)) if isinstance(ref.buffer, Slot) else ref
+
+    if isinstance(op, (Copy, Accumulate)):
+        return replace(op, src=renamed(op.src), dst=renamed(op.dst))
+    if isinstance(op, Multiply):
+        return replace(op, a=renamed(op.a), b=renamed(op.b), c=renamed(op.c))
+    return op
+
+
+def frame_sizes(ops: list[Op]) -> dict[str, int]:
+    """Elements that each frame of the scratch pool must hold."""
+    sizes: dict[str, int] = {}
+    for op in ops:
+        for slot in slots_of(op):
+            sizes[slot.frame] = max(sizes.get(slot.frame, 0), slot.region.size)
+    return sizes

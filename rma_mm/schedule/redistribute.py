@@ -1,0 +1,63 @@
+"""A matrix from one placement to any other, as a schedule: every rank pulls what its new tiles need.
+
+Summands of a partial source are first pushed into a placement that holds each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..geometry.layout import Layout
+from ..geometry.mesh import MeshShape
+from ..geometry.span import Region
+from .ops import Accumulate, Barrier, Copy, Home, Op, Ref, Scale, Schedule, held
+
+STAGE = "+"
+"""Suffix of the name of a matrix that a plan adds: a partial one, summed."""
+
+
+def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:
+    """The schedule that fills C (placed by `target`) with A (placed by `source`).
+
+    A partial target gets the matrix as one of its summands, the others are zero.
+    """
+    homes = {"A": Home(shape, source), "C": Home(shape, target)}
+    name, layout = "A", source
+    if source.partial:
+        name, layout = "A" + STAGE, source.single(mesh)
+        homes[name] = Home(shape, layout)
+
+    def program(rank: int) -> list[Op]:
+        ops: list[Op] = [*summed(mesh, shape, "A", source, rank)] if source.partial else []
+        home = held(target, shape, mesh, rank)
+        coords = mesh.coords(rank)
+        if any(coords[axis] for axis in target.partial):
+            return [*ops, Scale(Ref(rank, "C", home), False, 0)] if home else ops
+        for owner, part in pieces(mesh, shape, layout, home, rank):
+            ops.append(Copy(Ref(owner, name, part), Ref(rank, "C", part), 0))
+        return ops
+
+    return Schedule(mesh, homes, program)
+
+
+def summed(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:
+    """The operations that sum the partial matrix `x` into `x+`, which holds each element once."""
+    single = layout.single(mesh)
+    mine = held(single, shape, mesh, rank)
+    if mine:
+        yield Scale(Ref(rank, x + STAGE, mine), False, 0)
+    yield Barrier(0)
+    coords = mesh.coords(rank)
+    region = held(layout, shape, mesh, rank)
+    if region and all(coords[axis] == 0 for axis in layout.replicated_axes(mesh)):  # one replica speaks for all
+        for owner, part in pieces(mesh, shape, single, region, rank):
+            yield Accumulate(Ref(rank, x, part), Ref(owner, x + STAGE, part), 0)
+    yield Barrier(0)
+
+
+def pieces(
+    mesh: MeshShape, shape: tuple[int, int], layout: Layout, region: Region, rank: int
+) -> list[tuple[int, Region]]:
+    """Owners of `region`, those behind `rank` first, so that ranks do not start at the same owner."""
+    found = layout.overlapping(shape, mesh, region, rank)
+    return sorted(found, key=lambda piece: (piece[0] - rank) % mesh.size)

@@ -1,0 +1,69 @@
+"""The caller's own array, exposed as it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.lib.array_utils import byte_bounds
+from numpy.typing import NDArray
+
+from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, aligned_bytes, exposed_sizes, node_map, window_info
+
+
+class CreatedWindow(MpiWindow):
+    """A window over existing memory: no copy, but emulated in software unless the network does RDMA."""
+
+    flavour = "created"
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        memory: int | NDArray[Any],
+        *,
+        node_of: tuple[int, ...] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Expose the bytes that an array spans, its first element at byte 0. Collective over `comm`.
+
+        A number stands for that many bytes of new memory. The array is kept alive until `close`. Raises
+        WindowError on every rank when one passes an array with a negative stride, or of objects.
+        """
+        nodes = node_map(comm) if node_of is None else node_of
+        array = aligned_bytes(max(0, memory)) if isinstance(memory, int) else memory
+        nbytes = memory if isinstance(memory, int) else _spanned(array)
+        sizes = exposed_sizes(comm, nbytes, _problem(array))
+        exposed = _exposed(array)
+        info = window_info()
+        window = MPI.Win.Create(MPI.buffer.fromaddress(exposed.ctypes.data, exposed.size), 1, info, comm)
+        info.Free()
+        super().__init__(comm, window, {comm.rank: exposed}, sizes, nodes, chunk_bytes)
+
+
+def _problem(array: NDArray[Any]) -> str | None:
+    """Why the array cannot be exposed, or None."""
+    if array.dtype.hasobject:
+        return f"an array of dtype {array.dtype} holds references; only numbers can be exposed"
+    strides = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
+    if array.size and any(stride < 0 or stride % array.itemsize for stride in strides):
+        return (
+            f"an array of shape {array.shape} with byte strides {array.strides} cannot be exposed; strides must be "
+            f"multiples of its item size {array.itemsize} and not negative; copy it first"
+        )
+    return None
+
+
+def _spanned(array: NDArray[Any]) -> int:
+    """Bytes from the first element of an array to the end of its last."""
+    low, high = byte_bounds(array) if array.size else (0, 0)
+    return int(high - low)
+
+
+def _exposed(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes that an array spans, gaps included, without a copy; keeps the array's memory alive."""
+    nbytes = _spanned(array)
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    first = array[(slice(0, 1),) * array.ndim].reshape(-1).view(np.uint8)
+    return np.lib.stride_tricks.as_strided(first, (nbytes,), (1,), writeable=array.flags.writeable)

@@ -1,0 +1,348 @@
+"""What the MPI flavours share: one-sided calls in one passive-target epoch that lasts as long as the window."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import DTypeLike, NDArray
+
+from rma_mm.errors import DtypeError, WindowError
+from rma_mm.geometry.span import Span
+from rma_mm.windows.base import (
+    Array,
+    Counters,
+    Patch,
+    Transfer,
+    check_addable,
+    check_extent,
+    check_transfer,
+    closed,
+    view_on,
+)
+from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
+from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed
+from rma_mm.windows.waiting import barrier, wait, wait_until
+
+CHUNK_BYTES = 2**30
+"""Most bytes of one MPI call, so that counts stay below 2^31 in any element type."""
+OUTSTANDING = 64
+"""Most requests under way to one target: Open MPI over UCX aborts at 255."""
+ALIGNMENT = 64
+"""Byte alignment of memory that windows allocate themselves."""
+
+
+def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """The node number of each rank, numbered by first appearance. Collective over `comm`.
+
+    Ranks are on one node when MPI says that they can share memory, which a launcher may pretend otherwise.
+    """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    leaders = comm.allgather(node.bcast(comm.rank))
+    node.Free()
+    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
+    return tuple(numbers[leader] for leader in leaders)
+
+
+def window_info() -> MPI.Info:
+    """What the windows promise MPI; the caller frees it."""
+    return MPI.Info.Create(
+        {
+            "alloc_shared_noncontig": "true",
+            "same_disp_unit": "true",
+            "accumulate_ops": "same_op",
+            "accumulate_ordering": "none",
+        }
+    )
+
+
+def exposed_sizes(comm: MPI.Intracomm, nbytes: int, problem: str | None = None) -> tuple[int, ...]:
+    """Bytes that each rank exposes. Raises WindowError on every rank when one has a problem. Collective over `comm`."""
+    if problem is None and nbytes < 0:
+        problem = f"nbytes is {nbytes}; it must be 0 or more"
+    told = comm.allgather((nbytes, problem))
+    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]
+    if problems:
+        raise WindowError("; ".join(problems))
+    return tuple(size for size, _ in told)
+
+
+def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """Uninitialised private memory that starts at a multiple of `ALIGNMENT`."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    shift = -raw.ctypes.data % ALIGNMENT
+    return raw[shift : shift + nbytes]
+
+
+def window_bytes(memory: Any, nbytes: int) -> NDArray[np.uint8]:
+    """The first `nbytes` bytes of the memory of an MPI window, an MPI.buffer (Open MPI rounds its size up)."""
+    return np.frombuffer(memory, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
+
+
+class Call(NamedTuple):
+    """The arguments of one MPI call."""
+
+    origin: list[Any]
+    target: list[Any]
+    words: int
+
+
+class MpiWindow:
+    """A window over MPI; the flavours differ in where the memory comes from. See `base.Window`."""
+
+    flavour = "mpi"
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        window: MPI.Win,
+        bases: dict[int, NDArray[np.uint8]],
+        sizes: tuple[int, ...],
+        node_of: tuple[int, ...],
+        chunk_bytes: int,
+        others: tuple[MPI.Win, ...] = (),
+    ) -> None:
+        """Collective over `comm`.
+
+        `window` spans `comm` in byte displacements and serves every MPI call; `bases` holds the memory within
+        reach by rank, this rank's own included; `sizes` says what each rank exposes; `others` are further windows
+        over the same memory, synchronised and freed together with the first.
+        """
+        self.counters = Counters()
+        self.local = bases[comm.rank]
+        self.nbytes = self.local.size
+        self._comm, self._rank = comm, comm.rank
+        self._win, self._wins = window, (window, *others)
+        self._bases, self._sizes, self._node_of = bases, sizes, node_of
+        self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
+        self._queues: dict[int, deque[MPI.Request]] = {}
+        self._unflushed: set[int] = set()
+        self.lock = RLock()
+        self._tickets = np.empty(2, np.int64)
+        self._is_closed = False
+        for each in self._wins:
+            each.Lock_all(MPI.MODE_NOCHECK)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{self.nbytes} of {sum(self._sizes)} bytes"
+        return f"{self.flavour} window ({state}, {len(self._sizes)} ranks)"
+
+    def require_open(self) -> None:
+        """Raise ClosedError after `close`."""
+        if self._is_closed:
+            raise closed(f"{self.flavour} window")
+
+    def reaches(self, rank: int) -> bool:
+        """See `base.Window`."""
+        self.require_open()
+        return rank in self._bases
+
+    def view(
+        self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike
+    ) -> Array | None:
+        """See `base.Window`."""
+        if not self.reaches(rank):
+            return None
+        return view_on(self._bases[rank], offset, shape, strides, dtype)
+
+    def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+        """See `base.Window`. Memory within reach is copied by load and store, which beats MPI on strided boxes."""
+        self._check(rank, target, origin, rows, cols)
+        require_writeable(self.flavour, origin)
+        if rank in self._bases:
+            return self._copy(rank, target, origin, rows, cols)
+        if origin.itemsize not in MOVED_AS:
+            raise DtypeError(f"{self.flavour}: items of dtype {origin.dtype} must have {list(MOVED_AS)} bytes")
+        return MpiTransfer(self, rank, MOVED_AS[origin.itemsize], None, target, origin, rows, cols)
+
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+        """See `base.Window`. Always through MPI and one window, whoever the target is: only so is it atomic."""
+        self._check(rank, target, origin, rows, cols)
+        check_addable(self.flavour, origin.dtype)
+        element, op = ADDED_AS[origin.dtype]
+        return MpiTransfer(self, rank, element, op, target, origin, rows, cols)
+
+    def fetch_add(self, rank: int, offset: int, value: int) -> int:
+        """See `base.Window`."""
+        self.require_open()
+        check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
+        with self.lock:
+            # a request, and not Fetch_and_op with a flush: those spin inside MPI until a busy target answers
+            self._tickets[0] = value
+            wait(
+                self._win.Rget_accumulate(
+                    [self._tickets[:1], 1, MPI.INT64_T],
+                    [self._tickets[1:], 1, MPI.INT64_T],
+                    rank,
+                    (offset, 1, MPI.INT64_T),
+                    MPI.SUM,
+                )
+            )
+            self.count(rank, words=0)
+            return int(self._tickets[1])
+
+    def flush(self) -> None:
+        """See `base.Window`."""
+        self.require_open()
+        with self.lock:
+            # waiting for the requests first keeps the spinning inside Flush short
+            for queue in self._queues.values():
+                while queue:
+                    wait(queue.popleft())
+            for rank in self._unflushed:
+                self._win.Flush(rank)
+            self._unflushed.clear()
+
+    def sync(self) -> None:
+        """See `base.Window`."""
+        self.require_open()
+        for each in self._wins:
+            each.Sync()
+
+    def close(self) -> None:
+        """See `base.Window`. After MPI_Finalize it does nothing."""
+        if self._is_closed:
+            return
+        if not MPI.Is_finalized():
+            self.flush()
+            if self._comm != MPI.COMM_NULL:
+                barrier(self._comm)
+            for each in self._wins:
+                each.Unlock_all()
+                each.Free()
+        self._is_closed = True
+        self._bases = {}
+        self.local = np.empty(0, np.uint8)
+
+    # -- for transfers ----------------------------------------------------------------------------
+
+    def count(self, rank: int, words: int) -> None:
+        """Count one MPI call that moved `words` elements to or from `rank`."""
+        if rank != self._rank:
+            self.counters.add(words, 1, same_node=self._node_of[rank] == self._node_of[self._rank])
+
+    def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
+        """Make one MPI call, after the oldest one to the same target if too many are under way."""
+        queue = self._queues.setdefault(rank, deque())
+        while queue and queue[0].Test():
+            queue.popleft()
+        while len(queue) >= OUTSTANDING:
+            wait(queue.popleft())
+        if op is None:
+            request = self._win.Rget(call.origin, rank, call.target)
+        else:
+            request = self._win.Raccumulate(call.origin, rank, call.target, op)
+            self._unflushed.add(rank)
+        queue.append(request)
+        self.count(rank, call.words)
+        return request
+
+    def _check(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
+        self.require_open()
+        if not 0 <= rank < len(self._sizes):
+            raise WindowError(f"{self.flavour}: rank {rank} is not one of {len(self._sizes)}")
+        check_transfer(self.flavour, origin, rows, cols, target, self._sizes[rank])
+
+    def _copy(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+        shape = (target.rows.stop, target.cols.stop) if target.rows and target.cols else (0, 0)
+        remote = view_on(self._bases[rank], target.offset, shape, target.strides, origin.dtype)
+        pairs = paired_views(remote, (target.rows, target.cols), origin, (rows, cols)) if remote.size else []
+        counters = None if rank == self._rank else self.counters
+        same_node = self._node_of[rank] == self._node_of[self._rank]
+        return CopyTransfer(pairs, counters, self.require_open, same_node=same_node)
+
+
+class MpiTransfer:
+    """A prepared get (`op` is None) or accumulate: usually one MPI call, several above `chunk_bytes`."""
+
+    def __init__(
+        self,
+        window: MpiWindow,
+        rank: int,
+        element: MPI.Datatype,
+        op: MPI.Op | None,
+        target: Patch,
+        origin: Array,
+        rows: Span,
+        cols: Span,
+    ) -> None:
+        """The arguments are already checked; `element` is the MPI type of one item of `origin`."""
+        self._window, self._rank, self._op = window, rank, op
+        self._origin = origin
+        self._placed: list[Placed] = []
+        self._pending: list[MPI.Request] = []
+        self._is_closed = False
+        self._calls = [
+            self._call(element, target.part(*there), here)
+            for there, here in _chunks(target, rows, cols, origin.itemsize, window.chunk_bytes)
+        ]
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        if self._is_closed:
+            raise closed("transfer")
+        window = self._window
+        window.require_open()
+        with window.lock:
+            if not self.done():
+                raise WindowError("transfer: started again before it was done; wait for it first")
+            self._pending = [window.issue(self._rank, call, self._op) for call in self._calls]
+
+    def done(self) -> bool:
+        """See `base.Transfer`."""
+        if not self._pending:
+            return True
+        with self._window.lock:
+            pending = self._pending
+            while pending and pending[-1].Test():
+                pending.pop()
+            return not pending
+
+    def wait(self) -> None:
+        """See `base.Transfer`."""
+        if self._pending:
+            wait_until(self.done)
+
+    def close(self) -> None:
+        """See `base.Transfer`."""
+        self._is_closed = True
+        for placed in self._placed:
+            placed.free()
+        self._placed = []
+
+    def _call(self, element: MPI.Datatype, target: Patch, here: tuple[Span, Span]) -> Call:
+        """Both sides visit the elements along the target's closest axis first, so that they pair up."""
+        itemsize = self._origin.itemsize
+        slow, fast = (0, 1) if target.strides[1] <= target.strides[0] else (1, 0)
+        there = (target.rows, target.cols)
+        strides = strided_elements(self._origin)
+        far = Placed(element, itemsize, (there[slow], target.strides[slow]), (there[fast], target.strides[fast]))
+        near = Placed(element, itemsize, (here[slow], strides[slow]), (here[fast], strides[fast]))
+        self._placed += [far, near]
+        words = near.count * near.datatype.Get_size() // itemsize
+        # MPI wants an address only, and mpi4py takes no strided array; self._origin keeps the memory alive
+        memory = MPI.buffer.fromaddress(self._origin.ctypes.data + near.start, words * itemsize)
+        return Call(
+            [memory, near.count, near.datatype],
+            [target.offset + far.start, far.count, far.datatype],
+            words,
+        )
+
+
+Box = tuple[Span, Span]
+
+
+def _chunks(target: Patch, rows: Span, cols: Span, itemsize: int, chunk_bytes: int) -> list[tuple[Box, Box]]:
+    """(target positions, origin positions) of pieces of at most `chunk_bytes`: whole rows where one row fits."""
+    if not (rows and cols):
+        return []
+    wide = max(1, chunk_bytes // itemsize)
+    high = max(1, wide // len(cols))
+    return [
+        ((far_rows, far_cols), (near_rows, near_cols))
+        for far_rows, near_rows in zip(target.rows.pieces(high), rows.pieces(high), strict=True)
+        for far_cols, near_cols in zip(target.cols.pieces(wide), cols.pieces(wide), strict=True)
+    ]

@@ -1,0 +1,51 @@
+"""The one way of waiting: test, then give up the core, then sleep.
+
+MPI libraries spin while they wait. With more ranks than cores that takes the time of the ranks that are being
+waited for, and Python's signal handlers cannot run inside the call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+YIELDING = 1e-3
+"""Seconds during which a waiter only yields its core."""
+BURST = 64
+"""Tests between two sleeps. Each moves an emulated transfer by about one packet: with a single test per sleep a
+get of 16 MiB took 2.3 s where both sides waited, with 64 it took 44 ms; an idle waiter takes 5 % of a core."""
+FIRST_SLEEP = 50e-6
+"""Seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`."""
+LAST_SLEEP = 0.5e-3
+"""Seconds of the longest sleep."""
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Return when `done()` is true; `done` should give MPI progress."""
+    if done():
+        return
+    clock = time.perf_counter
+    deadline = clock() + YIELDING
+    while clock() < deadline:
+        os.sched_yield()
+        if done():
+            return
+    pause = FIRST_SLEEP
+    while not any(done() for _ in range(BURST)):
+        time.sleep(pause)
+        pause = min(2 * pause, LAST_SLEEP)
+
+
+def wait(request: MPI.Request) -> None:
+    """Return when an MPI request is complete."""
+    wait_until(request.Test)
+
+
+def barrier(comm: MPI.Intracomm) -> None:
+    """Return when every rank of `comm` has called it. Collective over `comm`."""
+    wait(comm.Ibarrier())

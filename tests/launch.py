@@ -1,0 +1,110 @@
+"""`@parallel`: a pytest test whose body runs on real ranks.
+
+    @parallel(ranks=(1, 2, 4), env=("node", "cliques"), timeout=60)
+    @pytest.mark.parametrize("n", [1, 7])
+    def test_sum(comm, n):
+        assert comm.allreduce(n) == n * comm.size
+
+makes test_sum[4-cliques-7] and so on. The body runs on every rank, `comm` being a duplicate of COMM_WORLD. Fixtures
+and parameters are pickled to the ranks. Methods of test classes work alike, inherited ones too.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import inspect
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.jobs import Pool
+
+RANKS = (1, 2, 3, 4, 6)
+"""Numbers of ranks a test runs on unless it names others."""
+
+ENVS: dict[str, dict[str, str]] = {
+    "node": {},
+    "cliques": {"MPIR_CVAR_NUM_CLIQUES": "2"},
+    "nolocal": {"MPIR_CVAR_NOLOCAL": "1"},
+    "allocated": {"RMA_MM_WINDOW": "allocated"},
+    "created": {"RMA_MM_WINDOW": "created"},
+}
+"""Environments: one node; two pretended nodes; every rank a node of its own; the other windows within a node."""
+
+VARIANTS = tuple(ENVS)
+"""All environments, the default of `parallel`."""
+
+SEVERAL_RANKS = {"cliques", "nolocal"}
+"""Environments that say nothing about a single rank: no such test is made."""
+
+POOL = Pool(ENVS)
+"""The one job that the tests of this session share."""
+
+
+class Kind(NamedTuple):
+    """What a job must be to serve a test."""
+
+    ranks: int
+    env: str
+
+
+def parallel(
+    ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds."""
+    if unknown := set(env) - set(ENVS):
+        raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
+    kinds = [Kind(count, name) for name in env for count in ranks if count > 1 or name not in SEVERAL_RANKS]
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(*instance: object, **arguments: Any) -> None:
+            kind = arguments.pop("parallel_kind")
+            module, name = _address(body, *instance)
+            POOL.run(kind, module, name, pickled(arguments), timeout)
+
+        test.__signature__ = _signature(body)  # type: ignore[attr-defined]
+        test.parallel_body = body  # type: ignore[attr-defined]
+        ids = [f"{kind.ranks}-{kind.env}" for kind in kinds]
+        mark = pytest.mark.parametrize("parallel_kind", kinds, ids=ids).mark
+        test.pytestmark = [mark, *getattr(body, "pytestmark", [])]  # type: ignore[attr-defined]  # first in the test's id
+        return test
+
+    return decorate
+
+
+def pickled(arguments: dict[str, Any]) -> str:
+    """`arguments` as text for the way to the ranks."""
+    return base64.b64encode(pickle.dumps(arguments)).decode()
+
+
+def _signature(body: Callable[..., None]) -> inspect.Signature:
+    """What pytest must pass: `parallel_kind` in place of `comm`, the rest as it stands."""
+    parameters = inspect.signature(body).parameters
+    if "comm" not in parameters:
+        raise TypeError(f"{body.__qualname__} must take comm as its first parameter (after self)")
+    kind = inspect.Parameter("parallel_kind", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([kind if name == "comm" else old for name, old in parameters.items()])
+
+
+def _address(body: Callable[..., None], *instance: object) -> tuple[str, str]:
+    """Module and dotted name under which a rank finds the test: that of the class that inherits it."""
+    if not instance:
+        return body.__module__, body.__qualname__
+    owner = type(instance[0])
+    return owner.__module__, f"{owner.__qualname__}.{body.__name__}"
+
+
+def kind_of(item: pytest.Item | None) -> Kind | None:
+    """The kind of job that `item` wants; None for a test without ranks."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("parallel_kind") if callspec else None
+
+
+def order(item: pytest.Item) -> tuple[int, int, int]:
+    """Sort key: tests without ranks first, then job by job, so that each job starts once."""
+    kind = kind_of(item)
+    return (1, VARIANTS.index(kind.env), kind.ranks) if kind else (0, 0, 0)

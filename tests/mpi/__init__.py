@@ -1,0 +1,1 @@
+"""Tests that run on real ranks; each is decorated with `tests.launch.parallel`."""

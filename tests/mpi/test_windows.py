@@ -1,0 +1,167 @@
+"""The MPI windows conform on real ranks, and what is theirs alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from rma_mm.errors import MemoryLimitError, WindowError
+from rma_mm.geometry.span import Span
+from rma_mm.windows import WINDOWS, open_window
+from rma_mm.windows import shared as shared_module
+from rma_mm.windows.base import ADDABLE, Patch, Window
+from rma_mm.windows.datatypes import ADDED_AS
+from rma_mm.windows.mpi import node_map
+from tests.conformance import CASES, WindowConformance
+from tests.launch import parallel
+from tests.tiles import Array, settle
+
+NODES = ("node", "cliques", "nolocal")
+
+
+class MpiWorld:
+    """One rank's view of a communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, flavour: str) -> None:
+        self.comm, self.flavour, self.rank, self.size = comm, flavour, comm.rank, comm.size
+        self.node_of = node_map(comm)
+        self.barrier = comm.Barrier
+
+    def open(self, nbytes: int, chunk_bytes: int | None = None) -> Window:
+        return open_window(self.flavour, self.comm, nbytes, node_of=self.node_of, chunk_bytes=chunk_bytes)
+
+
+@parallel(env=NODES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("flavour", WINDOWS)
+def test_conforms(comm: MPI.Intracomm, flavour: str, case: str) -> None:
+    getattr(WindowConformance(), case)(MpiWorld(comm, flavour))
+
+
+@parallel(ranks=(1, 3), env=NODES)
+def test_node_map(comm: MPI.Intracomm) -> None:
+    nodes = node_map(comm)
+    assert comm.allgather(nodes) == [nodes] * comm.size
+    assert nodes[0] == 0
+    assert set(nodes) == set(range(max(nodes) + 1))
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert nodes.count(nodes[comm.rank]) == node.size
+    node.Free()
+
+
+@parallel(ranks=(3, 6), env=("node",))
+@pytest.mark.parametrize("case", ["case_accumulate_concurrently", "case_views", "case_counters", "case_get_patches"])
+def test_nodes_may_be_finer_than_the_true_ones(comm: MPI.Intracomm, case: str) -> None:
+    world = MpiWorld(comm, "shared")
+    world.node_of = tuple(rank % 2 for rank in range(comm.size))
+    getattr(WindowConformance(), case)(world)
+
+
+@parallel(ranks=(2, 4), env=("node", "cliques"))
+def test_shared_reaches_the_node(comm: MPI.Intracomm) -> None:
+    nodes = node_map(comm)
+    window = open_window("shared", comm, 8)
+    assert [window.reaches(rank) for rank in range(comm.size)] == [node == nodes[comm.rank] for node in nodes]
+    window.close()
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_too_little_shared_memory_is_one_error_on_all_ranks(comm: MPI.Intracomm) -> None:
+    true_free = shared_module.free_segment_bytes
+    shared_module.free_segment_bytes = lambda: 10_000
+    try:
+        with pytest.raises(MemoryLimitError) as caught:
+            open_window("shared", comm, 8_000 * comm.rank + 5_000)
+    finally:
+        shared_module.free_segment_bytes = true_free
+    assert "needs 24576 bytes" in str(caught.value)
+    assert "10000 are free, 14576 are missing" in str(caught.value)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+@parallel(ranks=(2,), env=("node",))
+@pytest.mark.parametrize("flavour", WINDOWS)
+def test_one_bad_rank_is_one_error_on_all(comm: MPI.Intracomm, flavour: str) -> None:
+    with pytest.raises(WindowError, match="rank 1: nbytes is -8") as caught:
+        open_window(flavour, comm, -8 * comm.rank)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+def exposures(rank: int) -> dict[str, Array]:
+    """Arrays of float64 that can be exposed, 4 x 6 each."""
+    outer = np.zeros((10, 12))
+    return {
+        "C": np.zeros((4, 6)),
+        "F": np.zeros((4, 6), order="F"),
+        "part": outer[2 + rank % 2 : 6 + rank % 2, 1:7],
+        "F part": np.asfortranarray(outer)[3:7, 5:11],
+    }
+
+
+@parallel(ranks=(1, 3), env=NODES)
+@pytest.mark.parametrize("kind", ["C", "F", "part", "F part"])
+def test_created_exposes_an_array_in_place(comm: MPI.Intracomm, kind: str) -> None:
+    array = exposures(comm.rank)[kind]
+    array[...] = np.arange(24).reshape(4, 6) + 100 * comm.rank
+    strides = (array.strides[0] // 8, array.strides[1] // 8)
+    window = open_window("created", comm, array)
+    assert np.shares_memory(window.local, array)
+    rows, cols = Span([(0, 1), (2, 4)]), Span.range(1, 5)
+    right = (comm.rank + 1) % comm.size
+    taken = np.zeros((3, 4))
+    packed = Span.range(0, 3), Span.range(0, 4)
+    settle(MpiWorld(comm, "created"), window)
+    transfer = window.get(right, Patch(0, strides, rows, cols), taken, *packed)
+    transfer.start()
+    transfer.wait()
+    expected = (np.arange(24.0).reshape(4, 6) + 100 * right)[np.ix_(rows.indices, cols.indices)]
+    np.testing.assert_array_equal(taken, expected)
+    comm.Barrier()
+    add = window.accumulate(right, Patch(0, strides, rows, cols), taken, *packed)
+    add.start()
+    window.flush()
+    settle(MpiWorld(comm, "created"), window)
+    wanted = np.arange(24.0).reshape(4, 6) + 100 * comm.rank
+    wanted[np.ix_(rows.indices, cols.indices)] *= 2
+    np.testing.assert_array_equal(array, wanted)
+    add.close()
+    window.close()
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_created_refuses_what_it_cannot_expose(comm: MPI.Intracomm) -> None:
+    good = np.zeros((4, 6))
+    for bad, rule in (
+        (good[:, ::-2], "not negative"),
+        (good[::-1], "not negative"),
+        (good.astype(object), "references"),
+    ):
+        with pytest.raises(WindowError, match=f"rank 1: .*{rule}"):
+            open_window("created", comm, bad if comm.rank == 1 else good)
+    window = open_window("created", comm, np.zeros((0, 6)) if comm.rank else good[:, :1])
+    assert window.nbytes == (0 if comm.rank else 3 * 48 + 8)
+    window.close()
+
+
+@parallel(ranks=(2,), env=("node", "nolocal"))
+def test_plain_boxes_are_one_call(comm: MPI.Intracomm) -> None:
+    window = open_window("allocated", comm, 4000)
+    origin = np.zeros((20, 25))
+    for rows, cols in (
+        (Span.range(0, 20), Span.range(0, 25)),
+        (Span.cyclic(20, 3, 2, 1), Span.cyclic(25, 2, 3, 0)),
+        (Span([(0, 1), (5, 9)]), Span.range(3, 4)),
+    ):
+        transfer = window.get(1 - comm.rank, Patch(0, (25, 1), rows, cols), origin, rows, cols)
+        window.counters.reset()
+        transfer.start()
+        transfer.wait()
+        assert window.counters.messages == 1
+        transfer.close()
+    comm.Barrier()
+    window.close()
+
+
+def test_every_addable_type_has_an_mpi_type() -> None:
+    assert set(ADDED_AS) == ADDABLE

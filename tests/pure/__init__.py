@@ -1,0 +1,1 @@
+"""Tests that need no rank but the one pytest runs on."""

@@ -1,0 +1,208 @@
+"""Which kernel is taken, what it refuses, and the small parts: scaling, casts, scalars, types, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rma_mm import kernels
+from rma_mm.errors import AlgorithmError, DtypeError, ShapeError
+from rma_mm.kernels import blas, dtypes, elementwise, threads
+from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
+
+NAMES = sorted(dtype.name for dtype in SUPPORTED)
+
+# -- choosing ------------------------------------------------------------------------------------------------------
+
+
+def test_auto_chooses() -> None:
+    big = (1024, 1024, 1024)
+    assert kernels.choose_kernel("auto", np.dtype("f4"), *big) in ("blas", "numpy")
+    assert kernels.choose_kernel("auto", np.dtype("f2"), *big) in ("blas", "numpy")
+    assert kernels.choose_kernel("auto", np.dtype("i4"), *big) == "numba"
+    assert kernels.choose_kernel("auto", np.dtype("i4"), 64, 64, 64) == "numpy"
+    one = np.ones((1, 1))
+    assert {name: kernels.bind(one, one, one.copy(), kernel=name).kernel for name in ("numba", "numpy")} == {
+        "numba": "numba",
+        "numpy": "numpy",
+    }
+
+
+def test_without_a_blas_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    monkeypatch.setattr(blas, "library", lambda: None)
+    a, c = np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32)
+    for kernel in ("auto", "blas"):
+        bound = kernels.bind(a, a, c, 2, 0, kernel=kernel)
+        bound()
+        assert bound.kernel == "numpy"
+        np.testing.assert_array_equal(c, 2 * a)
+
+
+def test_every_loaded_blas_can_be_called() -> None:
+    """SciPy brings one with other names and narrower integers; NumPy's own is still preferred."""
+    pytest.importorskip("scipy.linalg")
+    import threadpoolctl
+
+    entries = [entry for entry in threadpoolctl.threadpool_info() if entry["user_api"] == "blas"]
+    opened = [blas._opened(entry["filepath"], entry["internal_api"] == "openblas") for entry in entries]
+    assert all(blas._works(found) for found in opened if found is not None)
+    blas.library.cache_clear()
+    assert (found := blas.library()) is None or "numpy" in found.path or len(entries) == 1
+    for found in opened:
+        if found is not None:
+            a = np.arange(12.0).reshape(3, 4)
+            c = np.ones((3, 3), order="F")
+            prepared = blas.arguments(found, a, a.T, c, 2.0, 1.0, False, False)
+            assert prepared is not None
+            found.gemm(c.dtype)(*prepared)
+            np.testing.assert_array_equal(c, 2 * (a @ a.T) + 1)
+
+
+def test_refusals() -> None:
+    one = np.ones((2, 2), np.int32)
+    with pytest.raises(DtypeError, match=r"int32.*float32.*numba"):
+        kernels.bind(one, one, one.copy(), kernel="blas")
+    with pytest.raises(DtypeError, match="kernel 'blas'"):
+        kernels.bind(one[:0], one, one[:0], kernel="blas")
+    with pytest.raises(AlgorithmError, match="auto, blas, numba, numpy"):
+        kernels.bind(one, one, one.copy(), kernel="cublas")
+    with pytest.raises(ShapeError, match=r"\(2, 2\).*\(3, 2\)"):
+        kernels.bind(one, np.ones((3, 2), np.int32), one.copy())
+    with pytest.raises(DtypeError, match=r"complex64.*float32"):
+        kernels.bind(one.astype("c8"), one, one.astype("f4"))
+    fixed = one.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        kernels.bind(one, one, fixed)
+
+
+def test_scratch_bytes() -> None:
+    f4, f2, i4 = (np.dtype(t) for t in ("f4", "f2", "i4"))
+    assert kernels.scratch_bytes(2048, 2048, 2048, f4, f4, f4) == 0
+    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4) <= (8 << 20) + (64 << 10)
+    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, i4, i4, i4) <= (16 << 20) + (64 << 10)
+    assert kernels.scratch_bytes(0, 5, 5, i4, i4, i4) == 0
+
+
+# -- elementwise ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scale(name: str) -> None:
+    c = np.array([[0, 1, 2, 3], [4, 5, 0, 7]]).astype(parse_dtype(name))[:, ::2]
+    old = c.copy()
+    elementwise.scale(c, 1)
+    assert np.array_equal(c, old)
+    if c.dtype.kind != "b":
+        elementwise.scale(c, 2)
+        assert np.array_equal(c, (old * np.asarray(2, old.dtype)).astype(old.dtype))
+    if rank(c.dtype) >= 2:
+        c[...] = np.nan
+    elementwise.scale(c, 0)
+    assert not c.any()
+
+
+def test_cast_rounds_once_and_never_goes_down() -> None:
+    src = np.array([[1 + 2**-11 + 2**-20, 1e9, np.nan]], np.float32)
+    for dst in (np.zeros((1, 3), dtype) for dtype in SUPPORTED if accumulator(dtype) != dtype):
+        elementwise.cast(src, dst)
+        with np.errstate(all="ignore"):
+            expected = src.astype(dst.dtype).astype("f4")
+        assert np.array_equal(dst.astype("f4"), expected, equal_nan=True)
+    with pytest.raises(DtypeError, match=r"float32.*int32"):
+        elementwise.cast(src, np.zeros((1, 3), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [(1j, "float32"), (0.5, "int8"), (300, "int8"), (-1, "uint8"), (2, "bool"), (float("nan"), "int64"),
+     (1e300, "float32"), ("2", "float32"), (10**400, "float64"), (np.complex64(1j), "float16"), (2**64, "uint64")],
+)  # fmt: skip
+def test_scalar_refuses(value: Any, name: str) -> None:
+    with pytest.raises(DtypeError, match=rf"beta is .*{name} cannot represent.*use "):
+        elementwise.scalar(value, np.dtype(name), "beta")
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "held"),
+    [(2 + 0j, "int8", 2), (2.0, "uint64", 2), (True, "bool", 1), (np.float64(0.5), "float32", 0.5),
+     (2**64 - 1, "uint64", 2**64 - 1), (1j, "complex64", 1j), (float("-inf"), "float16", float("-inf")),
+     (np.array(3), "int32", 3), (complex(2, -0.0), "float32", 2)],
+)  # fmt: skip
+def test_scalar_accepts(value: Any, name: str, held: Any) -> None:
+    got = elementwise.scalar(value, np.dtype(name), "alpha")
+    assert got == held
+    assert got.dtype == accumulator(np.dtype(name))
+
+
+# -- types ---------------------------------------------------------------------------------------------------------
+
+
+def test_result_dtype() -> None:
+    for a in SUPPORTED:
+        assert result_dtype(a, a) == a
+        for b in SUPPORTED:
+            if BFLOAT16 not in (a, b):
+                assert result_dtype(a, b) == np.result_type(a, b)
+    assert result_dtype(np.dtype("i1"), np.dtype("i1"), np.dtype("i4")) == np.int32
+    assert result_dtype(np.dtype("f2"), np.dtype("f2"), np.dtype("f4")) == np.float32
+    if BFLOAT16 is not None:
+        assert result_dtype(BFLOAT16, np.dtype("f4")) == np.float32
+        assert result_dtype(BFLOAT16, BFLOAT16, np.dtype("f4")) == np.float32
+        with pytest.raises(DtypeError, match="no common element type"):
+            result_dtype(BFLOAT16, np.dtype("f2"))
+        with pytest.raises(DtypeError, match="bfloat16 cannot hold"):
+            result_dtype(np.dtype("f4"), np.dtype("f4"), BFLOAT16)
+
+
+@pytest.mark.parametrize(("dtype", "compute"), [("i4", "i1"), ("c8", "f4"), ("f4", "f2"), ("i1", "u4"), ("i4", "f4")])
+def test_compute_dtype_never_narrows(dtype: str, compute: str) -> None:
+    with pytest.raises(DtypeError, match=r"compute_dtype .* cannot hold .* use one of "):
+        result_dtype(np.dtype(dtype), np.dtype(dtype), np.dtype(compute))
+
+
+@pytest.mark.parametrize("bad", ["O", "U3", "M8[s]", "i4,i4", "g"])
+def test_unsupported_types(bad: str) -> None:
+    with pytest.raises(DtypeError, match=r"supported element types are .*float32"):
+        result_dtype(np.dtype(bad), np.dtype("f4"))
+
+
+def test_foreign_byte_order_names_the_fix() -> None:
+    with pytest.raises(DtypeError, match=r"\.astype\('float32'\)"):
+        result_dtype(np.dtype("f4").newbyteorder(), np.dtype("f4"))
+
+
+def test_parse_dtype() -> None:
+    assert [parse_dtype(name).name for name in NAMES] == NAMES
+    with pytest.raises(DtypeError, match=r"'float31'.*float32, .*bool"):
+        parse_dtype("float31")
+    assert dtypes.supported_names() == ", ".join(dtype.name for dtype in SUPPORTED)
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    cores = threads._cores()
+    assert threads.threads_per_rank(1, None) == cores
+    assert threads.threads_per_rank(10**6, None) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
+    assert threads.threads_per_rank(1, None) == 3
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    assert threads.threads_per_rank(1, None) == 5
+    assert threads.threads_per_rank(1, 7) == 7
+    with pytest.raises(ValueError, match="threads is 0"):
+        threads.threads_per_rank(1, 0)
+
+
+def test_set_threads() -> None:
+    before = threads.get_threads()
+    threads.set_threads(1)
+    assert threads.get_threads() == 1
+    threads.set_threads(before)
+    assert threads.get_threads() == before

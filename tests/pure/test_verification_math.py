@@ -1,0 +1,327 @@
+"""The check of a product: right results pass whatever the type, wrong ones are found. Ranks are threads here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("mpi4py", exc_type=ImportError)
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.kernels.dtypes import SUPPORTED, accumulator, parse_dtype, result_dtype
+from rma_mm.runtime.generate import generated
+from rma_mm.runtime.verification import Verdict, verify
+
+Array = np.ndarray[Any, Any]
+PLACES = ["P('i', 'j')", "P('j', 'i')", "P('i+j:cyclic(3)', None)", "P(None, 'j')", "P(None, None)", "P('i', None, j=1)"]
+
+
+class Team:
+    """Threads that meet in collective calls."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.slots: list[Any] = [None] * size
+
+
+@dataclass
+class Comm:
+    """What the check needs of a communicator."""
+
+    team: Team
+    rank: int
+
+    @property
+    def size(self) -> int:
+        return self.team.size
+
+    def allgather(self, item: Any) -> list[Any]:
+        self.team.slots[self.rank] = item
+        self.team.barrier.wait()
+        found = list(self.team.slots)
+        self.team.barrier.wait()
+        return found
+
+    def bcast(self, item: Any, root: int = 0) -> Any:
+        return self.allgather(item)[root]
+
+    def Allreduce(self, send: Array, out: Array) -> None:
+        first, *rest = self.allgather(send)
+        out[...] = sum(rest, start=first)
+
+
+@dataclass
+class Mesh:
+    comm: Comm
+    rank: int
+    shape: MeshShape
+
+
+@dataclass
+class Matrix:
+    mesh: Mesh
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    layout: Layout
+    region: Any
+    tile: Array
+
+
+def placed(x: Array, mesh: Mesh, text: str) -> Matrix:
+    """Rank's own part of x; a partial placement gets all of it in the first summand and 0 in the others."""
+    layout = parse_layout(text, mesh.shape)
+    region = layout.region(x.shape, mesh.shape, mesh.rank)
+    tile = x[region.selector()].copy()
+    coords = mesh.shape.coords(mesh.rank) if mesh.rank < mesh.shape.size else {}
+    if any(coords.get(axis) for axis in layout.partial):
+        tile[...] = 0
+    return Matrix(mesh, x.shape, x.dtype, layout, region, tile)
+
+
+@dataclass
+class Case:
+    """One product, with the placements of its matrices."""
+
+    a: Array
+    b: Array
+    c: Array
+    before: Array | None = None
+    places: tuple[str, str, str] = (PLACES[0],) * 3
+    grid: tuple[int, int] = (1, 1)
+    extra: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, spoil: Callable[[Matrix], None] = lambda c: None) -> Verdict:
+        """Verify on threads; `spoil` may change each rank's C first."""
+        shape = MeshShape(self.grid)
+        team = Team(shape.size + self.extra)
+        found: list[Verdict | BaseException] = [Verdict(False, None)] * team.size
+
+        def rank(number: int) -> None:
+            try:
+                mesh = Mesh(Comm(team, number), number, shape)
+                a, b, c = (placed(x, mesh, at) for x, at in zip((self.a, self.b, self.c), self.places, strict=True))
+                before = None if self.before is None else placed(self.before, mesh, self.places[2])
+                spoil(c)
+                found[number] = verify(a, b, c, before=before, **self.options)
+            except BaseException as error:
+                found[number] = error
+                team.barrier.abort()
+
+        threads = [threading.Thread(target=rank, args=(n,)) for n in range(team.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for verdict in found:
+            if isinstance(verdict, BaseException) and not isinstance(verdict, threading.BrokenBarrierError):
+                raise verdict
+        assert isinstance(found[0], Verdict)
+        assert found == [found[0]] * team.size
+        return found[0]
+
+
+def made(which: str, shape: tuple[int, int], dtype: Any, seed: int = 1) -> Array:
+    rows, cols = np.ogrid[: shape[0], : shape[1]]
+    return generated(seed, which, dtype)(rows, cols)
+
+
+def multiplied(a: Array, b: Array, alpha: Any = 1, beta: Any = 0, before: Array | None = None, dtype: Any = None) -> Array:
+    """The product as a kernel makes it: summed in the accumulator, rounded once."""
+    dtype = dtype or result_dtype(a.dtype, b.dtype)
+    working = accumulator(dtype)
+    with np.errstate(all="ignore"):
+        if dtype.kind == "b":
+            out = (a.astype(int) @ b.astype(int) > 0) & bool(alpha)
+            return out | before if beta and before is not None else out
+        out = a.astype(working) @ b.astype(working) * working.type(alpha)
+        if beta != 0 and before is not None:
+            out += working.type(beta) * before.astype(working)
+        return out.astype(dtype)
+
+
+@given(
+    dtype=st.sampled_from([dtype.name for dtype in SUPPORTED]),
+    shape=st.tuples(*[st.integers(0, 40)] * 3),
+    places=st.tuples(*[st.sampled_from(PLACES)] * 3),
+    grid=st.sampled_from([(1, 1), (2, 3), (2, 1)]),
+    extra=st.integers(0, 1),
+    beta=st.sampled_from([0, 1]),
+    seed=st.integers(0, 5),
+)
+def test_right_results_pass_and_one_wrong_element_does_not(
+    dtype: str, shape: tuple[int, int, int], places: Any, grid: Any, extra: int, beta: int, seed: int
+) -> None:
+    """Every type, any placement, more ranks than the grid holds."""
+    m, n, k = shape
+    t = parse_dtype(dtype)
+    places = tuple("P('i', None)" if "j=1" in p and grid[1] == 1 else p for p in places)
+    a, b, before = made("A", (m, k), t, seed), made("B", (k, n), t, seed), made("C", (m, n), t, seed)
+    c = multiplied(a, b, beta=beta, before=before)
+    case = Case(a, b, c, before if beta else None, places, grid, extra, {"beta": beta})
+    verdict = case.check()
+    assert verdict.ok, verdict
+    assert verdict.residual is not None
+    if c.size and t.kind != "b":
+        case.c = c.copy()
+        at = (m - 1, n // 2)
+        with np.errstate(all="ignore"):
+            wrong = c[at].astype(complex) + 100
+            case.c[at] = wrong if t.kind == "c" else wrong.real.astype(np.float32).astype(t)
+        assert not case.check().ok
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+def test_wrong_bool(beta: int) -> None:
+    """All rows of a small matrix are computed again."""
+    a, b, before = (made(x, (33, 33), bool) & made(x, (33, 33), bool, 2) & made(x, (33, 33), bool, 3) for x in "ABC")
+    c = multiplied(a, b, 1, beta, before)
+    case = Case(a, b, c, before, PLACES[:3], (2, 2), options={"beta": beta})  # type: ignore[arg-type]
+    assert case.check().ok
+    case.c = c.copy()
+    case.c[17, 30] ^= True
+    verdict = case.check()
+    assert not verdict.ok
+    assert "C[17, 30]" in verdict.reason
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "bfloat16"])
+@pytest.mark.parametrize("width", [8, 64])
+def test_dropped_panel_of_one_tile_is_found(dtype: str, width: int) -> None:
+    """A few k-indices missing in one tile of a product of ordinary size."""
+    a, b = made("A", (300, 500), dtype), made("B", (500, 400), dtype)
+    c = multiplied(a, b)
+    c[:100, 100:200] -= multiplied(a[:100, :width], b[:width, 100:200])
+    verdict = Case(a, b, c).check()
+    assert not verdict.ok
+    assert "row" in verdict.reason
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1, 200, 1e4, 1e30])
+@pytest.mark.parametrize("kind", ["random", "constant"])
+def test_right_results_are_never_blamed(dtype: str, scale: float, kind: str) -> None:
+    """Overflow, underflow, errors that all have one sign."""
+    t = parse_dtype(dtype)
+    with np.errstate(all="ignore"):
+        a, b = ((made(x, (70, 90), "float64") if kind == "random" else np.full((70, 90), 0.1)) * scale for x in "AB")
+        a, b = a.astype(t), b.T.astype(t)
+        before = a[:, :70]
+        for alpha, beta in ((1, 0), (-0.3, 0.7), (1e-3, 0)):
+            c = multiplied(a, b, alpha, beta, before, t)
+            verdict = Case(a, b, c, before, options={"alpha": alpha, "beta": beta}).check()
+            assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "float64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", "ABC")
+def test_nan_and_inf_are_compared_by_pattern(dtype: str, value: float, where: str) -> None:
+    """Touched rows pass if the pattern is right; a finite number in its place, or a NaN elsewhere, does not."""
+    operands = {x: made(x, (50, 50), dtype) for x in "ABC"}
+    operands[where][7, 9] = value
+    a, b, before = operands.values()
+    c = multiplied(a, b, 1, 1, before)
+    case = Case(a, b, c, before, PLACES[:3], (2, 2), options={"beta": 1})  # type: ignore[arg-type]
+    verdict = case.check()
+    assert verdict.ok, verdict
+    at = tuple(np.argwhere(~np.isfinite(c))[-1])
+    case.c = c.copy()
+    case.c[at] = 1
+    assert not case.check().ok
+    case.c = c.copy()
+    case.c[3, 4] = np.nan
+    assert not case.check().ok
+
+
+def test_overflow_is_right_only_where_it_can_be() -> None:
+    """float16 ends at 65504."""
+    a = np.full((40, 64), 40, np.float16)
+    c = multiplied(a, a.T)
+    assert np.isinf(c).all()
+    case = Case(a, a.T, c)
+    assert case.check().ok
+    case.c = np.full_like(c, -np.inf)
+    assert not case.check().ok
+    case.a, case.c = (a / 40).astype(np.float16), c
+    assert not case.check().ok
+
+
+@pytest.mark.parametrize("value", [3, 0])
+def test_no_inner_dimension(value: int) -> None:
+    """K = 0: C is beta·C0."""
+    before = np.full((5, 6), value, np.float32)
+    empty = np.empty((5, 0), np.float32), np.empty((0, 6), np.float32)
+    assert Case(*empty, 2 * before, before, options={"beta": 2}).check().ok
+    assert not Case(*empty, 2 * before + 1, before, options={"beta": 2}).check().ok
+    assert Case(*empty, 0 * before).check().ok
+    assert not Case(*empty, 0 * before + np.float32(1e-30)).check().ok
+
+
+def test_conjugates_and_complex_scalars() -> None:
+    """op conjugates."""
+    a, b, before = (made(x, (30, 30), "complex64") for x in "ABC")
+    alpha, beta = -1 - 2j, 0.5j
+    c = (alpha * (a.conj() @ b.conj()) + beta * before).astype(np.complex64)
+    options = {"alpha": alpha, "beta": beta, "conj_a": True, "conj_b": True}
+    assert Case(a, b, c, before, options=options).check().ok
+    assert not Case(a, b, c, before, options=options | {"conj_b": False}).check().ok
+
+
+def test_alpha_zero_does_not_read_the_operands() -> None:
+    """As in BLAS."""
+    a = np.full((4, 4), np.nan, np.float32)
+    assert Case(a, a, np.zeros((4, 4), np.float32), options={"alpha": 0}).check().ok
+    assert not Case(a, a, np.ones((4, 4), np.float32), options={"alpha": 0}).check().ok
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
+def test_integers_wrap(dtype: str) -> None:
+    """Exact modulo 2^w; half the modulus in two places of a row is found too, which signs would miss."""
+    rng = np.random.default_rng(0)
+    info = np.iinfo(dtype)
+    a, b = (rng.integers(info.min, info.max, (40, 40), dtype, endpoint=True) for _ in "AB")
+    c = a @ b
+    assert Case(a, b, c).check().ok
+    c[5, 3:5] ^= c.dtype.type(1 << (info.bits - 1) if info.min == 0 else info.min)
+    verdict = Case(a, b, c).check()
+    assert not verdict.ok
+    assert "row 5" in verdict.reason
+
+
+def test_partial_sums_add_up() -> None:
+    """Every rank along the axis holds a summand."""
+    a, b = made("A", (9, 8), "float32"), made("B", (8, 7), "float32")
+    places = ("P('i', None, j=sum)", "P(None, None, i=sum)", "P('i', None, j=sum)")
+    assert Case(a, b, a @ b, places=places, grid=(2, 3)).check().ok
+    assert not Case(a, b, a @ b + 1, places=places, grid=(2, 3)).check().ok
+
+
+def test_replicas_must_be_equal() -> None:
+    """A wrong replica is found although another one answers for the elements."""
+    a, b = made("A", (9, 8), "float32"), made("B", (8, 7), "float32")
+    case = Case(a, b, a @ b, places=(PLACES[0], PLACES[0], "P('i', None)"), grid=(2, 2))
+    assert case.check().ok
+
+    def spoil(c: Matrix) -> None:
+        if c.mesh.rank == 3:
+            c.tile[0, 0] += 1
+
+    assert case.check(spoil).reason == "replicas of C differ"
+
+
+def test_beta_needs_the_old_c() -> None:
+    """A missing C0 is a mistake of the caller's."""
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(ValueError, match="before"):
+        Case(x, x, x, options={"beta": 1}).check()

@@ -1,0 +1,41 @@
+"""Waiting gives up the core and lets signal handlers run."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from rma_mm.windows.waiting import wait_until
+
+
+def test_returns_at_once_when_done() -> None:
+    calls: list[None] = []
+    wait_until(lambda: calls.append(None) is None)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0002, 0.01])
+def test_returns_soon_after(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    wait_until(lambda: time.perf_counter() >= end)
+    assert time.perf_counter() >= end
+
+
+def test_a_long_wait_takes_little_of_the_core() -> None:
+    end = time.perf_counter() + 0.5
+    busy = time.process_time()
+    wait_until(lambda: time.perf_counter() >= end)
+    assert time.process_time() - busy < 0.25
+
+
+def test_signal_handlers_run() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        wait_until(lambda: bool(seen))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [signal.SIGALRM]

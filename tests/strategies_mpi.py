@@ -1,0 +1,129 @@
+"""Property tests on real ranks: rank 0 draws and shrinks, all ranks try each example together."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import hypothesis
+from hypothesis.strategies import SearchStrategy
+from mpi4py import MPI
+
+from tests.worker import wait_politely
+
+T = TypeVar("T")
+
+SHRINK_SECONDS = 15.0
+"""Time given to making a failing example smaller; more would run into the test's time limit."""
+
+
+class _Falsified(Exception):
+    """Some rank failed on an example. Raised at one place only, so that Hypothesis shrinks any failure to any other."""
+
+
+def shared_examples(
+    comm: MPI.Comm,
+    strategy: SearchStrategy[T],
+    body: Callable[[MPI.Comm, T], None],
+    max_examples: int = 25,
+    examples: Iterable[T] = (),
+) -> None:
+    """Call `body(comm, example)` on every rank for `examples` and then for `max_examples` drawn from `strategy`.
+
+    Collective over comm. Examples must be picklable, and filtered within the strategy rather than by `assume`.
+    Raises the same AssertionError on every rank, with the smallest example found, where any rank failed.
+    """
+    control = comm.Dup()
+    try:
+        if comm.rank == 0:
+            failure = _Leader(control, comm, body).search(strategy, max_examples, examples)
+            _broadcast(control, ("done", failure))
+        else:
+            failure = _follow(control, comm, body)
+    finally:
+        control.Free()
+    if failure is not None:
+        raise AssertionError(failure)
+
+
+class _Leader:
+    """Rank 0: draws examples and hears the verdicts."""
+
+    def __init__(self, control: MPI.Comm, comm: MPI.Comm, body: Callable[[MPI.Comm, Any], None]) -> None:
+        self.control, self.comm, self.body = control, comm, body
+        self.failure: str | None = None
+        self.limit = float("inf")
+
+    def search(self, strategy: SearchStrategy[Any], max_examples: int, examples: Iterable[Any]) -> str | None:
+        """The report of the smallest failure, or None."""
+        trial: Callable[[Any], None] = self._trial
+        trial = _without_self(trial)
+        settings = hypothesis.settings(
+            max_examples=max_examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            report_multiple_bugs=False,
+        )
+        try:
+            for example in examples:
+                self._trial(example)
+            settings(hypothesis.given(strategy)(trial))()
+        except BaseException:  # the other ranks wait: whatever it is, they must hear of it
+            return self.failure or f"rank 0 could not draw examples:\n{traceback.format_exc()}"
+        return self.failure
+
+    def _trial(self, example: Any) -> None:
+        """One example on all ranks."""
+        if time.monotonic() > self.limit:
+            return
+        _broadcast(self.control, ("try", example))
+        verdicts = _verdicts(self.control, self.comm, self.body, example)
+        if not any(verdicts):
+            return
+        if self.failure is None:
+            self.limit = time.monotonic() + SHRINK_SECONDS
+        failed = [f"on rank {rank} of {len(verdicts)}:\n{text}" for rank, text in enumerate(verdicts) if text]
+        self.failure = f"with the example {example!r}\n" + "\n".join(failed)
+        raise _Falsified
+
+
+def _without_self(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A plain function: Hypothesis refuses bound methods."""
+
+    def trial(example: Any) -> None:
+        method(example)
+
+    return trial
+
+
+def _follow(control: MPI.Comm, comm: MPI.Comm, body: Callable[[MPI.Comm, Any], None]) -> str | None:
+    """The other ranks: try what rank 0 sends until it is done."""
+    while True:
+        order, content = _broadcast(control, None)
+        if order == "done":
+            return content  # type: ignore[no-any-return]
+        _verdicts(control, comm, body, content)
+
+
+def _broadcast(control: MPI.Comm, message: Any) -> Any:
+    """Rank 0's message on every rank. Pickled first: an example that cannot be must not leave the others waiting."""
+    pickled = pickle.dumps(message)
+    wait_politely(control.Ibarrier())
+    return pickle.loads(control.bcast(pickled))
+
+
+def _verdicts(control: MPI.Comm, comm: MPI.Comm, body: Callable[[MPI.Comm, Any], None], example: Any) -> list[str]:
+    """The traceback of every rank, empty where it passed."""
+    text = ""
+    try:
+        body(comm, example)
+    except BaseException:  # pytest.fail and SystemExit count as failures of the example
+        text = traceback.format_exc()
+    wait_politely(control.Ibarrier())
+    return control.allgather(text)
