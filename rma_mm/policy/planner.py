@@ -34,7 +34,8 @@ class Request:
     mesh: MeshShape
     layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
     keeps_c: bool = False
-    in_place: bool = True
+    in_place: str = "AB"
+    """Operands that node-mates can read where they lie."""
     algorithm: str = "auto"
     deterministic: bool = False
 
@@ -152,7 +153,7 @@ def _summed(problem: Problem, rank: int) -> Traffic:
         layout = problem.layout(x)
         if layout.partial:
             region = held(layout, problem.extent(x), problem.mesh, rank)
-            total += _moved(problem, x, layout.single(problem.mesh), region, rank, in_place=False)
+            total += _moved(problem, x, layout.single(problem.mesh), region, rank)
     return total
 
 
@@ -161,10 +162,10 @@ def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
     box = row.work(problem).region(problem.shape, problem.mesh, rank)
     total = Traffic()
     for x in "AB":
-        total += _moved(problem, x, problem.layout(x), side(box, x), rank, in_place=True)
+        total += _moved(problem, x, problem.layout(x), side(box, x), rank, x in problem.in_place)
     if row.result == "accumulate":
         c = problem.layout("C").unshared(problem.mesh)
-        total += _moved(problem, "C", replace(c, partial=()), side(box, "C"), rank, in_place=False)
+        total += _moved(problem, "C", replace(c, partial=()), side(box, "C"), rank)
     if row.order == "ticket":  # boxes fall to any rank, so that little of what they need is the rank's own
         share = 1 - 1 / problem.mesh.size
         m, n, k = problem.shape
@@ -176,10 +177,10 @@ def _gathered(problem: Problem, rank: int) -> Traffic:
     """What `rank` takes of a replicated C that others computed."""
     c, mesh = problem.layout("C"), problem.mesh
     shared = replace(c.unshared(mesh), partial=())
-    return _moved(problem, "C", shared, held(c, problem.extent("C"), mesh, rank), rank, in_place=False)
+    return _moved(problem, "C", shared, held(c, problem.extent("C"), mesh, rank), rank)
 
 
-def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, in_place: bool) -> Traffic:
+def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, in_place: bool = False) -> Traffic:
     """Words of `region` of `x`, placed by `layout`, that are not `rank`'s own."""
     between = within = 0
     mesh = problem.mesh
@@ -189,8 +190,7 @@ def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, 
                 between += part.size
             elif owner != rank:
                 within += part.size
-    viewed = in_place and problem.in_place
-    return Traffic(between, 0 if viewed else within, within if viewed else 0)
+    return Traffic(between, 0 if in_place else within, within if in_place else 0)
 
 
 def default_mesh(size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ class Operand:
     shape: tuple[int, int]
     dtype: np.dtype[Any]
     layout: Layout | None = None
+    in_place: bool | None = None
+    """Whether node-mates can read its memory; None where it will be the mesh's."""
 
 
 @dataclass(frozen=True)

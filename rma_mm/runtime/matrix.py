@@ -156,6 +156,11 @@ class DistMatrix:
         """What all ranks must agree on when they name this matrix."""
         return (self.block.serial, self.flipped)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
+        return self.block.window.flavour == "shared"
+
     # -- moving it --------------------------------------------------------------------------------
 
     def redistribute(self, layout: str | Layout) -> DistMatrix:

@@ -18,6 +18,7 @@ from ..policy.report import explain
 from ..schedule.lower import Tuning
 from ..schedule.ops import Schedule
 from ..schedule.redistribute import STAGE
+from ..schedule.verify import verify
 from ..windows import Counters
 from ..windows.waiting import barrier
 from .agreement import Ballot, agree, digest
@@ -43,6 +44,7 @@ class Plan:
         schedule: Schedule,
         tuning: Tuning,
         peak_bytes: int,
+        in_place: str,
     ) -> None:
         self.mesh, self.options, self.found = mesh, operands.options, found
         self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
@@ -59,6 +61,8 @@ class Plan:
             name: replace(x, layout=self.layouts[name])
             for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True)
         }
+        self.in_place = in_place
+        """Operands that this plan reads where they lie on node-mates."""
         self.serial = mesh.next_serial()
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
@@ -120,8 +124,13 @@ class Plan:
         return movement(self.schedule, self.mesh)
 
     def explain(self) -> str:
-        """The decision as a table: every candidate, what it moves, and why each loser lost."""
-        return f"{self}\n\n{explain(self.found, self.chosen, self.options.algorithm)}"
+        """The decision as a table: every candidate, what it moves, and why each loser lost.
+
+        The whole schedule, all ranks', is verified on the way.
+        """
+        report = verify(self.schedule)
+        checked = f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once"
+        return f"{self}\n{checked}\n\n{explain(self.found, self.chosen, self.options.algorithm)}"
 
     def __str__(self) -> str:
         m, n, k = self.schedule.shape or (0, 0, 0)
@@ -273,6 +282,11 @@ class Plan:
             raise kind(
                 f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
                 f"the plan is for {operand.dtype} of shape {operand.shape} placed as {operand.layout}"
+            )
+        if name in self.in_place and not matrix.in_place:
+            raise LayoutError(
+                f"{name}: its memory is the caller's own, which node-mates cannot read in place as this plan does; "
+                f"make a plan for it"
             )
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:

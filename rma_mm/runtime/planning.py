@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import MemoryLimitError, MeshError, OptionError, ShapeError
+from ..errors import MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
 from ..kernels.dtypes import accumulator, check_dtype, parse_dtype, result_dtype
@@ -15,6 +15,7 @@ from ..kernels.elementwise import scalar
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule
+from ..schedule.verify import own_volume
 from ..windows.waiting import wait
 from .agreement import agreed
 from .footprint import Operand, Operands, Options, peak_bytes
@@ -59,7 +60,9 @@ def make_plan(
         operands = _operands(_operand("A", a, mesh), _operand("B", b, mesh), mesh, layout, options)
         request = _request(mesh, operands)
         found = choose(request)
-    return Plan(mesh, operands, found, *_fitted(mesh, operands, request, found))
+    plan = Plan(mesh, operands, found, *_fitted(mesh, operands, request, found), request.in_place)
+    _check_volume(plan)
+    return plan
 
 
 def describe(x: object) -> str:
@@ -85,7 +88,7 @@ def _operand(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> O
     if isinstance(x, DistMatrix):
         if x.mesh is not mesh:
             raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
-        return Operand(x.shape, x.dtype, x.layout)
+        return Operand(x.shape, x.dtype, x.layout, x.in_place)
     array = np.asarray(x)
     if array.ndim != 2:
         raise ShapeError(f"{name}: got an array of shape {array.shape}; a matrix has two dimensions")
@@ -120,7 +123,9 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
-    in_place = mesh.window_flavour == "shared"
+    ours = mesh.window_flavour == "shared"
+    given = {"A": operands.a.in_place, "B": operands.b.in_place}
+    in_place = "".join(x for x, is_so in given.items() if (ours if is_so is None else is_so))
     return Request(operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic)
 
 
@@ -155,3 +160,16 @@ def _fitted(
         f"memory_limit: got {limit} bytes a rank; the leanest plan ({name}) needs {need}, {need - (limit or 0)} more; "
         f"raise the limit or use more ranks"
     )
+
+
+def _check_volume(plan: Plan) -> None:
+    """Check this rank's own operations, and that all ranks' multiply every point once. Collective."""
+    from mpi4py import MPI
+
+    schedule, mesh = plan.schedule, plan.mesh
+    with agreed(mesh.comm, "plan"):
+        volume = np.array([own_volume(schedule, mesh.rank) if mesh.is_member else 0], np.int64)
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, volume, MPI.SUM))
+    m, n, k = plan.given.shape
+    if volume[0] != m * n * k:
+        raise ScheduleError(f"{plan.algorithm}: the ranks together multiply {volume[0]} points of {m * n * k}")

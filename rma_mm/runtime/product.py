@@ -57,7 +57,9 @@ def matmul(
 
 def _cached(mesh: Mesh, A: Any, B: Any, layout: str | Layout | None, options: dict[str, Any]) -> Plan:
     """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
-    operands = [Operand(x.shape, x.dtype, getattr(x, "layout", None)) for x in (A, B)]
+    operands = [
+        Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in (A, B)
+    ]
     key = (*operands, layout, *sorted((name, repr(value)) for name, value in options.items()))
     plans = mesh.plans
     if key not in plans:

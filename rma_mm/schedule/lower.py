@@ -168,7 +168,7 @@ class _Lowering:
 
     def is_direct(self, rank: int, owner: int, x: str, part: Region) -> bool:
         """Whether `part` is in reach of `rank` and dense in its owner's local array."""
-        if not self.problem.reaches(rank, owner):
+        if not self.problem.reaches(rank, owner, x):
             return False
         home = held(self.problem.layout(x), self.problem.extent(x), self.mesh, owner)
         return home.locate(part).is_contiguous

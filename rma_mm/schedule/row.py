@@ -35,8 +35,8 @@ class Problem:
     """Placements of op(A), op(B) and C."""
     keeps_c: bool = False
     """Whether beta ≠ 0, so that C's old value enters."""
-    in_place: bool = True
-    """Whether a rank can read the memory of its node-mates (else only its own) as an operand."""
+    in_place: str = "AB"
+    """The operands whose memory a rank can read on its node-mates too (else only its own)."""
 
     def extent(self, operand: str) -> tuple[int, int]:
         """(rows, columns) of an operand."""
@@ -47,9 +47,9 @@ class Problem:
         """The placement of an operand."""
         return self.layouts["ABC".index(operand)]
 
-    def reaches(self, rank: int, owner: int) -> bool:
-        """Whether `rank` can multiply out of `owner`'s memory in place."""
-        return rank == owner or (self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
+    def reaches(self, rank: int, owner: int, operand: str) -> bool:
+        """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
+        return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
 
 
 WorkMap = Callable[[Problem], Layout]

@@ -70,6 +70,20 @@ def verify(schedule: Schedule) -> Report:
     return Report(scratch, [len(ops) for ops in programs])
 
 
+def own_volume(schedule: Schedule, rank: int) -> int:
+    """Points that `rank` multiplies (its share of a pool's tasks dealt out in turn), its references checked.
+
+    What one rank can check alone before a first execution; summed over ranks it must be m · n · k.
+    """
+    checker = _Checker(schedule)
+    volume = 0
+    for op in expand(schedule, rank):
+        checker.check_bounds(rank, op)
+        if isinstance(op, Multiply):
+            volume += op.c.region.size * len(op.a.region[1])
+    return volume
+
+
 def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
     """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
     ops: list[Op] = []
@@ -141,7 +155,8 @@ class _Checker:
 
     # -- one operation ----------------------------------------------------------------------------
 
-    def check(self, rank: int, op: Op) -> None:
+    def check_bounds(self, rank: int, op: Op) -> None:
+        """Every reference names a rank of the mesh, stays within its buffer, and scratch is the rank's own."""
         for ref in refs_of(op):
             if not 0 <= ref.rank < self.schedule.mesh.size:
                 self.fail(rank, op, f"no rank {ref.rank}")
@@ -149,6 +164,9 @@ class _Checker:
                 self.fail(rank, op, f"{ref} is out of bounds: the buffer holds {self.schedule.holds(ref)}")
             if isinstance(ref.buffer, Slot) and ref.rank != rank:
                 self.fail(rank, op, f"{ref} is another rank's scratch")
+
+    def check(self, rank: int, op: Op) -> None:
+        self.check_bounds(rank, op)
         check = getattr(self, type(op).__name__.lower())
         check(rank, op)
 

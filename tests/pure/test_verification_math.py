@@ -22,7 +22,7 @@ from rma_mm.runtime.generate import generated
 from rma_mm.runtime.verification import Verdict, verify
 
 Array = np.ndarray[Any, Any]
-PLACES = ["P('i', 'j')", "P('j', 'i')", "P('i+j:cyclic(3)', None)", "P(None, 'j')", "P(None, None)", "P('i', None, j=1)"]
+PLACES = ["i,j", "j,i", "i+j:cyclic(3),*", "*,j", "*,*", "i,*,j=1"]
 
 
 class Team:
@@ -136,7 +136,9 @@ def made(which: str, shape: tuple[int, int], dtype: Any, seed: int = 1) -> Array
     return generated(seed, which, dtype)(rows, cols)
 
 
-def multiplied(a: Array, b: Array, alpha: Any = 1, beta: Any = 0, before: Array | None = None, dtype: Any = None) -> Array:
+def multiplied(
+    a: Array, b: Array, alpha: Any = 1, beta: Any = 0, before: Array | None = None, dtype: Any = None
+) -> Array:
     """The product as a kernel makes it: summed in the accumulator, rounded once."""
     dtype = dtype or result_dtype(a.dtype, b.dtype)
     working = accumulator(dtype)
@@ -165,7 +167,7 @@ def test_right_results_pass_and_one_wrong_element_does_not(
     """Every type, any placement, more ranks than the grid holds."""
     m, n, k = shape
     t = parse_dtype(dtype)
-    places = tuple("P('i', None)" if "j=1" in p and grid[1] == 1 else p for p in places)
+    places = tuple("i,*" if "j=1" in p and grid[1] == 1 else p for p in places)
     a, b, before = made("A", (m, k), t, seed), made("B", (k, n), t, seed), made("C", (m, n), t, seed)
     c = multiplied(a, b, beta=beta, before=before)
     case = Case(a, b, c, before if beta else None, places, grid, extra, {"beta": beta})
