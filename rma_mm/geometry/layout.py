@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -144,10 +145,10 @@ class Layout:
 
     def span(self, dim: int, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
         """Indices of dimension `dim` held at `coords`, pins apart."""
-        span = Span.range(0, extent)
-        for level in self.splits[dim]:
-            span = span.take(level.part(len(span), mesh, coords))
-        return span
+        split = self.splits[dim]
+        if not split:
+            return Span.range(0, extent)
+        return _split_span(split, extent, mesh, tuple(coords[axis] for axis in mesh.names))
 
     def holds(self, coords: Mapping[str, int]) -> bool:
         """Whether the pins allow the rank at `coords` to own anything."""
@@ -240,6 +241,16 @@ class Layout:
         dims += [f"{axis}={coordinate}" for axis, coordinate in self.pins]
         dims += [f"{axis}=sum" for axis in self.partial]
         return f"P({', '.join(dims)})"
+
+
+@lru_cache(maxsize=8192)
+def _split_span(split: Split, extent: int, mesh: MeshShape, at: tuple[int, ...]) -> Span:
+    """Indices held at the coordinates `at`; remembered, for lowering asks for the same few again and again."""
+    coords = dict(zip(mesh.names, at, strict=True))
+    span = Span.range(0, extent)
+    for level in split:
+        span = span.take(level.part(len(span), mesh, coords))
+    return span
 
 
 def _split_text(split: Split) -> str:

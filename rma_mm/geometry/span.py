@@ -204,8 +204,11 @@ def _joined(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _common(left: tuple[tuple[int, int], ...], right: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
-    """Runs of the intersection of two run lists, by one merge."""
-    i = j = 0
+    """Runs of the intersection of two run lists, by one merge from where they begin to overlap."""
+    if not left or not right:
+        return
+    i = max(0, bisect_right(left, (right[0][0], right[0][0])) - 1)
+    j = max(0, bisect_right(right, (left[0][0], left[0][0])) - 1)
     while i < len(left) and j < len(right):
         a, b = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if a < b:

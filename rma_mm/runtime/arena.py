@@ -8,7 +8,7 @@ on all ranks is given out again at the next agreement, which the next allocation
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,12 +76,21 @@ class Block:
     """(row, column) stride of each rank's array, in elements."""
     local: NDArray[Any]
     """This rank's array; it and every view of it keep the block alive."""
+    rank: int
     serial: int
 
     @property
     def key(self) -> tuple[Window, int]:
         """Equal for blocks on the same memory."""
         return self.window, self.offset
+
+    def unheld(self) -> Block:
+        """The same block, without keeping it alive: what is bound to it is used only while its matrix is."""
+        itemsize = self.dtype.itemsize
+        strides = tuple(stride // itemsize for stride in self.local.strides)
+        raw = self.window.view(self.rank, self.offset, self.local.shape, strides, self.dtype)
+        assert raw is not None
+        return replace(self, local=raw)
 
     def view(self, rank: int, shape: tuple[int, ...]) -> NDArray[Any] | None:
         """The array of `rank`, of `shape`, where this rank can load and store it. Does not keep the block alive."""
@@ -114,7 +123,7 @@ class Arena:
         shape = shapes[self.mesh.rank]
         raw = slab.window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
         assert raw is not None
-        return Block(slab.window, offset, dtype, strides, self._owned(raw, serial), serial)
+        return Block(slab.window, offset, dtype, strides, self._owned(raw, serial), self.mesh.rank, serial)
 
     def adopt(self, array: NDArray[Any]) -> Block:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
@@ -124,7 +133,7 @@ class Arena:
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
         strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
-        return Block(window, 0, array.dtype, strides, self._owned(array, serial), serial)
+        return Block(window, 0, array.dtype, strides, self._owned(array, serial), self.mesh.rank, serial)
 
     def _owned(self, raw: NDArray[Any], serial: int) -> NDArray[Any]:
         """`raw` through a handle that marks the block as dropped when the last array on it is gone."""

@@ -108,6 +108,8 @@ class Executable:
         """Free what preparing made. Local."""
         for transfer in self.transfers:
             transfer.close()
+        self.actions.clear()  # they refer back to this object, and would wait for the garbage collector
+        self.tasks.clear()
 
     # -- preparing --------------------------------------------------------------------------------
 

@@ -201,8 +201,7 @@ class NpyOutput:
         _check_target(os.fspath(path), final)
         stored = np.dtype("V2") if dtype == BFLOAT16 else np.dtype(dtype)
         header = _header(shape, stored)
-        directory, name = os.path.split(final)
-        temporary = os.path.join(directory, f".{name}.{os.getpid()}.partial")
+        temporary = NpyOutput.unfinished(path)
         size = len(header) + prod(shape) * stored.itemsize
         try:
             _reserve(temporary, header, size)
@@ -215,15 +214,15 @@ class NpyOutput:
         comm: MPI.Intracomm, path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> NpyOutput:
         """`create` on rank 0, the same value on all ranks. Collective. Raises FileFormatError on every rank."""
-        made: NpyOutput | None = None
+        made: NpyOutput | str = ""
         error: Exception | None = None
         try:
-            made = NpyOutput.create(path, shape, dtype) if comm.rank == 0 else None
+            made = NpyOutput.create(path, shape, dtype) if comm.rank == 0 else ""
         except FileFormatError as caught:
-            error = caught
-        agree_error(comm, error)
+            made = str(caught)
         made = comm.bcast(made, 0)
-        assert made is not None
+        if isinstance(made, str):
+            raise FileFormatError(made)
         try:
             made.check()
         except FileFormatError as caught:
@@ -263,6 +262,12 @@ class NpyOutput:
             if comm.rank == 0:
                 self.discard()
             raise
+
+    @staticmethod
+    def unfinished(path: str | os.PathLike[str]) -> str:
+        """The name under which this process would write `path` until it is whole."""
+        directory, name = os.path.split(os.path.realpath(path))
+        return os.path.join(directory, f".{name}.{os.getpid()}.partial")
 
     def check(self) -> None:
         """Raise FileFormatError where this rank cannot write, say because its node does not see the directory."""
@@ -330,6 +335,8 @@ def _header(shape: tuple[int, int], stored: np.dtype[Any]) -> bytes:
 
 def _reserve(temporary: str, header: bytes, size: int) -> None:
     """Make a new file of `size` bytes on disk that begins with `header`; nothing is left where that fails."""
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process killed long ago that had our number
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         os.write(descriptor, header)

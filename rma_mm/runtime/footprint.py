@@ -84,9 +84,10 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
         total += schedule.home(name, mesh.rank).size * itemsize
     if accumulator(c_dtype) != c_dtype:
         total += schedule.home("C", mesh.rank).size * accumulator(c_dtype).itemsize
-    for frame, size in frames_of(schedule, mesh).items():
+    ops = all_ops(schedule, mesh)
+    for frame, size in frame_sizes(ops).items():
         total += size * frame_dtype(operands, schedule, frame).itemsize
-    return total + max((_kernel_bytes(op, operands) for op in all_ops(schedule, mesh)), default=0)
+    return total + max((_kernel_bytes(op, operands) for op in ops), default=0)
 
 
 def _kernel_bytes(op: Op, operands: Operands) -> int:

@@ -167,7 +167,9 @@ class DistMatrix:
         """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
         from .transport import move
 
-        made = DistMatrix.empty(self.shape, self.dtype, self.mesh, layout)
+        with agreed(self.mesh.comm, "redistribute", matrix=self.facts, layout=layout):
+            place = placed(layout, self.shape, self.mesh)
+        made = allocated(self.mesh, self.shape, self.dtype, place)
         move(self, made.layout, made.tile, made.block, made.flipped)
         return made
 

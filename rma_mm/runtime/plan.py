@@ -301,12 +301,13 @@ class Plan:
 
     def _bind(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
         o = self.options
-        homes: dict[str, Block] = {"A": A.block, "B": B.block, "C": C.block}
+        # a bound plan must not keep a dropped matrix alive, so it holds the memory and not the blocks
+        homes: dict[str, Block] = {name: x.block.unheld() for name, x in (("A", A), ("B", B), ("C", C))}
         homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
         flips = {"A": A.flipped != o.transpose_a, "B": B.flipped != o.transpose_b, "C": C.flipped}
         memory = Memory(
             homes,
-            _raw(C),
+            homes["C"].local.T if C.flipped else homes["C"].local,
             self._added["shadow"].block if "shadow" in self._added else None,
             frozenset(name for name, flipped in flips.items() if flipped),
             self.frames,
@@ -314,12 +315,3 @@ class Plan:
         )
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel)
         return Executable(self.schedule, self.mesh, memory, scalars)
-
-
-def _raw(matrix: DistMatrix) -> NDArray[Any]:
-    """This rank's local array without a hold on the block, so that a bound plan keeps no dropped matrix alive."""
-    shape = matrix.region.shape
-    flipped = matrix.flipped
-    raw = matrix.block.view(matrix.mesh.rank, (shape[1], shape[0]) if flipped else (shape[0], shape[1]))
-    assert raw is not None
-    return raw.T if flipped else raw

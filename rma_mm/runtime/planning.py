@@ -23,7 +23,7 @@ from .matrix import DistMatrix, placed
 from .mesh import Mesh
 from .plan import Plan
 
-TUNINGS = tuple(Tuning(width, depth) for width in (1024, 512, 256, 128, 64, 32, 16) for depth in (2, 1, 0))
+TUNINGS = tuple(Tuning(width, depth) for width in (1024, 256, 64, 16) for depth in (2, 1, 0))
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 
 

@@ -13,7 +13,7 @@ from ..geometry.layout import Layout, everywhere
 from ..kernels.dtypes import accumulator
 from ..schedule.redistribute import STAGE, redistribution
 from ..windows.waiting import barrier
-from .agreement import agree, agreed
+from .agreement import agreed
 from .arena import Block
 from .executor import Executable, Memory, Scalars, cast_down
 from .matrix import DistMatrix, allocated, pinned, placed
@@ -24,9 +24,11 @@ RELAY = 2**28
 
 
 def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block | None, flipped: bool) -> None:
-    """Fill `result`, this rank's part of `source` as placed by `layout` (on `block`, if others read it). Collective."""
+    """Fill `result`, this rank's part of `source` as placed by `layout` (on `block`, if others read it).
+
+    Collective. The caller has just agreed: what owners stored before that is there for every reader.
+    """
     mesh = source.mesh
-    agree(mesh.comm, "redistribute", {"matrix": source.facts, "layout": layout})
     schedule = redistribution(mesh.shape, source.shape, source.layout, layout)
     homes = {"A": source.block} | ({"C": block} if block else {})
     stage = None

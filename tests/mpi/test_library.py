@@ -1,0 +1,311 @@
+"""The library as its users call it: constructors, options, errors that are the same on every rank, memory that lasts."""
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.errors import (
+    AlgorithmError,
+    ClosedError,
+    DisagreementError,
+    DtypeError,
+    LayoutError,
+    MemoryLimitError,
+    MeshError,
+    OptionError,
+    ShapeError,
+    WindowError,
+)
+from rma_mm.runtime.agreement import agree_error
+from tests.launch import VARIANTS, parallel
+
+ONE_NODE = ("node",)
+
+
+def grid(comm):
+    """The squarest grid of all ranks."""
+    return {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 6: (2, 3)}[comm.size]
+
+
+def matrix(shape, dtype="float64", seed=0):
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
+
+
+def same_error(comm, kind, call, *words):
+    """`call` raises the same error of `kind` on every rank, and its message holds `words`."""
+    with pytest.raises(kind) as caught:
+        call()
+    texts = comm.allgather(str(caught.value))
+    assert len(set(texts)) == 1, texts
+    for word in words:
+        assert word in texts[0], texts[0]
+    assert isinstance(caught.value, ValueError)
+
+
+# -- constructors ---------------------------------------------------------------------------------
+
+
+@parallel(env=VARIANTS)
+def test_every_constructor_holds_the_same_matrix(comm):
+    x = matrix((7, 10))
+    with Mesh(grid(comm), comm) as mesh:
+        layouts = [None, "i,j", "j,i", "*,*", "i:cyclic(2),j", "i,j:skew(i)", "i=0"]
+        for layout in layouts:
+            made = [
+                DistMatrix.from_numpy(x, mesh, layout),
+                DistMatrix.from_numpy(x if mesh.rank == 0 else None, mesh, layout, root=0),
+                DistMatrix.from_function((7, 10), lambda rows, cols: x[rows, cols], mesh, layout),
+            ]
+            place = made[0].layout
+            own = x[place.region((7, 10), mesh.shape, mesh.rank).selector()]
+            made.append(DistMatrix.from_local(np.ascontiguousarray(own), (7, 10), mesh, place))
+            made.append(DistMatrix.from_local(np.asfortranarray(own), (7, 10), mesh, place))
+            for each in made:
+                assert np.array_equal(each.to_numpy(), x)
+                assert np.array_equal(each.T.to_numpy(), x.T)
+                assert each.dtype == x.dtype
+                for region, tile in each.local.items():
+                    assert np.array_equal(tile, x[region.selector()])
+
+
+@parallel()
+def test_to_numpy_on_one_root_and_redistribute_to_partial(comm):
+    x = matrix((9, 4), "int32")
+    with Mesh(grid(comm), comm) as mesh:
+        D = DistMatrix.from_numpy(x, mesh, "i,j")
+        for root in range(comm.size):
+            whole = D.to_numpy(root=root)
+            assert (whole is None) == (comm.rank != root)
+            assert whole is None or np.array_equal(whole, x)
+        P = D.redistribute("i,*,j=sum")
+        assert np.array_equal(P.to_numpy(), x)
+        assert np.array_equal(P.redistribute("j,*,i=sum").redistribute("i+j:cyclic(1),*").to_numpy(), x)
+
+
+@parallel(ranks=(2, 4), env=ONE_NODE)
+def test_local_is_writable_and_seen_by_the_next_product(comm):
+    with Mesh(grid(comm), comm) as mesh:
+        A = DistMatrix.empty((6, 6), "float32", mesh, "i:cyclic(1),j")
+        for region, tile in A.local.items():
+            tile[...] = region[0].indices[:, None] * 10 + region[1].indices
+        expected = np.add.outer(np.arange(6) * 10, np.arange(6)).astype("float32")
+        assert np.array_equal(A.to_numpy(), expected)
+        assert np.array_equal((A @ A.T).to_numpy(), expected @ expected.T)
+
+
+@parallel(ranks=(3,), env=("node", "nolocal"))
+def test_ranks_beyond_the_mesh_join_every_call(comm):
+    x, y = matrix((5, 6)), matrix((6, 4), seed=1)
+    with Mesh((2,), comm) as mesh:
+        A, B = DistMatrix.from_numpy(x, mesh), DistMatrix.from_numpy(y, mesh)
+        assert (comm.rank == 2) == (not A.local)
+        for algorithm in rma_mm.list_algorithms():
+            if algorithm != "srumma":
+                assert np.array_equal(rma_mm.matmul(A, B, mesh, algorithm=algorithm).to_numpy(), x @ y)
+        assert np.array_equal(A.redistribute("*,i").to_numpy(), x)
+        whole = A.to_numpy(root=2)
+        assert (whole is None) == (comm.rank != 2)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+@parallel(ranks=(1, 2, 4))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "complex128", "int8", "uint64", "bool"])
+def test_dtypes_through_pulls_and_pushes(comm, dtype):
+    from rma_mm.kernels.dtypes import parse_dtype
+
+    kind = parse_dtype(dtype)
+    x, y, z = (matrix(shape, seed=n).astype(kind) for n, shape in enumerate([(6, 9), (9, 5), (6, 5)]))
+    if kind.kind == "c":
+        x, y = x + 1j * x[::-1], y - 2j
+        x, y = x.astype(kind), y.astype(kind)
+    exact = complex if kind.kind == "c" else bool if kind.kind == "b" else np.int64 if kind.kind in "iu" else float
+    expected = (x.astype(exact) @ y.astype(exact)).astype(kind)
+    with Mesh(grid(comm), comm) as mesh:
+        A, B = DistMatrix.from_numpy(x, mesh, "i,j"), DistMatrix.from_numpy(y, mesh, "j,i")
+        for algorithm in ("stationary_c", "stationary_a", "stationary_b", "queue"):
+            C = rma_mm.matmul(A, B, mesh, layout="j,i", algorithm=algorithm)
+            assert C.dtype == kind
+            assert np.array_equal(C.to_numpy(), expected)
+            out = DistMatrix.from_numpy(z, mesh, "i,j")
+            rma_mm.matmul(A, B, mesh, out=out, beta=1, algorithm=algorithm)
+            with np.errstate(all="ignore"):
+                total = (x.astype(exact) @ y.astype(exact) + z.astype(exact)).astype(kind)
+            assert np.array_equal(out.to_numpy(), total)
+
+
+@parallel(ranks=(1, 2, 6))
+def test_transposes_conjugates_scalars_and_nan_in_c(comm):
+    x, y = matrix((5, 7)) + 1j * matrix((5, 7), seed=3), matrix((6, 7), seed=1) - 1j
+    with Mesh(grid(comm), comm) as mesh:
+        A, B = DistMatrix.from_numpy(x, mesh, "i,j"), DistMatrix.from_numpy(y, mesh, "j:cyclic(2),*")
+        for algorithm in ("stationary_c", "stationary_a", "stationary_b", "queue"):
+            C = DistMatrix.from_numpy(np.full((5, 6), np.nan, complex), mesh, "*,i")
+            rma_mm.matmul(A, B, mesh, out=C, alpha=2j, transpose_b=True, conjugate_b=True, algorithm=algorithm)
+            assert np.array_equal(C.to_numpy(), 2j * (x @ y.conj().T))
+            rma_mm.matmul(A, B.T, mesh, out=C, alpha=-1, beta=1j, conjugate_a=True, algorithm=algorithm)
+            assert np.array_equal(C.to_numpy(), -(x.conj() @ y.T) + 1j * 2j * (x @ y.conj().T))
+            D = rma_mm.matmul(B, A, mesh, transpose_a=False, transpose_b=True, layout="i,j", algorithm=algorithm)
+            assert np.array_equal(D.to_numpy(), y @ x.T)
+
+
+@parallel(ranks=(2, 4), env=("node", "nolocal"))
+def test_numpy_operands_compute_dtype_and_mixed_types(comm):
+    x, y = matrix((5, 6), "int8") * 30, matrix((6, 3), "int8", 1) * 30
+    with Mesh(grid(comm), comm) as mesh:
+        C = rma_mm.matmul(x, y, mesh, compute_dtype="int32")
+        assert C.dtype == np.int32
+        assert np.array_equal(C.to_numpy(), x.astype(np.int32) @ y.astype(np.int32))
+        assert np.array_equal(rma_mm.matmul(x, y, mesh).to_numpy(), x @ y)
+        mixed = rma_mm.matmul(x.astype("float32"), DistMatrix.from_numpy(y.astype("float64"), mesh), mesh)
+        assert mixed.dtype == np.float64
+        assert np.array_equal(mixed.to_numpy(), x.astype(float) @ y.astype(float))
+
+
+@parallel(ranks=(1, 2, 3))
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (0, 0, 0), (1, 8, 1)])
+def test_empty_and_tiny_shapes(comm, shape):
+    m, n, k = shape
+    x, y, z = matrix((m, k)), matrix((k, n), seed=1), matrix((m, n), seed=2)
+    with Mesh(grid(comm), comm) as mesh:
+        for algorithm in ("auto", "stationary_a", "queue"):
+            out = DistMatrix.from_numpy(z, mesh, "j,i")
+            rma_mm.matmul(x, y, mesh, out=out, beta=2, algorithm=algorithm)
+            assert np.array_equal(out.to_numpy(), x @ y + 2 * z)
+
+
+@parallel(ranks=(2, 4), env=ONE_NODE)
+def test_callers_own_arrays_are_used_in_place(comm):
+    x, y = matrix((8, 8)), matrix((8, 8), seed=1)
+    with Mesh(grid(comm), comm) as mesh:
+        place = DistMatrix.empty((8, 8), float, mesh, "i,j")
+        big = np.zeros((20, 20))
+        own = big[3 : 3 + place.tile.shape[0], 5 : 5 + place.tile.shape[1]]
+        own[...] = x[place.region.selector()]
+        A = DistMatrix.from_local(own, (8, 8), mesh, "i,j")
+        assert np.shares_memory(A.tile, own)
+        target = np.full(own.shape, np.nan)
+        C = DistMatrix.from_local(target, (8, 8), mesh, "i,j")
+        for algorithm in ("stationary_c", "stationary_a", "stationary_b", "queue", "srumma"):
+            rma_mm.matmul(A, y, mesh, out=C, algorithm=algorithm)
+            assert np.array_equal(target, (x @ y)[place.region.selector()])
+        plan = rma_mm.plan(DistMatrix.from_numpy(x, mesh, "i,j"), place, mesh, algorithm="stationary_c")
+        if comm.size == 4:
+            same_error(comm, LayoutError, lambda: plan.execute(A, place), "caller's own")
+
+
+@parallel(ranks=(2,), env=ONE_NODE)
+def test_plan_reports_and_reuses(comm):
+    x = matrix((64, 64), "float32")
+    with Mesh((2, 1), comm) as mesh:
+        A = DistMatrix.from_numpy(x, mesh)
+        plan = rma_mm.plan(A, A, mesh)
+        C = plan.execute(A, A)
+        assert plan.execute(A, A) is C
+        assert np.array_equal(C.to_numpy(), x @ x)
+        assert plan.reproducible
+        assert plan.algorithm in str(plan)
+        text = plan.explain()
+        for name in rma_mm.list_algorithms():
+            assert name in text
+        assert plan.peak_bytes >= 3 * 64 * 64 * 4 // 2
+        from_arrays = rma_mm.plan(x, x, mesh)
+        assert np.array_equal(from_arrays.execute(x, x).to_numpy(), x @ x)
+        plan.close()
+        same_error(comm, ClosedError, lambda: plan.execute(A, A), "closed")
+
+
+@parallel(ranks=(4,), env=("node", "nolocal", "created"))
+def test_memory_limit_shrinks_panels_and_refuses_what_cannot_fit(comm):
+    x, y = matrix((64, 3000)), matrix((3000, 48), seed=1)
+    with Mesh((2, 2), comm) as mesh:
+        A, B = DistMatrix.from_numpy(x, mesh, "j,i"), DistMatrix.from_numpy(y, mesh, "i:cyclic(7),j")
+        rich = rma_mm.plan(A, B, mesh, layout="i,j", algorithm="stationary_c")
+        poor = rma_mm.plan(A, B, mesh, layout="i,j", algorithm="stationary_c", memory_limit=rich.peak_bytes * 2 // 3)
+        assert poor.peak_bytes <= rich.peak_bytes * 2 // 3
+        assert np.array_equal(poor.execute(A, B).to_numpy(), x @ y)
+        call = lambda: rma_mm.plan(A, B, mesh, layout="i,j", memory_limit=1000)  # noqa: E731
+        same_error(comm, MemoryLimitError, call, "1000 bytes", "more")
+
+
+@parallel(ranks=(3,), env=ONE_NODE, timeout=120)
+def test_thousands_of_products_without_close_neither_fail_nor_grow(comm):
+    x = matrix((12, 12))
+    with Mesh((3,), comm) as mesh:
+        A = DistMatrix.from_numpy(x, mesh)
+        handles = []
+        for n in range(1500):
+            C = rma_mm.matmul(A, A, mesh)
+            if n in (100, 1499):
+                gc.collect()
+                handles.append((len(mesh.arena.slabs), len(mesh.arena.live), len(os.listdir("/proc/self/fd"))))
+        assert np.array_equal(C.to_numpy(), x @ x)
+        assert handles[0] == handles[1], handles
+
+
+# -- misuse ---------------------------------------------------------------------------------------
+
+
+@parallel(ranks=(1, 2, 3), env=ONE_NODE)
+def test_misuse_raises_the_same_clear_error_everywhere(comm):
+    with Mesh(grid(comm), comm) as mesh:
+        A, B = DistMatrix.empty((4, 5), float, mesh), DistMatrix.empty((6, 7), float, mesh)
+        same_error(comm, ShapeError, lambda: rma_mm.matmul(A, B, mesh), "(4, 5)", "(6, 7)", "(4, 7)")
+        same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, algorithm="canon"), "canon", "stationary_c")
+        same_error(comm, LayoutError, lambda: rma_mm.matmul(A, A.T, mesh, layout="i,q"), "'q'", "i, j")
+        same_error(comm, DtypeError, lambda: rma_mm.matmul(A, A.T, mesh, alpha=1j), "alpha")
+        same_error(comm, OptionError, lambda: rma_mm.matmul(A, A.T, mesh, beta=1), "out")
+        same_error(comm, OptionError, lambda: rma_mm.matmul(A, A.T, mesh, memory_limit=-1), "-1")
+        same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, kernel="mkl"), "mkl", "blas")
+        square = DistMatrix.empty((4, 4), float, mesh)
+        same_error(comm, LayoutError, lambda: rma_mm.matmul(square, square, mesh, out=square), "out")
+        wrong = DistMatrix.empty((5, 5), float, mesh)
+        same_error(comm, ShapeError, lambda: rma_mm.matmul(square, square, mesh, out=wrong), "(5, 5)", "(4, 4)")
+        same_error(comm, ShapeError, lambda: DistMatrix.from_numpy(np.zeros(3), mesh), "(3,)")
+        same_error(comm, DtypeError, lambda: DistMatrix.from_numpy(np.array([["a"]]), mesh), "float32")
+        same_error(comm, ShapeError, lambda: DistMatrix.empty((-1, 2), float, mesh), "-1")
+        same_error(comm, MeshError, lambda: A.to_numpy(root=9), "9")
+        same_error(comm, MeshError, lambda: Mesh((comm.size + 1,), comm), str(comm.size))
+        same_error(comm, MeshError, lambda: Mesh((0, 2), comm), "(0, 2)")
+        same_error(comm, MeshError, lambda: Mesh("ab", comm), "ab")
+        same_error(comm, WindowError, lambda: Mesh((1,), comm, window="magic"), "magic", "shared")
+        square.close()
+        same_error(comm, ClosedError, lambda: rma_mm.matmul(square, wrong, mesh), "closed")
+    same_error(comm, ClosedError, lambda: A.to_numpy(), "closed")
+
+
+@parallel(ranks=(2, 3, 4), env=ONE_NODE)
+def test_ranks_that_disagree_all_hear_who_differs(comm):
+    odd = comm.rank == 1
+    with Mesh(grid(comm), comm) as mesh:
+        A = DistMatrix.from_numpy(matrix((6, 6)), mesh)
+        B = DistMatrix.from_numpy(matrix((6, 6)), mesh)
+        out = DistMatrix.empty((6, 6), float, mesh)
+        same_error(comm, DisagreementError, lambda: rma_mm.matmul(A, A, mesh, alpha=2 if odd else 1), "alpha", "2 on rank 1")
+        same_error(comm, DisagreementError, lambda: rma_mm.matmul(A, B if odd else A, mesh), "B", "rank 1")
+        same_error(comm, DisagreementError, lambda: rma_mm.matmul(A, A, mesh, algorithm="queue" if odd else "auto"), "queue")
+        same_error(comm, DisagreementError, lambda: DistMatrix.empty((6, 6 + odd), float, mesh), "(6, 7) on rank 1")
+        same_error(comm, DisagreementError, lambda: DistMatrix.from_numpy(np.full((3, 3), float(odd)), mesh), "checksum")
+        plan = rma_mm.plan(A, A, mesh, layout="i,j")
+        same_error(comm, DisagreementError, lambda: plan.execute(A, B if odd else A, out), "B", "rank 1")
+        call = (lambda: A.redistribute("*,*")) if odd else (lambda: rma_mm.matmul(A, A, mesh))
+        same_error(comm, DisagreementError, call, "redistribute", "matmul")
+        error = ShapeError("one rank's own trouble") if odd else None
+        same_error(comm, ShapeError, lambda: agree_error(comm, error), "trouble", "rank 1")
+        assert np.array_equal(rma_mm.matmul(A, A, mesh).to_numpy(), matrix((6, 6)) @ matrix((6, 6)))
+
+
+@parallel(ranks=(2,), env=ONE_NODE)
+def test_a_function_that_fails_on_one_rank_fails_on_all(comm):
+    def f(rows, cols):
+        if comm.rank == 1 and rows.size > 1:
+            raise KeyError("no such thing")
+        return rows + cols
+
+    with Mesh((2,), comm) as mesh, pytest.raises(RuntimeError, match="no such thing.*rank 1"):
+        DistMatrix.from_function((10, 4), f, mesh, dtype=float)

@@ -1,0 +1,253 @@
+"""Reading and writing `.npy`: any part of any matrix, and one clear message for everything that is not a matrix."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.lib import format as npy
+
+from rma_mm.errors import FileFormatError
+from rma_mm.geometry.span import Region, Span
+from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED
+from rma_mm.runtime.files import NpyOutput, read_header
+from rma_mm.runtime.generate import generated
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def matrix(shape: tuple[int, int], dtype: Any) -> Array:
+    rows, cols = np.ogrid[: shape[0], : shape[1]]
+    return generated(3, "A", dtype)(rows, cols)
+
+
+@st.composite
+def spans(draw: st.DrawFn, extent: int) -> Span:
+    """Any set of indices below `extent`."""
+    kind = draw(st.sampled_from(["range", "cyclic", "any"]))
+    if kind == "range":
+        a, b = sorted(draw(st.tuples(st.integers(0, extent), st.integers(0, extent))))
+        return Span.range(a, b)
+    if kind == "cyclic":
+        return Span.cyclic(extent, draw(st.integers(1, 5)), draw(st.integers(1, 4)), 0)
+    chosen = draw(st.sets(st.sampled_from(range(extent)))) if extent else set()
+    return Span((i, i + 1) for i in chosen)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, int], Any, str, str, Region]:
+    shape = draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
+    region = Region((draw(spans(shape[0])), draw(spans(shape[1]))))
+    return shape, draw(st.sampled_from(SUPPORTED)), draw(st.sampled_from("CF")), draw(st.sampled_from("=><")), region
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(), version=st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+def test_any_part_of_any_matrix_is_read(case: Any, version: tuple[int, int]) -> None:
+    """Types, orders, byte orders, format versions, runs of indices."""
+    shape, dtype, order, byte_order, region = case
+    x = matrix(shape, dtype)
+    stored = x.view("V2") if dtype == BFLOAT16 else x.astype(dtype.newbyteorder(byte_order))
+    with open("x.npy", "wb") as file:
+        npy.write_array(file, np.asarray(stored, order=order), version=version)
+    header = read_header("x.npy", "bfloat16" if dtype == BFLOAT16 else None)
+    assert (header.shape, header.dtype) == (shape, dtype)
+    out = np.zeros(region.shape, dtype)
+    header.read(region, out)
+    assert out.tobytes() == np.ascontiguousarray(x[region.selector()]).tobytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_parts_written_make_the_matrix(case: Any) -> None:
+    """Four parts, any cut, tiles of any stride."""
+    shape, dtype, order, _, region = case
+    x = matrix(shape, dtype)
+    output = NpyOutput.create("c.npy", shape, dtype)
+    whole = Region.whole(shape)
+    for rows in (region[0], whole[0] - region[0]):
+        for cols in (region[1], whole[1] - region[1]):
+            part = Region((rows, cols))
+            output.write(part, np.asarray(x[part.selector()], order=order))
+    assert not os.path.exists("c.npy")
+    output.publish()
+    y = np.load("c.npy")
+    assert y.dtype == ("V2" if dtype == BFLOAT16 else dtype)
+    assert y.tobytes() == x.tobytes()
+    assert os.listdir() == ["c.npy"] or sorted(os.listdir()) == ["c.npy", "x.npy"]
+
+
+def saved(x: Any, **options: Any) -> str:
+    np.save("x.npy", x, **options)
+    return "x.npy"
+
+
+def raw(content: bytes) -> str:
+    Path("x.npy").write_bytes(content)
+    return "x.npy"
+
+
+def header_only(header: str) -> str:
+    text = header.encode().ljust(117) + b"\n"
+    return raw(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+
+
+def archive() -> str:
+    with zipfile.ZipFile("x.npy", "w") as file:
+        file.writestr("a.npy", b"")
+    return "x.npy"
+
+
+def directory() -> str:
+    os.mkdir("x.npy")
+    return "x.npy"
+
+
+def fifo() -> str:
+    os.mkfifo("x.npy")
+    return "x.npy"
+
+
+def truncated(length: int) -> str:
+    saved(np.ones((4, 5)))
+    os.truncate("x.npy", length)
+    return "x.npy"
+
+
+def pickled() -> str:
+    return raw(pickle.dumps({"a": 1}))
+
+
+BAD = {
+    "missing": (lambda: "x.npy", "No such file"),
+    "directory": (directory, "is a directory"),
+    "fifo": (fifo, "not a regular file"),
+    "empty": (lambda: raw(b""), "is empty"),
+    "text": (lambda: raw(b"1 2 3\n"), "is not a .npy file"),
+    "archive": (archive, "npz archive"),
+    "pickle": (pickled, "pickle, which is never loaded"),
+    "objects": (lambda: saved(np.array([[1, None]], object), allow_pickle=True), "pickled objects"),
+    "magic only": (lambda: truncated(4), "truncated"),
+    "within the lengths": (lambda: truncated(9), "ends within its header"),
+    "within the header": (lambda: truncated(50), "ends within its header"),
+    "within the elements": (lambda: truncated(287), "(4, 5) of float64 needs 288 bytes with its header, the file has 287"),
+    "records": (lambda: saved(np.zeros((2, 2), [("a", "f4")])), "holds records"),
+    "strings": (lambda: saved(np.array([["a"]])), "supported element types are"),
+    "long double": (lambda: saved(np.zeros((2, 2), np.longdouble)), "supported element types are"),
+    "dates": (lambda: saved(np.zeros((2, 2), "M8[s]")), "supported element types are"),
+    "raw bytes": (lambda: saved(np.zeros((2, 2), "V2")), "--dtype bfloat16"),
+    "0-D": (lambda: saved(np.float32(3)), "shape (), 0 dimensions"),
+    "1-D": (lambda: saved(np.ones(7)), "shape (7,), 1 dimensions"),
+    "3-D": (lambda: saved(np.ones((2, 3, 4))), "shape (2, 3, 4), 3 dimensions"),
+    "version": (lambda: raw(b"\x93NUMPY\x09\x00" + b" " * 200), "version 9"),
+    "no dict": (lambda: header_only("[1, 2]"), "damaged"),
+    "code": (lambda: header_only("__import__('os').abort()"), "damaged"),
+    "nested": (lambda: header_only("(" * 100), "damaged"),
+    "bad type": (lambda: header_only("{'descr': 'q9', 'fortran_order': False, 'shape': (2, 2), }"), "damaged"),
+    "bad shape": (lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -2), }"), "no shape"),
+    "huge": (
+        lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (10**30, 2), }".replace("10**30", "1" + "0" * 30)),
+        "truncated",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_matrix_is_refused(name: str) -> None:
+    """With the path and the reason."""
+    make, words = BAD[name]
+    with pytest.raises(FileFormatError) as caught:
+        read_header(make())
+    text = str(caught.value)
+    assert text.startswith("x.npy: ")
+    assert words in text
+    assert "\n" not in text
+
+
+def test_dtype_must_be_that_of_the_file() -> None:
+    """Except that bfloat16 may be said where only some files hold |V2."""
+    saved(np.ones((2, 2), np.float32))
+    assert read_header("x.npy", "float32").dtype == np.float32
+    assert read_header("x.npy", "bfloat16").dtype == np.float32
+    with pytest.raises(FileFormatError, match="holds float32, but int8 was asked for"):
+        read_header("x.npy", "int8")
+
+
+def test_file_that_shrinks_is_an_error_not_a_crash() -> None:
+    """Between header and elements."""
+    saved(np.ones((40, 50)))
+    header = read_header("x.npy")
+    os.truncate("x.npy", 1000)
+    with pytest.raises(FileFormatError, match="changed meanwhile"):
+        header.read(Region.whole((40, 50)), np.empty((40, 50)))
+
+
+BAD_OUTPUTS = {
+    "/nowhere/c.npy": "the directory /nowhere does not exist",
+    ".": "is a directory",
+    "./": "is a directory",
+    "/dev/null": "not a regular file",
+}
+
+
+@pytest.mark.parametrize("path", BAD_OUTPUTS)
+def test_outputs_that_cannot_be(path: str) -> None:
+    """Found before anything is computed; nothing is left behind."""
+    with pytest.raises(FileFormatError) as caught:
+        NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+    assert str(caught.value).startswith(f"output {path}: ")
+    assert BAD_OUTPUTS[path] in str(caught.value)
+    assert os.listdir() == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_outputs_without_permission() -> None:
+    """Directory or file."""
+    os.mkdir("closed", 0o500)
+    Path("old.npy").touch(0o400)
+    for path in ("closed/c.npy", "old.npy"):
+        with pytest.raises(FileFormatError, match=r"cannot be written|read-only"):
+            NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+
+
+def test_full_disk_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is left."""
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(FileFormatError, match="144 bytes: No space left"):
+        NpyOutput.create("c.npy", (2, 2), np.dtype(np.float32))
+    assert os.listdir() == []
+
+
+def test_discarded_output_leaves_what_was_there() -> None:
+    """The old file under the final name is untouched until the new one is whole."""
+    saved(np.ones((2, 2)))
+    output = NpyOutput.create("x.npy", (1, 1), np.dtype(np.float32))
+    output.discard()
+    output.discard()
+    assert os.listdir() == ["x.npy"]
+    assert np.load("x.npy").shape == (2, 2)
+
+
+def test_links_are_followed() -> None:
+    """The link stays a link."""
+    os.mkdir("deep")
+    os.symlink("deep/c.npy", "c.npy")
+    NpyOutput.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
+    assert os.path.islink("c.npy")
+    assert np.load("deep/c.npy").shape == (1, 0)

@@ -1,0 +1,196 @@
+"""Hypothesis strategies shared by pure and MPI tests: meshes, placements, problems, rows. No MPI, all picklable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import hypothesis
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from rma_mm.algorithms import ALGORITHMS
+from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Span
+from rma_mm.schedule.lower import Tuning
+from rma_mm.schedule.row import Problem, Row
+
+hypothesis.settings.register_profile(
+    "pure",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+EXTENTS = (0, 1, 2, 3, 5, 6, 7, 8, 12, 13, 17)
+"""Lengths of m, n and k: nothing, one, primes, and some that divide."""
+KINDS = ("even", "cyclic", "weights", "bounds")
+ROLES = ("rows", "cols", "rows", "cols", "replicated", "pinned", "sum")
+"""What a mesh axis may be to a matrix; cutting it comes up most."""
+
+
+def pure(max_examples: int) -> hypothesis.settings:
+    """The settings of a deterministic test without MPI."""
+    return hypothesis.settings(hypothesis.settings.get_profile("pure"), max_examples=max_examples)
+
+
+# -- meshes ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def meshes(draw: DrawFn, max_ranks: int = 64, axes: Sequence[int] = (1, 2, 3)) -> MeshShape:
+    """Meshes of at most `max_ranks` ranks on one to three axes, their ranks on nodes in any way."""
+    shape: list[int] = []
+    limit = max_ranks if draw(st.integers(0, 3)) == 0 else min(max_ranks, 8)  # small ones mostly
+    for _ in range(draw(st.sampled_from(axes))):
+        shape.append(draw(st.integers(1, max(1, limit // prod(shape)))))
+    shape = draw(st.permutations(shape))
+    return MeshShape(tuple(shape), nodes=draw(node_maps(prod(shape))))
+
+
+@st.composite
+def node_maps(draw: DrawFn, size: int) -> tuple[int, ...]:
+    """The node of each of `size` ranks: in runs, dealt out round robin, or in no order at all."""
+    count = draw(st.integers(1, min(size, 4)))
+    how = draw(st.sampled_from(("runs", "dealt", "any")))
+    if how == "any":
+        return tuple(draw(st.lists(st.integers(0, count - 1), min_size=size, max_size=size)))
+    return tuple(rank * count // size if how == "runs" else rank % count for rank in range(size))
+
+
+# -- placements -----------------------------------------------------------------------------------
+
+
+@st.composite
+def layouts(
+    draw: DrawFn,
+    mesh: MeshShape,
+    extents: tuple[int, ...],
+    roles: Sequence[str] = ROLES,
+    kinds: Sequence[str] = KINDS,
+    skew: bool = True,
+) -> Layout:
+    """Placements of a matrix of shape `extents` that pass `Layout.check`.
+
+    With roles=("rows", "cols") each element is held once; kinds=("even",) and skew=False then make equal shares.
+    """
+    role = {axis: draw(st.sampled_from(roles)) for axis in draw(st.permutations(mesh.names))}
+    axes = [[axis for axis in role if role[axis] == what] for what in ("rows", "cols")]
+    splits = [draw(_splits(mesh, mine, extent, kinds)) for mine, extent in zip(axes, extents, strict=True)]
+    if skew:
+        dim = draw(st.sampled_from((0, 1)))
+        others = [axis for axis in mesh.names if axis not in axes[dim]]
+        if splits[dim] and others:
+            splits[dim] = draw(_skewed(splits[dim], others))
+    pins = tuple((axis, draw(st.integers(0, mesh.axis_size(axis) - 1))) for axis in role if role[axis] == "pinned")
+    layout = Layout(tuple(splits), pins, tuple(axis for axis in role if role[axis] == "sum"))
+    layout.check(extents, mesh)
+    return layout
+
+
+@st.composite
+def _splits(draw: DrawFn, mesh: MeshShape, axes: list[str], extent: int, kinds: Sequence[str]) -> Split:
+    """A dimension cut over `axes`, one after the other or several taken together."""
+    groups: list[tuple[str, ...]] = []
+    for axis in axes:
+        if groups and draw(st.integers(0, 2)) == 0:
+            groups[-1] += (axis,)
+        else:
+            groups.append((axis,))
+    levels = []
+    for n, group in enumerate(groups):
+        kind = draw(st.sampled_from([kind for kind in kinds if kind != "bounds" or n == 0]))
+        count = prod(mesh.axis_size(axis) for axis in group)
+        levels.append(Level(group, kind, draw(_arguments(kind, count, extent))))
+    return tuple(levels)
+
+
+def _arguments(kind: str, count: int, extent: int) -> SearchStrategy[tuple[float, ...]]:
+    """What a cut of `extent` indices into `count` parts needs."""
+    if kind == "cyclic":
+        return st.tuples(st.integers(1, 5))
+    if kind == "weights":
+        return st.lists(st.integers(0, 3), min_size=count, max_size=count).map(
+            lambda shares: tuple(shares) if any(shares) else (1,) * count
+        )
+    if kind == "bounds":
+        inner = st.lists(st.integers(0, extent), min_size=count - 1, max_size=count - 1)
+        return inner.map(lambda edges: (0, *sorted(edges), extent))
+    return st.just(())
+
+
+@st.composite
+def _skewed(draw: DrawFn, split: Split, others: list[str]) -> Split:
+    """`split` with one of its levels shifted by axes that do not cut the dimension, mostly not."""
+    if draw(st.integers(0, 3)):
+        return split
+    chosen = draw(st.integers(0, len(split) - 1))
+    skew = tuple(draw(st.lists(st.sampled_from(others), min_size=1, unique=True)))
+    return tuple(
+        Level(level.axes, level.kind, level.args, skew if n == chosen else ()) for n, level in enumerate(split)
+    )
+
+
+# -- products -------------------------------------------------------------------------------------
+
+rows: SearchStrategy[Row] = st.sampled_from(list(ALGORITHMS.values()))
+"""The rows of the registry."""
+
+tunings: SearchStrategy[Tuning] = st.builds(Tuning, width=st.sampled_from((1, 3, 8, 1024)), depth=st.integers(0, 3))
+"""Panel widths and prefetch depths."""
+
+
+@st.composite
+def problems(
+    draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS
+) -> Problem:
+    """Products that `row` can serve: its own placements where it asks for them, any others where it does not."""
+    shapes = meshes(max_ranks)
+    if row and row.placements:
+        shapes = meshes(max_ranks, axes=(2,))  # what the registry's rows ask for so far
+    mesh = draw(shapes)
+    m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
+    placed = row.placements(mesh) if row and row.placements else None
+    if placed is None:
+        placed = (draw(layouts(mesh, (m, k))), draw(layouts(mesh, (k, n))), draw(layouts(mesh, (m, n))))
+    assert not isinstance(placed, str), placed
+    return Problem((m, n, k), mesh, placed, draw(st.booleans()), draw(st.sampled_from(("", "A", "B", "AB"))))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product with everything that a test needs to run it."""
+
+    row: Row
+    problem: Problem
+    tuning: Tuning
+    alpha: int
+    beta: int
+    """Not 0 where the problem keeps C."""
+    transposed: str
+    """Those of A and B that are stored transposed."""
+    seed: int
+
+
+@st.composite
+def cases(draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS) -> Case:
+    """Products of `row`, or of any."""
+    row = row or draw(rows)
+    problem = draw(problems(row, max_ranks, extents))
+    beta = draw(st.sampled_from((1, -2, 3))) if problem.keeps_c else 0
+    scalars = draw(st.sampled_from((1, -1, 2, 0))), beta
+    return Case(row, problem, draw(tunings), *scalars, draw(st.sampled_from(("", "A", "B", "AB"))), draw(seeds))
+
+
+seeds: SearchStrategy[int] = st.integers(0, 2**16)
+"""Seeds of matrices and interleavings."""
+
+
+def spans(extent: int = 40) -> SearchStrategy[Span]:
+    """Sets of indices within 0…extent − 1, of no run or of several."""
+    run = st.tuples(st.integers(0, extent), st.integers(0, extent))
+    return st.lists(run, max_size=6).map(Span)
