@@ -122,8 +122,12 @@ def problem_of(request: Request, layouts: Layouts) -> Problem:
 
 
 def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
-    """Placements that hold each element once in equal shares: leading axes cut rows, the others columns."""
-    for cut in range(len(mesh.names), -1, -1):
+    """Placements that hold each element once in equal shares: leading axes cut rows, the others columns.
+
+    Blocks come first and stripes last, so that of equals the squarest tiles are taken.
+    """
+    count = len(mesh.names)
+    for cut in sorted(range(count, -1, -1), key=lambda cut: abs(2 * cut - count)):
         levels = [Level((axis,)) for axis in mesh.names]
         yield Layout((tuple(levels[:cut]), tuple(levels[cut:])))
 

@@ -16,6 +16,7 @@ from ..geometry.layout import Layout
 from ..geometry.notation import parse_layout
 from ..geometry.span import Region
 from ..kernels.dtypes import check_dtype, parse_dtype
+from ..policy.planner import single_layouts
 from .agreement import agree, agreed
 from .arena import Block
 from .mesh import Mesh
@@ -214,10 +215,7 @@ class DistMatrix:
 
 def default_layout(mesh: Mesh) -> Layout:
     """Blocks that hold each element once: the leading axes cut rows, the last of two or three cuts columns."""
-    from ..policy.planner import single_layouts
-
-    options = list(single_layouts(mesh.shape))
-    return options[len(mesh.shape.names) // 2]
+    return next(single_layouts(mesh.shape))
 
 
 def pinned(mesh: Mesh, rank: int) -> Layout:
