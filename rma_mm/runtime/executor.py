@@ -138,6 +138,7 @@ class Executable:
                 actions += self._waits(under_way, wanted)
                 actions.append(self.multiply(op, viewed, id(op) in fused))
             elif isinstance(op, Scale):
+                actions += self._waits(under_way, [f"read {name}" for name in slots([op.c])])
                 if id(op) not in fused:
                     actions.append(self.scale(op))
             elif isinstance(op, Finish):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections import OrderedDict
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from .arena import Arena
     from .plan import Plan
 
+_OPEN: list[Mesh] = []
+"""Meshes in the order in which they were made, the same on every rank."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
@@ -71,6 +76,7 @@ class Mesh:
         """What `matmul` keeps, oldest use first."""
         self._serial = 0
         self._is_closed = False
+        _closed_at_exit(self)
 
     def _problem(self, shape: tuple[int, ...], names: tuple[str, ...] | None, size: int) -> Exception | None:
         try:
@@ -110,6 +116,7 @@ class Mesh:
         if self._is_closed:
             return
         self._is_closed = True
+        _OPEN.remove(self)
         if "arena" in self.__dict__:
             self.arena.close()
         if self.active is not self.comm:
@@ -129,6 +136,20 @@ class Mesh:
         return f"Mesh({self.shape.shape}, names={self.shape.names}, nodes={self.nodes}, window={self.window_flavour!r})"
 
 
+def _closed_at_exit(mesh: Mesh) -> None:
+    """Close what a program leaves open when it ends: MPI libraries complain of windows that are never freed."""
+    if not _OPEN:
+        atexit.unregister(_close_all)  # once, and behind what was registered before the first mesh
+        atexit.register(_close_all)
+    _OPEN.append(mesh)
+
+
+def _close_all() -> None:
+    if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
+        for mesh in reversed(list(_OPEN)):
+            mesh.close()
+
+
 def check_launcher() -> None:
     """Raise MeshError when the launcher started several ranks and MPI sees one: another MPI's mpiexec."""
     started = launched_ranks()
@@ -146,9 +167,6 @@ def launched_ranks() -> int:
 
 def matching_mpiexec() -> str:
     """Where the right launcher is: beside this Python when MPI came with pip."""
-    import sys
-    from pathlib import Path
-
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else "the one installed with that library"
 

@@ -141,6 +141,8 @@ class _Machine:
                 self.occupy(rank, op.c)
             self.write(op.c, product if op.first else self.read(op.c) + product)
         elif isinstance(op, Scale):
+            self.settle(rank, (op.c,))
+            self.occupy(rank, op.c)
             self.write(op.c, self.beta * self.read(op.c) if op.keep else np.zeros(op.c.region.shape))
         elif isinstance(op, Barrier):
             self.land(rank, rank.pending)

@@ -1,7 +1,7 @@
 """From a row and a problem to a schedule: cut each rank's work into boxes, and each box into operations.
 
 A rank's box of (m, n, k) is cut along the dimension that it walks in time wherever the owner of an operand
-changes ("Slicing Is All You Need", BenBrock 2025), narrow slices are fused to at least a panel, and each panel
+changes ("Slicing Is All You Need", Brock and Golin 2025), narrow slices are fused to at least a panel, and each panel
 becomes Copies into slots (where memory is out of reach, or scattered), one or a few Multiplies, and, where C is
 not at home, Accumulates.
 """

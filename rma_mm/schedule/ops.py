@@ -80,7 +80,7 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Open a region of the rank's own home: times beta where `keep`, else zero without reading."""
+    """Open a region of the rank's own home or scratch: times beta where `keep`, else zero without reading."""
 
     c: Ref
     keep: bool

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from .ops import Accumulate, Copy, Multiply, Op, Ref, Slot
+from .ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale, Slot
 
 
 def prefetch(ops: list[Op], depth: int) -> list[Op]:
@@ -72,7 +72,7 @@ def refs_of(op: Op) -> tuple[Ref, ...]:
         return (op.src, op.dst)
     if isinstance(op, Multiply):
         return (op.a, op.b, op.c)
-    return (op.c,) if hasattr(op, "c") else ()
+    return (op.c,) if isinstance(op, Scale | Finish) else ()
 
 
 def slots_of(op: Op) -> list[Slot]:
@@ -90,6 +90,8 @@ def with_slots(op: Op, new: Callable[[Slot], Slot]) -> Op:
         return replace(op, src=renamed(op.src), dst=renamed(op.dst))
     if isinstance(op, Multiply):
         return replace(op, a=renamed(op.a), b=renamed(op.b), c=renamed(op.c))
+    if isinstance(op, Scale | Finish):
+        return replace(op, c=renamed(op.c))
     return op
 
 

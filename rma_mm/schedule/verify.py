@@ -39,6 +39,7 @@ class _Filled:
     slot: Slot
     parts: list[Region] = field(default_factory=list)
     products: list[Region] = field(default_factory=list)
+    zeroed: list[Region] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class _Checker:
             self.products.append(box)
             return
         filled = self.occupant(rank, op.c.buffer)
-        held = [Region(product[:2]) for product in filled.products]
+        held = [*filled.zeroed, *(Region(product[:2]) for product in filled.products)]
         if op.first == any(op.c.region & part for part in held) or not (op.first or covers_union(held, op.c.region)):
             self.fail(rank, op, "a slot of C is overwritten by its first product and added to by the others")
         filled.products.append(box)
@@ -231,7 +232,10 @@ class _Checker:
 
     def scale(self, rank: int, op: Scale) -> None:
         self.touch(rank, op, op.c, "write")
-        self.open(rank, op, op.c)
+        if isinstance(op.c.buffer, Slot):
+            self.occupant(rank, op.c.buffer).zeroed.append(op.c.region)
+        else:
+            self.open(rank, op, op.c)
 
     def finish(self, rank: int, op: Finish) -> None:
         self.touch(rank, op, op.c, "write")
@@ -280,7 +284,9 @@ def covers(parts: list[Region], region: Region) -> bool:
 
 
 def covers_union(parts: list[Region], region: Region) -> bool:
-    """Whether `parts`, each listed any number of times, contain all of `region`."""
+    """Whether `parts`, which may overlap, contain all of `region`."""
+    if any(region.issubset(part) for part in parts):
+        return True
     return covers(list(dict.fromkeys(parts)), region)
 
 
