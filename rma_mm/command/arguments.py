@@ -1,0 +1,213 @@
+"""What the words of a command line ask for. No MPI here: every rank parses, rank 0 reports."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rma_mm.errors import OptionError, RmaError
+from rma_mm.kernels.dtypes import parse_dtype
+
+PROGRAM = "python -m rma_mm.run"
+DEFAULT_SHAPE = (2048, 2048, 2048)
+DEFAULT_DTYPE = "float32"
+SCALARS = ("--alpha", "--beta")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, checked for what can be checked without ranks and files. Names are those of the flags."""
+
+    files: tuple[str, ...]
+    """A.npy and B.npy, or none for generated matrices."""
+    output: str | None
+    shape: tuple[int, int, int]
+    """(M, N, K) of generated matrices."""
+    dtype: str | None
+    compute_dtype: str | None
+    mesh: tuple[int, ...] | None
+    algorithm: str
+    layout_a: str | None
+    layout_b: str | None
+    layout_c: str | None
+    transpose_a: bool
+    transpose_b: bool
+    alpha: complex
+    beta: complex
+    c: str | None
+    memory_limit: int | None
+    """Bytes."""
+    repeat: int
+    warmup: int
+    window: str | None
+    kernel: str
+    threads: int | None
+    verify: bool
+    explain: bool
+    dry_run: bool
+    json: str | None
+    list: bool
+    quiet: bool
+    seed: int
+    help: bool
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the result is to be verified."""
+        return self.verify or not self.files
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options in `argv`. Raises OptionError, naming the argument, what was got and what fits."""
+    parsed = vars(_parser().parse_intermixed_args(_joined(argv)))
+    shape = parsed.pop("shape")
+    options = Options(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
+    if options.list or options.help:
+        return options
+    if len(options.files) not in (0, 2):
+        raise OptionError(
+            f"files: got {len(options.files)} ({', '.join(options.files)}); name two, A.npy and B.npy, "
+            f"or none to multiply generated matrices"
+        )
+    if options.files and shape:
+        raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
+    if options.beta != 0 and options.c is None:
+        raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
+    return options
+
+
+def help_text() -> str:
+    """What `--help` prints."""
+    return _parser().format_help()
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but errors are raised and not printed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; {PROGRAM} --help lists the arguments")
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """`argv` with negative numbers tied to their flag: argparse takes -1-2j for a flag of its own."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] in SCALARS and word.startswith("-") and _is_number(word):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _is_number(word: str) -> bool:
+    try:
+        complex(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog=PROGRAM,
+        usage=f"mpiexec -n P {PROGRAM} [A.npy B.npy] [-o C.npy] [options]",
+        description="C = alpha · op(A) @ op(B) + beta · C0 on all ranks of the job. Without files, generated "
+        "matrices are multiplied and the result is verified.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("files", nargs="*", metavar="A.npy B.npy", help="the operands, 2-D .npy files")
+    add("-o", "--output", metavar="C.npy", help="where to write the result")
+    _add_problem(add)
+    _add_method(add)
+    add("--repeat", type=_count(1), default=1, metavar="N", help="timed products (1)")
+    add("--warmup", type=_count(0), default=1, metavar="N", help="products before those (1)")
+    add("--verify", action="store_true", help="check the result, by Freivalds; generated matrices always are")
+    add("--explain", action="store_true", help="print what was considered and why it lost")
+    add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")
+    add("--json", metavar="FILE", help="write the report there, - for standard output")
+    add("--list", action="store_true", help="print the algorithms, one a line")
+    add("--quiet", action="store_true", help="print nothing on success")
+    add("-h", "--help", action="store_true", help="print this")
+    return parser
+
+
+def _add_problem(add: Any) -> None:
+    """The flags that say what to multiply."""
+    add("--shape", type=_shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048)")
+    add("--dtype", type=_dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
+    add("--compute-dtype", type=_dtype, metavar="T", help="element type of the result, when not NumPy's choice")
+    add("--transpose-a", action="store_true", help="op(A) is A transposed")
+    add("--transpose-b", action="store_true", help="op(B) is B transposed")
+    add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
+    add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
+    add("--c", metavar="C0.npy", help="the matrix that beta scales")
+    add("--seed", type=_count(0), default=0, metavar="S", help="of generated matrices (0)")
+
+
+def _add_method(add: Any) -> None:
+    """The flags that say how to multiply."""
+    add("--mesh", type=_mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
+    add("--algorithm", default="auto", metavar="NAME", help="one of --list (auto)")
+    for name in "abc":
+        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
+    add("--memory-limit", type=_size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
+    add("--window", metavar="NAME", help="how memory is exposed: shared, allocated or created (RMA_MM_WINDOW, shared)")
+    add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
+    add("--threads", type=_count(1), metavar="N", help="BLAS threads of a rank")
+
+
+def _count(least: int) -> Any:
+    def count(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"got {text!r}, it takes a whole number of at least {least}")
+        return int(text)
+
+    return count
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes three whole numbers M,N,K, as 100,200,300")
+    return tuple(int(word) for word in words)
+
+
+def _mesh(text: str) -> tuple[int, ...]:
+    words = text.split("x")
+    if not 1 <= len(words) <= 3 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes one to three sizes, as 4, 2x3 or 2x3x2")
+    return tuple(int(word) for word in words)
+
+
+def _dtype(text: str) -> str:
+    try:
+        return parse_dtype(text).name
+    except RmaError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _scalar(text: str) -> complex:
+    """An int, float or complex: whatever holds the number exactly."""
+    for kind in (int, float, complex):
+        try:
+            number: complex = kind(text)
+        except ValueError:
+            continue
+        return number
+    raise argparse.ArgumentTypeError(f"got {text!r}, it takes a Python number, as 2, -0.5 or -1-2j")
+
+
+def _size(text: str) -> int:
+    """Bytes."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if not found or (found[3] and not found[2]):
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes bytes with a unit, as 2GiB, 500MB or 1000000")
+    decimal = found[2] and not found[3] and text.strip().upper().endswith("B")
+    unit = 1000 ** " KMGT".index(found[2].upper()) if decimal else _UNITS[found[2].upper()]
+    return int(float(found[1]) * unit)

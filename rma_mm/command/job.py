@@ -1,0 +1,271 @@
+"""One run of the command line: from options to a verified, written and reported product. Collective throughout."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rma_mm.command.arguments import DEFAULT_DTYPE, Options
+from rma_mm.command.progress import progress_bar
+from rma_mm.command.report import Facts, check_report, gather_facts, print_result, write_json
+from rma_mm.command.signals import Interruption
+from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.kernels.dtypes import parse_dtype
+from rma_mm.kernels.elementwise import check_cast
+from rma_mm.policy.planner import default_mesh
+from rma_mm.runtime.agreement import agree_error
+from rma_mm.runtime.files import NpyFile, NpyOutput, read_header
+from rma_mm.runtime.footprint import Operand
+from rma_mm.runtime.generate import generated
+from rma_mm.runtime.matrix import DistMatrix
+from rma_mm.runtime.mesh import Mesh
+from rma_mm.runtime.plan import Plan
+from rma_mm.runtime.planning import make_plan
+from rma_mm.runtime.transport import load
+from rma_mm.runtime.verification import Verdict, verify
+from rma_mm.windows.mpi import node_map
+from rma_mm.windows.waiting import barrier
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
+"""Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
+
+
+@dataclass
+class Job:
+    """What one run has come to hold."""
+
+    options: Options
+    comm: MPI.Intracomm
+    interruption: Interruption
+    is_running: bool = False
+    """Whether the multiplication has begun: errors until then are the input's."""
+    files: dict[str, NpyFile] = field(default_factory=dict)
+    """Headers of A, B and C0, where they are files."""
+    output: NpyOutput | None = None
+
+    def run(self) -> int:
+        """The exit code, the same on every rank. Raises what is nobody's input's fault."""
+        try:
+            with ExitStack() as open_things:
+                return self._multiply(open_things)
+        except RmaError as error:
+            if self.output and self.comm.rank == 0:
+                self.output.discard()
+            if isinstance(error, ScheduleError):
+                raise
+            complain(self.comm.rank, str(error))
+            return FAILED if self.is_running else REFUSED
+
+    def _multiply(self, open_things: ExitStack) -> int:
+        o = self.options
+        self._read_headers()
+        shape = self._shape()
+        grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm))
+        mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
+        plan = self._plan(mesh, shape)
+        if (o.explain or o.dry_run) and not o.quiet and self.comm.rank == 0:
+            print_result([plan.explain() if o.explain else str(plan)])
+        self._check_start(plan)
+        if o.dry_run:
+            return DONE
+        self._open_output(plan)
+        a, b, before = self._operands(mesh, plan, shape)
+        c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
+        self.is_running = True
+        seconds = self._execute(plan, a, b, c, before)
+        verdict = self._verify(a, b, c, before) if o.is_checked else None
+        facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
+        code = DONE if verdict is None or verdict.ok else WRONG
+        if code == DONE:
+            self._write(c)
+        self._report(facts, verdict)
+        for thing in (a, b, c, before, plan):
+            if thing is not None:
+                thing.close()
+        return code
+
+    # -- before -----------------------------------------------------------------------------------
+
+    def _read_headers(self) -> None:
+        """Look at the input files, all before anything is multiplied. Raises FileFormatError on every rank."""
+        o = self.options
+        named = dict(zip("AB", o.files, strict=False)) | ({"C": o.c} if o.c is not None else {})
+        error: Exception | None = None
+        try:
+            self.files = {name: read_header(path, o.dtype if o.files else None) for name, path in named.items()}
+            check_report(o.json)
+        except RmaError as caught:
+            error = caught
+        agree_error(self.comm, error)
+
+    def _shape(self) -> tuple[int, int, int]:
+        """(m, n, k). Raises ShapeError for operands that do not fit, naming all shapes."""
+        o = self.options
+        if not o.files:
+            return o.shape
+        a, b = self.files["A"].shape, self.files["B"].shape
+        (m, k), (inner, n) = a[::-1] if o.transpose_a else a, b[::-1] if o.transpose_b else b
+        if k != inner:
+            ops = [" (transposed)" if turned else "" for turned in (o.transpose_a, o.transpose_b)]
+            raise ShapeError(
+                f"inner dimensions differ: A is {a}{ops[0]}, B is {b}{ops[1]}, C would be {(m, n)}; "
+                f"op(A) has {k} columns and op(B) {inner} rows, which must be equal"
+            )
+        return m, n, k
+
+    def _plan(self, mesh: Mesh, shape: tuple[int, int, int]) -> Plan:
+        o = self.options
+        m, n, k = shape
+        made = np.dtype(parse_dtype(o.dtype or DEFAULT_DTYPE))
+        shapes = {"A": (k, m) if o.transpose_a else (m, k), "B": (n, k) if o.transpose_b else (k, n)}
+        operands = [
+            Operand(shapes[name], self.files[name].dtype if name in self.files else made, self._layout(name, mesh))
+            for name in "AB"
+        ]
+        return make_plan(
+            operands[0],
+            operands[1],
+            mesh,
+            layout=self._layout("C", mesh),
+            alpha=o.alpha,
+            beta=o.beta,
+            transpose_a=o.transpose_a,
+            transpose_b=o.transpose_b,
+            algorithm=o.algorithm,
+            memory_limit=o.memory_limit,
+            compute_dtype=o.compute_dtype,
+            kernel=o.kernel,
+        )
+
+    def _layout(self, name: str, mesh: Mesh) -> Layout | None:
+        """The placement that the command line names for an operand. Raises LayoutError, saying for which."""
+        text: str | None = getattr(self.options, f"layout_{name.lower()}")
+        return None if text is None else parse_layout(text, mesh.shape)
+
+    def _check_start(self, plan: Plan) -> None:
+        """Raise ShapeError or DtypeError where C0 cannot be scaled into C."""
+        if "C" not in self.files:
+            return
+        c = self.files["C"]
+        if c.shape != plan.c_shape:
+            a, b = plan.operands["A"].shape, plan.operands["B"].shape
+            raise ShapeError(f"{c.path}: C0 is {c.shape}, but A of {a} and B of {b} give {plan.c_shape}")
+        try:
+            check_cast(c.dtype, plan.c_dtype, c.path, "C")
+        except DtypeError as error:
+            raise DtypeError(f"{error}, or name --compute-dtype") from None
+
+    def _open_output(self, plan: Plan) -> None:
+        """Make sure that the result can be written. Raises FileFormatError on every rank."""
+        if self.options.output is None:
+            return
+        self.interruption.losing = self.options.output
+        if self.comm.rank == 0:
+            self.interruption.unfinished = NpyOutput.unfinished(self.options.output)
+        self.output = NpyOutput.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype)
+        self.interruption.unfinished = self.output.temporary  # whoever ends the job removes it
+
+    def _operands(
+        self, mesh: Mesh, plan: Plan, shape: tuple[int, int, int]
+    ) -> tuple[DistMatrix, DistMatrix, DistMatrix | None]:
+        """A, B and C0, placed as the plan wants them."""
+        o = self.options
+        made = []
+        for name in "AB":
+            operand, layout = plan.operands[name], plan.layouts[name]
+            if name in self.files:
+                made.append(load(self.files[name].path, mesh, layout, operand.dtype.name if o.dtype else None))
+            else:
+                elements = generated(o.seed, name, operand.dtype)
+                if (o.transpose_a, o.transpose_b)["AB".index(name)]:
+                    elements = _transposed(elements)  # op(A) is the same matrix whether it comes transposed or not
+                made.append(DistMatrix.from_function(operand.shape, elements, mesh, layout, dtype=operand.dtype))
+        before = None
+        if "C" in self.files:
+            layout = plan.layouts["C"]
+            before = load(self.files["C"].path, mesh, layout, self.files["C"].dtype.name if o.dtype else None)
+            if before.dtype != plan.c_dtype:
+                wide = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, layout)
+                wide.tile[...] = before.tile
+                before.close()
+                before = wide
+        return made[0], made[1], before
+
+    # -- the product, and after -------------------------------------------------------------------
+
+    def _execute(
+        self, plan: Plan, a: DistMatrix, b: DistMatrix, c: DistMatrix, before: DistMatrix | None
+    ) -> list[float]:
+        """Multiply as often as asked; the seconds of each timed repetition, of the slowest rank."""
+        o = self.options
+        seconds = []
+        for number in range(o.warmup + o.repeat):
+            if before is not None:
+                c.copy_from(before)
+            title = "warm-up" if number < o.warmup else f"product {number - o.warmup + 1} of {o.repeat}"
+            with progress_bar(title, self.comm.rank == 0 and not o.quiet) as progress:
+                barrier(self.comm)
+                start = time.perf_counter()
+                plan.execute(a, b, out=c, progress=progress)
+                seconds.append(time.perf_counter() - start)
+        slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
+        return [float(second) for second in slowest]
+
+    def _verify(self, a: DistMatrix, b: DistMatrix, c: DistMatrix, before: DistMatrix | None) -> Verdict:
+        o = self.options
+        left, right = a.T if o.transpose_a else a, b.T if o.transpose_b else b
+        return verify(left, right, c, alpha=o.alpha, beta=o.beta, before=before, seed=o.seed)
+
+    def _write(self, c: DistMatrix) -> None:
+        """Write the result under its final name. Raises FileFormatError on every rank."""
+        if self.output is None:
+            return
+        mesh = c.mesh.shape
+        whole = c if c.layout.is_single(mesh) else c.redistribute(c.layout.single(mesh))
+        error: Exception | None = None
+        try:
+            self.output.write(whole.region, whole.tile)
+        except RmaError as caught:
+            error = caught
+        output, self.output = self.output, None
+        output.finish(self.comm, error)
+        self.interruption.unfinished = self.interruption.losing = ""
+
+    def _report(self, facts: Facts, verdict: Verdict | None) -> None:
+        """Print and write what came out, on rank 0. Raises FileFormatError on every rank."""
+        error: Exception | None = None
+        if self.comm.rank == 0:
+            if verdict is not None and not verdict.ok:
+                kept = "; nothing was written" if self.options.output else ""
+                complain(0, f"the result is wrong: {verdict.reason}{kept}")
+                if self.output:
+                    self.output.discard()
+            elif not self.options.quiet and self.options.json != "-":
+                print_result(facts.lines())
+            try:
+                write_json(self.options.json, facts)
+            except RmaError as caught:
+                error = caught
+        agree_error(self.comm, error)
+
+
+def _transposed(elements: Any) -> Any:
+    return lambda rows, cols: elements(cols.T, rows.T).T
+
+
+def complain(rank: int, message: str) -> None:
+    """Say on rank 0's standard error what is wrong, in at most six lines."""
+    import sys
+
+    if rank == 0:
+        sys.stderr.write("\n".join(f"rma_mm: {message}".splitlines()[:6]) + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,68 @@
+"""Finding MPI, and noticing a launcher that belongs to another one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from rma_mm.errors import RmaError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+"""Where launchers say which rank this is, before MPI can be asked."""
+
+
+class LauncherError(RmaError):
+    """No MPI library, or one that did not start these ranks."""
+
+
+def launcher_rank() -> int:
+    """This rank as the launcher's environment has it; 0 without a launcher."""
+    found = (os.environ[name] for name in RANK_NAMES if os.environ.get(name, "").isdecimal())
+    return int(next(found, "0"))
+
+
+def connect() -> Intracomm:
+    """COMM_WORLD, with MPI initialised.
+
+    Raises LauncherError where there is no MPI library or the launcher is another library's.
+    """
+    MPI = _library()
+    from rma_mm.runtime.mesh import launched_ranks, matching_mpiexec
+
+    started = launched_ranks()
+    stranger = "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in MPI.Get_library_version()
+    if not MPI.Is_initialized() and not (started > 1 and stranger):  # MPICH dies when Open MPI's launcher started it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mpi4py suspects it too, on every rank
+            MPI.Init_thread()
+    if started > 1 and (not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() == 1):
+        name = MPI.Get_library_version().split("\n")[0].strip()[:60]
+        raise LauncherError(
+            f"mpiexec: it started {started} ranks, but belongs to another MPI than this Python's ({name}), so every "
+            f"rank would be alone; use {matching_mpiexec()}"
+        )
+    world: Intracomm = MPI.COMM_WORLD
+    return world
+
+
+def _library() -> ModuleType:
+    """mpi4py.MPI, not initialised yet. Raises LauncherError where there is no MPI library."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LauncherError(
+            f"no MPI library was found ({reason}); install one with pip install 'rma_mm[mpich]', "
+            f"or load your site's MPI"
+        ) from None
+    return MPI

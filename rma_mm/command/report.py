@@ -1,0 +1,210 @@
+"""What a run tells: lines for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rma_mm.errors import FileFormatError
+from rma_mm.kernels import bind
+from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
+from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.runtime.mesh import Mesh
+from rma_mm.runtime.plan import Plan
+from rma_mm.runtime.verification import Verdict
+from rma_mm.windows.waiting import barrier
+
+PROBE_SECONDS = 0.06
+"""How long the local BLAS is measured at a time."""
+PROBES = 4
+"""How often: another program may take the cores for a moment."""
+PROBE_SIZES = (64, 1024)
+"""Rows of the smallest and largest square block it is measured on."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is reported of a run, the same on every rank."""
+
+    json: dict[str, Any]
+    """The JSON report."""
+    why: str
+    """Why the algorithm was chosen."""
+    blas_gflops: float | None
+    """What the local BLAS does on all ranks at once; None where it was not measured."""
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        j = self.json
+        m, n, k = j["shape"]
+        seconds = j["seconds"]
+        timing = f"{min(seconds):.4g} s"
+        if len(seconds) > 1:
+            timing += f" (median of {len(seconds)}: {median(seconds):.4g} s)"
+        share = f", {100 * j['gflops'] / self.blas_gflops:.0f} % of the local BLAS rate" if self.blas_gflops else ""
+        words = j["words"]
+        ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
+        checked = "not asked for"
+        if j["verified"] is not None:
+            checked = "right" + (f", at {j['residual']:.2g} of the rounding allowed" if j["residual"] else "")
+        rows = [
+            ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) in {j['dtype']}"),
+            ("ranks", f"{ranks}, {j['threads']} thread{'s' * (j['threads'] > 1)} each"),
+            ("algorithm", f"{j['algorithm']}: {self.why}" + ("" if j["reproducible"] else "; sums in no fixed order")),
+            *((name, f"{j['layouts'][name]}, {j['movement'][name]}") for name in "ABC"),
+            ("by", f"window {j['window']}, kernel {j['kernel']}"),
+            ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
+            ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"),
+            ("memory", f"{_bytes(j['peak_bytes'])} on the fullest rank"),
+            ("verified", checked),
+            *(("instead", text) for text in j["fallbacks"]),
+        ]
+        return [f"{name:<10} {text}" for name, text in rows]
+
+
+def gather_facts(
+    plan: Plan,
+    mesh: Mesh,
+    shape: tuple[int, int, int],
+    seconds: list[float],
+    verdict: Verdict | None,
+    *,
+    kernel: str,
+    measure_blas: bool,
+) -> Facts:
+    """What all ranks together have to tell. `kernel`: the one asked for. Collective."""
+    words = plan.words
+    mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks))
+    intra, inter, messages, movements, fallbacks = zip(*mesh.comm.allgather(mine), strict=True)
+    noted = list(dict.fromkeys(text for texts in fallbacks for text in texts))
+    if kernel not in ("auto", plan.kernel):
+        noted.append(f"kernel {plan.kernel}, since {kernel} is not to be had")
+    m, n, k = shape
+    flops = (8 if plan.c_dtype.kind == "c" else 2) * m * n * k
+    report = {
+        "shape": [m, n, k],
+        "dtype": plan.c_dtype.name,
+        "ranks": mesh.size,
+        "nodes": mesh.nodes,
+        "mesh": list(mesh.shape.shape),
+        "algorithm": plan.algorithm,
+        "layouts": {name: str(plan.layouts[name]) for name in "ABC"},
+        "movement": {name: _union([movement[name] for movement in movements]) for name in "ABC"},
+        "window": mesh.window_flavour,
+        "kernel": plan.kernel,
+        "threads": mesh.threads,
+        "fallbacks": noted,
+        "seconds": seconds,
+        "gflops": flops / min(seconds) / 1e9,
+        "predicted_seconds": plan.predicted_seconds,
+        "words": {
+            "intra_node": sum(intra),
+            "inter_node": sum(inter),
+            "per_rank_max": max(map(sum, zip(intra, inter, strict=True))),
+        },
+        "messages": sum(messages),
+        "peak_bytes": plan.peak_bytes,
+        "reproducible": plan.reproducible,
+        "verified": None if verdict is None else verdict.ok,
+        "residual": None if verdict is None else verdict.residual,
+    }
+    rate = blas_rate(mesh, shape, plan.c_dtype) if measure_blas else None
+    return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
+
+
+def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> float | None:
+    """GF/s of the local BLAS on square blocks of about a rank's share, all ranks of the mesh at once. Collective.
+
+    None for types that no BLAS multiplies.
+    """
+    working = accumulator(dtype)
+    if working not in BLAS_TYPES:
+        return None
+    share = (math.prod(shape) / mesh.shape.size) ** (1 / 3)
+    size = max(PROBE_SIZES[0], min(PROBE_SIZES[1], int(share)))
+    threads = get_threads()
+    set_threads(mesh.threads)
+    a, b, c = (np.full((size, size), x, working) for x in (1, 2, 0))
+    product = bind(a, b, c, kernel="blas")
+    product()
+    best = 0.0
+    for _ in range(PROBES):
+        barrier(mesh.comm)
+        rate = _rate(product) if mesh.is_member else 0.0
+        best = max(best, sum(mesh.comm.allgather(rate)))
+    set_threads(threads)
+    return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
+
+
+def _rate(product: Callable[[], None]) -> float:
+    """Calls a second, over about `PROBE_SECONDS`."""
+    count, start = 0, time.perf_counter()
+    while not count or time.perf_counter() - start < PROBE_SECONDS:
+        product()
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def print_result(lines: Sequence[str]) -> None:
+    """Write lines to standard output; a reader that has gone away is no error."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+
+def check_report(path: str | None) -> None:
+    """Raise FileFormatError where a JSON report could not be written."""
+    if path in (None, "-"):
+        return
+    assert path is not None
+    directory = os.path.dirname(path) or "."
+    is_file = os.path.isfile(path) or not os.path.exists(path)
+    if not os.path.isdir(directory) or not is_file or not os.access(directory, os.W_OK):
+        why = "is not a regular file" if not is_file else f"the directory {directory} cannot be written to"
+        raise FileFormatError(f"--json {path}: {why}")
+
+
+def write_json(path: str | None, facts: Facts) -> None:
+    """Write the JSON report, whole or not at all. Raises FileFormatError. On one rank."""
+    text = json.dumps(facts.json, indent=1, allow_nan=False)
+    if path == "-":
+        print_result([text])
+    elif path is not None:
+        temporary = f"{path}.{os.getpid()}.partial"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise FileFormatError(f"--json {path}: {error.strerror}") from None
+
+
+def _known(value: Any) -> Any:
+    """`value`, or None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _union(ways: list[str]) -> str:
+    """What any rank did, "here" only where none did anything else."""
+    found = {way for text in ways for way in text.split("+")}
+    return "+".join(sorted(found - {"here"} or found))
+
+
+def _bytes(count: int) -> str:
+    """A size for people."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"

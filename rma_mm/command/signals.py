@@ -1,0 +1,130 @@
+"""Ending at once, and cleanly, on Ctrl-C and SIGTERM.
+
+Python runs signal handlers between two bytecodes of the main thread, which may be seconds away inside a BLAS call,
+or never inside an MPI call. So a thread waits for the signal's number on a pipe that the C handler writes to, and
+ends the process from there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SEGMENTS = "/dev/shm/"
+LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx", "psm", "fi_")
+"""How MPI libraries begin the names of their segments; other mapped files there are not ours to remove."""
+GRACE = 0.25
+"""Seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest."""
+
+
+class Interruption:
+    """Once the ranks have met (`enlist`), SIGINT and SIGTERM end this process with 128 + signal, and first
+
+    - tell the other ranks of this machine, since a signal may have been sent to one of them only;
+    - remove the unfinished output file and this job's shared memory segments;
+    - say so, on rank 0.
+
+    Until then they end it at once: MPI_Init holds the GIL, so that no thread could act, and there is little to clean.
+    """
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.unfinished = ""
+        """Path of a file that is being written under another name."""
+        self.losing = ""
+        """What the user will miss, for the message."""
+        self._siblings: list[int] = []
+        self._old: dict[int, Any] = {}
+        self._reader, self._writer = -1, -1
+
+    def enlist(self, comm: Any) -> None:
+        """Learn the processes of the other ranks of this machine, and start to watch. Collective."""
+        self.rank = comm.rank
+        machine = socket.gethostname(), _boot_id()
+        found = comm.allgather((machine, os.getpid()))
+        self._siblings = [pid for where, pid in found if where == machine and pid != os.getpid()]
+        if self._old:
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            for number in SIGNALS:
+                signal.signal(number, _ignore)
+            threading.Thread(target=self._watch, name="rma_mm interruption", daemon=True).start()
+
+    def clean(self) -> None:
+        """Remove what a process leaves behind that does not end through MPI_Finalize."""
+        if self.unfinished:
+            with suppress(OSError):
+                os.unlink(self.unfinished)
+        for segment in mapped_segments():
+            with suppress(OSError):
+                os.unlink(segment)
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # handlers belong to it
+            self._old = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._old:
+            return
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        if self._writer >= 0:
+            signal.set_wakeup_fd(-1)
+            os.close(self._writer)  # ends the thread, which closes the other end
+
+    def _watch(self) -> None:
+        number = os.read(self._reader, 1)
+        if number:
+            self._end(number[0])
+        os.close(self._reader)
+
+    def _end(self, number: int) -> None:
+        """Runs in the thread, whatever the main thread is doing."""
+        for sibling in self._siblings:
+            with suppress(OSError):
+                os.kill(sibling, number)
+        if self.rank == 0:
+            lost = f"; {self.losing} was not written" if self.losing else ""
+            with suppress(OSError):
+                os.write(2, f"\nrma_mm: interrupted by {signal.Signals(number).name}{lost}\n".encode())
+        self.clean()
+        if self._siblings:
+            # all ranks leave at the same tick of the clock: those that mpiexec has to kill make it print a banner
+            time.sleep((math.floor(time.monotonic() / GRACE) + 2) * GRACE - time.monotonic())
+            self.clean()  # the main thread may have gone on
+        os._exit(128 + number)
+
+
+def mapped_segments() -> set[str]:
+    """The shared memory segments of MPI libraries that this process maps."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    names = {line.split(maxsplit=5)[-1] for line in lines if SEGMENTS in line}
+    return {name for name in names if name.startswith(tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES))}
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The handler in Python: the thread does the work."""
+
+
+def _boot_id() -> str:
+    """Tells machines of one name apart."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return sys.platform
