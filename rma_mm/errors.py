@@ -54,4 +54,4 @@ class ScheduleError(RmaError):
 
 
 class FileFormatError(RmaError, ValueError):
-    """An input file that is missing, truncated, pickled, or holds something other than a matrix."""
+    """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""

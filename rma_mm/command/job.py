@@ -208,6 +208,7 @@ class Job:
         """Multiply as often as asked; the seconds of each timed repetition, of the slowest rank."""
         o = self.options
         seconds = []
+        plan.prepare(a, b, c)
         for number in range(o.warmup + o.repeat):
             if before is not None:
                 c.copy_from(before)

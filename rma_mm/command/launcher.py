@@ -35,13 +35,14 @@ def connect() -> Intracomm:
     from rma_mm.runtime.mesh import launched_ranks, matching_mpiexec
 
     started = launched_ranks()
-    stranger = "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in MPI.Get_library_version()
-    if not MPI.Is_initialized() and not (started > 1 and stranger):  # MPICH dies when Open MPI's launcher started it
+    name = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+    # MPICH dies when Open MPI's launcher started it, and Open MPI complains at length under MPICH's
+    stranger = ("HYDI_CONTROL_FD" if "Open MPI" in name else "OMPI_COMM_WORLD_SIZE") in os.environ
+    if not MPI.Is_initialized() and not (started > 1 and stranger):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # mpi4py suspects it too, on every rank
             MPI.Init_thread()
     if started > 1 and (not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() == 1):
-        name = MPI.Get_library_version().split("\n")[0].strip()[:60]
         raise LauncherError(
             f"mpiexec: it started {started} ranks, but belongs to another MPI than this Python's ({name}), so every "
             f"rank would be alone; use {matching_mpiexec()}"

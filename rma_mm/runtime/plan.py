@@ -157,6 +157,20 @@ class Plan:
         The operands must be placed as `layouts` says. progress is called with (done, total) multiply-adds of this rank.
         Raises ShapeError, LayoutError, DtypeError, MeshError, ClosedError; DisagreementError.
         """
+        A, B, out = self._agreed(A, B, out)
+        self._run(self._executable(A, B, out), progress)
+        return out
+
+    def prepare(
+        self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None = None
+    ) -> None:
+        """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as that does."""
+        self._executable(*self._agreed(A, B, out))
+
+    def _agreed(
+        self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None
+    ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+        """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         error: Exception | None = None
         facts: tuple[object, ...] = ()
         try:
@@ -173,8 +187,7 @@ class Plan:
             error = caught
         self._agree(facts, error)
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix) and out is not None
-        self._run(self._executable(A, B, out), progress)
-        return out
+        return A, B, out
 
     def _agree(self, facts: tuple[object, ...], error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""

@@ -69,12 +69,10 @@ def rounding(dtype: np.dtype[Any], inner: int, alpha: complex, summands: int) ->
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """Unit roundoff, smallest normal and largest number of a float type."""
+    library: Any = np
     if dtype == BFLOAT16:
-        import ml_dtypes
-
-        info: Any = ml_dtypes.finfo(dtype)
-    else:
-        info = np.finfo(dtype)
+        import ml_dtypes as library
+    info = library.finfo(dtype)
     return float(info.eps) / 2, float(info.smallest_normal), float(info.max)
 
 

@@ -22,10 +22,11 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 from rma_mm.algorithms import list_algorithms
 from tests.processes import find_mpiexec, job_environment, mpirun
 
-KEYS = (
-    "shape dtype ranks nodes mesh algorithm layouts movement window kernel threads fallbacks seconds gflops "
-    "predicted_seconds words messages peak_bytes reproducible verified residual"
-).split()
+KEYS = [
+    "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
+    "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible",
+    "verified", "residual",
+]  # fmt: skip
 PRETENDED = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 """Two nodes, on MPICH."""
 
@@ -81,8 +82,8 @@ def test_scalars_transposes_and_the_old_c(here: Path) -> None:
     np.save(here / "At.npy", a.T.astype(np.complex64))
     done = run(
         4,
-        "--quiet --transpose-a At.npy B.npy --alpha -1-2j --beta -0.5 --c C0.npy -o C.npy --repeat 2 --warmup 2 --verify "
-        "--mesh 2x2 --layout-a j,i --layout-c i:cyclic(3),j",
+        "--quiet --transpose-a At.npy B.npy --alpha -1-2j --beta -0.5 --c C0.npy -o C.npy --repeat 2 --warmup 2 "
+        "--verify --mesh 2x2 --layout-a j,i --layout-c i:cyclic(3),j",
         here,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -201,7 +202,7 @@ def segments(pids: list[int]) -> set[str]:
 def test_interrupted(tmp_path: Path, how: str) -> None:
     """In the midst of a long multiply: ends within 5 s, no rank, output or segment is left."""
     environment = job_environment({"RMA_MM_WINDOW": "allocated"} if how == "Ctrl-C" else {})
-    line = "-m rma_mm.run --shape 6000,6000,6000 --repeat 1000 --warmup 0 -o C.npy".split()
+    line = ["-m", "rma_mm.run", "--shape", "6000,6000,6000", "--repeat", "1000", "--warmup", "0", "-o", "C.npy"]
     with open(tmp_path / "log", "wb") as log:
         job = subprocess.Popen(
             [find_mpiexec(), "-n", "3", sys.executable, *line],

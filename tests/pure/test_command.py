@@ -26,7 +26,7 @@ def test_defaults() -> None:
 
 def test_flags_may_stand_between_files() -> None:
     """Anywhere."""
-    o = parse("--mesh 2x3 A.npy --quiet B.npy -o C.npy --transpose-b".split())
+    o = parse(["--mesh", "2x3", "A.npy", "--quiet", "B.npy", "-o", "C.npy", "--transpose-b"])
     assert o.files == ("A.npy", "B.npy")
     assert (o.mesh, o.quiet, o.output, o.transpose_a, o.transpose_b) == ((2, 3), True, "C.npy", False, True)
 
@@ -46,7 +46,7 @@ def test_scalars(text: str, value: complex, form: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2GiB", 2**31), ("2G", 2**31), ("500MB", 500 * 10**6), ("1.5KiB", 1536), ("1000", 1000), ("10B", 10), ("1t", 2**40)],
+    [("2GiB", 2**31), ("2G", 2**31), ("500MB", 5 * 10**8), ("1.5KiB", 1536), ("1000", 1000), ("1t", 2**40)],
 )
 def test_sizes(text: str, count: int) -> None:
     """Bytes with a unit, decimal or binary."""

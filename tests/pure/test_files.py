@@ -143,7 +143,7 @@ BAD = {
     "magic only": (lambda: truncated(4), "truncated"),
     "within the lengths": (lambda: truncated(9), "ends within its header"),
     "within the header": (lambda: truncated(50), "ends within its header"),
-    "within the elements": (lambda: truncated(287), "(4, 5) of float64 needs 288 bytes with its header, the file has 287"),
+    "within the elements": (lambda: truncated(287), "(4, 5) of float64 needs 288 bytes"),
     "records": (lambda: saved(np.zeros((2, 2), [("a", "f4")])), "holds records"),
     "strings": (lambda: saved(np.array([["a"]])), "supported element types are"),
     "long double": (lambda: saved(np.zeros((2, 2), np.longdouble)), "supported element types are"),
@@ -159,7 +159,7 @@ BAD = {
     "bad type": (lambda: header_only("{'descr': 'q9', 'fortran_order': False, 'shape': (2, 2), }"), "damaged"),
     "bad shape": (lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -2), }"), "no shape"),
     "huge": (
-        lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (10**30, 2), }".replace("10**30", "1" + "0" * 30)),
+        lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (1" + "0" * 30 + ", 2), }"),
         "truncated",
     ),
 }

@@ -13,7 +13,8 @@ import pytest
 from tests.processes import ROOT
 
 PACKAGE = "rma_mm"
-FLOORS = {"errors": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3, "runtime": 4}
+FLOORS = {"errors": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3, "runtime": 4,
+    "command": 5}
 HARDWARE = {"windows", "kernels"}
 HARDWARE_MAY_IMPORT = {"errors", "geometry"}
 TOP = 5

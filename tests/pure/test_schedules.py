@@ -347,7 +347,7 @@ def test_rotated_readers_never_meet_where_panels_are_cut() -> None:
                 assert len(set(owners)) == mesh.size
 
 
-# -- found by the properties above -----------------------------------------------------------------------------------------
+# -- found by the properties above -------------------------------------------------------------------
 
 
 @pytest.mark.xfail(reason="BUG: summands other than the first are opened, and never finished")

@@ -1,0 +1,17 @@
+"""`python -m bench`: list the benchmarks."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "mpiexec -n P python -m bench.square": "4096³ against one process's numpy.matmul on all cores",
+    "mpiexec -n 2 python -m bench.overhead": "what plan.execute adds to a small multiply; growth over 10 000 of them",
+    "mpiexec -n P python -m bench.words": "words that the transports counted against the interpreter's count",
+    "mpiexec -n P python -m bench.memory": "resident memory against plan.peak_bytes; growth over 5000 matmul calls",
+    "python -m bench.imports": "seconds that importing the package takes",
+}
+
+if __name__ == "__main__":
+    width = max(map(len, COMMANDS))
+    for command, summary in COMMANDS.items():
+        print(f"{command:<{width}}  {summary}")
+    print("Each takes --json FILE and --help.")

@@ -1,0 +1,186 @@
+"""Choices of the planner: what moves least, what was asked for, and why the others lost."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rma_mm.algorithms import ALGORITHMS, find_algorithm, list_algorithms
+from rma_mm.errors import AlgorithmError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.planner import Request, Traffic, candidates, choose, default_mesh, problem_of, single_layouts
+from rma_mm.policy.report import explain, table
+from rma_mm.schedule.lower import lower
+from rma_mm.schedule.verify import verify
+from tests.strategies import layouts, meshes, pure
+
+NODE = MeshShape((2, 2))
+TWO_NODES = MeshShape((4, 4), nodes=tuple(rank // 8 for rank in range(16)))
+
+
+def texts(layouts: tuple[Layout, Layout, Layout] | None) -> list[str]:
+    return [str(layout) for layout in layouts or ()]
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+def test_squares_on_one_node_are_read_in_place() -> None:
+    best, *_ = choose(Request((512, 512, 512), NODE))
+    assert best.row.name == "stationary_c"
+    assert texts(best.layouts) == ["P('i', 'j')"] * 3
+    assert best.traffic == Traffic(in_place=2 * 512 * 512)  # a/R · (C − 1)/C + b/C · (R − 1)/R, on four ranks
+
+
+def test_a_dominant_k_is_split_over_all_ranks() -> None:
+    """algorithms.md §3 (b): one-dimensional in k while P ≤ K/max(M, N); only C moves."""
+    best, *others = choose(Request((64, 64, 65536), TWO_NODES))
+    assert texts(best.layouts)[:2] == ["P(None, ('i', 'j'))", "P(('i', 'j'), None)"]
+    assert best.row.result == "accumulate"
+    assert best.traffic.between + best.traffic.within == 15 * 64 * 64
+    assert min(c.traffic.price for c in others if c.row.name == "stationary_c") > 100 * best.traffic.price
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "kept"),
+    [
+        ((4096, 64, 4096), "stationary_a", 0),
+        ((64, 4096, 4096), "stationary_b", 1),
+        ((4096, 4096, 64), "stationary_c", 2),
+    ],
+)
+def test_the_largest_operand_stays(shape: tuple[int, int, int], name: str, kept: int) -> None:
+    """With blocks of all three given, the owner of the largest works."""
+    place = parse_layout("i, j", TWO_NODES)
+    best, *_ = choose(Request(shape, TWO_NODES, (place,) * 3))
+    assert best.row.name == name
+    assert best.layouts and best.layouts[kept] == place
+
+
+def test_given_placements_are_kept() -> None:
+    a = parse_layout("P('j:cyclic(3)', None, i=1)", NODE)
+    for found in candidates(Request((8, 8, 8), NODE, (a, None, None))):
+        assert found.rejected or (found.layouts and found.layouts[0] == a)
+
+
+def test_deterministic_excludes_accumulation() -> None:
+    found = choose(Request((64, 64, 65536), TWO_NODES, deterministic=True))
+    assert found[0].row.reproducible
+    rejected = {c.row.name: c.rejected for c in found if c.rejected}
+    assert set(rejected) == {"stationary_a", "stationary_b", "queue"}
+    assert all("deterministic=True" in why for why in rejected.values())
+    with pytest.raises(AlgorithmError, match=r"queue: accumulates in no fixed order"):
+        choose(Request((8, 8, 8), NODE, algorithm="queue", deterministic=True))
+
+
+def test_srumma_says_what_would_fit() -> None:
+    with pytest.raises(AlgorithmError, match=r"needs a mesh of two axes, as \(2, 3\); this one is \(4,\)"):
+        choose(Request((8, 8, 8), MeshShape((4,)), algorithm="srumma"))
+    given_a = (parse_layout("i, None", NODE), None, None)
+    with pytest.raises(AlgorithmError) as error:
+        choose(Request((8, 8, 8), NODE, given_a, algorithm="srumma"))
+    for word in ("needs A placed as P('i', 'j')", "it is P('i', None)", "redistribute"):
+        assert word in str(error.value)
+    blocks = parse_layout("i, j", NODE)
+    assert choose(Request((8, 8, 8), NODE, (blocks, None, blocks), algorithm="srumma"))[0].row.name == "srumma"
+
+
+def test_unknown_algorithm_lists_the_names() -> None:
+    with pytest.raises(AlgorithmError) as error:
+        choose(Request((8, 8, 8), NODE, algorithm="cannonball"))
+    for name in ("cannonball", "auto", *ALGORITHMS):
+        assert name in str(error.value)
+    assert list_algorithms() == list(ALGORITHMS)
+    assert all(find_algorithm(name).name == name for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_named_algorithm_is_the_only_candidate(name: str) -> None:
+    found = choose(Request((8, 8, 8), NODE, algorithm=name))
+    assert [c.row.name for c in found] == [name]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    mesh = draw(meshes(12))
+    m, n, k = (draw(st.sampled_from((0, 1, 7, 16))) for _ in range(3))
+    a, b, c = (draw(st.none() | layouts(mesh, extents)) for extents in ((m, k), (k, n), (m, n)))
+    return Request((m, n, k), mesh, (a, b, c), draw(st.booleans()), deterministic=draw(st.booleans()))
+
+
+@pure(30)
+@given(requests())
+def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
+    found = choose(request)
+    serving = [c for c in found if not c.rejected]
+    assert len(found) == len(ALGORITHMS)
+    assert found[0].traffic.price == min(c.traffic.price for c in serving)
+    assert [c.traffic.price for c in serving] == sorted(c.traffic.price for c in serving)
+    assert found[0].layouts
+    for given_layout, layout in zip(request.layouts, found[0].layouts, strict=True):
+        assert given_layout in (None, layout)
+        assert given_layout or layout.is_single(request.mesh)
+    verify(lower(found[0].row, problem_of(request, found[0].layouts)))
+
+
+# -- meshes and placements ------------------------------------------------------------------------
+
+
+def test_placements_left_open_hold_each_element_once() -> None:
+    mesh = MeshShape((2, 3, 2))
+    found = list(single_layouts(mesh))
+    assert len(set(found)) == 4
+    assert all(layout.is_single(mesh) and layout.split_axes == mesh.names for layout in found)
+    assert str(next(single_layouts(NODE))) == "P('i', 'j')"
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 7])
+@pytest.mark.parametrize("shape", [(512, 512, 512), (64, 64, 65536), (4096, 64, 64), (0, 5, 3)])
+def test_default_mesh_uses_every_rank(size: int, shape: tuple[int, int, int]) -> None:
+    grid = default_mesh(size, shape)
+    assert len(grid) == 2
+    assert prod(grid) == size
+
+
+def test_default_mesh_is_square_for_squares() -> None:
+    assert default_mesh(4, (512, 512, 512)) == (2, 2)
+    assert sorted(default_mesh(6, (512, 512, 512))) == [2, 3]
+    assert default_mesh(9, (512, 512, 512)) == (3, 3)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_row_and_a_reason() -> None:
+    found = choose(Request((64, 64, 65536), TWO_NODES, deterministic=True))
+    head, line, *rows = explain(found, found[0], "auto").splitlines()
+    assert head.startswith("algorithm") and head.endswith("why")
+    assert set(line) == {"-"}
+    assert [row.split()[0] for row in rows] == [c.row.name for c in found]
+    assert set(list_algorithms()) == {row.split()[0] for row in rows}
+    assert all(len(row) > head.index("why") for row in rows)
+    assert "chosen: it moves least" in rows[0]
+    assert all("cannot: accumulates" in row for row in rows if row.startswith(("queue", "stationary_a")))
+
+
+def test_reasons() -> None:
+    found = choose(Request((512, 512, 512), NODE))
+    text = explain(found, found[0], "auto")
+    assert "moves as much, and comes later in the list" in text  # srumma
+    assert "times the price" in text
+    assert "chosen: it was named" in explain(found[:1], found[0], "stationary_c")
+    assert "does not fit the memory limit" in explain(found, found[-1], "auto")
+    alone = choose(Request((8, 8, 8), MeshShape((1,))))
+    assert "moves as much" in explain(alone, alone[0], "auto")
+    free = choose(Request((64, 64, 64), NODE, (parse_layout("i, *", NODE), parse_layout("*, j", NODE), None)))
+    assert free[0].traffic.price == 0
+    assert "moves words where the chosen one moves none" in explain(free, free[0], "auto")
+
+
+def test_table_aligns_columns() -> None:
+    assert table([["a", "bb"], ["ccc", "d"]]).splitlines() == ["a    bb", "-------", "ccc  d"]
