@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import inf, isfinite, prod
 from typing import Literal
 
 from ..errors import LayoutError
@@ -54,6 +54,12 @@ class Level:
     def check(self, extent: int, mesh: MeshShape) -> None:
         """Raise LayoutError where this cut cannot cut `extent` indices over this mesh."""
         count = prod(mesh.axis_size(axis) for axis in self.axes)
+        if self.kind == "cyclic" and (len(self.args) != 1 or not is_whole(self.args[0]) or self.args[0] < 1):
+            raise LayoutError(f"cyclic: got {self.args}; it takes one whole block size of at least 1")
+        if self.kind == "weights" and not (all(0 <= w < inf for w in self.args) and sum(self.args) > 0):
+            raise LayoutError(f"weights: got {self.args}; they are finite, at least 0, and not all 0")
+        if self.kind == "bounds" and not all(map(is_whole, self.args)):
+            raise LayoutError(f"bounds: got {self.args}; they are whole numbers")
         if self.kind == "weights" and len(self.args) != count:
             raise LayoutError(
                 f"weights: got {len(self.args)} for {count} parts over {self.axes}; one is needed per part"
@@ -65,6 +71,11 @@ class Level:
                     f"bounds: got {tuple(edges)} for {count} parts of {extent} indices; "
                     f"{count + 1} ascending bounds are needed, from 0 to {extent}"
                 )
+
+
+def is_whole(number: float) -> bool:
+    """Whether a number is finite and has no fraction."""
+    return isfinite(number) and number % 1 == 0
 
 
 def _rotated(part: Span, shift: int, extent: int) -> Span:
@@ -116,7 +127,9 @@ class Layout:
         used = [*self.split_axes, *self.partial, *(axis for axis, _ in self.pins)]
         for axis in (*used, *self.skew_axes):
             if axis not in mesh.names:
-                raise LayoutError(unknown_axis(str(self), axis, mesh))
+                raise LayoutError(
+                    f"layout {self}: got the axis {axis!r}; the mesh {mesh} has the axes {', '.join(mesh.names)}"
+                )
         for axis in used:
             if used.count(axis) > 1:
                 raise LayoutError(f"layout {self}: the axis {axis!r} is used twice; each splits, pins or sums once")
@@ -230,12 +243,6 @@ class Layout:
         spare = (*self.replicated_axes(mesh), *self.partial)
         return all(mesh.axis_size(axis) == 1 for axis in spare)
 
-    def part_spans(self, dim: int, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> list[Span]:
-        """The distinct non-empty spans into which dimension `dim` is cut, in order of their first index."""
-        axes = tuple(axis for level in self.splits[dim] for axis in level.axes)
-        spans = {self.span(dim, extent, mesh, at) for at in mesh.along(axes, dict(coords))}
-        return sorted((span for span in spans if span), key=lambda span: span.start)
-
     def __str__(self) -> str:
         dims = [_split_text(split) for split in self.splits]
         dims += [f"{axis}={coordinate}" for axis, coordinate in self.pins]
@@ -264,25 +271,6 @@ def _split_text(split: Split) -> str:
     return words[0] if len(words) == 1 else f"({', '.join(words)})" if words else "None"
 
 
-def unknown_axis(text: str, axis: str, mesh: MeshShape) -> str:
-    """What to say of a layout that names an axis which the mesh does not have."""
-    return f"layout {text}: got the axis {axis!r}; the mesh {mesh} has the axes {', '.join(mesh.names)}"
-
-
-def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write `count` as an ordered product of `dims` factors."""
-    if dims == 1:
-        yield (count,)
-        return
-    for first in range(1, count + 1):
-        if count % first == 0:
-            for rest in grids(count // first, dims - 1):
-                yield (first, *rest)
-
-
 def everywhere(dims: int = 2) -> Layout:
     """The placement that replicates a matrix on every rank."""
     return Layout(((),) * dims)
-
-
-__all__ = ["CutKind", "Layout", "Level", "Split", "everywhere", "grids"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -25,7 +25,7 @@ class MeshShape:
     """Ranks along each axis."""
     names: tuple[str, ...] = ()
     """Axis names, in the order of `shape`; i, j, l when not given."""
-    nodes: tuple[int, ...] = field(default=(), compare=True)
+    nodes: tuple[int, ...] = ()
     """The node of each rank; all on node 0 when not given."""
 
     def __post_init__(self) -> None:
@@ -38,10 +38,14 @@ class MeshShape:
         if len(names) != len(self.shape) or len(set(names)) != len(names):
             raise MeshError(f"mesh names: got {names} for the shape {self.shape}; every axis needs one name of its own")
         for name in names:
-            if not name.isidentifier() or name in ("None", "sum"):
-                raise MeshError(f"mesh names: got {name!r}; a name is an identifier other than None and sum, as 'i'")
+            if not (name.isidentifier() and name.isascii()) or name in ("None", "sum"):
+                raise MeshError(
+                    f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum"
+                )
         object.__setattr__(self, "names", names)
         nodes = tuple(self.nodes) or (0,) * prod(self.shape)
+        if len(nodes) < prod(self.shape):
+            raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.shape)} ranks; each rank needs one")
         object.__setattr__(self, "nodes", nodes[: prod(self.shape)])
 
     @property
@@ -79,3 +83,14 @@ class MeshShape:
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
+
+
+def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write `count` as an ordered product of `dims` factors."""
+    if dims == 1:
+        yield (count,)
+        return
+    for first in range(1, count + 1):
+        if count % first == 0:
+            for rest in grids(count // first, dims - 1):
+                yield (first, *rest)

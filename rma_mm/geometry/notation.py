@@ -16,10 +16,11 @@ Quotes and the outer P( ) may be left out: `i,j` on a command line. `*` is None.
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import NoReturn, cast
 
 from ..errors import LayoutError
-from .layout import CutKind, Layout, Level, Split, unknown_axis
+from .layout import CutKind, Layout, Level, Split, is_whole
 from .mesh import MeshShape
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_]\w*)|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<mark>[(),:=+*]))")
@@ -33,18 +34,15 @@ def parse_layout(text: str, mesh: MeshShape, dims: int = 2) -> Layout:
     Raises LayoutError, with a mark under the offending character, for text that does not parse or names axes the
     mesh does not have.
     """
-    layout = _Parser(text, dims).parse()
-    for axis in (*layout.split_axes, *layout.skew_axes, *layout.partial, *(a for a, _ in layout.pins)):
-        if axis not in mesh.names:
-            raise LayoutError(unknown_axis(repr(text), axis, mesh))
-    return layout
+    return _Parser(text, dims, mesh).parse()
 
 
 class _Parser:
     """Recursive descent over the tokens of one layout text."""
 
-    def __init__(self, text: str, dims: int) -> None:
+    def __init__(self, text: str, dims: int, mesh: MeshShape) -> None:
         self.text = text
+        self.mesh = mesh
         self.dims = dims
         self.plain = re.sub(r"['\"]", " ", text)  # quotes carry no meaning, and blanks keep the columns true
         self.tokens = self._scan()
@@ -75,6 +73,13 @@ class _Parser:
             self._fail(f"expected {what}")
         self.at += 1
         return text
+
+    def _axis(self, what: str) -> str:
+        axis = self._next("word", what)
+        if axis not in self.mesh.names:
+            self.at -= 1
+            self._fail(f"got the axis {axis!r}; the mesh {self.mesh} has the axes {', '.join(self.mesh.names)}")
+        return axis
 
     def _mark(self, mark: str) -> None:
         if not self._peek(mark):
@@ -107,13 +112,17 @@ class _Parser:
         return Layout(tuple(splits), tuple(pins), tuple(partial))
 
     def _keyword(self, pins: list[tuple[str, int]], partial: list[str]) -> None:
-        axis = self._next("word", "an axis")
+        axis = self._axis("an axis")
         self._mark("=")
         if self._peek("sum"):
             self.at += 1
             partial.append(axis)
         else:
-            pins.append((axis, int(self._next("number", "a coordinate or the word sum"))))
+            number = self._next("number", "a coordinate or the word sum")
+            if not number.isdecimal():
+                self.at -= 1
+                self._fail(f"a coordinate is a whole number, not {number}")
+            pins.append((axis, int(number)))
 
     def _dimension(self) -> Split:
         if self._peek("None", "*"):
@@ -131,40 +140,47 @@ class _Parser:
         return tuple(levels)
 
     def _level(self) -> Level:
-        axes = [self._next("word", "a mesh axis, None or *")]
+        axes = [self._axis("a mesh axis, None or *")]
         while self._peek("+"):
             self.at += 1
-            axes.append(self._next("word", "a mesh axis"))
-        kind, args, skew = "even", [], []
+            axes.append(self._axis("a mesh axis"))
+        kind = "even"
+        args: list[float] = []
+        skew: list[str] = []
         while self._peek(":"):
             self.at += 1
             word = self._next("word", f"one of {', '.join(_CUTS)}")
             if word not in _CUTS:
                 self.at -= 1
                 self._fail(f"no cut is called {word!r}; there are {', '.join(_CUTS)}")
+            if skew if word == "skew" else kind != "even":
+                self.at -= 1
+                self._fail("one cut and one skew at most")
+            begin = self.at + 1
             items = self._arguments("word" if word == "skew" else "number")
             if word == "skew":
                 skew = items
             else:
                 kind, args = word, [float(x) for x in items]
-                self._check_cut(word, args)
+                self._check_cut(word, args, begin)
         return Level(tuple(axes), cast(CutKind, kind), tuple(args), tuple(skew))
 
-    def _check_cut(self, word: str, args: list[float]) -> None:
-        self.at -= 1
-        if word == "cyclic" and (len(args) != 1 or args[0] < 1 or args[0] % 1):
+    def _check_cut(self, word: str, args: list[float], begin: int) -> None:
+        """Refuse arguments that no extent allows; `begin` is the token of the first."""
+        end, self.at = self.at, begin
+        if word == "cyclic" and (len(args) != 1 or not is_whole(args[0]) or args[0] < 1):
             self._fail("cyclic takes one whole block size of at least 1")
-        if word == "bounds" and any(x % 1 for x in args):
+        if word == "bounds" and not all(map(is_whole, args)):
             self._fail("bounds are whole numbers")
-        if word == "weights" and sum(args) <= 0:
-            self._fail("weights must not all be zero")
-        self.at += 1
+        if word == "weights" and not 0 < sum(args) < inf:
+            self._fail("weights are finite, and not all zero")
+        self.at = end
 
     def _arguments(self, kind: str) -> list[str]:
         self._mark("(")
         items = []
         while not self._peek(")"):
-            items.append(self._next(kind, "a number" if kind == "number" else "a mesh axis"))
+            items.append(self._next(kind, "a number") if kind == "number" else self._axis("a mesh axis"))
             if not self._peek(")"):
                 self._mark(",")
         self._mark(")")

@@ -84,7 +84,7 @@ class Span:
             starts = np.array([a for a, _ in self.runs])
             period = np.diff(starts)
             block = self.runs[0][1] - self.runs[0][0]
-            if (period == period[0]).all() and len(self) == block * len(self.runs):
+            if (period == period[0]).all() and all(b - a == block for a, b in self.runs):
                 return f"{starts[0]}+{block}/{period[0]}*{len(self.runs)}"
         return ",".join(f"{a}:{b}" for a, b in self.runs) or "empty"
 

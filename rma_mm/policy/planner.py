@@ -6,13 +6,14 @@ Every candidate is priced from its placements and work map alone, without making
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from ..algorithms import ALGORITHMS, find_algorithm
 from ..errors import AlgorithmError
-from ..geometry.layout import Layout, Level, grids
-from ..geometry.mesh import MeshShape
+from ..geometry.layout import Layout, Level
+from ..geometry.mesh import MeshShape, grids
 from ..geometry.span import Region
 from ..schedule.ops import held
 from ..schedule.row import Problem, Row, side
@@ -139,25 +140,20 @@ def traffic(row: Row, problem: Problem) -> Traffic:
     sample = [n * mesh.size // count for n in range(count)]
     total = Traffic()
     for rank in sample:
-        total += _summed(problem, rank) + _rank_traffic(row, _single(problem), rank) + _gathered(problem, rank)
+        total += _summed(problem, rank) + _rank_traffic(row, problem.summed, rank) + _gathered(problem, rank)
     return total.times(mesh.size / count)
 
 
-def _single(problem: Problem) -> Problem:
-    """The problem after partial operands have been summed."""
-    a, b, c = problem.layouts
-    mesh = problem.mesh
-    return replace(problem, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
-
-
 def _summed(problem: Problem, rank: int) -> Traffic:
-    """What `rank` pushes to sum partial operands."""
+    """What `rank` pushes to sum partial operands; of several replicas one does."""
+    mesh = problem.mesh
+    coords = mesh.coords(rank)
     total = Traffic()
     for x in "AB":
         layout = problem.layout(x)
-        if layout.partial:
-            region = held(layout, problem.extent(x), problem.mesh, rank)
-            total += _moved(problem, x, layout.single(problem.mesh), region, rank)
+        if layout.partial and not any(coords[axis] for axis in layout.replicated_axes(mesh)):
+            region = held(layout, problem.extent(x), mesh, rank)
+            total += _moved(problem, x, layout.single(mesh), region, rank)
     return total
 
 
@@ -165,36 +161,45 @@ def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
     """What `rank` pulls and pushes for its own box; for the queue, its expected share of all boxes."""
     box = row.work(problem).region(problem.shape, problem.mesh, rank)
     total = Traffic()
-    for x in "AB":
-        total += _moved(problem, x, problem.layout(x), side(box, x), rank, x in problem.in_place)
-    if row.result == "accumulate":
-        c = problem.layout("C").unshared(problem.mesh)
-        total += _moved(problem, "C", replace(c, partial=()), side(box, "C"), rank)
     if row.order == "ticket":  # boxes fall to any rank, so that little of what they need is the rank's own
         share = 1 - 1 / problem.mesh.size
         m, n, k = problem.shape
-        total += Traffic(0, (m * k + k * n + m * n) * share / problem.mesh.size, 0)
+        return Traffic(0, (m * k + k * n + m * n) * share / problem.mesh.size, 0)
+    if not box:
+        return total
+    for x in "AB":
+        total += _moved(problem, x, problem.layout(x), side(box, x), rank, x in problem.in_place)
+    if row.result == "accumulate":
+        total += _moved(problem, "C", problem.target, side(box, "C"), rank)
     return total
 
 
 def _gathered(problem: Problem, rank: int) -> Traffic:
     """What `rank` takes of a replicated C that others computed."""
-    c, mesh = problem.layout("C"), problem.mesh
-    shared = replace(c.unshared(mesh), partial=())
-    return _moved(problem, "C", shared, held(c, problem.extent("C"), mesh, rank), rank)
+    mine = held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
+    return _moved(problem, "C", problem.share, mine, rank)
 
 
 def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, in_place: bool = False) -> Traffic:
     """Words of `region` of `x`, placed by `layout`, that are not `rank`'s own."""
+    between, within = _foreign(problem.mesh, layout, problem.extent(x), region, rank)
+    return Traffic(between, 0 if in_place else within, within if in_place else 0)
+
+
+@lru_cache(maxsize=2**15)
+def _foreign(mesh: MeshShape, layout: Layout, shape: tuple[int, int], region: Region, rank: int) -> tuple[int, int]:
+    """Words of `region` on other nodes, and on other ranks of `rank`'s node; candidates share most of these."""
+    own = region & held(layout, shape, mesh, rank)
+    if len(set(mesh.nodes)) == 1:
+        return 0, region.size - own.size  # whichever node-mate gives it
     between = within = 0
-    mesh = problem.mesh
-    if region and not region.issubset(held(layout, problem.extent(x), mesh, rank)):
-        for owner, part in layout.overlapping(problem.extent(x), mesh, region, rank):
+    if region and own != region:
+        for owner, part in layout.overlapping(shape, mesh, region, rank):
             if mesh.nodes[owner] != mesh.nodes[rank]:
                 between += part.size
             elif owner != rank:
                 within += part.size
-    return Traffic(between, 0 if in_place else within, within if in_place else 0)
+    return between, within
 
 
 def default_mesh(size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = ()) -> tuple[int, ...]:

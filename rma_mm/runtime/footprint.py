@@ -10,9 +10,8 @@ import numpy as np
 from ..geometry.layout import Layout
 from ..kernels import scratch_bytes
 from ..kernels.dtypes import accumulator
-from ..schedule.ops import Accumulate, Copy, Multiply, Op, Schedule, Slot
+from ..schedule.ops import STAGE, Accumulate, Copy, Multiply, Op, Schedule, Slot
 from ..schedule.passes import frame_sizes
-from ..schedule.redistribute import STAGE
 from ..schedule.verify import expand
 from .mesh import Mesh
 

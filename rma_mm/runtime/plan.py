@@ -16,8 +16,7 @@ from ..kernels.threads import get_threads, set_threads
 from ..policy.planner import Candidate
 from ..policy.report import explain
 from ..schedule.lower import Tuning
-from ..schedule.ops import Schedule
-from ..schedule.redistribute import STAGE
+from ..schedule.ops import STAGE, Schedule
 from ..schedule.verify import verify
 from ..windows import Counters
 from ..windows.waiting import barrier
@@ -164,7 +163,7 @@ class Plan:
     def prepare(
         self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None = None
     ) -> None:
-        """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as that does."""
+        """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
         self._executable(*self._agreed(A, B, out))
 
     def _agreed(

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..errors import MeshError
 from ..geometry.layout import Layout, everywhere
 from ..kernels.dtypes import accumulator
-from ..schedule.redistribute import STAGE, redistribution
+from ..schedule.ops import STAGE
+from ..schedule.redistribute import redistribution
 from ..windows.waiting import barrier
 from .agreement import agreed
 from .arena import Block

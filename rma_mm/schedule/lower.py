@@ -14,9 +14,25 @@ from functools import cached_property
 from itertools import product
 
 from ..geometry.span import Region, Span
-from .ops import Accumulate, Barrier, Claim, Copy, Finish, Home, Multiply, Op, Pool, Ref, Scale, Schedule, Slot, held
+from .ops import (
+    STAGE,
+    Accumulate,
+    Barrier,
+    Claim,
+    Copy,
+    Finish,
+    Home,
+    Multiply,
+    Op,
+    Pool,
+    Ref,
+    Scale,
+    Schedule,
+    Slot,
+    held,
+)
 from .passes import frames, prefetch
-from .redistribute import STAGE, pieces, summed
+from .redistribute import pieces, summed
 from .row import DIMS, OPERAND_DIMS, Problem, Row, side
 
 NARROW = 128
@@ -51,16 +67,12 @@ class _Lowering:
         self.tuning = tuning
         self.mesh = problem.mesh
         self.sources = {x: x + STAGE if problem.layout(x).partial else x for x in "AB"}
-        layouts = [
-            problem.layout(x).single(self.mesh) if problem.layout(x).partial else problem.layout(x) for x in "AB"
-        ]
-        self.problem = replace(problem, layouts=(layouts[0], layouts[1], problem.layout("C")))
+        self.problem = problem.summed
         self.work = row.work(self.problem)
-        c = problem.layout("C")
-        self.share = c.unshared(self.mesh)
-        """What each rank opens and finishes of C: replicas share, summands are all opened."""
-        self.target = replace(self.share, partial=(), pins=(*c.pins, *((axis, 0) for axis in c.partial)))
-        """Where pushed products go: one rank for each element."""
+        self.share, self.target = problem.share, problem.target
+        one_node = len(set(self.mesh.nodes)) == 1
+        self.is_in_place = row.result == "here" and one_node and problem.in_place == "AB"
+        """Whether every rank reads all of A and B where they lie, so that nothing but density asks for slots."""
 
     # -- the whole program of a rank --------------------------------------------------------------
 
@@ -123,19 +135,20 @@ class _Lowering:
     # -- what a rank walks over in time -----------------------------------------------------------
 
     def walk(self, rank: int, box: Region) -> Iterator[tuple[int, Region]]:
-        """(step, part) of the rank's box, in the order in which it takes them."""
+        """(step, part) of the rank's box, in the order in which it takes them; a step is where its panel starts."""
         dim = DIMS.index(self.row.over)
         if not box:
             return
         panels = self.panels(rank, box, dim)
         first = 0
         if self.row.order == "rotated":
-            coords = self.mesh.coords(rank)
-            shift = sum(coords[axis] * len(panels) // self.mesh.axis_size(axis) for axis in self.mesh.names)
-            first = shift % len(panels)
-        for n in range(len(panels)):
-            step = (first + n) % len(panels)
-            yield step, Region(panels[step] if d == dim else span for d, span in enumerate(box))
+            # in indices rather than panels, which ranks need not cut alike
+            coords, extent = self.mesh.coords(rank), len(box[dim])
+            shift = sum(coords[axis] * extent // self.mesh.axis_size(axis) for axis in self.mesh.names) % extent
+            begin = box[dim].take(Span.range(shift, shift + 1)).start
+            first = max((n for n, panel in enumerate(panels) if panel.start <= begin), default=0)
+        for panel in [*panels[first:], *panels[:first]]:
+            yield panel.start, Region(panel if d == dim else span for d, span in enumerate(box))
 
     def panels(self, rank: int, box: Region, dim: int) -> list[Span]:
         """The walked dimension cut where owners change, fused where narrow, cut again where wide."""
@@ -147,8 +160,8 @@ class _Lowering:
         for part in fused(parts, NARROW):
             whole = Region(part if d == dim else span for d, span in enumerate(box))
             longest = max(1, LONGEST * len(part) // max(1, whole.size))
-            needs_slots = self.row.result == "accumulate" or not self.all_direct(rank, whole)
-            panels += part.pieces(min(longest, self.tuning.width if needs_slots else longest))
+            is_whole = self.is_in_place and self.all_direct(rank, whole)
+            panels += part.pieces(longest if is_whole else min(longest, self.tuning.width))
         return panels
 
     def owner_spans(self, rank: int, x: str, region: Region, dim: int) -> list[Span]:
@@ -214,8 +227,12 @@ class _Lowering:
         """One box multiplied into a slot, and the slot accumulated to the owners of C."""
         face = side(box, "C")
         slot = Slot(f"C{step}", face)
-        ops = opened(Ref(rank, slot, face), self.box(rank, box, step, slot), False)
-        for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, face, rank):
+        return self.accumulated(rank, slot, self.box(rank, box, step, slot), step)
+
+    def accumulated(self, rank: int, slot: Slot, ops: list[Op], step: int) -> list[Op]:
+        """`ops`, which multiply into `slot`, and the pushes of what it then holds to the owners of C."""
+        ops = opened(Ref(rank, slot, slot.region), ops, False)
+        for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, slot.region, rank):
             ops.append(Accumulate(Ref(rank, slot, part), Ref(owner, "C", part), step))
         return ops
 
@@ -244,15 +261,11 @@ class _Lowering:
     def task(self, number: int, rank: int) -> list[Op]:
         """The operations of one task when `rank` runs it: its panels of k into one slot, then one push."""
         box = self.tasks[number]
-        face = side(box, "C")
-        slot = Slot(f"C.{number}", face)
+        slot = Slot(f"C.{number}", side(box, "C"))
         ops: list[Op] = []
         for n, k in enumerate(self.panels(rank, box, DIMS.index(self.row.over))):
             ops += self.box(rank, Region((box[0], box[1], k)), n, slot, f"{number}.")
-        ops = opened(Ref(rank, slot, face), ops, False)
-        for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, face, rank):
-            ops.append(Accumulate(Ref(rank, slot, part), Ref(owner, "C", part), number))
-        return self.passes(ops)
+        return self.passes(self.accumulated(rank, slot, ops, number))
 
 
 def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:

@@ -121,6 +121,9 @@ class Claim:
         return "claim tasks until none is left"
 
 
+STAGE = "+"
+"""Suffix of the name of a matrix that a plan adds: a partial one, summed."""
+
 Op = Copy | Multiply | Accumulate | Scale | Finish | Barrier | Claim
 
 

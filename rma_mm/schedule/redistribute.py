@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from ..geometry.layout import Layout
 from ..geometry.mesh import MeshShape
 from ..geometry.span import Region
-from .ops import Accumulate, Barrier, Copy, Home, Op, Ref, Scale, Schedule, held
-
-STAGE = "+"
-"""Suffix of the name of a matrix that a plan adds: a partial one, summed."""
+from .ops import STAGE, Accumulate, Barrier, Copy, Finish, Home, Op, Ref, Scale, Schedule, held
 
 
 def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:
@@ -32,7 +29,8 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
         home = held(target, shape, mesh, rank)
         coords = mesh.coords(rank)
         if any(coords[axis] for axis in target.partial):
-            return [*ops, Scale(Ref(rank, "C", home), False, 0)] if home else ops
+            mine = Ref(rank, "C", home)
+            return [*ops, Scale(mine, False, 0), Finish(mine, 0)] if home else ops
         for owner, part in pieces(mesh, shape, layout, home, rank):
             ops.append(Copy(Ref(owner, name, part), Ref(rank, "C", part), 0))
         return ops

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..geometry.layout import Layout, Level
@@ -50,6 +50,24 @@ class Problem:
     def reaches(self, rank: int, owner: int, operand: str) -> bool:
         """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
         return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
+
+    @property
+    def summed(self) -> Problem:
+        """The problem once partial operands have been summed into placements that hold each element once."""
+        a, b, c = self.layouts
+        mesh = self.mesh
+        return replace(self, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
+
+    @property
+    def share(self) -> Layout:
+        """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
+        return self.layout("C").unshared(self.mesh)
+
+    @property
+    def target(self) -> Layout:
+        """Where pushed products go: one rank for each element, of partial sums the first summand."""
+        share = self.share
+        return replace(share, partial=(), pins=(*share.pins, *((axis, 0) for axis in share.partial)))
 
 
 WorkMap = Callable[[Problem], Layout]

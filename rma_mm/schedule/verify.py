@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
+from math import prod
 from typing import NoReturn
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
-from .ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot
+from .ops import STAGE, Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot
 from .passes import frame_sizes, refs_of
 
 
@@ -174,6 +175,9 @@ class _Checker:
     def copy(self, rank: int, op: Copy) -> None:
         if op.src.region != op.dst.region or op.dst.rank != rank:
             self.fail(rank, op, "a copy moves one region to the rank that runs it")
+        if isinstance(op.src.buffer, Slot):
+            self.fail(rank, op, "a copy comes from a home")
+        self.whole_matrix(rank, op, op.src)
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
         if isinstance(op.dst.buffer, Slot):
@@ -193,6 +197,7 @@ class _Checker:
             self.fail(rank, op, "the regions of a, b and c do not fit together")
         for ref in (op.a, op.b):
             self.touch(rank, op, ref, "read")
+            self.whole_matrix(rank, op, ref)
             if isinstance(ref.buffer, Slot):
                 filled = self.slots.get((rank, ref.buffer.frame))
                 if not filled or filled.slot != ref.buffer or not covers(filled.parts, ref.region):
@@ -204,6 +209,7 @@ class _Checker:
                 self.open(rank, op, op.c)
             elif not covers(self.opened[rank, op.c.buffer], op.c.region):
                 self.fail(rank, op, "c is added to before it is opened")
+            self.unfinished(rank, op, op.c)
             self.products.append(box)
             return
         filled = self.occupant(rank, op.c.buffer)
@@ -220,6 +226,7 @@ class _Checker:
         assert isinstance(op.dst.buffer, str)
         if not covers(self.ready[op.dst.rank, op.dst.buffer], op.dst.region):
             self.fail(rank, op, "the target is not opened, or no barrier is in between")
+        self.unfinished(rank, op, op.dst)
         if isinstance(op.src.buffer, str):
             self.added[op.dst.buffer].append(op.dst.region)
             return
@@ -229,6 +236,21 @@ class _Checker:
         for m, n, k in filled.products:
             if box := Region((m & op.src.region[0], n & op.src.region[1], k)):
                 self.products.append(box)
+
+    def unfinished(self, rank: int, op: Op, ref: Ref) -> None:
+        """What is added to C comes before its Finish."""
+        if ref.buffer == "C" and any(part & ref.region for part in self.finished[ref.rank]):
+            self.fail(rank, op, f"{ref} is added to after it was finished, or without a barrier in between")
+
+    def whole_matrix(self, rank: int, op: Op, ref: Ref) -> None:
+        """One summand of a partial matrix is not the matrix; only C's may be read, by ranks of the same summand."""
+        if isinstance(ref.buffer, Slot):
+            return
+        mesh = self.schedule.mesh
+        mine, theirs = mesh.coords(rank), mesh.coords(ref.rank)
+        for axis in self.schedule.homes[ref.buffer].layout.partial:
+            if ref.buffer != "C" or mine[axis] != theirs[axis]:
+                self.fail(rank, op, f"{ref} is one summand of a partial matrix")
 
     def scale(self, rank: int, op: Scale) -> None:
         self.touch(rank, op, op.c, "write")
@@ -266,10 +288,10 @@ class _Checker:
             for what, regions in (("opened", self.opened[rank, "C"]), ("finished", self.finished[rank])):
                 if home and not covers(regions, home):
                     raise ScheduleError(f"rank {rank}: of its C {home} only {regions} was {what}")
-        for name, regions in self.added.items():
-            summands = self.schedule.homes[name.removesuffix("+")].layout.partial if name != "C" else ()
-            wanted = int(np.prod([self.schedule.mesh.axis_size(axis) for axis in summands], dtype=int))
-            if name != "C" and not (coverage(regions, self.schedule.homes[name].shape) == wanted).all():
+        for name in [name for name in self.schedule.homes if name.endswith(STAGE)]:
+            summands = self.schedule.homes[name.removesuffix(STAGE)].layout.partial
+            wanted = prod(self.schedule.mesh.axis_size(axis) for axis in summands)
+            if not (coverage(self.added[name], self.schedule.homes[name].shape) == wanted).all():
                 raise ScheduleError(f"not every element of {name} received each of its {wanted} summands once")
         if self.schedule.shape:
             counts = coverage(self.products, self.schedule.shape)
@@ -285,9 +307,14 @@ def covers(parts: list[Region], region: Region) -> bool:
 
 def covers_union(parts: list[Region], region: Region) -> bool:
     """Whether `parts`, which may overlap, contain all of `region`."""
-    if any(region.issubset(part) for part in parts):
-        return True
-    return covers(list(dict.fromkeys(parts)), region)
+    rest = [region]
+    for part in dict.fromkeys(parts):
+        left = []
+        for rows, cols in rest:
+            inner = rows & part[0]
+            left += [Region((rows - part[0], cols)), Region((inner, cols - part[1]))]
+        rest = [box for box in left if box]
+    return not rest
 
 
 def coverage(boxes: list[Region], shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.geometry.layout import Layout, grids
-from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.schedule import lower
 from rma_mm.schedule.interpret import interpret
 from tests.launch import parallel
@@ -79,9 +79,8 @@ def check(comm, product, algorithm, meshes):
     lower.NARROW = product.narrow
     rng = np.random.default_rng(product.seed)
     a, b, c = (whole_numbers(rng, extent) for extent in product.extents)
-    A, B, C = (
-        placed(x, layout, mesh, product.dtype, product.seed) for x, layout in zip((a, b, c), product.layouts, strict=True)
-    )
+    given = zip((a, b, c), product.layouts, strict=True)
+    A, B, C = (placed(x, layout, mesh, product.dtype, product.seed) for x, layout in given)
     plan = rma_mm.plan(
         A, B, mesh, layout=C.layout, algorithm=algorithm, alpha=product.alpha, beta=product.beta,
         transpose_a="A" in product.transposed, transpose_b="B" in product.transposed,

@@ -226,7 +226,6 @@ def test_check_refuses_other_meshes_and_dimensions() -> None:
     ],
     ids=str,
 )
-@pytest.mark.xfail(reason="BUG: only the notation refuses these; made by hand, they fail later or cut anywhere")
 def test_check_refuses_arguments_made_by_hand(level: Level) -> None:
     with pytest.raises(LayoutError):
         Layout(((level,), ())).check((4, 4), MESH)

@@ -147,7 +147,6 @@ def test_text() -> None:
     assert str(Span.cyclic(23, 2, 2, 1)) == "2:4,6:8,10:12,14:16,18:20,22:23"
 
 
-@pytest.mark.xfail(reason="BUG: blocks of different lengths that are the first one's on average read as equal")
 def test_text_of_unequal_blocks() -> None:
     """Span.__str__ compares the sum of the lengths only, and prints 0+2/10*3."""
     assert str(Span([(0, 2), (10, 11), (20, 23)])) == "0:2,10:11,20:23"

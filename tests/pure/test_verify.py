@@ -207,7 +207,7 @@ def test_scratch_of_c_overwritten_by_a_later_product() -> None:
 # -- C, barriers, epochs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, ["Accumulate", "not opened"]), (1, ["conflict in one epoch", "C"])])
+@pytest.mark.parametrize(("number", "words"), [(0, ["Accumulate", "not opened"]), (1, ["finished", "C"])])
 def test_missing_barrier(number: int, words: list[str]) -> None:
     found(planted(product("stationary_a"), nth(Barrier, dropped, number), rank=None), *words, "barrier")
 
@@ -272,7 +272,7 @@ def test_finish_while_others_add() -> None:
     def hasty(ops: list[Op]) -> list[Op]:
         return [*ops[:-2], ops[-1], ops[-2]]
 
-    found(planted(product("stationary_a"), hasty), "conflict in one epoch on C of rank 0", "finish")
+    found(planted(product("stationary_a"), hasty), "C@0", "without a barrier in between")
 
 
 # -- partial operands -----------------------------------------------------------------------------
@@ -289,7 +289,6 @@ def test_summand_left_out_or_added_twice() -> None:
 # -- faults that verify does not find yet ---------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="BUG: an operand that nothing is added to is not looked at")
 def test_the_only_summand_left_out() -> None:
     """_Checker.end goes through the matrices that some Accumulate adds to; with none left, A+ is not among them."""
     mesh = MeshShape((1,))
@@ -297,13 +296,11 @@ def test_the_only_summand_left_out() -> None:
     found(planted(schedule, nth(Accumulate, dropped)), "A+")
 
 
-@pytest.mark.xfail(reason="BUG: a product behind the Finish of its region is not looked at")
 def test_product_after_finish() -> None:
     """The executor casts at Finish, so that what comes later is lost in float16, and in any other dtype is luck."""
     found(planted(product("stationary_c"), lambda ops: [*ops[:-2], ops[-1], ops[-2]]), "finished")
 
 
-@pytest.mark.xfail(reason="BUG: a push after the Finish of its target is not looked at, given a barrier in between")
 def test_accumulate_after_finish() -> None:
     def early(ops: list[Op]) -> list[Op]:
         return [ops[0], ops[-1], *ops[1:-1]]
@@ -311,7 +308,6 @@ def test_accumulate_after_finish() -> None:
     found(planted(product("stationary_a"), early, rank=None), "finished")
 
 
-@pytest.mark.xfail(reason="BUG: reading one summand of a partial matrix as if it were the matrix is not found")
 def test_summand_read_as_the_matrix() -> None:
     mesh = MeshShape((2,))
     schedule = product("stationary_c", "None, None, i=sum", "None, None", "None, None, i=0", mesh)
@@ -323,9 +319,8 @@ def test_summand_read_as_the_matrix() -> None:
     found(planted(schedule, nth(Copy, raw)), "A")
 
 
-@pytest.mark.xfail(reason="BUG: sizes of overlapping parts are added up, and make up for a gap")
 def test_overlapping_parts_do_not_cover_a_gap() -> None:
-    assert not covers_union([Region.box((0, 2)), Region.box((1, 3))], Region.box((0, 4)))
+    assert not covers_union([Region.box((0, 2), (0, 1)), Region.box((1, 3), (0, 1))], Region.box((0, 4), (0, 1)))
 
 
 # -- any operation --------------------------------------------------------------------------------
