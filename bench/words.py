@@ -18,7 +18,7 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.errors import MemoryLimitError
-from rma_mm.geometry.layout import grids
+from rma_mm.geometry.mesh import grids
 from rma_mm.schedule.interpret import Outcome, interpret
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from ..errors import AlgorithmError
 from ..geometry.layout import Layout, Level
 from ..geometry.mesh import MeshShape, grids
 from ..geometry.span import Region
+from ..schedule.lower import task_boxes
 from ..schedule.ops import held
 from ..schedule.row import Problem, Row, side
 
@@ -158,19 +159,31 @@ def _summed(problem: Problem, rank: int) -> Traffic:
 
 
 def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
-    """What `rank` pulls and pushes for its own box; for the queue, its expected share of all boxes."""
+    """What `rank` pulls and pushes for its own box, or is expected to for its share of a queue."""
+    if row.order == "ticket":
+        return _expected(problem, rank)
     box = row.work(problem).region(problem.shape, problem.mesh, rank)
     total = Traffic()
-    if row.order == "ticket":  # boxes fall to any rank, so that little of what they need is the rank's own
-        share = 1 - 1 / problem.mesh.size
-        m, n, k = problem.shape
-        return Traffic(0, (m * k + k * n + m * n) * share / problem.mesh.size, 0)
     if not box:
         return total
     for x in "AB":
         total += _moved(problem, x, problem.layout(x), side(box, x), rank, x in problem.in_place)
     if row.result == "accumulate":
         total += _moved(problem, "C", problem.target, side(box, "C"), rank)
+    return total
+
+
+def _expected(problem: Problem, rank: int) -> Traffic:
+    """An equal share of a queue's boxes, which fall to any rank, from owners that may be anywhere."""
+    mesh = problem.mesh
+    other_nodes = 1 - mesh.nodes.count(mesh.nodes[rank]) / mesh.size
+    node_mates = 1 - 1 / mesh.size - other_nodes
+    total = Traffic()
+    for x in "ABC":
+        words = sum(side(box, x).size for box in task_boxes(problem)) / mesh.size
+        within = words * node_mates
+        is_viewed = x in problem.in_place
+        total += Traffic(words * other_nodes, 0 if is_viewed else within, within if is_viewed else 0)
     return total
 
 

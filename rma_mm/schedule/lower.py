@@ -240,23 +240,8 @@ class _Lowering:
 
     @cached_property
     def tasks(self) -> list[Region]:
-        """Boxes of (m, n, k): C's tiles, cut until every rank can expect several."""
-        m, n, k = self.problem.shape
-        if not (m and n and k):
-            return []
-        face = Region.whole((m, n))
-        parts = [fused(self.owner_spans(0, "C", face, dim), NARROW) for dim in (0, 1)]
-        spans = [*parts, [Span.range(0, k)]]
-        wanted = TASKS_PER_RANK * self.mesh.size
-        while len(spans[0]) * len(spans[1]) * len(spans[2]) < wanted:
-            widths = [max(len(span) for span in one) for one in spans]
-            widest = max((0, 1), key=lambda d: widths[d])
-            if widths[widest] < 2 * NARROW:
-                widest = 2  # C is small: its sums are shared out instead
-            if widths[widest] < 2 * NARROW:
-                break
-            spans[widest] = [piece for span in spans[widest] for piece in span.pieces(-(-len(span) // 2))]
-        return [Region(box) for box in product(*spans)]
+        """The boxes that tickets stand for."""
+        return task_boxes(self.problem)
 
     def task(self, number: int, rank: int) -> list[Op]:
         """The operations of one task when `rank` runs it: its panels of k into one slot, then one push."""
@@ -266,6 +251,26 @@ class _Lowering:
         for n, k in enumerate(self.panels(rank, box, DIMS.index(self.row.over))):
             ops += self.box(rank, Region((box[0], box[1], k)), n, slot, f"{number}.")
         return self.passes(self.accumulated(rank, slot, ops, number))
+
+
+def task_boxes(problem: Problem) -> list[Region]:
+    """Boxes of (m, n, k) for a work queue: C's tiles, cut until every rank can expect several."""
+    m, n, k = problem.shape
+    if not (m and n and k):
+        return []
+    found = problem.target.overlapping((m, n), problem.mesh, Region.whole((m, n)), 0)
+    tiles = [fused(disjoint(part[dim] for _, part in found), NARROW) for dim in (0, 1)]
+    spans = [*tiles, [Span.range(0, k)]]
+    wanted = TASKS_PER_RANK * problem.mesh.size
+    while len(spans[0]) * len(spans[1]) * len(spans[2]) < wanted:
+        widths = [max(len(span) for span in one) for one in spans]
+        widest = max((0, 1), key=lambda d: widths[d])
+        if widths[widest] < 2 * NARROW:
+            widest = 2  # C is small: its sums are shared out instead
+        if widths[widest] < 2 * NARROW:
+            break
+        spans[widest] = [piece for span in spans[widest] for piece in span.pieces(-(-len(span) // 2))]
+    return [Region(box) for box in product(*spans)]
 
 
 def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:

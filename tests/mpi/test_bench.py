@@ -1,0 +1,81 @@
+"""The benchmarks run, find right results and write what they measured; whether a bar is met is for quiet machines."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import ROOT, mpirun
+
+MACHINE = {"cpu", "cores", "load", "date", "python", "numpy", "blas", "mpi4py", "rma_mm"}
+RANKS_TOO = MACHINE | {"mpi", "ranks", "hosts", "window"}
+
+
+def report(tmp_path, name, *arguments, ranks=2):
+    """The JSON of `bench.name`, run on `ranks` ranks with tiny sizes."""
+    file = tmp_path / "report.json"
+    done = mpirun(ranks, ["-m", f"bench.{name}", *arguments, "--json", str(file)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert found["bench"] == name
+    assert set(found["machine"]) >= RANKS_TOO
+    assert done.stdout.startswith(f"bench.{name} on cpu ")
+    return found
+
+
+def test_square(tmp_path):
+    found = report(tmp_path, "square", "--size", "64", "--repeat", "2", "--dtype", "float32")
+    (result,) = found["results"]
+    assert result["right"] is True
+    assert result["bar"] == 0.97
+    assert {"ratio", "ratio_out", "ratio_strict", "gflops", "seconds", "resting_share", "met"} <= set(result)
+    assert {name: len(samples) for name, samples in result["samples"].items()} == {
+        "numpy": 2,
+        "rma_mm": 2,
+        "numpy, out": 2,
+        "rma_mm, out": 2,
+    }
+
+
+def test_overhead(tmp_path):
+    found = report(tmp_path, "overhead", "--size", "32", "--repeat", "1", "--growth", "20")
+    assert found["right"] is True
+    assert {"us", "overhead_us", "bar_us", "met", "samples_us"} == set(found["overhead"])
+    assert {"execute", "multiply, free", "multiply, together"} == set(found["overhead"]["us"])
+    grew = found["growth"]["grew"]
+    assert {"rss", "mappings", "descriptors", "objects", "slabs", "windows", "blocks"} == set(grew)
+    assert (grew["slabs"], grew["windows"], grew["blocks"]) == (0, 0, 0)
+
+
+def test_words(tmp_path):
+    """The one bar that no other program can disturb: counts are exact."""
+    found = report(tmp_path, "words", "--windows", "shared", "created", "--mesh", "2x1", ranks=2)
+    assert found["met"] is True
+    assert all(result["met"] and result["words"] == result["interpreted"] for result in found["results"])
+    assert any(result["closed_form"] for result in found["results"])
+    assert {result["algorithm"] for result in found["results"]} >= {"stationary_c", "srumma", "queue"}
+
+
+def test_memory(tmp_path):
+    small = ("--size", "64", "--calls", "20", "--windows", "shared", "created", "--algorithms", "stationary_c", "queue")
+    found = report(tmp_path, "memory", *small)
+    assert [peak["right"] for peak in found["peaks"]] == [True] * 4
+    keys = {"peak_bytes", "own_peak_bytes", "private", "shared", "held", "fullest", "held_together", "left", "met"}
+    assert all(keys <= set(peak) for peak in found["peaks"])
+    for growth in found["growth"].values():
+        assert (growth["grew"]["slabs"], growth["grew"]["windows"]) == (0, 0)
+
+
+@pytest.mark.parametrize("arguments", [("bench.imports", "--repeat", "1", "--json"), ("bench",)])
+def test_single_process(tmp_path, arguments):
+    file = [str(tmp_path / "report.json")] if "--json" in arguments else []
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments, *file], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    if not file:
+        assert all(f"bench.{name}" in done.stdout for name in ("square", "overhead", "words", "memory", "imports"))
+        return
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert set(found["machine"]) == MACHINE
+    assert [result["numba"] for result in found["results"]] == ["not loaded"] * 3
