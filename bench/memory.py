@@ -179,10 +179,10 @@ def repeated(comm: MPI.Intracomm, grid: tuple[int, ...], calls: int) -> dict[str
         def multiply(n: int) -> object:
             return rma_mm.matmul(many[n % len(many)], many[n % len(many)], mesh)
 
-        found[f"{len(many)} shapes"] = resident.growth(mesh, multiply, calls // 10, warmup=min(calls, 2 * len(many)))
+        found[f"{len(many)} shapes"] = resident.growth(mesh, multiply, calls // 5, warmup=min(calls, 2 * len(many)))
     with rma_mm.Mesh(grid, comm) as mesh:
         x = measure.whole_matrix((SMALL, SMALL), "float32")
-        found["NumPy arrays"] = resident.growth(mesh, lambda _: rma_mm.matmul(x, x, mesh), calls // 10, calls // 5)
+        found["NumPy arrays"] = resident.growth(mesh, lambda _: rma_mm.matmul(x, x, mesh), calls // 5, calls // 5)
     return found
 
 

@@ -92,7 +92,7 @@ class Solo:
             self.x, self.y = (measure.whole_matrix(shape, dtype) for _ in range(2))
             self.out = np.empty(shape, dtype)
 
-    def multiply(self, out: Any = None) -> object:
+    def multiply(self, out: Any = None) -> Any:
         """The product as a new array, or into `out`."""
         if not self.is_here:
             return None
@@ -102,7 +102,7 @@ class Solo:
         set_threads(threads)
         return product
 
-    def multiply_into(self) -> object:
+    def multiply_into(self) -> Any:
         """The product into an array that is there already."""
         return self.multiply(self.out) if self.is_here else None
 
@@ -123,7 +123,7 @@ def resting_share(comm: MPI.Intracomm, call: Callable[[], object]) -> float:
     call()
     measure.rest(comm)
     share = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    return max(comm.allgather(share if comm.rank else 0.0))
+    return float(max(comm.allgather(share if comm.rank else 0.0)))
 
 
 def lines_of(result: dict[str, Any], head: list[str]) -> list[str]:

@@ -87,6 +87,8 @@ class _Parser:
         self.at += 1
 
     def parse(self) -> Layout:
+        if self.tokens[0][0] == "end":
+            self._fail("nothing is said")
         wrapped = self._peek("P") and self.tokens[self.at + 1][1] == "("
         if wrapped:
             self.at += 2

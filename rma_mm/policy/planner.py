@@ -41,6 +41,11 @@ class Request:
     algorithm: str = "auto"
     deterministic: bool = False
 
+    @property
+    def has_summands(self) -> bool:
+        """Whether A or B comes as partial sums, which are added up before the product."""
+        return any(layout is not None and layout.partial for layout in self.layouts[:2])
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -94,8 +99,9 @@ def choose(request: Request) -> list[Candidate]:
 
 def _best(row: Row, request: Request) -> Candidate:
     """`row` on the cheapest placements that the request leaves open."""
-    if request.deterministic and not row.reproducible:
-        return Candidate(row, None, Traffic(), "accumulates in no fixed order, and deterministic=True excludes that")
+    if request.deterministic and (not row.reproducible or request.has_summands):
+        what = "adds up summands of A or B" if row.reproducible else "accumulates"
+        return Candidate(row, None, Traffic(), f"{what} in no fixed order, and deterministic=True excludes that")
     options = _placements(row, request)
     if isinstance(options, str):
         return Candidate(row, None, Traffic(), options)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from .. import errors
 from ..errors import DisagreementError, RmaError
+from ..geometry.layout import Layout
 from ..windows.waiting import wait
 
 if TYPE_CHECKING:
@@ -49,13 +50,22 @@ def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Ex
     what: the call, as 'matmul'. Collective over `comm`. Raises DisagreementError naming who differs, or the error of
     the lowest rank that brought one.
     """
-    if Ballot(comm).cast(digest(what, *facts.items()), error is not None):
-        return
-    found = comm.allgather((what, {name: str(value) for name, value in facts.items()}, describe(error)))
+    texts = in_words(facts)
+    if not Ballot(comm).cast(digest(what, *texts.items()), error is not None):
+        disagree(comm, what, texts, error)
+
+
+def disagree(comm: MPI.Intracomm, what: str, texts: dict[str, str], error: Exception | None) -> NoReturn:
+    """Raise the same error on every rank, after a ballot that failed. Collective over `comm`."""
+    found = comm.allgather((what, texts, describe(error)))
     failures = {rank: failure for rank, (_, _, failure) in enumerate(found) if failure}
-    if failures:
-        raise_shared(failures, comm.size)
-    raise DisagreementError(difference(what, [(call, facts) for call, facts, _ in found]))
+    shared = shared_error(failures, comm.size) if failures else None
+    raise shared or DisagreementError(difference(what, [(call, texts) for call, texts, _ in found])) from error
+
+
+def in_words(facts: Mapping[str, object]) -> dict[str, str]:
+    """Facts as text, in the order of their names: equal text is what makes them equal."""
+    return {name: str(facts[name]) if isinstance(facts[name], Layout) else repr(facts[name]) for name in sorted(facts)}
 
 
 @contextmanager
@@ -82,14 +92,14 @@ def describe(error: Exception | None) -> tuple[str, str] | None:
     return (type(error).__name__, str(error)) if error is not None else None
 
 
-def raise_shared(failures: dict[int, tuple[str, str]], size: int) -> None:
-    """Raise the error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
+def shared_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
+    """The error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
     name, text = next(iter(failures.values()))
     kind = getattr(errors, name, None)
     if len(failures) < size:
         ranks = ", ".join(map(str, failures))
         text += f" (rank {ranks})" if len(failures) == 1 else f" (ranks {ranks})"
-    raise kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
+    return kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
 
 
 def difference(what: str, found: list[tuple[str, dict[str, str]]]) -> str:

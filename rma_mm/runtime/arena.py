@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, MemoryLimitError
+from ..errors import ClosedError, MemoryLimitError, WindowError
 from ..geometry.span import Region
 from ..windows import Patch, Window, open_window
 
@@ -25,6 +25,10 @@ GRAIN = 256
 """Bytes to which offsets are rounded, so that tiles start on a cache line."""
 SLAB = 2**22
 """Bytes of the smallest slab, per rank."""
+UNEVEN = 2**20
+"""Bytes from which on a block that most ranks need little of gets a window of its own."""
+WINDOWS_AT_MOST = 1900
+"""Open windows of a mesh; MPICH dies at about 2045."""
 MANY = 64
 """Slabs from which on new ones grow."""
 
@@ -116,18 +120,27 @@ class Arena:
         """A block of row-major arrays; `shapes` by rank of the communicator, `largest` in elements. Collective."""
         self.collect()
         nbytes = max(GRAIN, -(-largest * dtype.itemsize // GRAIN) * GRAIN)
-        slab, offset = self._place(nbytes)
+        place: Slab | Window
+        if nbytes >= UNEVEN and sum(rows * cols for rows, cols in shapes) * dtype.itemsize < nbytes * len(shapes) // 2:
+            # the same room on every rank would be wasted: a window of its own, as large on each rank as its part
+            rows, cols = shapes[self.mesh.rank]
+            window = place = self._alone(rows * cols * dtype.itemsize)
+            offset = 0
+        else:
+            place, offset = self._place(nbytes)
+            window = place.window
         serial = self.mesh.next_serial()
-        self.live[serial] = (slab, offset, nbytes)
+        self.live[serial] = (place, offset, nbytes)
         strides = tuple((max(1, cols), 1) for _, cols in shapes)
         shape = shapes[self.mesh.rank]
-        raw = slab.window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
+        raw = window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
         assert raw is not None
-        return Block(slab.window, offset, dtype, strides, self._owned(raw, serial), self.mesh.rank, serial)
+        return Block(window, offset, dtype, strides, self._owned(raw, serial), self.mesh.rank, serial)
 
     def adopt(self, array: NDArray[Any]) -> Block:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
+        self._count_windows()
         window = open_window("created", self.mesh.comm, array, node_of=self.mesh.node_of)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
@@ -148,7 +161,7 @@ class Arena:
                 return slab, offset
         for slab in [s for s in self.slabs if s.free == [(0, s.size)]]:
             self.slabs.remove(slab)  # too small for what is asked now: its memory goes back before more is taken
-            slab.window.close()
+            self._free(slab.window)
         size = max(nbytes, SLAB)
         if len(self.slabs) >= MANY:  # windows are scarcer than memory by now
             size = max(size, sum(slab.size for slab in self.slabs) // MANY)
@@ -161,16 +174,34 @@ class Arena:
     def _open(self, size: int) -> Slab:
         """A new window of `size` bytes on every rank of the grid; private memory where shared is too small."""
         size = -(-size // GRAIN) * GRAIN
-        mine = size if self.mesh.is_member else 0
+        return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
+
+    def _alone(self, mine: int) -> Window:
+        """A window of `mine` bytes on this rank. Collective."""
+        self._count_windows()
         flavour = self.mesh.window_flavour
         try:
             memory: int | NDArray[Any] = np.empty(mine, np.uint8) if flavour == "created" else mine
-            window = open_window(flavour, self.mesh.comm, memory, node_of=self.mesh.node_of)
+            return open_window(flavour, self.mesh.comm, memory, node_of=self.mesh.node_of)
         except MemoryLimitError as error:
             self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
             self.mesh.window_flavour = "created"
-            window = open_window("created", self.mesh.comm, np.empty(mine, np.uint8), node_of=self.mesh.node_of)
-        return Slab(window, size, [(0, size)])
+            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), node_of=self.mesh.node_of)
+
+    def _count_windows(self) -> None:
+        """Refuse one window more than MPI libraries bear; the count is the same on every rank."""
+        count = len(self.slabs) + sum(not isinstance(place, Slab) for place, _, _ in self.live.values())
+        if count >= WINDOWS_AT_MOST:
+            raise WindowError(
+                f"window: {count} windows are open, of {WINDOWS_AT_MOST} that MPI libraries bear; close matrices made "
+                f"by from_local, or make them with from_numpy, whose memory is shared out of few windows"
+            )
+
+    def reserve(self, sizes: list[int]) -> None:
+        """Make room for blocks of these bytes, so that the window they will lie in is known. Collective."""
+        taken = [(nbytes, *self._place(nbytes)) for nbytes in sizes]
+        for nbytes, slab, offset in taken:
+            slab.give(offset, nbytes)
 
     def collect(self) -> None:
         """Take back the blocks that every rank has dropped. Collective: this is the agreement."""
@@ -192,7 +223,13 @@ class Arena:
                 if isinstance(place, Slab):
                     place.give(offset, nbytes)
                 else:
-                    place.close()
+                    self._free(place)
+
+    def _free(self, window: Window) -> None:
+        """Close a window that nothing lives in any more, and let plans drop what they bound to it. Collective."""
+        for plan in list(self.mesh.prepared):
+            plan.forget(window)
+        window.close()
 
     def close(self) -> None:
         """Free every window. Collective."""

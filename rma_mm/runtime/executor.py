@@ -90,7 +90,11 @@ class Executable:
         """Tasks that this rank ran last."""
         self.tasks: dict[int, list[Action]] = {}
         self.task_views: dict[int, Counters] = {}
-        self.actions = self.bind_all(schedule.program(self.rank), self.viewed) if mesh.is_member else []
+        self.cast_so_far: dict[str, int] = {}
+        self.actions: list[Action] = []
+        if mesh.is_member:
+            self.actions = self.bind_all(schedule.program(self.rank), self.viewed)
+            self.bind_tasks()
 
     def run(self, progress: Progress | None = None) -> None:
         """Run the program once. Collective over the ranks of the grid; the caller meets before and after."""
@@ -147,6 +151,15 @@ class Executable:
                 actions.append(self.claim)
         return actions + self._waits(under_way, list(under_way))
 
+    def bind_tasks(self) -> None:
+        """Bind every task of a pool: any of them may fall to this rank. Its expected work is an equal share."""
+        pool = self.schedule.pool
+        for task in range(pool.tasks if pool else 0):
+            self.task_views[task] = Counters()
+            self.tasks[task] = self.bind_all(pool.program(task, self.rank), self.task_views[task]) if pool else []
+        if pool:
+            self.total_work /= self.schedule.mesh.size
+
     def _begin(self, transfer: Transfer, under_way: dict[str, list[Transfer]], key: str) -> Action:
         self.transfers.append(transfer)
         under_way[key].append(transfer)
@@ -199,10 +212,20 @@ class Executable:
         if isinstance(op.src.buffer, Slot) or self.whole(op.src, False).dtype == block.dtype:
             return [self._begin(self.transfer(op.dst, op.src, add=True), under_way, key)]
         where = self.schedule.holds(op.src).locate(op.src.region)
-        source, copied = self.whole(op.src, False), np.empty(op.src.region.shape, block.dtype)
+        source, copied = self.whole(op.src, False), self.cast_area(op.src, block.dtype)
         target = block.patch(op.dst.rank, self.schedule.holds(op.dst).locate(op.dst.region))
         added = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
         return [lambda: cast(source[where.selector()], copied), self._begin(added, under_way, key)]
+
+    def cast_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Scratch for a part of a home in another type; disjoint for the parts of one home, shared by all bindings."""
+        key = f"cast {ref.buffer}"
+        area = self.memory.frames.get(key)
+        if area is None:
+            area = self.memory.frames[key] = np.empty(self.schedule.holds(ref).size, dtype)
+        begin = self.cast_so_far.get(key, 0)
+        self.cast_so_far[key] = begin + ref.region.size
+        return area[begin : begin + ref.region.size].reshape(ref.region.shape)
 
     def multiply(self, op: Multiply, viewed: Counters, scaled: bool) -> Action:
         """A bound local product; with a progress callback attached where it is asked for."""
@@ -221,7 +244,7 @@ class Executable:
             product()
             if self.progress:
                 self.done_work += work
-                self.progress(self.done_work, self.total_work)
+                self.progress(min(self.done_work, self.total_work), self.total_work)
 
         return multiply
 
@@ -279,9 +302,6 @@ class Executable:
         pool, tickets = self.schedule.pool, self.memory.tickets
         assert pool is not None and tickets is not None
         while (task := tickets.next_task()) < pool.tasks:
-            if task not in self.tasks:
-                self.task_views[task] = Counters()
-                self.tasks[task] = self.bind_all(pool.program(task, self.rank), self.task_views[task])
             self.claims.append(task)
             for action in self.tasks[task]:
                 action()

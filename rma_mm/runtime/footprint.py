@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..geometry.layout import Layout
-from ..kernels import scratch_bytes
+from ..kernels import choose_kernel, scratch_bytes
 from ..kernels.dtypes import accumulator
 from ..schedule.ops import STAGE, Accumulate, Copy, Multiply, Op, Schedule, Slot
 from ..schedule.passes import frame_sizes
@@ -61,6 +61,12 @@ class Operands:
         rows, cols = self.a.shape
         return (*self.c.shape, rows if self.options.transpose_a else cols)
 
+    @property
+    def kernel(self) -> str:
+        """The local kernel; chosen for the whole product, so that small pieces do not choose another."""
+        m, n, k = self.shape
+        return choose_kernel(self.options.kernel, accumulator(self.c.dtype), m, n, k)
+
     def dtype(self, buffer: str) -> np.dtype[Any]:
         """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
         given = {"A": self.a, "B": self.b, "C": self.c}[buffer[0]].dtype
@@ -83,6 +89,9 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
         total += schedule.home(name, mesh.rank).size * itemsize
     if accumulator(c_dtype) != c_dtype:
         total += schedule.home("C", mesh.rank).size * accumulator(c_dtype).itemsize
+    for name in [name for name in schedule.homes if name.endswith(STAGE)]:
+        if operands.dtype(name) != operands.dtype(name[0]):  # summands are cast before they are added up
+            total += schedule.home(name[0], mesh.rank).size * operands.dtype(name).itemsize
     ops = all_ops(schedule, mesh)
     for frame, size in frame_sizes(ops).items():
         total += size * frame_dtype(operands, schedule, frame).itemsize
@@ -96,7 +105,7 @@ def _kernel_bytes(op: Op, operands: Operands) -> int:
     (m, k), (_, n) = op.a.region.shape, op.b.region.shape
     dtypes = (operands.a.dtype, operands.b.dtype, accumulator(operands.c.dtype))
     options = operands.options
-    return scratch_bytes(m, n, k, *dtypes, options.kernel, options.conjugate_a or options.conjugate_b)
+    return scratch_bytes(m, n, k, *dtypes, operands.kernel, options.conjugate_a or options.conjugate_b)
 
 
 def all_ops(schedule: Schedule, mesh: Mesh) -> list[Op]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from operator import index
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -23,7 +24,7 @@ from .mesh import Mesh
 
 Shape = tuple[int, int]
 Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
-FILL_BLOCK = 2**22
+FILL_BLOCK = 2**18
 """Elements that `from_function` asks for at a time."""
 
 
@@ -49,8 +50,8 @@ class DistMatrix:
         with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
-            check_dtype(np.dtype(dtype))
-        return allocated(mesh, shape, np.dtype(dtype), place)
+            element = as_dtype(dtype)
+        return allocated(mesh, shape, element, place)
 
     @classmethod
     def from_numpy(
@@ -168,8 +169,10 @@ class DistMatrix:
         """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
         from .transport import move
 
-        with agreed(self.mesh.comm, "redistribute", matrix=self.facts, layout=layout):
+        with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
+            facts["matrix"] = self.facts
             place = placed(layout, self.shape, self.mesh)
+            self.block.window.sync()
         made = allocated(self.mesh, self.shape, self.dtype, place)
         move(self, made.layout, made.tile, made.block, made.flipped)
         return made
@@ -192,10 +195,17 @@ class DistMatrix:
             raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
         self.tile[...] = other.tile
 
-    def __matmul__(self, other: DistMatrix) -> DistMatrix:
+    __array_ufunc__ = None  # so that array @ matrix comes here
+
+    def __matmul__(self, other: DistMatrix | NDArray[Any]) -> DistMatrix:
         from .product import matmul
 
-        return matmul(self, other, self.mesh)
+        return matmul(self, other, self.mesh) if isinstance(other, DistMatrix | np.ndarray) else NotImplemented
+
+    def __rmatmul__(self, other: NDArray[Any]) -> DistMatrix:
+        from .product import matmul
+
+        return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local, and may be repeated."""
@@ -234,15 +244,29 @@ def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> L
     return place
 
 
+def overlap(one: DistMatrix, other: DistMatrix) -> bool:
+    """Whether this rank's parts of two matrices share memory."""
+    a, b = one.block, other.block
+    return a is b or (np.may_share_memory(a.local, b.local) and np.shares_memory(a.local, b.local))
+
+
 def checked_shape(shape: Any) -> Shape:
     """`shape` as two whole numbers of at least 0. Raises ShapeError."""
     try:
-        rows, cols = (int(n) for n in shape)
+        rows, cols = (index(n) for n in shape)
     except (TypeError, ValueError):
         raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
     if min(rows, cols) < 0:
         raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
     return rows, cols
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as one of the supported element types; also by the names that NumPy lacks. Raises DtypeError."""
+    try:
+        return check_dtype(np.dtype(dtype))
+    except TypeError:
+        return parse_dtype(str(dtype))
 
 
 def checked_array(x: Any) -> NDArray[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ClosedError, MeshError, WindowError
+from ..errors import ClosedError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import threads_per_rank
 from ..windows import WINDOWS
@@ -55,9 +56,10 @@ class Mesh:
         parent = comm if comm is not None else MPI.COMM_WORLD
         check_launcher()
         self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
-        facts = {"shape": shape, "names": names, "window": self.window_flavour}
-        agree(parent, "Mesh", facts, self._problem(shape, names, parent.size))
-        self.comm: MPI.Intracomm = parent.Dup()
+        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads}
+        agree(parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
+        self._comm: MPI.Intracomm = parent.Dup()
+        self._is_closed = False
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.node_of = node_map(self.comm)
@@ -69,29 +71,47 @@ class Mesh:
         """The ranks on the grid (on the others, the ranks that are not)."""
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
-        self.threads = threads_per_rank(self.node_of.count(self.node_of[self.rank]), threads)
+        self.threads = threads_per_rank(self._ranks_beside(MPI.Get_processor_name()), threads)
         self.fallbacks: list[str] = []
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
         """What `matmul` keeps, oldest use first."""
+        self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
+        """Plans that hold bound operands."""
         self._serial = 0
-        self._is_closed = False
         _closed_at_exit(self)
 
-    def _problem(self, shape: tuple[int, ...], names: tuple[str, ...] | None, size: int) -> Exception | None:
+    def _problem(
+        self, shape: tuple[int, ...], names: tuple[str, ...] | None, threads: int | None, size: int
+    ) -> Exception | None:
         try:
             mesh = MeshShape(tuple(shape), tuple(names or ()))
         except MeshError as error:
             return error
-        except (TypeError, ValueError):
-            return MeshError(f"mesh shape: got {shape!r}; a mesh is a tuple of one to three whole numbers, as (2, 3)")
+        except (TypeError, ValueError, AttributeError):
+            return MeshError(
+                f"mesh: got shape {shape!r}, names {names!r}; a shape is one to three whole numbers, as (2, 3)"
+            )
         if mesh.size > size:
             return MeshError(
                 f"mesh {mesh}: needs {mesh.size} ranks, and there are {size}; start more ranks or use a smaller mesh"
             )
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
         if self.window_flavour not in WINDOWS:
             return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None
+
+    def _ranks_beside(self, host: str) -> int:
+        """Ranks that share this rank's cores: those of its node, or of its host where nodes are pretended."""
+        hosts = self.comm.allgather(host)
+        return max(self.node_of.count(self.node_of[self.rank]), hosts.count(host))
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The mesh's own communicator, ranks beyond the grid included. Raises ClosedError after `close`."""
+        self.require_open()
+        return self._comm
 
     @cached_property
     def arena(self) -> Arena:
@@ -117,11 +137,14 @@ class Mesh:
             return
         self._is_closed = True
         _OPEN.remove(self)
+        for plan in list(self.prepared):
+            plan.close()
+        self.plans.clear()
         if "arena" in self.__dict__:
             self.arena.close()
-        if self.active is not self.comm:
+        if self.active is not self._comm:
             self.active.Free()
-        self.comm.Free()
+        self._comm.Free()
 
     def __enter__(self) -> Mesh:
         return self

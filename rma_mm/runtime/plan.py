@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError
-from ..kernels import choose_kernel
+from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from ..kernels.dtypes import accumulator
 from ..kernels.threads import get_threads, set_threads
 from ..policy.planner import Candidate
@@ -18,13 +17,13 @@ from ..policy.report import explain
 from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
 from ..schedule.verify import verify
-from ..windows import Counters
+from ..windows import Counters, Window
 from ..windows.waiting import barrier
-from .agreement import Ballot, agree, digest
+from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .executor import Executable, Memory, Progress, Scalars, Tickets
 from .footprint import Operands, frame_dtype, frames_of, movement
-from .matrix import DistMatrix, allocated, pinned
+from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
 
 BOUND = 8
@@ -75,6 +74,7 @@ class Plan:
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
         self._is_closed = False
+        mesh.prepared.add(self)
 
     # -- what was decided -------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Plan:
     @property
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
-        return self.chosen.row.reproducible
+        return self.chosen.row.reproducible and not any(name.endswith(STAGE) for name in self.schedule.homes)
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -113,9 +113,8 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The local kernel; chosen for the whole product, so that small pieces do not choose another."""
-        m, n, k = self.schedule.shape or (0, 0, 0)
-        return choose_kernel(self.options.kernel, accumulator(self.c_dtype), m, n, k)
+        """The local kernel."""
+        return self.given.kernel
 
     @property
     def movement(self) -> dict[str, str]:
@@ -153,8 +152,9 @@ class Plan:
     ) -> DistMatrix:
         """Multiply. Collective; makes no window, communicator or buffer. Returns `out`, or the plan's own C.
 
-        The operands must be placed as `layouts` says. progress is called with (done, total) multiply-adds of this rank.
-        Raises ShapeError, LayoutError, DtypeError, MeshError, ClosedError; DisagreementError.
+        The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
+        every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank.
+        Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError.
         """
         A, B, out = self._agreed(A, B, out)
         self._run(self._executable(A, B, out), progress)
@@ -170,23 +170,28 @@ class Plan:
         self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
+        self.mesh.require_open()
         error: Exception | None = None
         facts: tuple[object, ...] = ()
         try:
             if self._is_closed:
                 raise ClosedError("plan: it is closed; make a new one")
+            if out is None and self.options.beta != 0:
+                raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out")
             A, B = self._staged_input("A", A), self._staged_input("B", B)
-            out = out if out is not None else self._c()
             for name, matrix in (("A", A), ("B", B), ("C", out)):
-                self._check(name, matrix)
-            facts = (self.serial, A.facts, B.facts, out.facts)
-            if out.block is A.block or out.block is B.block:
-                raise LayoutError("out: it is one of the operands; a product cannot overwrite what it reads")
+                if matrix is not None:
+                    self._check(name, matrix)
+            if out is not None and (overlap(out, A) or overlap(out, B)):
+                raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
+            facts = (self.serial, A.facts, B.facts, out.facts if out is not None else "the plan's own C")
+            for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
+                window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
             error = caught
         self._agree(facts, error)
-        assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix) and out is not None
-        return A, B, out
+        assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
+        return A, B, out if out is not None else self._c()
 
     def _agree(self, facts: tuple[object, ...], error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
@@ -194,7 +199,7 @@ class Plan:
             self.agreed = (facts, digest(facts))
         if not self.ballot.cast(self.agreed[1], error is not None):
             names = ("plan", "A", "B", "C")
-            agree(self.mesh.comm, "execute", dict(zip(names, facts, strict=False)), error)
+            disagree(self.mesh.comm, "execute", in_words(dict(zip(names, facts, strict=False))), error)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         windows = executable.windows
@@ -217,13 +222,29 @@ class Plan:
             self.words.messages += new.messages - old.messages
 
     def close(self) -> None:
-        """Give the plan's memory back, once all ranks have. Local, and may be repeated."""
+        """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
+
+        Local, and may be repeated.
+        """
         self._is_closed = True
         for executable in self.bound.values():
             executable.close()
         self.bound.clear()
-        for matrix in [*self._added.values(), *([self._own_c] if self._own_c else [])]:
+        self.frames.clear()
+        for matrix in self._added.values():
             matrix.close()
+        self._own_c = None
+
+    def forget(self, window: Window) -> None:
+        """Drop what is bound to a window that is about to be closed."""
+        for key in [key for key, executable in self.bound.items() if window in executable.windows]:
+            self.bound.pop(key).close()
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- preparing --------------------------------------------------------------------------------
 
@@ -283,22 +304,20 @@ class Plan:
             raise LayoutError(f"{name}: got {type(matrix).__name__}; execute takes DistMatrix")
         if matrix.mesh is not self.mesh:
             raise MeshError(f"{name}: it lives on {matrix.mesh!r}; the plan is for {self.mesh!r}")
-        if (matrix.shape, matrix.dtype, matrix.layout) != (operand.shape, operand.dtype, operand.layout):
-            kind = (
-                DtypeError
-                if matrix.dtype != operand.dtype
-                else ShapeError
-                if matrix.shape != operand.shape
-                else LayoutError
-            )
-            raise kind(
-                f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
-                f"the plan is for {operand.dtype} of shape {operand.shape} placed as {operand.layout}"
-            )
+        for got, wanted, kind in (
+            (matrix.dtype, operand.dtype, DtypeError),
+            (matrix.shape, operand.shape, ShapeError),
+            (matrix.layout, operand.layout, LayoutError),
+        ):
+            if got != wanted:
+                raise kind(
+                    f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
+                    f"the plan is for {operand.dtype} of shape {operand.shape} placed as {operand.layout}"
+                )
         if name in self.in_place and not matrix.in_place:
             raise LayoutError(
-                f"{name}: its memory is the caller's own, which node-mates cannot read in place as this plan does; "
-                f"make a plan for it"
+                f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
+                f"plan does; make a plan for it"
             )
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:

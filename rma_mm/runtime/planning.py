@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from ..kernels.dtypes import accumulator, check_dtype, parse_dtype, result_dtype
 from ..kernels.elementwise import scalar
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
-from ..schedule.ops import Schedule
+from ..schedule.ops import Schedule, remembered
 from ..schedule.verify import own_volume
 from ..windows.waiting import wait
 from .agreement import agreed
 from .footprint import Operand, Operands, Options, peak_bytes
-from .matrix import DistMatrix, placed
+from .matrix import DistMatrix, as_dtype, placed
 from .mesh import Mesh
 from .plan import Plan
 
@@ -28,9 +29,9 @@ TUNINGS = tuple(Tuning(width, depth) for width in (1024, 256, 64, 16) for depth 
 
 
 def make_plan(
-    a: DistMatrix | Operand | NDArray[Any],
-    b: DistMatrix | Operand | NDArray[Any],
-    mesh: Mesh,
+    A: DistMatrix | Operand | NDArray[Any],
+    B: DistMatrix | Operand | NDArray[Any],
+    mesh: Mesh | None = None,
     *,
     layout: str | Layout | None = None,
     alpha: Any = 1,
@@ -47,22 +48,58 @@ def make_plan(
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
-    a, b: matrices, or operands whose placement the plan may choose. memory_limit: bytes a rank may hold of the
-    operands, the result and scratch. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError,
-    MeshError, and MemoryLimitError saying how much is missing.
+    A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
+    may hold of the operands, the result and scratch. The other options are those of `matmul`. Raises ShapeError,
+    DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
-    options = Options(
-        alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
-        memory_limit, _dtype_name(compute_dtype), bool(deterministic), kernel,
-        "".join(name for name, x in (("A", a), ("B", b)) if isinstance(x, np.ndarray)),
-    )  # fmt: skip
-    with agreed(mesh.comm, "plan", A=describe(a), B=describe(b), layout=layout, **vars(options)):
-        operands = _operands(_operand("A", a, mesh), _operand("B", b, mesh), mesh, layout, options)
-        request = _request(mesh, operands)
-        found = choose(request)
-    plan = Plan(mesh, operands, found, *_fitted(mesh, operands, request, found), request.in_place)
+    mesh = common_mesh(mesh, A, B)
+    with agreed(mesh.comm, "plan", layout=layout, alpha=alpha, beta=beta) as facts:
+        facts |= {"A": describe(A), "B": describe(B)}
+        compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
+        options = Options(
+            alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
+            memory_limit, compute, bool(deterministic), kernel,
+            "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
+        )  # fmt: skip
+        facts |= vars(options)
+        operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
+        choose(_request(mesh, operands))
+    plan = _made(mesh, operands)
+    if mesh.window_flavour == "created" and plan.in_place:  # shared memory turned out too small on the way
+        plan.close()
+        plan = _made(mesh, operands)
+    return plan
+
+
+def _made(mesh: Mesh, operands: Operands) -> Plan:
+    """The plan on the windows that the mesh has now. Collective."""
+    request = _request(mesh, operands)
+    found = choose(request)
+    fitted = _fitted(mesh, operands, request, found)
+    assert fitted[0].layouts is not None
+    sizes = []
+    for x, operand, layout in zip("AB", (operands.a, operands.b), fitted[0].layouts, strict=False):
+        if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
+            parts = [layout.region(problem_extent(operands, x), mesh.shape, rank).size for rank in mesh.shape.ranks]
+            sizes.append(max(parts) * operand.dtype.itemsize)
+    mesh.arena.reserve(sizes)
+    plan = Plan(mesh, operands, found, *fitted, request.in_place)
     _check_volume(plan)
     return plan
+
+
+def problem_extent(operands: Operands, x: str) -> tuple[int, int]:
+    """(rows, columns) of op(A) or op(B)."""
+    m, n, k = operands.shape
+    return (m, k) if x == "A" else (k, n)
+
+
+def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
+    """The mesh that was given, or the one that an operand lives on. Raises MeshError."""
+    found = mesh if mesh is not None else next((x.mesh for x in operands if isinstance(x, DistMatrix)), None)
+    if not isinstance(found, Mesh):
+        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh, or operands that live on one")
+    return found
 
 
 def describe(x: object) -> str:
@@ -74,16 +111,13 @@ def describe(x: object) -> str:
     return repr(x)
 
 
-def _dtype_name(dtype: DTypeLike | None) -> str | None:
-    if dtype is None or isinstance(dtype, str):
-        return dtype
-    return np.dtype(dtype).name
-
-
 def _operand(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
     if isinstance(x, Operand):
+        if len(x.shape) != 2:
+            raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
         if x.layout is not None:
             placed(x.layout, x.shape, mesh)
+        check_dtype(x.dtype, f"{name}'s dtype")
         return x
     if isinstance(x, DistMatrix):
         if x.mesh is not mesh:
@@ -111,11 +145,12 @@ def _operands(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, o
     c = Operand((m, n), result_dtype(a.dtype, b.dtype, compute), place)
     for name in ("alpha", "beta"):
         scalar(getattr(options, name), c.dtype, name)
-    limit = options.memory_limit
-    if limit is not None and (not isinstance(limit, int) or limit < 0):
+    limit: object = options.memory_limit
+    if limit is not None and (not isinstance(limit, Integral) or limit < 0):
         raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
-    _probe(a, b, c, options)
-    return Operands(a, b, c, options)
+    operands = Operands(a, b, c, options)
+    _probe(operands)
+    return operands
 
 
 def _request(mesh: Mesh, operands: Operands) -> Request:
@@ -124,15 +159,19 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
     ours = mesh.window_flavour == "shared"
-    given = {"A": operands.a.in_place, "B": operands.b.in_place}
-    in_place = "".join(x for x, is_so in given.items() if (ours if is_so is None else is_so))
+    in_place = ""
+    for x, operand in (("A", operands.a), ("B", operands.b)):
+        is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
+        if ours if is_made_here else operand.in_place:
+            in_place += x
     return Request(operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic)
 
 
-def _probe(a: Operand, b: Operand, c: Operand, options: Options) -> None:
+def _probe(operands: Operands) -> None:
     """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
-    one_a, one_b, one_c = (np.zeros((1, 1), dtype) for dtype in (a.dtype, b.dtype, accumulator(c.dtype)))
-    bind(one_a, one_b, one_c, options.alpha, 0, kernel=options.kernel)
+    dtypes = (operands.a.dtype, operands.b.dtype, accumulator(operands.c.dtype))
+    one_a, one_b, one_c = (np.zeros((1, 1), dtype) for dtype in dtypes)
+    bind(one_a, one_b, one_c, operands.options.alpha, 0, kernel=operands.kernel)
 
 
 def _fitted(
@@ -148,7 +187,7 @@ def _fitted(
         if candidate.rejected or candidate.layouts is None:
             continue
         problem = problem_of(request, candidate.layouts)
-        schedules = [lower(candidate.row, problem, tuning) for tuning in tunings]
+        schedules = [remembered(lower(candidate.row, problem, tuning)) for tuning in tunings]
         needs = np.array([peak_bytes(mesh, schedule, operands) for schedule in schedules], np.int64)
         wait(mesh.comm.Iallreduce(MPI.IN_PLACE, needs, MPI.MAX))
         for schedule, tuning, need in zip(schedules, tunings, needs.tolist(), strict=True):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-from ..errors import LayoutError, MeshError, OptionError
+from ..errors import LayoutError, OptionError
 from ..geometry.layout import Layout
 from .agreement import agreed
 from .footprint import Operand
 from .matrix import DistMatrix, allocated, placed
 from .mesh import Mesh
 from .plan import Plan
-from .planning import describe, make_plan
+from .planning import common_mesh, describe, make_plan
 
-PLANS = 64
-"""Plans that `matmul` keeps for a mesh."""
+PLANS = 16
+"""Plans that `matmul` keeps for a mesh, with their scratch memory."""
+
+plan = make_plan
+"""The public name of `make_plan`."""
 
 
 def matmul(
@@ -24,43 +28,76 @@ def matmul(
     B: DistMatrix | NDArray[Any],
     mesh: Mesh | None = None,
     out: DistMatrix | None = None,
-    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
     layout: str | Layout | None = None,
-    **options: Any,
+    algorithm: str = "auto",
+    memory_limit: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    deterministic: bool = False,
+    kernel: str = "auto",
 ) -> DistMatrix:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
     A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
-    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. options:
-    alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit (bytes), compute_dtype,
-    deterministic, kernel, as in `make_plan`, which says what is raised. Plans are kept and used again.
+    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. algorithm: a
+    name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
+    compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
+    again. kernel: auto, blas, numba or numpy. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
     """
-    mesh = mesh or next((x.mesh for x in (A, B) if isinstance(x, DistMatrix)), None)
-    if not isinstance(mesh, Mesh):
-        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh, or operands that live on one")
-    facts = {"A": describe(A), "B": describe(B), "out": describe(out), "layout": layout, **options}
-    with agreed(mesh.comm, "matmul", **facts):
-        if out is None and options.get("beta", 0) != 0:
-            raise OptionError(f"beta: got {options['beta']}; beta other than 0 adds to C, so pass out")
-        if out is not None and layout is not None and placed(layout, out.shape, mesh) != out.layout:
-            raise LayoutError(f"layout: got {layout}; out is placed as {out.layout}; leave one of them out")
-    place = out.layout if out is not None else layout
-    plan = _cached(mesh, A, B, place, options)
-    fresh = [
+    mesh = common_mesh(mesh, A, B)
+    options = {
+        "alpha": alpha,
+        "beta": beta,
+        "transpose_a": transpose_a,
+        "transpose_b": transpose_b,
+        "conjugate_a": conjugate_a,
+        "conjugate_b": conjugate_b,
+        "algorithm": algorithm,
+        "memory_limit": memory_limit,
+        "compute_dtype": compute_dtype,
+        "deterministic": deterministic,
+        "kernel": kernel,
+    }
+    with agreed(mesh.comm, "matmul", layout=layout, **options) as facts:
+        given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
+        facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
+        place = _place(mesh, out, layout)
+        if out is None and beta != 0:
+            raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out")
+    plan = _cached(mesh, given, place, options)
+    left, right = (
         x if isinstance(x, DistMatrix) else DistMatrix.from_numpy(x, mesh, plan.layouts[name])
-        for name, x in (("A", A), ("B", B))
-    ]
+        for name, x in zip("AB", given, strict=True)
+    )
     if out is None:
         out = allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
-    return plan.execute(fresh[0], fresh[1], out)
+    return plan.execute(left, right, out)
 
 
-def _cached(mesh: Mesh, A: Any, B: Any, layout: str | Layout | None, options: dict[str, Any]) -> Plan:
+def _place(mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None) -> str | Layout | None:
+    """C's placement, as far as the caller says. Raises LayoutError."""
+    if out is not None and not isinstance(out, DistMatrix):
+        raise LayoutError(f"out: got {type(out).__name__}; it is a DistMatrix")
+    if layout is not None and not isinstance(layout, str | Layout):
+        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
+    if out is None:
+        return layout
+    if layout is not None and placed(layout, out.shape, mesh) != out.layout:
+        raise LayoutError(f"layout: got {layout}; out is placed as {out.layout}; leave one of them out")
+    return out.layout
+
+
+def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: dict[str, Any]) -> Plan:
     """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
     operands = [
-        Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in (A, B)
+        Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
     ]
-    key = (*operands, layout, *sorted((name, repr(value)) for name, value in options.items()))
+    key = (*operands, layout, mesh.window_flavour, *((name, repr(value)) for name, value in options.items()))
     plans = mesh.plans
     if key not in plans:
         if len(plans) >= PLANS:
@@ -68,7 +105,3 @@ def _cached(mesh: Mesh, A: Any, B: Any, layout: str | Layout | None, options: di
         plans[key] = make_plan(operands[0], operands[1], mesh, layout=layout, **options)
     plans.move_to_end(key)
     return plans[key]
-
-
-plan = make_plan
-"""The public name of `make_plan`."""

@@ -55,7 +55,9 @@ def staged(source: DistMatrix) -> DistMatrix:
 def collected(source: DistMatrix, root: int | None) -> NDArray[Any] | None:
     """The whole matrix on every rank of the communicator, or on `root`. Collective."""
     mesh = source.mesh
-    with agreed(mesh.comm, "to_numpy", matrix=source.facts, root=root):
+    with agreed(mesh.comm, "to_numpy", root=root) as facts:
+        facts["matrix"] = source.facts
+        source.block.window.sync()
         if root is not None and not 0 <= root < mesh.size:
             raise MeshError(f"root: got {root}; there are the ranks 0 to {mesh.size - 1}")
     layout = everywhere() if root is None else pinned(mesh, root if root < mesh.shape.size else 0)
@@ -92,7 +94,7 @@ def load(
     with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
         file = read_header(path, dtype)
         place = placed(layout, file.shape, mesh)
-        facts["shape"] = file.shape
+        facts |= {"shape": file.shape, "dtype": file.dtype.name}
     made = allocated(mesh, file.shape, file.dtype, place)
     with agreed(mesh.comm, "load"):
         file.read(made.region, made.tile)

@@ -14,15 +14,17 @@ from rma_mm.geometry.span import Region
 
 Array = NDArray[Any]
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 """Elements converted at a time."""
 
 
 class MeshView(Protocol):
     """What is needed of a mesh."""
 
-    comm: Any
-    """An mpi4py communicator over all ranks; of it, allgather, bcast, and Allreduce as it sums by default."""
+    @property
+    def comm(self) -> Any:
+        """An mpi4py communicator over all ranks; of it, allgather, bcast, and Allreduce as it sums by default."""
+
     rank: int
     """This rank."""
     shape: MeshShape

@@ -320,7 +320,7 @@ def opened(c: Ref, ops: list[Op], keep: bool) -> list[Op]:
     if not c.region:
         return ops
     if keep or not (covered and apart):
-        return [Scale(c, keep, 0), *ops]
+        return [Scale(c, keep, ops[0].step if ops else 0), *ops]
     pending = set(regions)
     result: list[Op] = []
     for op in ops:

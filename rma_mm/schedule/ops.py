@@ -7,7 +7,7 @@ the policy floor (prices) and the executor. None of them knows an algorithm's na
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..geometry.layout import Layout
@@ -166,6 +166,11 @@ class Schedule:
     def holds(self, ref: Ref) -> Region:
         """The box that the buffer behind `ref` stores as one dense array."""
         return self.home(ref.buffer, ref.rank) if isinstance(ref.buffer, str) else ref.buffer.region
+
+
+def remembered(schedule: Schedule) -> Schedule:
+    """The same schedule, which keeps the operations of the rank that it was last asked for."""
+    return replace(schedule, program=lru_cache(maxsize=1)(schedule.program))
 
 
 @lru_cache(maxsize=4096)

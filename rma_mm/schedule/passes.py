@@ -29,12 +29,12 @@ def frames(ops: list[Op], linger: bool) -> list[Op]:
     push may still be under way while the next product is formed.
     """
     last: dict[Slot, int] = {}
-    pushed: list[Slot] = []
+    pushed: dict[Slot, None] = {}
     for n, op in enumerate(ops):
         for slot in slots_of(op):
             last[slot] = n
-        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot) and op.src.buffer not in pushed:
-            pushed.append(op.src.buffer)
+        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot):
+            pushed[op.src.buffer] = None
     if linger:
         for slot, following in pairwise(pushed):
             last[slot] = max(last[slot], last[following])

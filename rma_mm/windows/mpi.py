@@ -29,6 +29,8 @@ from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
 """Most bytes of one MPI call, so that counts stay below 2^31 in any element type."""
+EMULATED_BYTES = 2**21
+"""Most bytes of an accumulate to memory out of reach."""
 OUTSTANDING = 64
 """Most requests under way to one target: Open MPI over UCX aborts at 255."""
 ALIGNMENT = 64
@@ -277,8 +279,13 @@ class MpiTransfer:
         self._is_closed = False
         self._calls = [
             self._call(element, target.part(*there), here)
-            for there, here in _chunks(target, rows, cols, origin.itemsize, window.chunk_bytes)
+            for there, here in _chunks(target, rows, cols, origin.itemsize, self._chunk_bytes())
         ]
+
+    def _chunk_bytes(self) -> int:
+        """Most bytes of a call: where MPI emulates an accumulate, its target buffers each call whole."""
+        is_emulated = self._op is not None and not self._window.reaches(self._rank)
+        return min(self._window.chunk_bytes, EMULATED_BYTES) if is_emulated else self._window.chunk_bytes
 
     def start(self) -> None:
         """See `base.Transfer`."""

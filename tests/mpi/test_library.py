@@ -218,6 +218,17 @@ def test_plan_reports_and_reuses(comm):
         assert plan.peak_bytes >= 3 * 64 * 64 * 4 // 2
         from_arrays = rma_mm.plan(x, x, mesh)
         assert np.array_equal(from_arrays.execute(x, x).to_numpy(), x @ x)
+        big = np.zeros((A.tile.shape[0], 128), "float32")
+        left, right = (DistMatrix.from_local(half, (64, 64), mesh, A.layout) for half in (big[:, :64], big[:, 64:]))
+        left.copy_from(A)
+        if plan.layouts["C"] == A.layout:
+            mine = rma_mm.plan(left, A, mesh, layout=A.layout)
+            assert np.array_equal(mine.execute(left, A, out=right).to_numpy(), x @ x)
+            again = DistMatrix.from_local(big[:, 32:96], (64, 64), mesh, A.layout)
+            same_error(comm, LayoutError, lambda: mine.execute(left, A, out=again), "shares memory")
+        own = plan.execute(A, A)
+        call = (lambda: plan.execute(A, A)) if comm.rank else (lambda: plan.execute(A, A, out=own))
+        same_error(comm, DisagreementError, call, "own")
         plan.close()
         same_error(comm, ClosedError, lambda: plan.execute(A, A), "closed")
 

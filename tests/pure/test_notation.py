@@ -66,7 +66,6 @@ FORMS = {
 """The forms of the module's docstring."""
 
 MORE = {
-    "": Layout(((), ())),
     "P()": Layout(((), ())),
     "*": Layout(((), ())),
     "*,j": Layout(((), (COLS,))),
@@ -179,3 +178,9 @@ def test_any_name_of_an_axis_can_be_written() -> None:
     assert parse_layout("rows_1", mesh).split_axes == ("rows_1",)
     with pytest.raises(MeshError, match="ASCII"):
         MeshShape((2,), ("µ",))
+
+
+@pytest.mark.parametrize("text", ["", "  ", "''"])
+def test_saying_nothing_is_no_placement(text: str) -> None:
+    with pytest.raises(LayoutError, match="nothing is said"):
+        parse_layout(text, MESH)
