@@ -99,14 +99,27 @@ class Executable:
     def run(self, progress: Progress | None = None) -> None:
         """Run the program once. Collective over the ranks of the grid; the caller meets before and after."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
-        for window in self.windows:
-            window.sync()
+        self.sync()
         for action in self.actions:
             action()
         for window in self.windows:
             window.flush()
             window.sync()
         self.count_views(self.viewed)
+
+    def sync(self) -> None:
+        """Make local stores and the windows' transfers see each other."""
+        for window in self.windows:
+            window.sync()
+
+    def traffic(self) -> tuple[int, int, int]:
+        """Words within and between nodes, and messages, that this rank ever caused through these windows."""
+        counted = [window.counters for window in self.windows]
+        return (
+            sum(each.words_intra for each in counted),
+            sum(each.words_inter for each in counted),
+            sum(each.messages for each in counted),
+        )
 
     def close(self) -> None:
         """Free what preparing made. Local."""

@@ -23,6 +23,7 @@ from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .executor import Executable, Memory, Progress, Scalars, Tickets
 from .footprint import Operands, frame_dtype, frames_of, movement
+from .latest import OWN, Latest
 from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
 
@@ -70,6 +71,7 @@ class Plan:
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self._own_c: DistMatrix | None = None
+        self._latest: Latest | None = None
         self._added: dict[str, DistMatrix] = self._allocate()
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
@@ -156,8 +158,15 @@ class Plan:
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError.
         """
-        A, B, out = self._agreed(A, B, out)
-        self._run(self._executable(A, B, out), progress)
+        latest = self._latest
+        if latest is None or not latest.names(A, B, out):
+            A, B, out = self._agreed(A, B, out)
+            latest = self._latest = Latest(A, B, out, self._executable(A, B, out), *self.agreed)
+        else:  # checked and bound already: only the other ranks remain to be asked
+            latest.executable.sync()
+            self._vote(latest.facts, latest.digest, None)
+            out = latest.out
+        self._run(latest.executable, progress)
         return out
 
     def prepare(
@@ -184,26 +193,25 @@ class Plan:
                     self._check(name, matrix)
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
-            facts = (self.serial, A.facts, B.facts, out.facts if out is not None else "the plan's own C")
+            facts = (self.serial, A.facts, B.facts, out.facts if out is not None else OWN)
             for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
                 window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
             error = caught
-        self._agree(facts, error)
+        if facts != self.agreed[0]:
+            self.agreed = (facts, digest(facts))
+        self._vote(*self.agreed, error)
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
 
-    def _agree(self, facts: tuple[object, ...], error: Exception | None) -> None:
+    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        if facts != self.agreed[0]:
-            self.agreed = (facts, digest(facts))
-        if not self.ballot.cast(self.agreed[1], error is not None):
+        if not self.ballot.cast(hashed, error is not None):
             names = ("plan", "A", "B", "C")
             disagree(self.mesh.comm, "execute", in_words(dict(zip(names, facts, strict=False))), error)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
-        windows = executable.windows
-        before = [window.counters.snapshot() for window in windows]
+        before = executable.traffic()
         threads = get_threads()
         if threads != self.mesh.threads:
             set_threads(self.mesh.threads)
@@ -214,12 +222,7 @@ class Plan:
             if threads != self.mesh.threads:
                 set_threads(threads)
         self.claims = executable.claims
-        self.words.reset()
-        for window, old in zip(windows, before, strict=True):
-            new = window.counters
-            self.words.words_intra += new.words_intra - old.words_intra
-            self.words.words_inter += new.words_inter - old.words_inter
-            self.words.messages += new.messages - old.messages
+        self.words = Counters(*(new - old for new, old in zip(executable.traffic(), before, strict=True)))
 
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
@@ -230,6 +233,7 @@ class Plan:
         for executable in self.bound.values():
             executable.close()
         self.bound.clear()
+        self._latest = None
         self.frames.clear()
         for matrix in self._added.values():
             matrix.close()
@@ -239,6 +243,7 @@ class Plan:
         """Drop what is bound to a window that is about to be closed."""
         for key in [key for key, executable in self.bound.items() if window in executable.windows]:
             self.bound.pop(key).close()
+        self._latest = None
 
     def __enter__(self) -> Plan:
         return self
