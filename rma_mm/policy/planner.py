@@ -5,10 +5,11 @@ Every candidate is priced from its placements and work map alone, without making
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 from ..algorithms import ALGORITHMS, find_algorithm
 from ..errors import AlgorithmError
@@ -40,11 +41,6 @@ class Request:
     """Operands that node-mates can read where they lie."""
     algorithm: str = "auto"
     deterministic: bool = False
-
-    @property
-    def has_summands(self) -> bool:
-        """Whether A or B comes as partial sums, which are added up before the product."""
-        return any(layout is not None and layout.partial for layout in self.layouts[:2])
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def choose(request: Request) -> list[Candidate]:
 
 def _best(row: Row, request: Request) -> Candidate:
     """`row` on the cheapest placements that the request leaves open."""
-    if request.deterministic and (not row.reproducible or request.has_summands):
+    if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return Candidate(row, None, Traffic(), f"{what} in no fixed order, and deterministic=True excludes that")
     options = _placements(row, request)
@@ -122,6 +118,12 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         if given is not None and given != wanted:
             return f"needs {name} placed as {wanted}, and it is {given}; redistribute it, or name a stationary form"
     return [needed]
+
+
+def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
+    """Whether A or B comes in three summands or more, which are added up as they arrive (two give one result)."""
+    partial = [layout.partial for layout in layouts[:2] if layout is not None]
+    return any(prod(mesh.axis_size(axis) for axis in axes) > 2 for axes in partial)
 
 
 def problem_of(request: Request, layouts: Layouts) -> Problem:

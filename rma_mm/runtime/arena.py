@@ -116,17 +116,16 @@ class Arena:
         self.dropped: set[int] = set()
         self.is_closed = False
 
-    def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any], largest: int) -> Block:
-        """A block of row-major arrays; `shapes` by rank of the communicator, `largest` in elements. Collective."""
+    def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
+        """A block of row-major arrays; `shapes` by rank of the communicator. Collective."""
         self.collect()
-        nbytes = max(GRAIN, -(-largest * dtype.itemsize // GRAIN) * GRAIN)
+        sizes = [rows * cols * dtype.itemsize for rows, cols in shapes]
         place: Slab | Window
-        if nbytes >= UNEVEN and sum(rows * cols for rows, cols in shapes) * dtype.itemsize < nbytes * len(shapes) // 2:
-            # the same room on every rank would be wasted: a window of its own, as large on each rank as its part
-            rows, cols = shapes[self.mesh.rank]
-            window = place = self._alone(rows * cols * dtype.itemsize)
-            offset = 0
+        if is_uneven(sizes):
+            window = place = self._alone(sizes[self.mesh.rank])
+            offset = nbytes = 0
         else:
+            nbytes = room(sizes)
             place, offset = self._place(nbytes)
             window = place.window
         serial = self.mesh.next_serial()
@@ -197,9 +196,9 @@ class Arena:
                 f"by from_local, or make them with from_numpy, whose memory is shared out of few windows"
             )
 
-    def reserve(self, sizes: list[int]) -> None:
-        """Make room for blocks of these bytes, so that the window they will lie in is known. Collective."""
-        taken = [(nbytes, *self._place(nbytes)) for nbytes in sizes]
+    def reserve(self, blocks: list[list[int]]) -> None:
+        """Make room for blocks of these bytes by rank, so that the windows they will lie in are known. Collective."""
+        taken = [(room(sizes), *self._place(room(sizes))) for sizes in blocks if not is_uneven(sizes)]
         for nbytes, slab, offset in taken:
             slab.give(offset, nbytes)
 
@@ -239,3 +238,13 @@ class Arena:
                 place.close()
         for slab in self.slabs:
             slab.window.close()
+
+
+def room(sizes: list[int]) -> int:
+    """Bytes that a block takes of a slab on every rank, for parts of these bytes."""
+    return max(GRAIN, -(-max(sizes) // GRAIN) * GRAIN)
+
+
+def is_uneven(sizes: list[int]) -> bool:
+    """Whether the same room on every rank would waste much: then each rank opens what its own part takes."""
+    return max(sizes) >= UNEVEN and 2 * sum(sizes) < max(sizes) * len(sizes)

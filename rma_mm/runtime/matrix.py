@@ -294,8 +294,7 @@ def checksum(x: NDArray[Any]) -> str:
 def allocated(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> DistMatrix:
     """A matrix on new memory of the arena, everything agreed already. Collective."""
     shapes = [layout.region(shape, mesh.shape, rank).shape for rank in range(mesh.size)]
-    largest = max(rows * cols for rows, cols in shapes)
-    block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype, largest)
+    block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype)
     return DistMatrix(mesh, shape, dtype, layout, block)
 
 

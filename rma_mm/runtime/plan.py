@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from ..kernels.dtypes import accumulator
 from ..kernels.threads import get_threads, set_threads
-from ..policy.planner import Candidate
+from ..policy.planner import Candidate, adds_in_any_order
 from ..policy.report import explain
 from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
@@ -106,7 +106,8 @@ class Plan:
     @property
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
-        return self.chosen.row.reproducible and not any(name.endswith(STAGE) for name in self.schedule.homes)
+        free = adds_in_any_order(self.mesh.shape, self.chosen.layouts or ())
+        return self.chosen.row.reproducible and not free
 
     @property
     def predicted_seconds(self) -> float | None:

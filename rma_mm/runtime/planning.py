@@ -77,21 +77,16 @@ def _made(mesh: Mesh, operands: Operands) -> Plan:
     found = choose(request)
     fitted = _fitted(mesh, operands, request, found)
     assert fitted[0].layouts is not None
-    sizes = []
-    for x, operand, layout in zip("AB", (operands.a, operands.b), fitted[0].layouts, strict=False):
+    problem = problem_of(request, fitted[0].layouts)
+    later = []
+    for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
-            parts = [layout.region(problem_extent(operands, x), mesh.shape, rank).size for rank in mesh.shape.ranks]
-            sizes.append(max(parts) * operand.dtype.itemsize)
-    mesh.arena.reserve(sizes)
+            parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
+            later.append([size * operand.dtype.itemsize for size in parts])
+    mesh.arena.reserve(later)
     plan = Plan(mesh, operands, found, *fitted, request.in_place)
     _check_volume(plan)
     return plan
-
-
-def problem_extent(operands: Operands, x: str) -> tuple[int, int]:
-    """(rows, columns) of op(A) or op(B)."""
-    m, n, k = operands.shape
-    return (m, k) if x == "A" else (k, n)
 
 
 def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:

@@ -89,9 +89,9 @@ def test_pinned_matrices_take_room_on_their_rank_only(comm):
         assert (made[2].tile == n).all()
 
 
-@parallel(ranks=(2,), env=NODE)
+@parallel(ranks=(3,), env=NODE)
 def test_sums_of_summands_are_not_called_reproducible(comm):
-    with Mesh((2,), comm) as mesh:
+    with Mesh((3,), comm) as mesh:
         A = DistMatrix.from_numpy(np.ones((4, 4)), mesh, "*, *, i=sum")
         B = DistMatrix.from_numpy(np.ones((4, 4)), mesh)
         assert not rma_mm.plan(A, B, mesh, algorithm="stationary_c").reproducible
