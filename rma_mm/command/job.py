@@ -18,6 +18,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.kernels.elementwise import check_cast
+from rma_mm.kernels.threads import set_threads
 from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.files import NpyFile, NpyOutput, read_header
@@ -71,6 +72,7 @@ class Job:
         shape = self._shape()
         grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm))
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
+        set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)
         if (o.explain or o.dry_run) and not o.quiet and self.comm.rank == 0:
             print_result([plan.explain() if o.explain else str(plan)])

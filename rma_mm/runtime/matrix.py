@@ -24,7 +24,7 @@ from .mesh import Mesh
 
 Shape = tuple[int, int]
 Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
-FILL_BLOCK = 2**18
+FILL_BLOCK = 2**17
 """Elements that `from_function` asks for at a time."""
 
 

@@ -14,7 +14,7 @@ from rma_mm.geometry.span import Region
 
 Array = NDArray[Any]
 
-BLOCK = 1 << 18
+BLOCK = 1 << 16
 """Elements converted at a time."""
 
 
