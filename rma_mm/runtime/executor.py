@@ -102,14 +102,18 @@ class Executable:
         self.sync()
         for action in self.actions:
             action()
-        for window in self.windows:
-            window.flush()
-            window.sync()
+        self.settle()
         self.count_views(self.viewed)
 
     def sync(self) -> None:
         """Make local stores and the windows' transfers see each other."""
         for window in self.windows:
+            window.sync()
+
+    def settle(self) -> None:
+        """Complete what this rank started at its targets, and make its stores seen."""
+        for window in self.windows:
+            window.flush()
             window.sync()
 
     def traffic(self) -> tuple[int, int, int]:
@@ -167,11 +171,12 @@ class Executable:
     def bind_tasks(self) -> None:
         """Bind every task of a pool: any of them may fall to this rank. Its expected work is an equal share."""
         pool = self.schedule.pool
-        for task in range(pool.tasks if pool else 0):
+        if pool is None:
+            return
+        for task in range(pool.tasks):
             self.task_views[task] = Counters()
-            self.tasks[task] = self.bind_all(pool.program(task, self.rank), self.task_views[task]) if pool else []
-        if pool:
-            self.total_work /= self.schedule.mesh.size
+            self.tasks[task] = self.bind_all(pool.program(task, self.rank), self.task_views[task])
+        self.total_work /= self.schedule.mesh.size
 
     def _begin(self, transfer: Transfer, under_way: dict[str, list[Transfer]], key: str) -> Action:
         self.transfers.append(transfer)
@@ -292,7 +297,7 @@ class Executable:
         if self.memory.shadow is None:
             return []
         c, result = self.array(op.c, summing=True), self.result_part(op.c.region)
-        return [lambda: cast_down(c, result)]
+        return [lambda: cast(c, result)]
 
     def result_part(self, region: Region) -> NDArray[Any]:
         """The part of this rank's C, in its final type, that holds `region`."""
@@ -303,12 +308,9 @@ class Executable:
 
     def meet(self) -> None:
         """A barrier of the schedule: everything before it is visible after it."""
-        for window in self.windows:
-            window.flush()
-            window.sync()
+        self.settle()
         barrier(self.mesh.active)
-        for window in self.windows:
-            window.sync()
+        self.sync()
 
     def claim(self) -> None:
         """Run tasks until none is left; every rank gets one ticket too many."""
@@ -326,12 +328,6 @@ class Executable:
         counters = self.windows[0].counters
         counters.words_intra += viewed.words_intra
         counters.words_inter += viewed.words_inter
-
-
-def cast_down(src: NDArray[Any], dst: NDArray[Any]) -> None:
-    """Round the accumulator once into the result."""
-    with np.errstate(all="ignore"):
-        np.copyto(dst, src, casting="unsafe")
 
 
 def name_of(ref: Ref) -> str:

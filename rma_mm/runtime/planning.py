@@ -53,7 +53,7 @@ def make_plan(
     DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
     mesh = common_mesh(mesh, A, B)
-    with agreed(mesh.comm, "plan", layout=layout, alpha=alpha, beta=beta) as facts:
+    with agreed(mesh.comm, "plan", layout=layout) as facts:
         facts |= {"A": describe(A), "B": describe(B)}
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
         options = Options(
@@ -63,18 +63,18 @@ def make_plan(
         )  # fmt: skip
         facts |= vars(options)
         operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
-        choose(_request(mesh, operands))
-    plan = _made(mesh, operands)
+        request = _request(mesh, operands)
+        found = choose(request)
+    plan = _made(mesh, operands, request, found)
     if mesh.window_flavour == "created" and plan.in_place:  # shared memory turned out too small on the way
         plan.close()
-        plan = _made(mesh, operands)
+        request = _request(mesh, operands)
+        plan = _made(mesh, operands, request, choose(request))
     return plan
 
 
-def _made(mesh: Mesh, operands: Operands) -> Plan:
-    """The plan on the windows that the mesh has now. Collective."""
-    request = _request(mesh, operands)
-    found = choose(request)
+def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Plan:
+    """The plan for what the planner found, on the windows that the mesh has. Collective."""
     fitted = _fitted(mesh, operands, request, found)
     assert fitted[0].layouts is not None
     problem = problem_of(request, fitted[0].layouts)

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from ..errors import MeshError
 from ..geometry.layout import Layout, everywhere
 from ..kernels.dtypes import accumulator
+from ..kernels.elementwise import cast
 from ..schedule.ops import STAGE
 from ..schedule.redistribute import redistribution
 from ..windows.waiting import barrier
 from .agreement import agreed
 from .arena import Block
-from .executor import Executable, Memory, Scalars, cast_down
+from .executor import Executable, Memory, Scalars
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
 
@@ -44,7 +45,7 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
     barrier(mesh.comm)
     executable.close()
     if arrived is not result:
-        cast_down(arrived, result)
+        cast(arrived, result)
 
 
 def staged(source: DistMatrix) -> DistMatrix:
