@@ -13,7 +13,7 @@ from math import inf, isfinite, prod
 from typing import Literal
 
 from ..errors import LayoutError
-from .mesh import MeshShape
+from .mesh import MeshShape, regrouped
 from .span import Region, Span, even_part
 
 CutKind = Literal["even", "cyclic", "weights", "bounds"]
@@ -104,6 +104,17 @@ class Layout:
     """(axis, coordinate): only ranks at this coordinate own anything."""
     partial: tuple[str, ...] = ()
     """Axes along which every rank holds a summand; the matrix is their sum."""
+    grid: MeshShape | None = None
+    """The grid that the axes are of, over the first ranks of the mesh, where it is not the mesh itself."""
+
+    def mesh(self, mesh: MeshShape) -> MeshShape:
+        """The grid that the axes of this placement are of, where the ranks are those of `mesh`."""
+        return mesh if self.grid is None else regrouped(self.grid, mesh.nodes)
+
+    def coords(self, mesh: MeshShape, rank: int) -> dict[str, int] | None:
+        """Coordinates of `rank` along the axes of this placement; None for a rank beyond its grid."""
+        mesh = self.mesh(mesh)
+        return mesh.coords(rank) if rank < mesh.size else None
 
     # -- axes -------------------------------------------------------------------------------------
 
@@ -120,10 +131,13 @@ class Layout:
     def replicated_axes(self, mesh: MeshShape) -> tuple[str, ...]:
         """Axes along which the same elements are held again."""
         used = {*self.split_axes, *self.partial, *(axis for axis, _ in self.pins)}
-        return tuple(axis for axis in mesh.names if axis not in used)
+        return tuple(axis for axis in self.mesh(mesh).names if axis not in used)
 
     def check(self, shape: tuple[int, ...], mesh: MeshShape) -> None:
         """Raise LayoutError where this placement does not fit the mesh or a matrix of `shape`."""
+        if self.grid is not None and self.grid.size > mesh.size:
+            raise LayoutError(f"layout {self}: its grid needs {self.grid.size} ranks; the mesh {mesh} has {mesh.size}")
+        mesh = self.mesh(mesh)
         used = [*self.split_axes, *self.partial, *(axis for axis, _ in self.pins)]
         for axis in (*used, *self.skew_axes):
             if axis not in mesh.names:
@@ -169,6 +183,7 @@ class Layout:
 
     def region(self, shape: tuple[int, ...], mesh: MeshShape, rank: int) -> Region:
         """The box that `rank` holds; empty for a rank beyond the mesh or off a pin."""
+        mesh = self.mesh(mesh)
         coords = mesh.coords(rank) if rank < mesh.size else {}
         if rank >= mesh.size or not self.holds(coords):
             return Region(Span() for _ in shape)
@@ -183,6 +198,7 @@ class Layout:
         along the replicated axes (so that readers spread). Along partial axes it is the summand at `near`'s own
         coordinates.
         """
+        mesh = self.mesh(mesh)
         base = mesh.coords(near % mesh.size) | dict(self.pins)
         return [(self._nearest(mesh, at, near), part) for at, part in self._parts(shape, mesh, region, base)]
 
@@ -241,13 +257,17 @@ class Layout:
     def is_single(self, mesh: MeshShape) -> bool:
         """Whether each element is held by exactly one rank (axes of one rank apart)."""
         spare = (*self.replicated_axes(mesh), *self.partial)
-        return all(mesh.axis_size(axis) == 1 for axis in spare)
+        return all(self.mesh(mesh).axis_size(axis) == 1 for axis in spare)
 
     def __str__(self) -> str:
         dims = [_split_text(split) for split in self.splits]
         dims += [f"{axis}={coordinate}" for axis, coordinate in self.pins]
         dims += [f"{axis}=sum" for axis in self.partial]
-        return f"P({', '.join(dims)})"
+        text = f"P({', '.join(dims)})"
+        if self.grid is not None:
+            sizes = zip(self.grid.names, self.grid.shape, strict=True)
+            text += f" on {', '.join(f'{name}={size}' for name, size in sizes)}"
+        return text
 
 
 @lru_cache(maxsize=8192)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -30,7 +31,7 @@ class MeshShape:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
+        if not 1 <= len(self.shape) <= max(3, len(self.names)) or min(self.shape) < 1:
             raise MeshError(
                 f"mesh shape: got {self.shape}; it has one to three axes of at least one rank each, as (2, 3)"
             )
@@ -83,6 +84,12 @@ class MeshShape:
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
+
+
+@lru_cache(maxsize=256)
+def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
+    """`grid` over the first of the ranks that live on `nodes`."""
+    return replace(grid, nodes=nodes)
 
 
 def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:

@@ -9,6 +9,7 @@
     P('i', 'j:skew(i)')         columns in circular windows shifted by i (Cannon)
     P('i', 'j', l=0)            pinned to the coordinate 0 of the axis l
     P('i', None, j=sum)         every rank along j holds a summand
+    P('m', 'k') on m=2, k=3     axes of another grid over the first ranks of the mesh
 
 Quotes and the outer P( ) may be left out: `i,j` on a command line. `*` is None.
 """
@@ -47,6 +48,9 @@ class _Parser:
         self.plain = re.sub(r"['\"]", " ", text)  # quotes carry no meaning, and blanks keep the columns true
         self.tokens = self._scan()
         self.at = 0
+        self.grid: MeshShape | None = None
+        if "on" not in mesh.names:
+            self._read_grid()
 
     def _scan(self) -> list[tuple[str, str, int]]:
         tokens, at = [], 0
@@ -111,7 +115,33 @@ class _Parser:
         if self.tokens[self.at][0] != "end":
             self._fail("something behind the end")
         splits += [()] * (self.dims - len(splits))
-        return Layout(tuple(splits), tuple(pins), tuple(partial))
+        return Layout(tuple(splits), tuple(pins), tuple(partial), self.grid)
+
+    def _read_grid(self) -> None:
+        """Find `on m=2, n=3` behind the placement: the axes are those of that grid, and not of the mesh."""
+        begin = next((n for n, token in enumerate(self.tokens) if token[1] == "on" and n), None)
+        if begin is None:
+            return
+        self.at = begin + 1
+        sizes: dict[str, int] = {}
+        while self.tokens[self.at][0] != "end":
+            name = self._next("word", "an axis of the grid")
+            self._mark("=")
+            number = self._next("number", "its ranks")
+            if name in sizes or not number.isdecimal() or int(number) < 1:
+                self.at -= 1
+                self._fail("a grid has axes of different names with at least one rank each")
+            sizes[name] = int(number)
+            if self.tokens[self.at][0] != "end":
+                self._mark(",")
+        if not sizes:
+            self._fail("expected the axes of the grid, as in on m=2, n=3")
+        self.grid = MeshShape(tuple(sizes.values()), tuple(sizes))
+        if self.grid.size > self.mesh.size:
+            self._fail(f"the grid needs {self.grid.size} ranks, the mesh has {self.mesh.size}", self.tokens[begin][2])
+        self.mesh = self.grid
+        self.tokens = [*self.tokens[:begin], self.tokens[-1]]
+        self.at = 0
 
     def _keyword(self, pins: list[tuple[str, int]], partial: list[str]) -> None:
         axis = self._axis("an axis")

@@ -122,8 +122,8 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
     """Whether A or B comes in three summands or more, which are added up as they arrive (two give one result)."""
-    partial = [layout.partial for layout in layouts[:2] if layout is not None]
-    return any(prod(mesh.axis_size(axis) for axis in axes) > 2 for axes in partial)
+    given = [layout for layout in layouts[:2] if layout is not None]
+    return any(prod(layout.mesh(mesh).axis_size(axis) for axis in layout.partial) > 2 for layout in given)
 
 
 def problem_of(request: Request, layouts: Layouts) -> Problem:
@@ -156,11 +156,11 @@ def traffic(row: Row, problem: Problem) -> Traffic:
 def _summed(problem: Problem, rank: int) -> Traffic:
     """What `rank` pushes to sum partial operands; of several replicas one does."""
     mesh = problem.mesh
-    coords = mesh.coords(rank)
     total = Traffic()
     for x in "AB":
         layout = problem.layout(x)
-        if layout.partial and not any(coords[axis] for axis in layout.replicated_axes(mesh)):
+        coords = layout.coords(mesh, rank) or {}
+        if layout.partial and not any(coords.get(axis) for axis in layout.replicated_axes(mesh)):
             region = held(layout, problem.extent(x), mesh, rank)
             total += _moved(problem, x, layout.single(mesh), region, rank)
     return total

@@ -128,13 +128,13 @@ def _times(part: Part, x: Array) -> Array:
 
 def _replicas_agree(c: MatrixView) -> bool:
     """Whether all replicas of C hold the same bits. Collective."""
-    mesh = c.mesh
-    free = c.layout.replicated_axes(mesh.shape)
-    if all(mesh.shape.axis_size(axis) == 1 for axis in free) or set(free) & set(c.layout.skew_axes):
+    mesh, grid = c.mesh, c.layout.mesh(c.mesh.shape)
+    free = c.layout.replicated_axes(grid)
+    if all(grid.axis_size(axis) == 1 for axis in free) or set(free) & set(c.layout.skew_axes):
         return True
     mine: tuple[int, int] | None = None
-    if mesh.rank < mesh.shape.size:
-        first = mesh.shape.rank(mesh.shape.coords(mesh.rank) | dict.fromkeys(free, 0))
+    if mesh.rank < grid.size:
+        first = grid.rank(grid.coords(mesh.rank) | dict.fromkeys(free, 0))
         mine = first, zlib.crc32(np.ascontiguousarray(c.tile).tobytes())
     found: dict[int, set[int]] = {}
     for entry in mesh.comm.allgather(mine):

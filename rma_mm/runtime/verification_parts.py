@@ -105,11 +105,9 @@ class Part:
 
 def answers(matrix: MatrixView) -> bool:
     """Whether this rank answers for the elements that it holds."""
-    mesh = matrix.mesh
-    if mesh.rank >= mesh.shape.size:
-        return False
-    coords = mesh.shape.coords(mesh.rank)
-    return not any(coords[axis] for axis in matrix.layout.replicated_axes(mesh.shape))
+    mesh = matrix.mesh.shape
+    coords = matrix.layout.coords(mesh, matrix.mesh.rank)
+    return coords is not None and not any(coords[axis] for axis in matrix.layout.replicated_axes(mesh))
 
 
 def summed(comm: Any, *arrays: Array) -> list[Array]:

@@ -27,8 +27,8 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
     def program(rank: int) -> list[Op]:
         ops: list[Op] = [*summed(mesh, shape, "A", source, rank)] if source.partial else []
         home = held(target, shape, mesh, rank)
-        coords = mesh.coords(rank)
-        if any(coords[axis] for axis in target.partial):
+        coords = target.coords(mesh, rank) or {}
+        if any(coords.get(axis) for axis in target.partial):
             mine = Ref(rank, "C", home)
             return [*ops, Scale(mine, False, 0), Finish(mine, 0)] if home else ops
         for owner, part in pieces(mesh, shape, layout, home, rank):
@@ -45,9 +45,9 @@ def summed(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank
     if mine:
         yield Scale(Ref(rank, x + STAGE, mine), False, 0)
     yield Barrier(0)
-    coords = mesh.coords(rank)
+    coords = layout.coords(mesh, rank) or {}
     region = held(layout, shape, mesh, rank)
-    if region and all(coords[axis] == 0 for axis in layout.replicated_axes(mesh)):  # one replica speaks for all
+    if region and not any(coords[axis] for axis in layout.replicated_axes(mesh)):  # one replica speaks for all
         for owner, part in pieces(mesh, shape, single, region, rank):
             yield Accumulate(Ref(rank, x, part), Ref(owner, x + STAGE, part), 0)
     yield Barrier(0)

@@ -246,10 +246,10 @@ class _Checker:
         """One summand of a partial matrix is not the matrix; only C's may be read, by ranks of the same summand."""
         if isinstance(ref.buffer, Slot):
             return
-        mesh = self.schedule.mesh
-        mine, theirs = mesh.coords(rank), mesh.coords(ref.rank)
-        for axis in self.schedule.homes[ref.buffer].layout.partial:
-            if ref.buffer != "C" or mine[axis] != theirs[axis]:
+        layout, mesh = self.schedule.homes[ref.buffer].layout, self.schedule.mesh
+        mine, theirs = layout.coords(mesh, rank) or {}, layout.coords(mesh, ref.rank) or {}
+        for axis in layout.partial:
+            if ref.buffer != "C" or mine.get(axis) != theirs.get(axis):
                 self.fail(rank, op, f"{ref} is one summand of a partial matrix")
 
     def scale(self, rank: int, op: Scale) -> None:
@@ -289,8 +289,8 @@ class _Checker:
                 if home and not covers(regions, home):
                     raise ScheduleError(f"rank {rank}: of its C {home} only {regions} was {what}")
         for name in [name for name in self.schedule.homes if name.endswith(STAGE)]:
-            summands = self.schedule.homes[name.removesuffix(STAGE)].layout.partial
-            wanted = prod(self.schedule.mesh.axis_size(axis) for axis in summands)
+            given = self.schedule.homes[name.removesuffix(STAGE)].layout
+            wanted = prod(given.mesh(self.schedule.mesh).axis_size(axis) for axis in given.partial)
             if not (coverage(self.added[name], self.schedule.homes[name].shape) == wanted).all():
                 raise ScheduleError(f"not every element of {name} received each of its {wanted} summands once")
         if self.schedule.shape:

@@ -62,6 +62,7 @@ FORMS = {
     "P('i', 'j', l=0)": Layout(((ROWS,), (COLS,)), pins=(("l", 0),)),
     "P('i', None, j=sum)": Layout(((ROWS,), ()), partial=("j",)),
     "i,j": Layout(((ROWS,), (COLS,))),
+    "P('m', 'k') on m=2, k=3": Layout(((_level("m"),), (_level("k"),)), grid=MeshShape((2, 3), ("m", "k"))),
 }
 """The forms of the module's docstring."""
 
@@ -98,6 +99,11 @@ def test_an_axis_called_like_the_outer_letter() -> None:
 
 ERRORS = [
     # text, the column of the mark, what the message says
+    ("i on", 4, "expected the axes of the grid"),
+    ("m on m=5, k=7", 2, "the grid needs 35 ranks"),
+    ("m on m=x", 7, "expected its ranks"),
+    ("m on m=0", 7, "at least one rank"),
+    ("i on m=2", 0, "got the axis 'i'"),
     ("i;j", 1, "a character that has no meaning here"),
     ("i, -j", 3, "a character that has no meaning here"),
     ("i j", 2, "expected ','"),
