@@ -15,6 +15,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout, Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
+from rma_mm.policy.planner import Request, placements_taken
 from rma_mm.schedule.lower import Tuning
 from rma_mm.schedule.row import Problem, Row
 
@@ -112,7 +113,8 @@ def _splits(draw: DrawFn, mesh: MeshShape, axes: list[str], extent: int, kinds: 
 def _arguments(kind: str, count: int, extent: int) -> SearchStrategy[tuple[float, ...]]:
     """What a cut of `extent` indices into `count` parts needs."""
     if kind == "cyclic":
-        return st.tuples(st.integers(1, 5))
+        most = st.tuples(st.integers(1, 5), st.integers(0, 7), st.integers(0, count - 1))
+        return st.tuples(most, st.integers(1, 3)).map(lambda drawn: drawn[0][: drawn[1]])
     if kind == "weights":
         return st.lists(st.integers(0, 3), min_size=count, max_size=count).map(
             lambda shares: tuple(shares) if any(shares) else (1,) * count
@@ -144,20 +146,30 @@ tunings: SearchStrategy[Tuning] = st.builds(Tuning, width=st.sampled_from((1, 3,
 """Panel widths and prefetch depths."""
 
 
+def axes_of(row: Row) -> list[int]:
+    """How many axes the meshes may have that `row` can use."""
+    if row.placements is None:
+        return [1, 2, 3]
+    return [count for count in (1, 2, 3) if not isinstance(row.placements(MeshShape((1,) * count)), str)]
+
+
+def some_mesh(row: Row) -> MeshShape:
+    """A mesh of four ranks that `row` can use."""
+    return MeshShape({1: (4,), 2: (2, 2), 3: (2, 1, 2)}[axes_of(row)[-1]])
+
+
 @st.composite
 def problems(
     draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS
 ) -> Problem:
-    """Products that `row` can serve: its own placements where it asks for them, any others where it does not."""
-    shapes = meshes(max_ranks)
-    if row and row.placements:
-        shapes = meshes(max_ranks, axes=(2,))  # what the registry's rows ask for so far
-    mesh = draw(shapes)
+    """Products that `row` can serve: placements that it takes where it asks for some, any others where it does not."""
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
-    placed = row.placements(mesh) if row and row.placements else None
-    if placed is None:
+    if row and row.placements:
+        mesh = draw(meshes(max_ranks, axes=axes_of(row)))
+        placed = draw(st.sampled_from(placements_taken(row, Request((m, n, k), mesh))))
+    else:
+        mesh = draw(meshes(max_ranks))
         placed = (draw(layouts(mesh, (m, k))), draw(layouts(mesh, (k, n))), draw(layouts(mesh, (m, n))))
-    assert not isinstance(placed, str), placed
     return Problem((m, n, k), mesh, placed, draw(st.booleans()), draw(st.sampled_from(("", "A", "B", "AB"))))
 
 

@@ -2,18 +2,36 @@
 
 from ..errors import AlgorithmError
 from ..schedule.row import Row
+from .cannon import CANNON
+from .cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
+from .parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
+from .pipelines import GATHER_GEMM, GEMM_SCATTER
 from .queue import QUEUE
 from .srumma import SRUMMA
 from .stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
+from .summa import PBLAS, PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
 
-ALGORITHMS: dict[str, Row] = {row.name: row for row in (STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE)}
+_ROWS = (
+    *(STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE),
+    *(DATA_PARALLEL, COLUMN_PARALLEL, ROW_PARALLEL, GATHER_GEMM, GEMM_SCATTER, MIXED_2D, ROW_COLUMN_2D),
+    *(CANNON, SUMMA_C, SUMMA_A, SUMMA_B, PUMMA, PBLAS),
+    *(AGARWAL_3D, JOHNSON_3D, SOLOMONIK_25D, TESSERACT, NUS_3D),
+)
+ALGORITHMS: dict[str, Row] = {row.name: row for row in _ROWS}
 
 
 def find_algorithm(name: str) -> Row:
-    """The row called `name`; raises AlgorithmError listing the valid names."""
-    if name not in ALGORITHMS:
+    """The row called `name`, or `name:form`; raises AlgorithmError listing the valid names, or the row's forms."""
+    base, colon, form = name.partition(":")
+    if base not in ALGORITHMS:
         raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name]
+    row = ALGORITHMS[base]
+    if not colon:
+        return row
+    formed = row.form(form) if row.form else f"{base} has one form only"
+    if isinstance(formed, str):
+        raise AlgorithmError(f"algorithm: got {name!r}; {formed}")
+    return formed
 
 
 def list_algorithms() -> list[str]:

@@ -6,7 +6,7 @@ dimension names replicates the matrix, pins it to one coordinate, or holds parti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, isfinite, prod
@@ -26,7 +26,7 @@ class Level:
     axes: tuple[str, ...]
     """The mesh axes whose combined coordinate numbers the parts."""
     kind: CutKind = "even"
-    """even; cyclic (args: block); weights (args: one per part); bounds (args: 0, …, extent)."""
+    """even; cyclic (args: block[, offset[, source]]); weights (args: one per part); bounds (args: 0, …, extent)."""
     args: tuple[float, ...] = ()
     """What the kind needs."""
     skew: tuple[str, ...] = ()
@@ -39,7 +39,8 @@ class Level:
             size = mesh.axis_size(axis)
             index, count = index * size + coords[axis], count * size
         if self.kind == "cyclic":
-            part = Span.cyclic(extent, int(self.args[0]), count, index)
+            block, *rest = map(int, self.args)
+            part = Span.cyclic(extent, block, count, index, *rest)
         elif self.kind == "bounds":
             part = Span.range(int(self.args[index]), int(self.args[index + 1]))
         elif self.kind == "weights":
@@ -54,8 +55,8 @@ class Level:
     def check(self, extent: int, mesh: MeshShape) -> None:
         """Raise LayoutError where this cut cannot cut `extent` indices over this mesh."""
         count = prod(mesh.axis_size(axis) for axis in self.axes)
-        if self.kind == "cyclic" and (len(self.args) != 1 or not is_whole(self.args[0]) or self.args[0] < 1):
-            raise LayoutError(f"cyclic: got {self.args}; it takes one whole block size of at least 1")
+        if self.kind == "cyclic" and (fault := cyclic_fault(self.args, count)):
+            raise LayoutError(f"cyclic: got {self.args}; {fault[1]}")
         if self.kind == "weights" and not (all(0 <= w < inf for w in self.args) and sum(self.args) > 0):
             raise LayoutError(f"weights: got {self.args}; they are finite, at least 0, and not all 0")
         if self.kind == "bounds" and not all(map(is_whole, self.args)):
@@ -76,6 +77,17 @@ class Level:
 def is_whole(number: float) -> bool:
     """Whether a number is finite and has no fraction."""
     return isfinite(number) and number % 1 == 0
+
+
+def cyclic_fault(args: Sequence[float], parts: int) -> tuple[int, str] | None:
+    """The first argument of a cyclic cut into `parts` that is wrong, and the rule it breaks; None where none is."""
+    if not args or not is_whole(args[0]) or args[0] < 1:
+        return 0, "cyclic takes a whole block size of at least 1"
+    if len(args) > 1 and not (is_whole(args[1]) and args[1] >= 0):
+        return 1, "cyclic takes a whole offset of at least 0 behind the block size"
+    if len(args) > 2 and not (is_whole(args[2]) and 0 <= args[2] < parts):
+        return 2, f"the third number of cyclic is the part with the first block, 0 to {parts - 1}"
+    return (3, "cyclic takes at most a block size, an offset and a part") if len(args) > 3 else None
 
 
 def _rotated(part: Span, shift: int, extent: int) -> Span:
@@ -122,6 +134,12 @@ class Layout:
     def split_axes(self) -> tuple[str, ...]:
         """Axes that cut some dimension, in the order of the dimensions."""
         return tuple(axis for split in self.splits for level in split for axis in level.axes)
+
+    @property
+    def outline(self) -> tuple[object, ...]:
+        """Which axes cut, shift, pin and sum what: the placement but for where its cuts are."""
+        cuts = tuple(tuple((level.axes, level.skew) for level in split) for split in self.splits)
+        return cuts, self.pins, self.partial, self.grid
 
     @property
     def skew_axes(self) -> tuple[str, ...]:

@@ -43,10 +43,19 @@ class Span:
         return _trusted(((start, stop),) if start < stop else ())
 
     @staticmethod
-    def cyclic(extent: int, block: int, parts: int, index: int) -> Span:
-        """The share of part `index` when blocks of `block` indices are dealt out round robin."""
-        starts = range(index * block, extent, parts * block)
-        return Span((s, min(s + block, extent)) for s in starts)
+    def cyclic(extent: int, block: int, parts: int, index: int, offset: int = 0, source: int = 0) -> Span:
+        """The share of part `index` when blocks of `block` indices are dealt out round robin.
+
+        Part `source` has the first block. With an offset the indices are those from `offset` on of a longer
+        dimension, dealt out so: x belongs to part ((x + offset) // block + source) mod parts.
+
+        >>> Span.cyclic(10, block=4, parts=2, index=1, offset=3, source=1)
+        Span(0:1, 5:9)
+        """
+        first = offset // block  # the block that index 0 lies in
+        mine = first + (index - source - first) % parts
+        starts = range(mine * block - offset, extent, parts * block)
+        return Span((max(s, 0), min(s + block, extent)) for s in starts)
 
     @staticmethod
     def window(extent: int, start: int, length: int) -> Span:

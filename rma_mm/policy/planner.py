@@ -13,12 +13,12 @@ from math import prod
 
 from ..algorithms import ALGORITHMS, find_algorithm
 from ..errors import AlgorithmError
-from ..geometry.layout import Layout, Level
+from ..geometry.layout import Layout, Level, everywhere
 from ..geometry.mesh import MeshShape, grids
 from ..geometry.span import Region
 from ..schedule.lower import task_boxes
 from ..schedule.ops import held
-from ..schedule.row import Problem, Row, side
+from ..schedule.row import OPERAND_DIMS, Problem, Row, Setting, same_place, side
 
 BETWEEN, WITHIN, IN_PLACE = 10.0, 1.0, 0.1
 """Relative price of a word that crosses nodes, is copied within a node, or is read where it lies."""
@@ -41,6 +41,8 @@ class Request:
     """Operands that node-mates can read where they lie."""
     algorithm: str = "auto"
     deterministic: bool = False
+    memory: int | None = None
+    """Elements of A, B and C that a rank may hold."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def choose(request: Request) -> list[Candidate]:
 
 def _best(row: Row, request: Request) -> Candidate:
     """`row` on the cheapest placements that the request leaves open."""
+    if row.fit is not None:
+        fitted = row.fit(Setting(request.shape, request.mesh, request.memory, request.layouts))
+        if isinstance(fitted, str):
+            return Candidate(row, None, Traffic(), fitted)
+        row = fitted
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return Candidate(row, None, Traffic(), f"{what} in no fixed order, and deterministic=True excludes that")
@@ -109,15 +116,56 @@ def _best(row: Row, request: Request) -> Candidate:
 def _placements(row: Row, request: Request) -> list[Layouts] | str:
     """The placements that `row` may take, or why there are none."""
     if row.placements is None:
-        a, b, c = ([given] if given else list(single_layouts(request.mesh)) for given in request.layouts)
+        a, b, c = (_open(request, given) for given in request.layouts)
         return list(product(a, b, c))
     needed = row.placements(request.mesh)
     if isinstance(needed, str):
         return needed
-    for name, given, wanted in zip("ABC", request.layouts, needed, strict=True):
-        if given is not None and given != wanted:
-            return f"needs {name} placed as {wanted}, and it is {given}; redistribute it, or name a stationary form"
-    return [needed]
+    options: list[list[Layout]] = []
+    for x, given, wanted in zip("ABC", request.layouts, needed, strict=True):
+        taken = _taken(row, request, x, wanted)
+        if given is None or wanted is None:
+            options.append(taken[:1] or _open(request, given))
+        elif any(_fits(request, x, given, layout) for layout in taken):
+            options.append([given])
+        else:
+            fits = " or ".join(dict.fromkeys(map(str, taken)))
+            return f"needs {x} placed as {fits}, and it is {given}; redistribute it, or name a stationary form"
+        if request.algorithm == "auto" and given is None and options[-1][0].pins:
+            return f"keeps {x} on a face of the mesh and not in equal shares; name it to have that"
+    a, b, c = options
+    return list(product(a, b, c))
+
+
+def placements_taken(row: Row, request: Request) -> list[Layouts]:
+    """Every combination of placements that `row` takes where it asks for some; raises AlgorithmError where none."""
+    needed = row.placements(request.mesh) if row.placements else "takes any placements"
+    if isinstance(needed, str):
+        raise AlgorithmError(f"{row.name}: {needed}")
+    taken = (_taken(row, request, x, wanted) or _open(request, None) for x, wanted in zip("ABC", needed, strict=True))
+    a, b, c = (dict.fromkeys(each) for each in taken)
+    return list(product(a, b, c))
+
+
+def _open(request: Request, given: Layout | None) -> list[Layout]:
+    """What a placement may be that is given, or not."""
+    return [given] if given else list(single_layouts(request.mesh))
+
+
+def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
+    """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once."""
+    if wanted is None:
+        return []
+    single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
+    others = row.also(request.mesh) if row.also else {}
+    return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" else [])]
+
+
+def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:
+    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
+    alike = given.outline == taken.outline
+    rows, cols = OPERAND_DIMS[x]
+    return alike or same_place(given, taken, (request.shape[rows], request.shape[cols]), request.mesh)
 
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
@@ -148,8 +196,12 @@ def traffic(row: Row, problem: Problem) -> Traffic:
     count = min(mesh.size, SAMPLE)
     sample = [n * mesh.size // count for n in range(count)]
     total = Traffic()
+    problem = row.adapted(problem)
+    read, staged = row.reads(problem)
     for rank in sample:
-        total += _summed(problem, rank) + _rank_traffic(row, problem.summed, rank) + _gathered(problem, rank)
+        total += _summed(problem, rank) + _rank_traffic(row, read, rank) + _gathered(problem, rank)
+        for x, layout in staged.items():
+            total += _moved(problem, x, problem.layout(x), held(layout, problem.extent(x), mesh, rank), rank)
     return total.times(mesh.size / count)
 
 
@@ -172,11 +224,10 @@ def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
         return _expected(problem, rank)
     box = row.work(problem).region(problem.shape, problem.mesh, rank)
     total = Traffic()
-    if not box:
-        return total
-    for x in "AB":
-        total += _moved(problem, x, problem.layout(x), side(box, x), rank, x in problem.in_place)
-    if row.result == "accumulate":
+    for x in "AB" if box else "":
+        in_place = x in problem.in_place and x not in row.grouped
+        total += _moved(problem, x, problem.layout(x), side(box, x), rank, in_place)
+    if row.result == "reduce" or (box and row.result == "accumulate"):
         total += _moved(problem, "C", problem.target, side(box, "C"), rank)
     return total
 

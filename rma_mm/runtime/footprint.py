@@ -10,8 +10,8 @@ import numpy as np
 from ..geometry.layout import Layout
 from ..kernels import choose_kernel, scratch_bytes
 from ..kernels.dtypes import accumulator
-from ..schedule.ops import STAGE, Accumulate, Copy, Multiply, Op, Schedule, Slot
-from ..schedule.passes import frame_sizes
+from ..schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift
+from ..schedule.passes import frame_sizes, kind_of
 from ..schedule.verify import expand
 from .mesh import Mesh
 
@@ -69,8 +69,9 @@ class Operands:
 
     def dtype(self, buffer: str) -> np.dtype[Any]:
         """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
-        given = {"A": self.a, "B": self.b, "C": self.c}[buffer[0]].dtype
-        return accumulator(given) if buffer[0] == "C" or buffer.endswith(STAGE) else given
+        operand = {"A": self.a, "B": self.b, "C": self.c}[buffer[0]]
+        is_summed = buffer.endswith(STAGE) and operand.layout is not None and bool(operand.layout.partial)
+        return accumulator(operand.dtype) if buffer[0] == "C" or is_summed else operand.dtype
 
 
 def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[Any]:
@@ -119,8 +120,17 @@ def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
     return frame_sizes(all_ops(schedule, mesh))
 
 
+def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:
+    """The groups that this rank moves operands with; shifts go through that of all ranks."""
+    groups: set[tuple[int, ...]] = set()
+    for op in all_ops(schedule, mesh):
+        if isinstance(op, Broadcast | Reduce):
+            groups.add(op.group)
+    return groups
+
+
 def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
-    """How A, B and C move in this rank's operations: here, view, get, accumulate."""
+    """How A, B and C move in this rank's operations: here, view, get, accumulate, broadcast, shift, …"""
     moved: dict[str, set[str]] = {name: set() for name in "ABC"}
     for op in all_ops(schedule, mesh):
         for name, how in _movements(op, mesh.rank):
@@ -130,13 +140,20 @@ def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
 
 def _movements(op: Op, rank: int) -> list[tuple[str, str]]:
     """(operand, how it moves) of an operation."""
-    if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot):
-        return [(op.dst.buffer.name[0], "get" if op.src.rank != rank else "here")]
     if isinstance(op, Copy):
-        return [("C", "get")]
+        return [(kind_of(op.dst), "get" if op.src.rank != rank else "here")]
     if isinstance(op, Accumulate):
-        return [(str(op.dst.buffer)[0], "accumulate")]
+        return [(kind_of(op.dst), "accumulate" if op.dst.rank != rank else "here")]
     if isinstance(op, Multiply):
         homes = [ref for ref in (op.a, op.b) if isinstance(ref.buffer, str)]
-        return [(str(ref.buffer)[0], "view" if ref.rank != rank else "here") for ref in homes]
-    return []
+        return [(kind_of(ref), "view" if ref.rank != rank else "here") for ref in homes]
+    if isinstance(op, Broadcast):
+        return [(kind_of(op.parts[0]), op.kind)]
+    if isinstance(op, Reduce):
+        return [("C", op.kind)]
+    return [(kind_of(op.dst), "shift")] if isinstance(op, Shift) else []
+
+
+def is_ordered(schedule: Schedule, mesh: Mesh) -> bool:
+    """Whether this rank adds to no other's memory, where sums would come in any order."""
+    return not any(isinstance(op, Accumulate) and op.dst.rank != mesh.rank for op in all_ops(schedule, mesh))

@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from .agreement import agree
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..windows.channel import Channel
     from .arena import Arena
     from .plan import Plan
 
@@ -79,6 +81,7 @@ class Mesh:
         self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
         """Plans that hold bound operands."""
         self._serial = 0
+        self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
 
     def _problem(
@@ -121,6 +124,23 @@ class Mesh:
         self.require_open()
         return Arena(self)
 
+    def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Make what these groups of grid ranks need to move parts together; each group names this rank.
+
+        Collective over every group: all its members name it. In one order everywhere, so that none waits in a circle.
+        """
+        from ..windows.channel import Channel
+
+        for group in sorted(set(groups) - set(self._channels)):
+            members = self.comm.group.Incl(group)
+            comm = self.comm.Create_group(members)
+            members.Free()
+            self._channels[group] = Channel(comm, group, self.node_of)
+
+    def channel(self, group: tuple[int, ...]) -> Channel:
+        """The channel of a group that was made before."""
+        return self._channels[group]
+
     def next_serial(self) -> int:
         """A number for a new matrix or plan, the same on every rank."""
         self._serial += 1
@@ -142,6 +162,9 @@ class Mesh:
         self.plans.clear()
         if "arena" in self.__dict__:
             self.arena.close()
+        for channel in self._channels.values():
+            channel.comm.Free()
+        self._channels.clear()
         if self.active is not self._comm:
             self.active.Free()
         self._comm.Free()

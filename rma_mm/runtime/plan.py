@@ -21,11 +21,12 @@ from ..windows import Counters, Window
 from ..windows.waiting import barrier
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
-from .executor import Executable, Memory, Progress, Scalars, Tickets
-from .footprint import Operands, frame_dtype, frames_of, movement
+from .executor import Executable, Progress, Scalars
+from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
 from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
+from .places import Memory, Tickets
 
 BOUND = 8
 """Sets of operands that a plan keeps bound."""
@@ -43,10 +44,13 @@ class Plan:
         schedule: Schedule,
         tuning: Tuning,
         peak_bytes: int,
+        is_ordered: bool,
         in_place: str,
     ) -> None:
         self.mesh, self.options, self.found = mesh, operands.options, found
         self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
+        self.is_ordered = is_ordered
+        """Whether no rank adds to another's memory, where sums come in any order."""
         self.given = operands
         assert chosen.layouts is not None
         a, b, c = chosen.layouts
@@ -75,6 +79,8 @@ class Plan:
         self._added: dict[str, DistMatrix] = self._allocate()
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
+        if chosen.row.grouped and mesh.is_member:
+            mesh.open_channels(groups_of(schedule, mesh) | {tuple(mesh.shape.ranks)})
         self._is_closed = False
         mesh.prepared.add(self)
 
@@ -107,7 +113,7 @@ class Plan:
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
         free = adds_in_any_order(self.mesh.shape, self.chosen.layouts or ())
-        return self.chosen.row.reproducible and not free
+        return self.is_ordered and not free
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -121,7 +127,7 @@ class Plan:
 
     @property
     def movement(self) -> dict[str, str]:
-        """How A, B and C move on this rank: here, view, get, accumulate."""
+        """How A, B and C move on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
         return movement(self.schedule, self.mesh)
 
     def explain(self) -> str:
@@ -264,8 +270,7 @@ class Plan:
         for name in "AB":
             if name + STAGE in self.schedule.homes:
                 home = self.schedule.homes[name + STAGE]
-                dtype = accumulator(self.operands[name].dtype)
-                added[name + STAGE] = allocated(self.mesh, home.shape, dtype, home.layout)
+                added[name + STAGE] = allocated(self.mesh, home.shape, self.given.dtype(name + STAGE), home.layout)
         if accumulator(self.c_dtype) != self.c_dtype:
             home = self.schedule.homes["C"]
             added["shadow"] = allocated(self.mesh, home.shape, accumulator(self.c_dtype), home.layout)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
+from ..errors import AlgorithmError, MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
 from ..kernels.dtypes import accumulator, check_dtype, parse_dtype, result_dtype
@@ -19,7 +19,7 @@ from ..schedule.ops import Schedule, remembered
 from ..schedule.verify import own_volume
 from ..windows.waiting import wait
 from .agreement import agreed
-from .footprint import Operand, Operands, Options, peak_bytes
+from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
 from .matrix import DistMatrix, as_dtype, placed
 from .mesh import Mesh
 from .plan import Plan
@@ -171,24 +171,35 @@ def _probe(operands: Operands) -> None:
 
 def _fitted(
     mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]
-) -> tuple[Candidate, Schedule, Tuning, int]:
-    """The first candidate and tuning whose memory fits, with its bytes on the fullest rank. Collective."""
+) -> tuple[Candidate, Schedule, Tuning, int, bool]:
+    """The first candidate and tuning whose memory fits, with its bytes on the fullest rank. Collective.
+
+    Last comes whether its sums are formed in a fixed order.
+    """
     from mpi4py import MPI
 
     limit = operands.options.memory_limit
     tunings = TUNINGS if limit is not None else TUNINGS[:1]
     least: list[tuple[int, str]] = []
+    unordered = ""
     for candidate in found:
         if candidate.rejected or candidate.layouts is None:
             continue
         problem = problem_of(request, candidate.layouts)
         schedules = [remembered(lower(candidate.row, problem, tuning)) for tuning in tunings]
-        needs = np.array([peak_bytes(mesh, schedule, operands) for schedule in schedules], np.int64)
+        needs = np.array(
+            [[peak_bytes(mesh, schedule, operands), not is_ordered(schedule, mesh)] for schedule in schedules], np.int64
+        )
         wait(mesh.comm.Iallreduce(MPI.IN_PLACE, needs, MPI.MAX))
-        for schedule, tuning, need in zip(schedules, tunings, needs.tolist(), strict=True):
+        if operands.options.deterministic and needs[0, 1]:
+            unordered = candidate.row.name
+            continue
+        for schedule, tuning, (need, pushes) in zip(schedules, tunings, needs.tolist(), strict=True):
             if limit is None or need <= limit:
-                return candidate, schedule, tuning, need
-        least.append((int(needs.min()), candidate.row.name))
+                return candidate, schedule, tuning, need, not pushes
+        least.append((int(needs[:, 0].min()), candidate.row.name))
+    if not least:
+        raise AlgorithmError(f"{unordered}: accumulates in no fixed order here, and deterministic=True excludes that")
     need, name = min(least)
     raise MemoryLimitError(
         f"memory_limit: got {limit} bytes a rank; the leanest plan ({name}) needs {need}, {need - (limit or 0)} more; "

@@ -17,9 +17,10 @@ from ..schedule.redistribute import redistribution
 from ..windows.waiting import barrier
 from .agreement import agreed
 from .arena import Block
-from .executor import Executable, Memory, Scalars
+from .executor import Executable, Scalars
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
+from .places import Memory
 
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""

@@ -8,13 +8,34 @@ are exact, whatever the order.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot, foreign
+from .ops import (
+    Accumulate,
+    Barrier,
+    Broadcast,
+    Claim,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Reduce,
+    Ref,
+    Scale,
+    Schedule,
+    Shift,
+    Slot,
+    foreign,
+    incoming,
+    outgoing,
+)
+from .passes import kind_of, slots_of
 
 Matrix = NDArray[np.float64]
 
@@ -51,13 +72,34 @@ def interpret(
     return _Machine(schedule, homes, alpha, beta, seed, claims).run()
 
 
+@dataclass(eq=False)
+class _Letter:
+    """What one rank sends to another; read from the sender's memory at any moment until that is used again."""
+
+    src: Ref
+    values: Matrix | None = None
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """What is on its way to a rank."""
+
+    route: tuple[int, int, str]
+    """(from, to, operand): letters of one route arrive in order."""
+    number: int
+    """Which letter of the route it is."""
+    dst: Ref
+    adds: bool
+
+
 class _Rank:
     """One virtual rank: what is left to do, scratch memory, and transfers under way."""
 
     def __init__(self, ops: list[Op]) -> None:
         self.ops = ops[::-1]
         self.slots: dict[str, tuple[Slot, Matrix]] = {}
-        self.pending: list[Copy | Accumulate] = []
+        self.pending: list[Copy | Accumulate | _Arrival] = []
+        self.sent: list[_Letter] = []
         self.waiting = False
 
 
@@ -80,13 +122,18 @@ class _Machine:
                 self.homes[name] = [np.full(schedule.home(name, rank).shape, np.nan) for rank in ranks]
         self.random = random.Random(seed)
         self.ranks = [_Rank(schedule.program(rank)) for rank in ranks]
+        self.letters: dict[tuple[int, int, str], list[_Letter]] = defaultdict(list)
+        self.awaited: dict[tuple[int, int, str], int] = defaultdict(int)
         self.tickets = 0
         self.replay = {rank: list(tasks) for rank, tasks in claims.items()} if claims is not None else None
         self.outcome = Outcome(self.homes["C"], [0] * len(ranks), claims={rank: [] for rank in ranks})
 
     def run(self) -> Outcome:
         while active := [n for n, rank in enumerate(self.ranks) if rank.ops and not rank.waiting]:
-            number = self.random.choice(active)
+            ready = [n for n in active if self.is_ready(self.ranks[n])]
+            if not ready:
+                raise ScheduleError(f"ranks {active} wait for ever for what is never sent to them")
+            number = self.random.choice(ready)
             self.land_some()
             self.step(number, self.ranks[number])
             if all(rank.waiting for rank in self.ranks):
@@ -97,6 +144,8 @@ class _Machine:
                 f"ranks {[n for n, r in enumerate(self.ranks) if r.waiting]} wait at a barrier for ever"
             )
         for rank in self.ranks:
+            if not all(map(self.is_here, rank.pending)):
+                raise ScheduleError(f"{rank.pending} never arrives")
             self.land(rank, rank.pending)
         return self.outcome
 
@@ -105,23 +154,46 @@ class _Machine:
     def land_some(self) -> None:
         rank = self.random.choice(self.ranks)
         if rank.pending and self.random.random() < 0.3:
-            self.land(rank, [self.random.choice(rank.pending)])
+            chosen = self.random.choice(rank.pending)
+            self.land(rank, [chosen] if self.is_here(chosen) else [])
+        if rank.sent and self.random.random() < 0.3:
+            self.post(self.random.choice(rank.sent))
 
-    def land(self, rank: _Rank, transfers: list[Copy | Accumulate]) -> None:
+    def land(self, rank: _Rank, transfers: Sequence[Copy | Accumulate | _Arrival]) -> None:
         for op in list(transfers):
             rank.pending.remove(op)
-            if isinstance(op, Copy):
+            if isinstance(op, _Arrival):
+                values = self.post(self.letters[op.route][op.number])
+                self.write(op.dst, self.read(op.dst) + values if op.adds else values)
+            elif isinstance(op, Copy):
                 self.write(op.dst, self.read(op.src))
             else:
                 self.write(op.dst, self.read(op.dst) + self.read(op.src))
 
+    def post(self, letter: _Letter) -> Matrix:
+        """The values of a letter, read now if they were not before."""
+        if letter.values is None:
+            letter.values = self.read(letter.src)
+        return letter.values
+
+    def is_here(self, transfer: Copy | Accumulate | _Arrival) -> bool:
+        """Whether a transfer can end by now: its sender has come to it."""
+        return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
+
+    def is_ready(self, rank: _Rank) -> bool:
+        """Whether what the next operation of `rank` needs has been sent."""
+        op = rank.ops[-1]
+        names = {slot.frame for slot in slots_of(op)}
+        concerned = [x for x in rank.pending if isinstance(op, Barrier) or _frame(x) in names]
+        return all(map(self.is_here, concerned))
+
     def settle(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
         """Land what is under way to or from the scratch that `refs` name, before it is used again."""
         names = {ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)}
-        for op in list(rank.pending):
-            slot = op.dst.buffer if isinstance(op, Copy) else op.src.buffer
-            if isinstance(slot, Slot) and slot.frame in names:
-                self.land(rank, [op])
+        self.land(rank, [op for op in rank.pending if _frame(op) in names])
+        for letter in rank.sent:
+            if isinstance(letter.src.buffer, Slot) and letter.src.buffer.frame in names:
+                self.post(letter)
 
     # -- one operation ----------------------------------------------------------------------------
 
@@ -132,8 +204,10 @@ class _Machine:
             self.outcome.words[number] += words
             self.outcome.words_between_nodes += words * (nodes[other] != nodes[number])
             self.outcome.messages += message
-        if isinstance(op, (Copy, Accumulate)):
+        if isinstance(op, Copy | Accumulate):
             self.begin(rank, op)
+        elif isinstance(op, Broadcast | Shift | Reduce):
+            self.together(number, rank, op)
         elif isinstance(op, Multiply):
             self.settle(rank, (op.a, op.b, op.c))
             product = self.alpha * (self.read(op.a) @ self.read(op.b))
@@ -146,6 +220,9 @@ class _Machine:
             self.write(op.c, self.beta * self.read(op.c) if op.keep else np.zeros(op.c.region.shape))
         elif isinstance(op, Barrier):
             self.land(rank, rank.pending)
+            for letter in rank.sent:
+                self.post(letter)
+            rank.sent.clear()
             rank.waiting = True
         elif isinstance(op, Claim):
             self.claim(number, rank, op)
@@ -155,14 +232,38 @@ class _Machine:
     def begin(self, rank: _Rank, op: Copy | Accumulate) -> None:
         if isinstance(op, Accumulate):
             self.settle_copies(rank, op.src)
-        elif isinstance(op.dst.buffer, Slot):
-            if rank.slots.get(op.dst.buffer.frame, (None, None))[0] != op.dst.buffer:
-                self.settle(rank, (op.dst,))
-            self.occupy(rank, op.dst)
+        else:
+            self.make_room(rank, op.dst)
         rank.pending.append(op)
 
+    def make_room(self, rank: _Rank, dst: Ref) -> None:
+        """Give a slot over to its new content, once what concerns the old one is done."""
+        if isinstance(dst.buffer, Slot):
+            if rank.slots.get(dst.buffer.frame, (None, None))[0] != dst.buffer:
+                self.settle(rank, (dst,))
+            self.occupy(rank, dst)
+
+    def together(self, number: int, rank: _Rank, op: Broadcast | Shift | Reduce) -> None:
+        """This rank's part of what a group does: letters to others, and room for theirs."""
+        if isinstance(op, Reduce):
+            self.settle(rank, op.srcs)
+            for src, dst in zip(op.srcs, op.dsts, strict=True):
+                if dst.rank == number:
+                    self.write(dst, self.read(dst) + self.read(src))
+        for to, src in outgoing(op, number):
+            self.settle_copies(rank, src)
+            letter = _Letter(src)
+            rank.sent.append(letter)
+            self.letters[number, to, kind_of(src)].append(letter)
+        for source, dst in incoming(op, number):
+            self.make_room(rank, dst)
+            route = source, number, kind_of(dst)
+            rank.pending.append(_Arrival(route, self.awaited[route], dst, isinstance(op, Reduce)))
+            self.awaited[route] += 1
+
     def settle_copies(self, rank: _Rank, ref: Ref) -> None:
-        self.land(rank, [op for op in rank.pending if isinstance(op, Copy) and op.dst.buffer == ref.buffer])
+        filling = [op for op in rank.pending if not isinstance(op, Accumulate) and op.dst.buffer == ref.buffer]
+        self.land(rank, [op for op in filling if isinstance(ref.buffer, Slot)])
 
     def claim(self, number: int, rank: _Rank, op: Claim) -> None:
         pool = self.schedule.pool
@@ -199,3 +300,9 @@ class _Machine:
     def write(self, ref: Ref, values: Matrix) -> None:
         where = self.schedule.holds(ref).locate(ref.region)
         self.memory(ref)[where.selector()] = values
+
+
+def _frame(transfer: Copy | Accumulate | _Arrival) -> str | None:
+    """The frame of scratch that a transfer fills, or sends."""
+    buffer = transfer.src.buffer if isinstance(transfer, Accumulate) else transfer.dst.buffer
+    return buffer.frame if isinstance(buffer, Slot) else None

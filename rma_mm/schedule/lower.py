@@ -1,19 +1,22 @@
-"""From a row and a problem to a schedule: cut each rank's work into boxes, and each box into operations.
+"""From a row and a problem to a schedule: each rank's work as operations, in phases.
 
-A rank's box of (m, n, k) is cut along the dimension that it walks in time wherever the owner of an operand
-changes ("Slicing Is All You Need", Brock and Golin 2025), narrow slices are fused to at least a panel, and each panel
-becomes Copies into slots (where memory is out of reach, or scattered), one or a few Multiplies, and, where C is
-not at home, Accumulates.
+Operands are summed or staged first, where that is needed; then the rank walks its box, and multiplies into C or pushes
+what it made; a replicated C is gathered at the end. Phases hold no barrier inside, so passes rewrite one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
+from ..geometry.layout import Layout
+from ..geometry.mesh import AXIS_NAMES
 from ..geometry.span import Region, Span
+from . import boxes
+from .boxes import Boxes, disjoint, fused, longest_piece, opened
+from .groups import Pass, pulls, pushes
 from .ops import (
     STAGE,
     Accumulate,
@@ -34,11 +37,8 @@ from .ops import (
 from .passes import frames, prefetch
 from .redistribute import pieces, summed
 from .row import DIMS, OPERAND_DIMS, Problem, Row, side
+from .walk import Turn, turns
 
-NARROW = 128
-"""A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
-LONGEST = 2 * 10**10
-"""Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
 TASKS_PER_RANK = 8
 """Grain of the work queue."""
 
@@ -54,7 +54,10 @@ class Tuning:
 
 
 def lower(row: Row, problem: Problem, tuning: Tuning | None = None) -> Schedule:
-    """The schedule of `row` for `problem`. Pure: the operations of a rank cost O(its own steps)."""
+    """The schedule of `row` for `problem`. Pure: the operations of a rank cost O(its own steps).
+
+    Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
+    """
     return _Lowering(row, problem, tuning or Tuning()).schedule()
 
 
@@ -62,172 +65,180 @@ class _Lowering:
     """One row applied to one problem."""
 
     def __init__(self, row: Row, problem: Problem, tuning: Tuning) -> None:
+        problem = row.adapted(problem)
         self.row = row
         self.given = problem
         self.tuning = tuning
         self.mesh = problem.mesh
-        self.sources = {x: x + STAGE if problem.layout(x).partial else x for x in "AB"}
-        self.problem = problem.summed
+        self.problem, self.staged = row.reads(problem)
+        self.sources = {x: x + STAGE if problem.layout(x).partial or x in self.staged else x for x in "AB"}
         self.work = row.work(self.problem)
+        self.boxes = Boxes(row, self.problem, self.sources, tuning.width)
         self.share, self.target = problem.share, problem.target
-        one_node = len(set(self.mesh.nodes)) == 1
-        self.is_in_place = row.result == "here" and one_node and problem.in_place == "AB"
-        """Whether every rank reads all of A and B where they lie, so that nothing but density asks for slots."""
+        self.walked: dict[int, list[Op]] = {}
+        self.proved: dict[object, Pass | None] = {}
 
     # -- the whole program of a rank --------------------------------------------------------------
 
     def schedule(self) -> Schedule:
         homes = {x: Home(self.given.extent(x), self.given.layout(x)) for x in "ABC"}
         for x, name in self.sources.items():
-            homes[name] = Home(self.given.extent(x), self.problem.layout(x))  # the same one, or its sum
+            homes[name] = Home(self.given.extent(x), self.problem.layout(x))  # the same one, its sum, or its stage
         pool = Pool(len(self.tasks), self.task) if self.row.order == "ticket" else None
         return Schedule(self.mesh, homes, self.program, self.given.shape, pool)
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
         for x in "AB":
-            if self.sources[x] != x:
+            if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
-        if self.row.result == "here":
-            ops += self.multiply_here(rank)
-        else:
-            ops += self.push(rank)
-        return ops + self.gather(rank)
+        if self.staged:
+            ops += [*self.brought(rank), Barrier(0)]
+        ops += self.multiply_here(rank) if self.row.result == "here" else self.push(rank)
+        return ops + self.gathered(rank)
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
-        box = self.work.region(self.problem.shape, self.mesh, rank)
-        mine = side(box, "C")
-        ops: list[Op] = []
-        for step, part in self.walk(rank, box):
-            ops += self.box(rank, part, step, None)
-        ops = opened(Ref(rank, "C", mine), ops, self.problem.keeps_c)
-        return [*self.passes(ops), *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
+        mine = side(self.box(rank), "C")
+        ops = opened(Ref(rank, "C", mine), self.walk(rank), self.problem.keeps_c)
+        return [*self.passes(ops, rank), *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
 
     def push(self, rank: int) -> list[Op]:
-        """Every partial C goes to its owner by accumulate, the owner's own too: one kind of writer."""
+        """Every partial C goes to its owner, the owner's own too: one kind of writer."""
         mine = held(self.share, self.problem.extent("C"), self.mesh, rank)
         ops: list[Op] = [Scale(Ref(rank, "C", mine), self.problem.keeps_c, 0)] if mine else []
         ops.append(Barrier(0))
-        if self.row.order == "ticket":
-            ops.append(Claim(0))
-        else:
-            box = self.work.region(self.problem.shape, self.mesh, rank)
-            work = [op for step, part in self.walk(rank, box) for op in self.pushed(rank, part, step)]
-            ops += self.passes(work)
+        ops += [Claim(0)] if self.row.order == "ticket" else self.passes(self.walk(rank), rank)
         ops.append(Barrier(0))
         return [*ops, *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
 
-    def gather(self, rank: int) -> list[Op]:
-        """A replicated C was computed once; each replica takes what others made."""
-        c, shape = self.given.layout("C"), self.given.extent("C")
-        if not any(self.mesh.axis_size(axis) > 1 for axis in c.replicated_axes(self.mesh)):
-            return []
-        ops: list[Op] = [Barrier(0)]
-        for owner, part in pieces(self.mesh, shape, self.share, held(c, shape, self.mesh, rank), rank):
-            if owner != rank:
-                ops.append(Copy(Ref(owner, "C", part), Ref(rank, "C", part), 0))
+    def passes(self, ops: list[Op], rank: int) -> list[Op]:
+        for x in self.row.grouped:
+            group = self.group(rank, x)
+            if len(group) > 1:
+                proof = self.proof(("walk", x, group), pushes if x == "C" else pulls, self.walk, group, x)
+                ops = proof(ops, rank) if proof else ops
+        return frames(prefetch(ops, self.tuning.depth), linger=self.tuning.depth > 0)
+
+    def proof(
+        self, key: object, prove: Callable[..., Pass | None], member: Callable[[int], list[Op]],
+        group: tuple[int, ...], x: str,
+    ) -> Pass | None:  # fmt: skip
+        """The pass for a group, proved once for all its members."""
+        if key not in self.proved:
+            self.proved[key] = prove(member, group, x)
+        return self.proved[key]
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def group(self, rank: int, x: str) -> tuple[int, ...]:
+        """The ranks that work on the same slices of A or B, or add to the same part of C; in ring order."""
+        grid, at = self.work.mesh(self.mesh), self.work.coords(self.mesh, rank)
+        layout = self.boxes.layout(x)
+        if at is None or layout.mesh(self.mesh) != grid:
+            return ()
+        cutting = {axis for dim in OPERAND_DIMS[x] for level in self.work.splits[dim] for axis in level.axes}
+        free = [axis for axis in grid.names if axis not in cutting]
+        if x != "C":  # every replica has its own source
+            free = [axis for axis in free if axis not in layout.replicated_axes(grid)]
+        return tuple(grid.rank(to) for to in grid.along(tuple(free), at))
+
+    def alike(self, rank: int, to: Layout, source: Layout) -> tuple[int, ...]:
+        """The ranks that hold the same part of a matrix placed by `to`, and not of one placed by `source`."""
+        grid, at = to.mesh(self.mesh), to.coords(self.mesh, rank)
+        if not to.split_axes and not to.pins and not to.partial:
+            return tuple(self.mesh.ranks)
+        if at is None or source.mesh(self.mesh) != grid:
+            return ()
+        free = tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
+        return tuple(grid.rank(each) for each in grid.along(free, at))
+
+    # -- before and after the product -------------------------------------------------------------
+
+    def brought(self, rank: int) -> list[Op]:
+        """Operands on their way from where they are to where the row wants them."""
+        ops: list[Op] = []
+        for x, layout in self.staged.items():
+            group = self.alike(rank, layout, self.given.layout(x))
+            ops += self.together(partial(self.staging, x), ("stage", x), x, group, rank)
         return ops
 
-    def passes(self, ops: list[Op]) -> list[Op]:
-        return frames(prefetch(ops, self.tuning.depth), linger=self.tuning.depth > 0)
+    def staging(self, x: str, rank: int) -> list[Op]:
+        """Copies that bring this rank's part of an operand."""
+        shape, given = self.given.extent(x), self.given.layout(x)
+        mine = held(self.staged[x], shape, self.mesh, rank)
+        name = self.sources[x]
+        return [Copy(Ref(owner, x, part), Ref(rank, name, part), 0)
+                for owner, part in pieces(self.mesh, shape, given, mine, rank)]  # fmt: skip
+
+    def gathered(self, rank: int) -> list[Op]:
+        """A replicated C was computed once; each replica takes what others made."""
+        c = self.given.layout("C")
+        if c.is_single(self.mesh) or not any(
+            c.mesh(self.mesh).axis_size(axis) > 1 for axis in c.replicated_axes(self.mesh)
+        ):
+            return []
+        if "C" not in self.row.grouped:
+            return [Barrier(0), *self.gathering(rank)]
+        group = self.alike(rank, c, self.share)
+        return [Barrier(0), *self.together(self.gathering, ("gather",), "C", group, rank)]
+
+    def gathering(self, rank: int) -> list[Op]:
+        """Copies of what other replicas computed of this rank's part of C."""
+        c, shape = self.given.layout("C"), self.given.extent("C")
+        found = pieces(self.mesh, shape, self.share, held(c, shape, self.mesh, rank), rank)
+        return [Copy(Ref(owner, "C", part), Ref(rank, "C", part), 0) for owner, part in found if owner != rank]
+
+    def together(
+        self, member: Callable[[int], list[Op]], key: tuple[str, ...], x: str, group: tuple[int, ...], rank: int
+    ) -> list[Op]:
+        """A rank's Copies into a home, by group operations where the row moves the operand so."""
+        ops = member(rank)
+        if x not in self.row.grouped or len(group) < 2:
+            return ops
+        proof = self.proof((*key, group), pulls, member, group, x)
+        return proof(ops, rank) if proof else ops
 
     # -- what a rank walks over in time -----------------------------------------------------------
 
-    def walk(self, rank: int, box: Region) -> Iterator[tuple[int, Region]]:
-        """(step, part) of the rank's box, in the order in which it takes them; a step is where its panel starts."""
+    def box(self, rank: int) -> Region:
+        """The box of (m, n, k) that a rank multiplies."""
+        return self.work.region(self.problem.shape, self.mesh, rank)
+
+    def walk(self, rank: int) -> list[Op]:
+        """A rank's pulls, multiplies and pushes before any pass."""
+        if rank not in self.walked:
+            box, row = self.box(rank), self.row
+            by_chunks = row.grouped or (row.result != "here" and row.over == "k")
+            self.walked[rank] = list(self.chunked(rank, box) if by_chunks else self.panelled(rank, box))
+        return self.walked[rank]
+
+    def start(self, rank: int, box: Region, dim: int) -> int:
+        """Where a rank starts, in indices of its box rather than panels, which ranks need not cut alike."""
+        extent = len(box[dim])
+        at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
+        if self.row.order != "rotated" or at is None or not extent:
+            return 0
+        named = dict(zip(AXIS_NAMES, self.mesh.names, strict=False)) if self.work.grid is None else {}
+        axes = [named.get(axis, axis) for axis in self.row.by] or grid.names
+        return sum((at[axis] + self.row.own_last) * extent // grid.axis_size(axis) for axis in axes) % extent
+
+    def panelled(self, rank: int, box: Region) -> Iterator[Op]:
+        """The walk in panels that all operands share."""
         dim = DIMS.index(self.row.over)
         if not box:
             return
-        panels = self.panels(rank, box, dim)
-        first = 0
-        if self.row.order == "rotated":
-            # in indices rather than panels, which ranks need not cut alike
-            coords, extent = self.mesh.coords(rank), len(box[dim])
-            shift = sum(coords[axis] * extent // self.mesh.axis_size(axis) for axis in self.mesh.names) % extent
-            begin = box[dim].take(Span.range(shift, shift + 1)).start
-            first = max((n for n, panel in enumerate(panels) if panel.start <= begin), default=0)
+        panels = self.boxes.panels(rank, box, dim)
+        begin = box[dim].take(Span.range(start := self.start(rank, box, dim), start + 1)).start
+        first = max((n for n, panel in enumerate(panels) if panel.start <= begin), default=0)
+        first = first if self.row.order == "rotated" else 0
         for panel in [*panels[first:], *panels[:first]]:
-            yield panel.start, Region(panel if d == dim else span for d, span in enumerate(box))
-
-    def panels(self, rank: int, box: Region, dim: int) -> list[Span]:
-        """The walked dimension cut where owners change, fused where narrow, cut again where wide."""
-        parts = [box[dim]]
-        for x, dims in OPERAND_DIMS.items():
-            if dim in dims:
-                parts = refine(parts, self.owner_spans(rank, x, side(box, x), dims.index(dim)))
-        panels: list[Span] = []
-        for part in fused(parts, NARROW):
-            whole = Region(part if d == dim else span for d, span in enumerate(box))
-            longest = max(1, LONGEST * len(part) // max(1, whole.size))
-            is_whole = self.is_in_place and self.all_direct(rank, whole)
-            panels += part.pieces(longest if is_whole else min(longest, self.tuning.width))
-        return panels
-
-    def owner_spans(self, rank: int, x: str, region: Region, dim: int) -> list[Span]:
-        """The spans along one dimension of operand `x` in which `region` changes its owner."""
-        layout = self.target if x == "C" else self.problem.layout(x)
-        found = layout.overlapping(self.problem.extent(x), self.mesh, region, rank)
-        return disjoint([part[dim] for _, part in found])
-
-    def all_direct(self, rank: int, box: Region) -> bool:
-        """Whether both operands of a box can be multiplied out of their owners' memory."""
-        for x in "AB":
-            region = side(box, x)
-            found = self.problem.layout(x).overlapping(self.problem.extent(x), self.mesh, region, rank)
-            if not all(self.is_direct(rank, owner, x, part) for owner, part in found):
-                return False
-        return True
-
-    def is_direct(self, rank: int, owner: int, x: str, part: Region) -> bool:
-        """Whether `part` is in reach of `rank` and dense in its owner's local array."""
-        if not self.problem.reaches(rank, owner, x):
-            return False
-        home = held(self.problem.layout(x), self.problem.extent(x), self.mesh, owner)
-        return home.locate(part).is_contiguous
-
-    # -- one box ----------------------------------------------------------------------------------
-
-    def box(self, rank: int, box: Region, step: int, slot: Slot | None, prefix: str = "") -> list[Op]:
-        """Copies and Multiplies of one box; C is `slot`, or the rank's home."""
-        c_buffer = slot or "C"
-        c_holds = slot.region if slot else held(self.problem.layout("C"), self.problem.extent("C"), self.mesh, rank)
-        cuts = [self.cuts(rank, box, dim, c_holds) for dim in range(3)]
-        ops: list[Op] = []
-        operands: dict[tuple[str, Region], Ref] = {}
-        for k, m, n in product(cuts[2], cuts[0], cuts[1]):
-            refs = []
-            for x, region in (("A", Region((m, k))), ("B", Region((k, n)))):
-                if (x, region) not in operands:
-                    operands[x, region] = self.operand(rank, x, region, step, f"{prefix}{step}", ops)
-                refs.append(operands[x, region])
-            ops.append(Multiply(refs[0], refs[1], Ref(rank, c_buffer, Region((m, n))), False, step))
-        return ops
-
-    def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
-        """The span of a dimension, cut by owner where each piece is wide and stays dense in C."""
-        parts = [box[dim]]
-        for x in "AB":
-            if dim in OPERAND_DIMS[x]:
-                parts = refine(parts, self.owner_spans(rank, x, side(box, x), OPERAND_DIMS[x].index(dim)))
-        dense = dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
-        return parts if dense and min(map(len, parts)) >= NARROW else [box[dim]]
-
-    def operand(self, rank: int, x: str, region: Region, step: int, name: str, ops: list[Op]) -> Ref:
-        """Where a multiply reads `region` of operand `x`: in place, or a slot that Copies appended to `ops` fill."""
-        layout, shape, source = self.problem.layout(x), self.problem.extent(x), self.sources[x]
-        found = layout.overlapping(shape, self.mesh, region, rank)
-        if len(found) == 1 and self.is_direct(rank, found[0][0], x, region):
-            return Ref(found[0][0], source, region)
-        slot = Slot(f"{x}{name}.{len(ops)}", region)
-        ops += [Copy(Ref(owner, source, part), Ref(rank, slot, part), step) for owner, part in found]
-        return Ref(rank, slot, region)
-
-    def pushed(self, rank: int, box: Region, step: int) -> list[Op]:
-        """One box multiplied into a slot, and the slot accumulated to the owners of C."""
-        face = side(box, "C")
-        slot = Slot(f"C{step}", face)
-        return self.accumulated(rank, slot, self.box(rank, box, step, slot), step)
+            part = Region(panel if d == dim else span for d, span in enumerate(box))
+            if self.row.result == "here":
+                yield from self.boxes.box(rank, part, panel.start, None)
+            else:
+                slot = Slot(f"C{panel.start}", side(part, "C"))
+                yield from self.accumulated(rank, slot, self.boxes.box(rank, part, panel.start, slot), panel.start)
 
     def accumulated(self, rank: int, slot: Slot, ops: list[Op], step: int) -> list[Op]:
         """`ops`, which multiply into `slot`, and the pushes of what it then holds to the owners of C."""
@@ -235,6 +246,65 @@ class _Lowering:
         for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, slot.region, rank):
             ops.append(Accumulate(Ref(rank, slot, part), Ref(owner, "C", part), step))
         return ops
+
+    def chunked(self, rank: int, box: Region) -> Iterator[Op]:
+        """The walk in which every operand moves at its own grain, and C's sums leave when they are complete."""
+        dim, is_here = DIMS.index(self.row.over), self.row.result == "here"
+        face = side(box, "C")
+        if not face:
+            return
+        fetched: dict[tuple[str, Span], Ref] = {}
+        sums: list[Ref] = [Ref(rank, "C", face)] if is_here else []
+        made: list[Op] = []
+        begun = 0
+        for turn in turns(self.boxes, rank, box, self.start(rank, box, dim)):
+            if not sums:
+                begun = turn.step if dim in OPERAND_DIMS["C"] else 0
+                sums = self.sums(rank, with_span(face, "C", dim, turn.chunks["C"]), begun)
+            if box:
+                made += self.turn(rank, box, turn, fetched, sums)
+            if is_here or "C" in turn.ends:
+                yield from made if is_here else self.pushed(sums, made, begun)
+                made, sums = [], sums if is_here else []
+        if not box[dim] and not is_here:  # a rank without a share of k has zeros to add
+            yield from self.pushed(self.sums(rank, face, 0), [], 0)
+
+    def turn(
+        self, rank: int, box: Region, turn: Turn, fetched: dict[tuple[str, Span], Ref], sums: Sequence[Ref]
+    ) -> list[Op]:
+        """One turn: the Copies of chunks that are wanted for the first time, and the Multiplies."""
+        dim = DIMS.index(self.row.over)
+        ops: list[Op] = []
+        for x in "AB":
+            key = x, turn.chunks[x]
+            if key not in fetched:
+                region = with_span(side(box, x), x, dim, turn.chunks[x])
+                fetched[key] = self.boxes.operand(rank, x, region, turn.step, str(turn.step), ops)
+        a, b = (fetched[x, turn.chunks[x]] for x in "AB")
+        for c in sums:
+            m, n = with_span(c.region, "C", dim, turn.span)
+            whole = Region((m, n, turn.span if dim == 2 else box[2]))
+            for piece in turn.span.pieces(longest_piece(whole, dim)) if whole else ():
+                m, n, k = (piece if d == dim else span for d, span in enumerate(whole))
+                left, right = replace(a, region=Region((m, k))), replace(b, region=Region((k, n)))
+                ops.append(Multiply(left, right, replace(c, region=Region((m, n))), False, turn.step))
+        return ops
+
+    def sums(self, rank: int, face: Region, step: int) -> list[Ref]:
+        """Slots for a part of C: one for each owner where groups are to sum them up, as they are sent whole."""
+        parts = [part for _, part in self.boxes.found(rank, "C", face)]
+        if "C" not in self.row.grouped or not all(face.locate(part).is_contiguous for part in parts):
+            parts = [face]
+        return [Ref(rank, Slot(f"C{step}.{n}", part), part) for n, part in enumerate(parts)]
+
+    def pushed(self, sums: Sequence[Ref], ops: list[Op], step: int) -> list[Op]:
+        """`ops`, which multiply into `sums`, and the pushes of what those then hold."""
+        pushes: list[Op] = []
+        for c in sums:
+            ops = opened(c, ops, False)
+            for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, c.region, c.rank):
+                pushes.append(Accumulate(replace(c, region=part), Ref(owner, "C", part), step))
+        return ops + pushes
 
     # -- the work queue ---------------------------------------------------------------------------
 
@@ -248,9 +318,14 @@ class _Lowering:
         box = self.tasks[number]
         slot = Slot(f"C.{number}", side(box, "C"))
         ops: list[Op] = []
-        for n, k in enumerate(self.panels(rank, box, DIMS.index(self.row.over))):
-            ops += self.box(rank, Region((box[0], box[1], k)), n, slot, f"{number}.")
-        return self.passes(self.accumulated(rank, slot, ops, number))
+        for n, k in enumerate(self.boxes.panels(rank, box, DIMS.index(self.row.over))):
+            ops += self.boxes.box(rank, Region((box[0], box[1], k)), n, slot, f"{number}.")
+        return self.passes(self.accumulated(rank, slot, ops, number), rank)
+
+
+def with_span(face: Region, x: str, dim: int, span: Span) -> Region:
+    """A box of operand `x` with `span` in the dimension `dim` of (m, n, k), if it has that."""
+    return Region(span if d == dim else own for d, own in zip(OPERAND_DIMS[x], face, strict=True))
 
 
 def task_boxes(problem: Problem) -> list[Region]:
@@ -259,73 +334,15 @@ def task_boxes(problem: Problem) -> list[Region]:
     if not (m and n and k):
         return []
     found = problem.target.overlapping((m, n), problem.mesh, Region.whole((m, n)), 0)
-    tiles = [fused(disjoint(part[dim] for _, part in found), NARROW) for dim in (0, 1)]
+    tiles = [fused(disjoint(part[dim] for _, part in found), boxes.NARROW) for dim in (0, 1)]
     spans = [*tiles, [Span.range(0, k)]]
     wanted = TASKS_PER_RANK * problem.mesh.size
     while len(spans[0]) * len(spans[1]) * len(spans[2]) < wanted:
         widths = [max(len(span) for span in one) for one in spans]
         widest = max((0, 1), key=lambda d: widths[d])
-        if widths[widest] < 2 * NARROW:
+        if widths[widest] < 2 * boxes.NARROW:
             widest = 2  # C is small: its sums are shared out instead
-        if widths[widest] < 2 * NARROW:
+        if widths[widest] < 2 * boxes.NARROW:
             break
         spans[widest] = [piece for span in spans[widest] for piece in span.pieces(-(-len(span) // 2))]
     return [Region(box) for box in product(*spans)]
-
-
-def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:
-    """Every non-empty intersection, in order of first index; cutters are disjoint."""
-    if len(cutters) == 1:
-        return [common for part in parts if (common := part & cutters[0])]
-    found = [common for part in parts for cutter in cutters if (common := part & cutter)]
-    return sorted(found, key=lambda span: span.start)
-
-
-def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """The atoms into which overlapping spans cut their union."""
-    atoms: list[Span] = []
-    for span in dict.fromkeys(spans):
-        rest = span
-        grown = []
-        for atom in atoms:
-            common = atom & span
-            if common and common != atom:
-                grown += [common, atom - common]
-            else:
-                grown.append(atom)
-            rest = rest - common
-        atoms = [*grown, rest] if rest else grown
-    return atoms
-
-
-def fused(parts: list[Span], width: int) -> list[Span]:
-    """Neighbours joined until each is at least `width` indices (but for the case that all together are not)."""
-    joined: list[Span] = []
-    for part in parts:
-        if joined and (len(part) < width or len(joined[-1]) < width):
-            joined[-1] = joined[-1] | part
-        else:
-            joined.append(part)
-    return joined
-
-
-def opened(c: Ref, ops: list[Op], keep: bool) -> list[Op]:
-    """`ops` with the region `c` opened exactly once: by the first Multiply of each part, or by a Scale in front."""
-    regions: list[Region] = []
-    for op in ops:
-        if isinstance(op, Multiply) and op.c.region not in regions:
-            regions.append(op.c.region)
-    covered = sum(region.size for region in regions) == c.region.size
-    apart = not any(a & b for n, a in enumerate(regions) for b in regions[:n])
-    if not c.region:
-        return ops
-    if keep or not (covered and apart):
-        return [Scale(c, keep, ops[0].step if ops else 0), *ops]
-    pending = set(regions)
-    result: list[Op] = []
-    for op in ops:
-        if isinstance(op, Multiply) and op.c.region in pending:
-            pending.remove(op.c.region)
-            op = replace(op, first=True)
-        result.append(op)
-    return result

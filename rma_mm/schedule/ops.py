@@ -79,6 +79,74 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Copies that all ranks of a group would make at once: every owner sends its parts to all the others.
+
+    With one owner it is a broadcast, with several an all-gather. Made by a pass only, from Copies.
+    """
+
+    parts: tuple[Ref, ...]
+    """Boxes of homes of ranks of the group, in one order for all of them."""
+    dst: Ref | None
+    """Where this rank puts the parts of others; None where all are its own."""
+    group: tuple[int, ...]
+    step: int
+
+    @property
+    def kind(self) -> str:
+        """What it is called."""
+        return "broadcast" if len({part.rank for part in self.parts}) == 1 else "all-gather"
+
+    def arriving(self, rank: int) -> list[tuple[int, Ref]]:
+        """(owner, place) of every part that comes to `rank`."""
+        if self.dst is None:
+            return []
+        buffer = self.dst.buffer
+        return [(part.rank, Ref(rank, buffer, part.region)) for part in self.parts if part.rank != rank]
+
+    def __str__(self) -> str:
+        return f"{self.dst or 'others'} := {self.kind} of {', '.join(map(str, self.parts))} in {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """One step of a ring: `src` goes to one neighbour while `dst` comes from the other. Made by a pass only."""
+
+    src: Ref
+    dst: Ref
+    to: int
+    source: int
+    """The rank that `dst` comes from."""
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.dst} := shift from {self.source}, {self.src} to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Accumulates that all ranks of a group would make at once, one from each, summed on the way.
+
+    With one owner it is a reduce, with several a reduce-scatter. Made by a pass only, from Accumulates.
+    """
+
+    srcs: tuple[Ref, ...]
+    """This rank's summands, each a whole slot."""
+    dsts: tuple[Ref, ...]
+    """The boxes of homes that they belong to, in one order for all ranks of the group."""
+    group: tuple[int, ...]
+    step: int
+
+    @property
+    def kind(self) -> str:
+        """What it is called."""
+        return "reduce" if len({dst.rank for dst in self.dsts}) == 1 else "reduce-scatter"
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.dsts))} +<- {self.kind} of {', '.join(map(str, self.srcs))} in {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Open a region of the rank's own home or scratch: times beta where `keep`, else zero without reading."""
 
@@ -122,9 +190,9 @@ class Claim:
 
 
 STAGE = "+"
-"""Suffix of the name of a matrix that a plan adds: a partial one, summed."""
+"""Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
 
-Op = Copy | Multiply | Accumulate | Scale | Finish | Barrier | Claim
+Op = Copy | Multiply | Accumulate | Broadcast | Shift | Reduce | Scale | Finish | Barrier | Claim
 
 
 @dataclass(frozen=True)
@@ -151,7 +219,7 @@ class Schedule:
 
     mesh: MeshShape
     homes: dict[str, Home]
-    """A, B and C, and the matrices a plan adds (A+, B+: partial operands, reduced)."""
+    """A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)."""
     program: Callable[[int], list[Op]]
     """program(rank): that rank's operations in order."""
     shape: tuple[int, int, int] | None = None
@@ -180,13 +248,46 @@ def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> 
 
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
-    """What `op` moves across ranks when `rank` runs it: (other rank, words, whether it is a message)."""
+    """What `op` moves across ranks when `rank` runs it: (other rank, words, whether it is a message).
+
+    What a group moves counts where it is received, sums where they are sent.
+    """
     if isinstance(op, Copy):
         moved = [(op.src.rank, op.src.region.size, True)]
     elif isinstance(op, Accumulate):
         moved = [(op.dst.rank, op.dst.region.size, True)]
     elif isinstance(op, Multiply):
         moved = [(ref.rank, ref.region.size, False) for ref in (op.a, op.b)]
+    elif isinstance(op, Broadcast):
+        moved = [(owner, place.region.size, True) for owner, place in op.arriving(rank)]
+    elif isinstance(op, Shift):
+        moved = [(op.source, op.dst.region.size, True)]
+    elif isinstance(op, Reduce):
+        moved = [(dst.rank, dst.region.size, True) for dst in op.dsts]
     else:
         moved = []
     return [(other, words, message) for other, words, message in moved if other != rank]
+
+
+def outgoing(op: Op, rank: int) -> list[tuple[int, Ref]]:
+    """What `rank` sends in a group's operation: (to whom, which of its own memory)."""
+    if isinstance(op, Broadcast):
+        mine = [part for part in op.parts if part.rank == rank]
+        return [(member, part) for part in mine for member in op.group if member != rank]
+    if isinstance(op, Shift):
+        return [(op.to, op.src)]
+    if isinstance(op, Reduce):
+        return [(dst.rank, src) for src, dst in zip(op.srcs, op.dsts, strict=True) if dst.rank != rank]
+    return []
+
+
+def incoming(op: Op, rank: int) -> list[tuple[int, Ref]]:
+    """What comes to `rank` in a group's operation: (from whom, where it goes); a Reduce adds it."""
+    if isinstance(op, Broadcast):
+        return op.arriving(rank)
+    if isinstance(op, Shift):
+        return [(op.source, op.dst)]
+    if isinstance(op, Reduce):
+        mine = [dst for dst in op.dsts if dst.rank == rank]
+        return [(member, dst) for dst in mine for member in op.group if member != rank]
+    return []

@@ -6,19 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from .ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale, Slot
+from .ops import Accumulate, Broadcast, Copy, Finish, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
 
 
 def prefetch(ops: list[Op], depth: int) -> list[Op]:
     """Issue the Copies into slots `depth` panels before the first operation that reads them.
 
-    `ops` must hold no Barrier; a panel is a run of operations with the same step.
+    `ops` must hold no Barrier; a panel is a run of operations with the same step. A Shift of A or B is issued one
+    panel ahead, where what it sends has just come; one of C stands where its sum is ready.
     """
     keyed = []
     panel = 0
     for n, op in enumerate(ops):
         panel += n > 0 and op.step != ops[n - 1].step
-        keyed.append(((panel - depth, 0) if isinstance(op, Copy) else (panel, 1), op))
+        ahead = 0
+        if isinstance(op, Copy | Broadcast):
+            ahead = depth
+        elif isinstance(op, Shift) and kind_of(op.dst) != "C":
+            ahead = min(1, depth)
+        moves = isinstance(op, Copy | Broadcast) or ahead
+        keyed.append(((panel - ahead, 0 if moves else 1), op))
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
 
 
@@ -33,8 +40,8 @@ def frames(ops: list[Op], linger: bool) -> list[Op]:
     for n, op in enumerate(ops):
         for slot in slots_of(op):
             last[slot] = n
-        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot):
-            pushed[op.src.buffer] = None
+        if isinstance(op, Accumulate | Reduce):
+            pushed |= dict.fromkeys(slots_of(op))
     if linger:
         for slot, following in pairwise(pushed):
             last[slot] = max(last[slot], last[following])
@@ -68,11 +75,20 @@ def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
 
 def refs_of(op: Op) -> tuple[Ref, ...]:
     """The references of an operation."""
-    if isinstance(op, (Copy, Accumulate)):
+    if isinstance(op, Copy | Accumulate | Shift):
         return (op.src, op.dst)
     if isinstance(op, Multiply):
         return (op.a, op.b, op.c)
+    if isinstance(op, Broadcast):
+        return (*op.parts, op.dst) if op.dst else op.parts
+    if isinstance(op, Reduce):
+        return (*op.srcs, *op.dsts)
     return (op.c,) if isinstance(op, Scale | Finish) else ()
+
+
+def kind_of(ref: Ref) -> str:
+    """The operand that `ref` is a part of: A, B or C."""
+    return (ref.buffer.name if isinstance(ref.buffer, Slot) else ref.buffer)[0]
 
 
 def slots_of(op: Op) -> list[Slot]:
@@ -86,8 +102,12 @@ def with_slots(op: Op, new: Callable[[Slot], Slot]) -> Op:
     def renamed(ref: Ref) -> Ref:
         return replace(ref, buffer=new(ref.buffer)) if isinstance(ref.buffer, Slot) else ref
 
-    if isinstance(op, (Copy, Accumulate)):
+    if isinstance(op, Copy | Accumulate | Shift):
         return replace(op, src=renamed(op.src), dst=renamed(op.dst))
+    if isinstance(op, Broadcast):
+        return replace(op, dst=renamed(op.dst)) if op.dst else op
+    if isinstance(op, Reduce):
+        return replace(op, srcs=tuple(map(renamed, op.srcs)))
     if isinstance(op, Multiply):
         return replace(op, a=renamed(op.a), b=renamed(op.b), c=renamed(op.c))
     if isinstance(op, Scale | Finish):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from ..geometry.layout import Layout, Level
@@ -37,6 +38,8 @@ class Problem:
     """Whether beta ≠ 0, so that C's old value enters."""
     in_place: str = "AB"
     """The operands whose memory a rank can read on its node-mates too (else only its own)."""
+    computed: Layout | None = None
+    """How replicas of C share it out, where a row has its own way."""
 
     def extent(self, operand: str) -> tuple[int, int]:
         """(rows, columns) of an operand."""
@@ -51,6 +54,11 @@ class Problem:
         """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
         return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
 
+    def placed(self, x: str, layout: Layout) -> Problem:
+        """The problem with an operand placed otherwise."""
+        a, b, c = (layout if name == x else old for name, old in zip("ABC", self.layouts, strict=True))
+        return replace(self, layouts=(a, b, c))
+
     @property
     def summed(self) -> Problem:
         """The problem once partial operands have been summed into placements that hold each element once."""
@@ -61,7 +69,7 @@ class Problem:
     @property
     def share(self) -> Layout:
         """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
-        return self.layout("C").unshared(self.mesh)
+        return self.computed or self.layout("C").unshared(self.mesh)
 
     @property
     def target(self) -> Layout:
@@ -72,6 +80,23 @@ class Problem:
 
 WorkMap = Callable[[Problem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
+Layouts = tuple[Layout, Layout, Layout]
+"""Placements of A, B and C."""
+Wanted = tuple[Layout | None, Layout | None, Layout]
+"""Placements of A, B and C that a row needs; None where any will do."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row may look at when it is fitted to a product."""
+
+    shape: tuple[int, int, int]
+    """(m, n, k)."""
+    mesh: MeshShape
+    memory: int | None = None
+    """Elements of A, B and C that a rank may hold; None for no limit."""
+    layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
+    """Placements of A, B and C that are given."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +115,70 @@ class Row:
     """The dimension that a rank walks in time."""
     order: Literal["rotated", "plain", "ticket"] = "rotated"
     """Where a rank starts on it; `ticket` hands out boxes by fetch-and-add."""
-    result: Literal["here", "accumulate"] = "here"
-    """Whether C is multiplied into where it lives, or pushed to its owner."""
-    placements: Callable[[MeshShape], tuple[Layout, Layout, Layout] | str] | None = None
+    by: tuple[str, ...] = ()
+    """The axes of the work's grid by whose coordinates starts are rotated; all of them when none is named."""
+    own_last: bool = False
+    """Whether rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it."""
+    result: Literal["here", "accumulate", "reduce"] = "here"
+    """Whether C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
+    placements: Callable[[MeshShape], Wanted | str] | None = None
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
+    also: Callable[[MeshShape], dict[str, Layout]] | None = None
+    """Further placements that it takes, by operand."""
+    stage: Callable[[Problem], tuple[Layout | None, Layout | None]] | None = None
+    """Placements that A and B are brought to before the product; None where they stay."""
+    grouped: str = ""
+    """The operands whose transfers become broadcasts, shifts or reductions wherever a pass proves them equal."""
+    whole: str = ""
+    """The operands that a rank fetches all at once, before it multiplies."""
+    pieces: int = 1
+    """Into how many pieces at least an owner's part of the walked dimension is cut, so that transfers overlap."""
+    fit: Callable[[Setting], Row | str] | None = None
+    """The row for a product, where it depends on shape and memory (or why there is none)."""
+    form: Callable[[str], Row | str] | None = None
+    """The row in another form, named behind a colon (or what forms there are)."""
 
     @property
     def reproducible(self) -> bool:
         """Whether sums are formed in a fixed order: no accumulate."""
-        return self.result == "here"
+        return self.result != "accumulate"
+
+    def adapted(self, problem: Problem) -> Problem:
+        """The problem with a C that is wanted everywhere computed where this row computes it."""
+        c = problem.layout("C")
+        if self.placements is None or c.split_axes or c.pins or c.partial or problem.computed:
+            return problem
+        needed = self.placements(problem.mesh)
+        return problem if isinstance(needed, str) else replace(problem, computed=needed[2])
+
+    def reads(self, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
+        """The problem with A and B placed as its multiplies read them, and the placements they are brought to."""
+        problem = self.adapted(problem).summed
+        staged: dict[str, Layout] = {}
+        for x, layout in zip("AB", self.stage(problem) if self.stage else (), strict=False):
+            if layout is not None:
+                staged[x] = layout
+                problem = problem.placed(x, layout)
+        return problem, staged
+
+    @property
+    def pulled(self) -> Row:
+        """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
+        return replace(
+            self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="", pieces=1,
+            stage=None, also=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
+            summary=f"{self.summary} (one-sided form: pulls and accumulates)",
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def same_place(one: Layout, other: Layout, shape: tuple[int, int], mesh: MeshShape) -> bool:
+    """Whether two placements give every rank the same part of a matrix, however they say it."""
+    if one == other:
+        return True
+    return one.partial == other.partial == () and all(
+        one.region(shape, mesh, rank) == other.region(shape, mesh, rank) for rank in mesh.ranks
+    )
 
 
 def stationary(operand: Operand) -> WorkMap:
@@ -112,7 +192,7 @@ def stationary(operand: Operand) -> WorkMap:
         layout, mesh = problem.layout(operand), problem.mesh
         spare = layout.partial
         if operand == "C":
-            layout = layout.unshared(mesh)
+            layout = problem.share
         else:
             spare = layout.replicated_axes(mesh)
         splits: list[tuple[Level, ...]] = [(), (), ()]

@@ -7,20 +7,36 @@ share an epoch; every region of C is opened once and finished once.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
 from math import prod
 from typing import NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import ScheduleError
 from ..geometry.span import Region
-from .ops import STAGE, Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot
-from .passes import frame_sizes, refs_of
+from .coverage import coverage, covers, covers_union
+from .letters import Letters, Route
+from .ops import (
+    STAGE,
+    Accumulate,
+    Barrier,
+    Broadcast,
+    Claim,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Reduce,
+    Ref,
+    Scale,
+    Schedule,
+    Shift,
+    Slot,
+    outgoing,
+)
+from .passes import frame_sizes, kind_of, refs_of, slots_of
 
 
 @dataclass
@@ -38,6 +54,7 @@ class _Filled:
     """What a slot holds for the time being."""
 
     slot: Slot
+    awaited: list[tuple[Route, Region]] = field(default_factory=list)
     parts: list[Region] = field(default_factory=list)
     products: list[Region] = field(default_factory=list)
     zeroed: list[Region] = field(default_factory=list)
@@ -63,9 +80,7 @@ def verify(schedule: Schedule) -> Report:
         raise ScheduleError(f"barriers do not match: the ranks meet at {[len(one) - 1 for one in epochs]} of them")
     for epoch in zip_longest(*epochs):
         checker.begin_epoch()
-        for rank, ops in enumerate(epoch):
-            for op in ops:
-                checker.check(rank, op)
+        checker.run(epoch)
         checker.end_epoch()
     checker.end()
     scratch = [sum(frame_sizes(ops).values()) for ops in programs]
@@ -122,6 +137,20 @@ class _Checker:
         self.added: dict[str, list[Region]] = defaultdict(list)
         self.accesses: dict[tuple[int, str], list[_Access]] = {}
         self.opening: list[tuple[tuple[int, str], Region]] = []
+        self.letters = Letters()
+
+    def run(self, epoch: Sequence[list[Op]]) -> None:
+        """Check the operations of an epoch, each rank's in order and as far as what it waits for has been sent."""
+        left = [deque(ops) for ops in epoch]
+        while any(left):
+            moved = False
+            for rank, ops in enumerate(left):
+                while ops and self.arrived(rank, ops[0]):
+                    self.check(rank, ops.popleft())
+                    moved = True
+            if not moved:
+                rank = next(rank for rank, ops in enumerate(left) if ops)
+                self.fail(rank, left[rank][0], "it waits for ever for what another rank does not send")
 
     def fail(self, rank: int, op: Op, why: str) -> NoReturn:
         raise ScheduleError(f"rank {rank}, {type(op).__name__} «{op}»: {why}")
@@ -181,15 +210,26 @@ class _Checker:
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
         if isinstance(op.dst.buffer, Slot):
-            filled = self.occupant(rank, op.dst.buffer)
-            if any(part & op.dst.region for part in filled.parts):
-                self.fail(rank, op, "that part of the slot is filled already")
-            filled.parts.append(op.dst.region)
-            return
-        if self.schedule.shape and not covers(self.finished[op.src.rank], op.src.region):
-            self.fail(rank, op, "the source is not finished")
-        self.open(rank, op, op.dst)
-        self.finished[rank].append(op.dst.region)
+            self.fill(rank, op, op.dst)
+        else:
+            self.fill_home(rank, op, op.dst, op.src.rank)
+
+    def fill(self, rank: int, op: Op, dst: Ref) -> _Filled:
+        """A part of a slot is on its way."""
+        assert isinstance(dst.buffer, Slot)
+        filled = self.occupant(rank, dst.buffer)
+        if any(part & dst.region for part in filled.parts):
+            self.fail(rank, op, "that part of the slot is filled already")
+        filled.parts.append(dst.region)
+        return filled
+
+    def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
+        """A part of a home is on its way: of C what its owner finished, of A+ and B+ what the plan brings."""
+        if dst.buffer == "C":
+            if self.schedule.shape and not covers(self.finished[owner], dst.region):
+                self.fail(rank, op, "the source is not finished")
+            self.finished[rank].append(dst.region)
+        self.open(rank, op, dst)
 
     def multiply(self, rank: int, op: Multiply) -> None:
         (m, k), (k2, n) = op.a.region, op.b.region
@@ -218,23 +258,84 @@ class _Checker:
             self.fail(rank, op, "a slot of C is overwritten by its first product and added to by the others")
         filled.products.append(box)
 
+    # -- what groups do ---------------------------------------------------------------------------
+
+    def arrived(self, rank: int, op: Op) -> bool:
+        """Whether what `op` reads and others send has been sent by now; its products are then those of the sender."""
+        for slot in slots_of(op):
+            filled = self.slots.get((rank, slot.frame))
+            if not filled or isinstance(op, Broadcast | Copy):
+                continue
+            for route, region in list(filled.awaited):
+                products = self.letters.find(route, region)
+                if products is None:
+                    return False
+                filled.products += products
+                filled.awaited.remove((route, region))
+        return True
+
+    def send(self, rank: int, op: Op) -> None:
+        """Note what goes out and what is awaited."""
+        for _, ref in outgoing(op, rank):
+            self.touch(rank, op, ref, "read")
+            self.whole_matrix(rank, op, ref)
+        self.letters.send(rank, op, lambda ref: self.contents(rank, op, ref))
+
+    def contents(self, rank: int, op: Op, ref: Ref) -> list[Region]:
+        """The products that a slot holds; those of A and B hold none."""
+        if isinstance(ref.buffer, str):
+            return []
+        filled = self.slots.get((rank, ref.buffer.frame))
+        if not filled or filled.slot != ref.buffer:
+            self.fail(rank, op, f"{ref} is sent and holds nothing")
+        return list(filled.products)
+
+    def broadcast(self, rank: int, op: Broadcast) -> None:
+        owners = {part.rank for part in op.parts}
+        if rank not in op.group or not owners <= set(op.group) or op.step < 0:
+            self.fail(rank, op, "a broadcast is among the ranks of its group")
+        self.send(rank, op)
+        for source, ref in op.arriving(rank):
+            self.touch(rank, op, ref, "write")
+            if isinstance(ref.buffer, Slot):
+                self.fill(rank, op, ref).awaited.append(((source, rank, kind_of(ref)), ref.region))
+            else:
+                self.fill_home(rank, op, ref, source)
+
+    def shift(self, rank: int, op: Shift) -> None:
+        self.send(rank, op)
+        if not isinstance(op.dst.buffer, Slot) or op.dst.rank != rank or op.src.rank != rank:
+            self.fail(rank, op, "a shift goes from the rank's own memory into a slot of its own")
+        filled = self.fill(rank, op, op.dst)
+        filled.awaited.append(((op.source, rank, kind_of(op.dst)), op.dst.region))
+        if kind_of(op.dst) == "C":
+            filled.zeroed.append(op.dst.region)
+
+    def reduce(self, rank: int, op: Reduce) -> None:
+        self.send(rank, op)
+        for src, dst in zip(op.srcs, op.dsts, strict=True):
+            if src.region != dst.region or not isinstance(src.buffer, Slot) or src.buffer.region != src.region:
+                self.fail(rank, op, "a reduction sums whole slots")
+            self.add(rank, op, src, dst)
+
     def accumulate(self, rank: int, op: Accumulate) -> None:
         if op.src.region != op.dst.region or op.src.rank != rank:
             self.fail(rank, op, "an accumulate moves one region from the rank that runs it")
-        self.touch(rank, op, op.src, "read")
-        self.touch(rank, op, op.dst, "add")
-        assert isinstance(op.dst.buffer, str)
-        if not covers(self.ready[op.dst.rank, op.dst.buffer], op.dst.region):
+        self.add(rank, op, op.src, op.dst)
+
+    def add(self, rank: int, op: Op, src: Ref, dst: Ref) -> None:
+        """`src` is added to the home `dst`."""
+        self.touch(rank, op, src, "read")
+        self.touch(rank, op, dst, "add")
+        assert isinstance(dst.buffer, str)
+        if not covers(self.ready[dst.rank, dst.buffer], dst.region):
             self.fail(rank, op, "the target is not opened, or no barrier is in between")
-        self.unfinished(rank, op, op.dst)
-        if isinstance(op.src.buffer, str):
-            self.added[op.dst.buffer].append(op.dst.region)
+        self.unfinished(rank, op, dst)
+        if isinstance(src.buffer, str):
+            self.added[dst.buffer].append(dst.region)
             return
-        filled = self.slots.get((rank, op.src.buffer.frame))
-        if not filled or filled.slot != op.src.buffer:
-            self.fail(rank, op, "the source slot holds nothing")
-        for m, n, k in filled.products:
-            if box := Region((m & op.src.region[0], n & op.src.region[1], k)):
+        for m, n, k in self.contents(rank, op, src):
+            if box := Region((m & src.region[0], n & src.region[1], k)):
                 self.products.append(box)
 
     def unfinished(self, rank: int, op: Op, ref: Ref) -> None:
@@ -288,49 +389,21 @@ class _Checker:
             for what, regions in (("opened", self.opened[rank, "C"]), ("finished", self.finished[rank])):
                 if home and not covers(regions, home):
                     raise ScheduleError(f"rank {rank}: of its C {home} only {regions} was {what}")
-        for name in [name for name in self.schedule.homes if name.endswith(STAGE)]:
-            given = self.schedule.homes[name.removesuffix(STAGE)].layout
-            wanted = prod(given.mesh(self.schedule.mesh).axis_size(axis) for axis in given.partial)
-            if not (coverage(self.added[name], self.schedule.homes[name].shape) == wanted).all():
-                raise ScheduleError(f"not every element of {name} received each of its {wanted} summands once")
+        self.letters.check()
+        self.check_added()
         if self.schedule.shape:
             counts = coverage(self.products, self.schedule.shape)
             if not (counts == 1).all():
                 what = "never" if (counts == 0).any() else "more than once"
                 raise ScheduleError(f"some points of the iteration space {self.schedule.shape} are multiplied {what}")
 
-
-def covers(parts: list[Region], region: Region) -> bool:
-    """Whether disjoint `parts` contain all of `region`."""
-    return sum((part & region).size for part in parts) == region.size
-
-
-def covers_union(parts: list[Region], region: Region) -> bool:
-    """Whether `parts`, which may overlap, contain all of `region`."""
-    rest = [region]
-    for part in dict.fromkeys(parts):
-        left = []
-        for rows, cols in rest:
-            inner = rows & part[0]
-            left += [Region((rows - part[0], cols)), Region((inner, cols - part[1]))]
-        rest = [box for box in left if box]
-    return not rest
-
-
-def coverage(boxes: list[Region], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """How often each atom (points that no box tells apart) of a space of `shape` is covered."""
-    if 0 in shape:
-        return np.ones((0,) * len(shape), np.int64)
-    labels, sizes = [], []
-    for dim, extent in enumerate(shape):
-        spans = list(dict.fromkeys(box[dim] for box in boxes))
-        member = np.zeros((len(spans) + 1, extent), bool)
-        for n, span in enumerate(spans):
-            member[n, span.indices] = True
-        patterns = np.unique(member, axis=1)
-        sizes.append(patterns.shape[1])
-        labels.append({span: np.flatnonzero(patterns[n]) for n, span in enumerate(spans)})
-    counts = np.zeros(sizes, np.int64)
-    for box in boxes:
-        counts[np.ix_(*(labels[dim][span] for dim, span in enumerate(box)))] += 1
-    return counts
+    def check_added(self) -> None:
+        """What the plan adds is filled: sums with each summand once, stages on every rank."""
+        for name in [name for name in self.schedule.homes if name.endswith(STAGE)]:
+            given = self.schedule.homes[name.removesuffix(STAGE)].layout
+            wanted = prod(given.mesh(self.schedule.mesh).axis_size(axis) for axis in given.partial)
+            for rank in self.schedule.mesh.ranks:
+                if not covers(self.opened[rank, name], self.schedule.home(name, rank)):
+                    raise ScheduleError(f"rank {rank}: of its {name} only {self.opened[rank, name]} was filled")
+            if given.partial and not (coverage(self.added[name], self.schedule.homes[name].shape) == wanted).all():
+                raise ScheduleError(f"not every element of {name} received each of its {wanted} summands once")

@@ -11,11 +11,12 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.schedule import lower
+from rma_mm.policy.planner import Request, placements_taken
+from rma_mm.schedule import boxes
 from rma_mm.schedule.interpret import interpret
 from tests.launch import parallel
 from tests.reference import collect, distribute, expected, whole_numbers
-from tests.strategies import EXTENTS, layouts
+from tests.strategies import EXTENTS, axes_of, layouts
 from tests.strategies_mpi import shared_examples
 
 
@@ -44,15 +45,15 @@ class Product:
 @st.composite
 def products(draw, size, algorithm):
     """Products for `size` ranks on any grid of theirs."""
-    axes = 2 if ALGORITHMS[algorithm].placements else draw(st.sampled_from((1, 2, 2, 3)))
-    mesh = MeshShape(draw(st.sampled_from(list(grids(size, axes)))))
+    row = ALGORITHMS[algorithm]
+    mesh = MeshShape(draw(st.sampled_from(list(grids(size, draw(st.sampled_from(axes_of(row))))))))
     shape = tuple(draw(st.sampled_from(EXTENTS)) for _ in range(3))
     transposed = draw(st.sampled_from(("", "", "A", "B", "AB")))
     dtype = draw(st.sampled_from(("float64", "float64", "float32", "int32", "float16")))
     scalars = draw(st.sampled_from((1, 2, -1))), draw(st.sampled_from((0, 0, 1, 3)))
     drawn = Product(mesh.shape, shape, (), transposed, dtype, *scalars, draw(st.sampled_from((3, 128))), draw(seeds))
-    if needed := ALGORITHMS[algorithm].placements:
-        a, b, c = needed(mesh)
+    if row.placements:
+        a, b, c = draw(st.sampled_from(placements_taken(row, Request(shape, mesh))))
         placed = (a.T if "A" in transposed else a, b.T if "B" in transposed else b, c)
     else:
         placed = tuple(draw(layouts(mesh, extent)) for extent in drawn.extents)
@@ -76,7 +77,7 @@ def check(comm, product, algorithm, meshes):
     if product.mesh not in meshes:
         meshes[product.mesh] = Mesh(product.mesh, comm)
     mesh = meshes[product.mesh]
-    lower.NARROW = product.narrow
+    boxes.NARROW = product.narrow
     rng = np.random.default_rng(product.seed)
     a, b, c = (whole_numbers(rng, extent) for extent in product.extents)
     given = zip((a, b, c), product.layouts, strict=True)
@@ -123,7 +124,7 @@ def test_any_placements_on_any_grid(comm, algorithm):
             max_examples=12,
         )
     finally:
-        lower.NARROW = 128
+        boxes.NARROW = 128
     for mesh in meshes.values():
         mesh.close()
 

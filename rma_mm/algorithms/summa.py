@@ -1,0 +1,41 @@
+"""SUMMA in its three stationary forms, and PUMMA.
+
+Sources: R. van de Geijn and J. Watts, "SUMMA: scalable universal matrix multiplication algorithm" (1997); the forms
+with A or B stationary after M. Schatz, R. van de Geijn and J. Poulson, "Parallel matrix multiplication: a systematic
+journey" (2016). J. Choi, J. Dongarra and D. Walker, "PUMMA: parallel universal matrix multiplication algorithms on
+distributed memory concurrent computers" (1994), after G. Fox's broadcast-multiply-roll. Blocks may be uneven, cyclic,
+and cut differently in A and B.
+"""
+
+from .survey import surveyed
+
+_SUMMA = "van de Geijn and Watts 1997"
+_FLAME = "Schatz, van de Geijn and Poulson 2016"
+
+SUMMA_C = surveyed(
+    "summa_c", _SUMMA, "C stationary; panels of A are broadcast along rows of the mesh, of B along columns",
+    axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", order="plain", grouped="AB",
+)  # fmt: skip
+
+SUMMA_A = surveyed(
+    "summa_a", _FLAME, "A stationary; panels of B are broadcast along columns of the mesh, of C summed along rows",
+    axes=2, a="m→i, k→j", b="k→j, n→i", c="m→i, n→j", work="m→i, k→j", over="n", order="plain", result="reduce",
+    grouped="BC", also={"B": "k→i, n→j"},
+)  # fmt: skip
+
+SUMMA_B = surveyed(
+    "summa_b", _FLAME, "B stationary; panels of A are broadcast along rows of the mesh, of C summed along columns",
+    axes=2, a="m→j, k→i", b="k→i, n→j", c="m→i, n→j", work="k→i, n→j", over="m", order="plain", result="reduce",
+    grouped="AC", also={"A": "m→i, k→j"},
+)  # fmt: skip
+
+PUMMA = surveyed(
+    "pumma", "Choi, Dongarra and Walker 1994", "C stationary; blocks of A are broadcast, those of B roll upwards",
+    axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", by=("i",), grouped="AB",
+)  # fmt: skip
+
+PBLAS = surveyed(
+    "pblas", "Blackford et al. 1997 (ScaLAPACK)", "block-cyclic placements; C stationary, panels are broadcast",
+    axes=2, a="m→i:cyclic(64), k→j:cyclic(64)", b="k→i:cyclic(64), n→j:cyclic(64)",
+    c="m→i:cyclic(64), n→j:cyclic(64)", work="m→i, n→j", over="k", order="plain", grouped="AB",
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Rows written as the survey's table writes them: `m→i, k→(l,j)` for a placement, i, j, l for the mesh's axes.
+
+    m→i, k→j           rows over the first axis of the mesh, columns over the second
+    k→l, n→(j,i)       columns over j, and inside each part over i; an axis that is not named replicates
+    m→i, k→j:skew(i)   circular windows of k that start where i says (Cannon)
+    m→i, k→l, j=0      only ranks at coordinate 0 of j hold anything
+
+A row for one axis runs on any mesh: its ranks are taken in order, as one ring.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from ..geometry.layout import Layout, Split
+from ..geometry.mesh import AXIS_NAMES, MeshShape
+from ..geometry.notation import parse_layout
+from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap, same_place
+
+_ENTRY = re.compile(r"([mnk])→(\([^)]*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
+_FACES = {"A": "mk", "B": "kn", "C": "mn"}
+
+
+def surveyed(
+    name: str, source: str, summary: str, *, axes: int, a: str | None, b: str | None, c: str, work: str,
+    over: Literal["m", "n", "k"],
+    also: Mapping[str, str] | None = None, brought: Mapping[str, str] | None = None, **more: Any,
+) -> Row:  # fmt: skip
+    """A row for meshes of `axes` axes from the placements of A, B and C, and the work map, in the survey's words.
+
+    also: further placements that it takes, by operand; it needs no other. brought: placements that A or B is brought
+    to before the product. A `None` placement is any. The rest goes to `Row`.
+    """
+
+    def placements(mesh: MeshShape) -> Wanted | str:
+        if axes not in (1, len(mesh.shape)):
+            return f"needs a mesh of {('one axis', 'two axes', 'three axes')[axes - 1]}, {_as_in(mesh, axes)}"
+        placed = [None if text is None else place(text, _FACES[x], mesh, axes) for x, text in (("A", a), ("B", b))]
+        return placed[0], placed[1], place(c, _FACES["C"], mesh, axes)
+
+    def others(mesh: MeshShape) -> dict[str, Layout]:
+        return {x: place(text, _FACES[x], mesh, axes) for x, text in (also or {}).items()}
+
+    def stage(problem: Problem) -> tuple[Layout | None, Layout | None]:
+        wanted = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
+        staged = [
+            layout if layout and not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh) else None
+            for x, layout in ((x, wanted.get(x)) for x in "AB")
+        ]
+        return staged[0], staged[1]
+
+    row = Row(
+        name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,
+        stage=stage if brought else None, **more,
+    )  # fmt: skip
+    return replace(row, form=one_sided(row)) if row.grouped else row
+
+
+def one_sided(row: Row) -> Callable[[str], Row | str]:
+    """The form `pull` of a row that moves operands by groups."""
+    return lambda form: row.pulled if form == "pull" else f"{row.name} has the form {row.name}:pull (one-sided)"
+
+
+def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
+    """The placement that `text` describes, of a matrix (or space) whose dimensions are `dims`, on a mesh."""
+    cuts: dict[str, str] = {}
+    pins = []
+    for dim, cut, pin in _ENTRY.findall(text):
+        if pin:
+            pins.append(pin)
+        else:
+            cuts[dim] = cut
+    words = ", ".join([*(cuts.get(dim, "*") for dim in dims), *pins])
+    if axes == 1 and len(mesh.shape) > 1:
+        grid = MeshShape((mesh.size,), AXIS_NAMES[:1])
+        return replace(parse_layout(words, grid, len(dims)), grid=grid)
+    named = dict(zip(AXIS_NAMES, mesh.names, strict=False))
+    return parse_layout(re.sub(r"\b[ijl]\b", lambda found: named[found[0]], words), mesh, len(dims))
+
+
+def placed_work(text: str, axes: int) -> WorkMap:
+    """The work map that `text` describes. Where an operand is cut over the same axes, the work is cut as it is."""
+
+    def work(problem: Problem) -> Layout:
+        plan = place(text, DIMS, problem.mesh, axes)
+        return replace(plan, splits=tuple(_as_placed(problem, plan, dim) for dim in range(3)))
+
+    return work
+
+
+def _as_placed(problem: Problem, plan: Layout, dim: int) -> Split:
+    """The cut of a dimension by C, A or B over the axes that `plan` names, with its blocks or weights."""
+    split = plan.splits[dim]
+    axes = [level.axes for level in split]
+    for x in "CAB":
+        layout = problem.layout(x)
+        if dim in OPERAND_DIMS[x] and layout.mesh(problem.mesh) == plan.mesh(problem.mesh):
+            found = layout.splits[OPERAND_DIMS[x].index(dim)]
+            if [level.axes for level in found] == axes and not any(level.skew for level in found):
+                return found
+    return split
+
+
+def _as_in(mesh: MeshShape, axes: int) -> str:
+    """A mesh of so many axes for the ranks at hand."""
+    if axes == 2:
+        rows = max(n for n in range(1, mesh.size + 1) if mesh.size % n == 0 and n * n <= mesh.size)
+        fits = (rows, mesh.size // rows)
+    else:
+        first = max(n for n in range(1, mesh.size + 1) if mesh.size % n == 0 and n**3 <= mesh.size)
+        rest = mesh.size // first
+        second = max(n for n in range(1, rest + 1) if rest % n == 0 and n * n <= rest)
+        fits = (first, second, rest // second)  # type: ignore[assignment]
+    return f"as {fits}; this one is {mesh.shape}"

@@ -1,0 +1,65 @@
+"""A rank's part of what a group moves, bound to memory and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..schedule.ops import Broadcast, Reduce, Shift, incoming
+from ..schedule.passes import kind_of
+from ..windows import Transfer
+from ..windows.channel import Channel
+from .places import Places, name_of, slots
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A transfer, and what it has to do with the transfers around it."""
+
+    transfer: Transfer
+    after: list[str]
+    """What must be over before it starts: the filling, or the reading, of a place."""
+    during: list[str]
+    """What goes on until it is over."""
+
+
+def bind_group(
+    op: Broadcast | Shift | Reduce, places: Places, channel: Callable[[tuple[int, ...]], Channel]
+) -> Iterator[Bound]:
+    """The transfers of one group operation on this rank."""
+    if isinstance(op, Broadcast):
+        yield _broadcast(op, places, channel(op.group))
+    elif isinstance(op, Shift):
+        yield _shift(op, places, channel(tuple(places.schedule.mesh.ranks)))
+    else:
+        yield from _reduce(op, places, channel(op.group))
+
+
+def _broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
+    upright = places.is_upright(op.parts[0])
+    mine = next((places.box(part) for part in op.parts if part.rank == places.rank), None)
+    theirs = {owner: places.box(place) for owner, place in incoming(op, places.rank)}
+    if op.kind == "broadcast":
+        owner = op.parts[0].rank
+        transfer = channel.broadcast(owner, theirs[owner] if mine is None else mine, upright)
+    else:
+        transfer = channel.gather(mine, theirs, upright)
+    filled = [op.dst] if op.dst else []
+    during = [f"fill {name_of(ref)}" for ref in filled] or ["send"]
+    return Bound(transfer, [f"read {name}" for name in slots(filled)], during)
+
+
+def _shift(op: Shift, places: Places, channel: Channel) -> Bound:
+    tag = "ABC".index(kind_of(op.dst)) + 1
+    transfer = channel.shift(
+        places.box(op.src), op.to, places.box(op.dst), op.source, places.is_upright(op.dst), tag
+    )  # fmt: skip
+    after = [f"fill {name_of(op.src)}", f"read {name_of(op.dst)}"]
+    return Bound(transfer, after, [f"fill {name_of(op.dst)}", *(f"read {name}" for name in slots([op.src]))])
+
+
+def _reduce(op: Reduce, places: Places, channel: Channel) -> Iterator[Bound]:
+    for src, dst in zip(op.srcs, op.dsts, strict=True):
+        result = places.array(dst, summing=True) if dst.rank == places.rank else None
+        transfer = channel.reduce(places.whole(src, summing=False), dst.rank, result)
+        yield Bound(transfer, [f"fill {name_of(src)}"], [f"read {name_of(src)}"])
