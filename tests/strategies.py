@@ -17,7 +17,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
 from rma_mm.policy.planner import Request, placements_taken
 from rma_mm.schedule.lower import Tuning
-from rma_mm.schedule.row import Problem, Row
+from rma_mm.schedule.row import Layouts, Problem, Row, Setting
 
 hypothesis.settings.register_profile(
     "pure",
@@ -161,16 +161,34 @@ def some_mesh(row: Row) -> MeshShape:
 @st.composite
 def problems(
     draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS
-) -> Problem:
-    """Products that `row` can serve: placements that it takes where it asks for some, any others where it does not."""
+) -> tuple[Row | None, Problem]:
+    """Products that `row` can serve, and the row fitted to them: on placements that it takes, or on any.
+
+    The row is None where any may serve.
+    """
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
+    mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3)))
+    row, placed = draw(placements(row, (m, n, k), mesh))
+    return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), draw(st.sampled_from(("", "A", "B", "AB"))))
+
+
+@st.composite
+def placements(
+    draw: DrawFn, row: Row | None, shape: tuple[int, int, int], mesh: MeshShape
+) -> tuple[Row | None, Layouts]:
+    """Placements of A, B and C that `row` can serve, and the row fitted to them."""
+    m, n, k = shape
+    free = [layouts(mesh, (m, k)), layouts(mesh, (k, n)), layouts(mesh, (m, n))]
+    if row and row.fit:
+        whole = [layouts(mesh, e, roles=ROLES[:-1]) for e in ((m, k), (k, n))]  # one that chooses takes no summands
+        given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
+        fitted = row.fit(Setting(shape, mesh, None, given, tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
+        assert isinstance(fitted, Row), fitted
+        return fitted, draw(st.sampled_from(placements_taken(fitted, Request(shape, mesh, given))))
     if row and row.placements:
-        mesh = draw(meshes(max_ranks, axes=axes_of(row)))
-        placed = draw(st.sampled_from(placements_taken(row, Request((m, n, k), mesh))))
-    else:
-        mesh = draw(meshes(max_ranks))
-        placed = (draw(layouts(mesh, (m, k))), draw(layouts(mesh, (k, n))), draw(layouts(mesh, (m, n))))
-    return Problem((m, n, k), mesh, placed, draw(st.booleans()), draw(st.sampled_from(("", "A", "B", "AB"))))
+        return row, draw(st.sampled_from(placements_taken(row, Request(shape, mesh))))
+    a, b, c = map(draw, free)
+    return row, (a, b, c)
 
 
 @dataclass(frozen=True)
@@ -191,11 +209,11 @@ class Case:
 @st.composite
 def cases(draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS) -> Case:
     """Products of `row`, or of any."""
-    row = row or draw(rows)
-    problem = draw(problems(row, max_ranks, extents))
+    fitted, problem = draw(problems(row or draw(rows), max_ranks, extents))
+    assert fitted is not None
     beta = draw(st.sampled_from((1, -2, 3))) if problem.keeps_c else 0
     scalars = draw(st.sampled_from((1, -1, 2, 0))), beta
-    return Case(row, problem, draw(tunings), *scalars, draw(st.sampled_from(("", "A", "B", "AB"))), draw(seeds))
+    return Case(fitted, problem, draw(tunings), *scalars, draw(st.sampled_from(("", "A", "B", "AB"))), draw(seeds))
 
 
 seeds: SearchStrategy[int] = st.integers(0, 2**16)

@@ -3,6 +3,7 @@
 from ..errors import AlgorithmError
 from ..schedule.row import Row
 from .cannon import CANNON
+from .cosma import COSMA
 from .cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
 from .parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
 from .pipelines import GATHER_GEMM, GEMM_SCATTER
@@ -10,12 +11,15 @@ from .queue import QUEUE
 from .srumma import SRUMMA
 from .stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
 from .summa import PBLAS, PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
+from .t10 import T10_ROTATE
+from .weighted import WEIGHTED
 
 _ROWS = (
     *(STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE),
     *(DATA_PARALLEL, COLUMN_PARALLEL, ROW_PARALLEL, GATHER_GEMM, GEMM_SCATTER, MIXED_2D, ROW_COLUMN_2D),
     *(CANNON, SUMMA_C, SUMMA_A, SUMMA_B, PUMMA, PBLAS),
     *(AGARWAL_3D, JOHNSON_3D, SOLOMONIK_25D, TESSERACT, NUS_3D),
+    *(T10_ROTATE, COSMA, WEIGHTED),
 )
 ALGORITHMS: dict[str, Row] = {row.name: row for row in _ROWS}
 

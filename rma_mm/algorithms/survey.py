@@ -64,6 +64,14 @@ def one_sided(row: Row) -> Callable[[str], Row | str]:
     return lambda form: row.pulled if form == "pull" else f"{row.name} has the form {row.name}:pull (one-sided)"
 
 
+def whole_numbers(text: str, count: int) -> list[int] | None:
+    """`count` whole numbers of at least 1, separated by commas; None where the text is anything else."""
+    words = text.split(",")
+    if len(words) != count or not all(word.isdecimal() and int(word) > 0 for word in words):
+        return None
+    return [int(word) for word in words]
+
+
 def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
     """The placement that `text` describes, of a matrix (or space) whose dimensions are `dims`, on a mesh."""
     cuts: dict[str, str] = {}

@@ -70,7 +70,7 @@ class Job:
         o = self.options
         self._read_headers()
         shape = self._shape()
-        grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm))
+        grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm), o.algorithm)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)

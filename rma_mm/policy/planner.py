@@ -43,6 +43,8 @@ class Request:
     deterministic: bool = False
     memory: int | None = None
     """Elements of A, B and C that a rank may hold."""
+    speeds: tuple[float, ...] = ()
+    """How fast each rank multiplies; empty where they count as equal."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,10 @@ def choose(request: Request) -> list[Candidate]:
 def _best(row: Row, request: Request) -> Candidate:
     """`row` on the cheapest placements that the request leaves open."""
     if row.fit is not None:
-        fitted = row.fit(Setting(request.shape, request.mesh, request.memory, request.layouts))
+        may_idle = request.algorithm != "auto"
+        fitted = row.fit(
+            Setting(request.shape, request.mesh, request.memory, request.layouts, request.speeds, may_idle)
+        )
         if isinstance(fitted, str):
             return Candidate(row, None, Traffic(), fitted)
         row = fitted
@@ -142,7 +147,10 @@ def placements_taken(row: Row, request: Request) -> list[Layouts]:
     needed = row.placements(request.mesh) if row.placements else "takes any placements"
     if isinstance(needed, str):
         raise AlgorithmError(f"{row.name}: {needed}")
-    taken = (_taken(row, request, x, wanted) or _open(request, None) for x, wanted in zip("ABC", needed, strict=True))
+    taken = (
+        _taken(row, request, x, wanted) or _open(request, given)
+        for x, wanted, given in zip("ABC", needed, request.layouts, strict=True)
+    )
     a, b, c = (dict.fromkeys(each) for each in taken)
     return list(product(a, b, c))
 
@@ -274,11 +282,19 @@ def _foreign(mesh: MeshShape, layout: Layout, shape: tuple[int, int], region: Re
     return between, within
 
 
-def default_mesh(size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The grid of `size` ranks on which a product of `shape` = (m, n, k) moves least."""
+def default_mesh(
+    size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), algorithm: str = "auto"
+) -> tuple[int, ...]:
+    """The grid of `size` ranks on which a product of `shape` = (m, n, k) moves least; of two axes where those will do.
 
-    def price(grid: tuple[int, ...]) -> float:
-        found = candidates(Request(shape, MeshShape(grid, nodes=nodes)))
-        return found[0].traffic.price
-
-    return min(sorted(grids(size, 2), reverse=True), key=price) if size > 1 else (1, 1)
+    Raises AlgorithmError for an algorithm that is not there.
+    """
+    for axes in (2, 3, 1):
+        priced = []
+        for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
+            best = candidates(Request(shape, MeshShape(grid, nodes=nodes), algorithm=algorithm))[0]
+            if not best.rejected:
+                priced.append((best.traffic.price, grid))
+        if priced:
+            return min(priced, key=lambda pair: pair[0])[1]
+    return (1, size)

@@ -17,6 +17,7 @@ from ..errors import ClosedError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import threads_per_rank
 from ..windows import WINDOWS
+from ..windows.waiting import barrier
 from .agreement import agree
 
 if TYPE_CHECKING:
@@ -123,6 +124,15 @@ class Mesh:
 
         self.require_open()
         return Arena(self)
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
+        from ..kernels.speed import multiplies_a_second
+
+        barrier(self.comm)
+        measured = self.comm.allgather(multiplies_a_second(self.threads))
+        return tuple(measured[: self.shape.size])
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Make what these groups of grid ranks need to move parts together; each group names this rank.

@@ -159,7 +159,12 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
         is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
         if ours if is_made_here else operand.in_place:
             in_place += x
-    return Request(operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic)
+    itemsize = max(operands.dtype(x).itemsize for x in "ABC")
+    memory = None if o.memory_limit is None else o.memory_limit // itemsize
+    return Request(
+        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic, memory,
+        mesh.speeds if o.algorithm.startswith("weighted") else (),
+    )  # fmt: skip
 
 
 def _probe(operands: Operands) -> None:

@@ -82,7 +82,7 @@ WorkMap = Callable[[Problem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
 Layouts = tuple[Layout, Layout, Layout]
 """Placements of A, B and C."""
-Wanted = tuple[Layout | None, Layout | None, Layout]
+Wanted = tuple[Layout | None, Layout | None, Layout | None]
 """Placements of A, B and C that a row needs; None where any will do."""
 
 
@@ -97,6 +97,10 @@ class Setting:
     """Elements of A, B and C that a rank may hold; None for no limit."""
     layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
     """Placements of A, B and C that are given."""
+    speeds: tuple[float, ...] = ()
+    """How fast each rank multiplies, in any unit; empty where they are equal."""
+    may_idle: bool = True
+    """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,6 @@ def stationary(operand: Operand) -> WorkMap:
         for dim, split in zip(OPERAND_DIMS[operand], layout.splits, strict=True):
             splits[dim] = split
         splits["BAC".index(operand)] = tuple(Level((axis,)) for axis in spare)
-        return Layout(tuple(splits), layout.pins)
+        return Layout(tuple(splits), layout.pins, grid=layout.grid)
 
     return work

@@ -11,12 +11,11 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.policy.planner import Request, placements_taken
 from rma_mm.schedule import boxes
 from rma_mm.schedule.interpret import interpret
 from tests.launch import parallel
 from tests.reference import collect, distribute, expected, whole_numbers
-from tests.strategies import EXTENTS, axes_of, layouts
+from tests.strategies import EXTENTS, axes_of, layouts, placements
 from tests.strategies_mpi import shared_examples
 
 
@@ -52,8 +51,8 @@ def products(draw, size, algorithm):
     dtype = draw(st.sampled_from(("float64", "float64", "float32", "int32", "float16")))
     scalars = draw(st.sampled_from((1, 2, -1))), draw(st.sampled_from((0, 0, 1, 3)))
     drawn = Product(mesh.shape, shape, (), transposed, dtype, *scalars, draw(st.sampled_from((3, 128))), draw(seeds))
-    if row.placements:
-        a, b, c = draw(st.sampled_from(placements_taken(row, Request(shape, mesh))))
+    if row.placements or row.fit:
+        _, (a, b, c) = draw(placements(row, shape, mesh))
         placed = (a.T if "A" in transposed else a, b.T if "B" in transposed else b, c)
     else:
         placed = tuple(draw(layouts(mesh, extent)) for extent in drawn.extents)
