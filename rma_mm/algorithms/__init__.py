@@ -6,11 +6,12 @@ from .cannon import CANNON
 from .cosma import COSMA
 from .cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
 from .parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
+from .pblas import PBLAS
 from .pipelines import GATHER_GEMM, GEMM_SCATTER
 from .queue import QUEUE
 from .srumma import SRUMMA
 from .stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
-from .summa import PBLAS, PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
+from .summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
 from .t10 import T10_ROTATE
 from .weighted import WEIGHTED
 

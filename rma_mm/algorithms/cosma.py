@@ -98,7 +98,7 @@ def _fit(setting: Setting) -> Row | str:
 def _form(text: str) -> Row | str:
     sizes = whole_numbers(text, 3)
     if text == "pull":
-        return replace(COSMA.pulled, fit=lambda setting: _pulled(_fit(setting)))
+        return COSMA.pulled
     if sizes is None:
         return "cosma takes a grid, as cosma:2,2,1, or cosma:pull"
     grid = (sizes[0], sizes[1], sizes[2])
@@ -111,10 +111,6 @@ def _form(text: str) -> Row | str:
         return replace(on_grid(grid, setting), name=f"cosma:{text}")
 
     return replace(COSMA, name=f"cosma:{text}", fit=fit, form=None)
-
-
-def _pulled(row: Row | str) -> Row | str:
-    return row if isinstance(row, str) else row.pulled
 
 
 COSMA = replace(_ON_GRID, placements=None, fit=_fit, form=_form)

@@ -33,9 +33,3 @@ PUMMA = surveyed(
     "pumma", "Choi, Dongarra and Walker 1994", "C stationary; blocks of A are broadcast, those of B roll upwards",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", by=("i",), grouped="AB",
 )  # fmt: skip
-
-PBLAS = surveyed(
-    "pblas", "Blackford et al. 1997 (ScaLAPACK)", "block-cyclic placements; C stationary, panels are broadcast",
-    axes=2, a="m→i:cyclic(64), k→j:cyclic(64)", b="k→i:cyclic(64), n→j:cyclic(64)",
-    c="m→i:cyclic(64), n→j:cyclic(64)", work="m→i, n→j", over="k", order="plain", grouped="AB",
-)  # fmt: skip

@@ -48,6 +48,8 @@ class Options:
     threads: int | None
     verify: bool
     explain: bool
+    frontier: bool
+    picture: str | None
     dry_run: bool
     json: str | None
     list: bool
@@ -129,6 +131,8 @@ def _parser() -> _Parser:
     add("--warmup", type=_count(0), default=1, metavar="N", help="products before those (1)")
     add("--verify", action="store_true", help="check the result, by Freivalds; generated matrices always are")
     add("--explain", action="store_true", help="print what was considered and why it lost")
+    add("--frontier", action="store_true", help="print T10's plans that none beats in both memory and words")
+    add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
     add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")
     add("--json", metavar="FILE", help="write the report there, - for standard output")
     add("--list", action="store_true", help="print the algorithms, one a line")
@@ -153,7 +157,7 @@ def _add_problem(add: Any) -> None:
 def _add_method(add: Any) -> None:
     """The flags that say how to multiply."""
     add("--mesh", type=_mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
-    add("--algorithm", default="auto", metavar="NAME", help="one of --list (auto)")
+    add("--algorithm", default="auto", metavar="NAME", help="one of --list, or NAME:FORM (auto)")
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
     add("--memory-limit", type=_size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")

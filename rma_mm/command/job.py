@@ -11,7 +11,7 @@ import numpy as np
 
 from rma_mm.command.arguments import DEFAULT_DTYPE, Options
 from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, check_report, gather_facts, print_result, write_json
+from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json, write_whole
 from rma_mm.command.signals import Interruption
 from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError
 from rma_mm.geometry.layout import Layout
@@ -74,8 +74,7 @@ class Job:
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)
-        if (o.explain or o.dry_run) and not o.quiet and self.comm.rank == 0:
-            print_result([plan.explain() if o.explain else str(plan)])
+        self._show(plan)
         self._check_start(plan)
         if o.dry_run:
             return DONE
@@ -104,7 +103,8 @@ class Job:
         error: Exception | None = None
         try:
             self.files = {name: read_header(path, o.dtype if o.files else None) for name, path in named.items()}
-            check_report(o.json)
+            check_report("--json", o.json)
+            check_report("--picture", o.picture)
         except RmaError as caught:
             error = caught
         agree_error(self.comm, error)
@@ -201,6 +201,22 @@ class Job:
                 before.close()
                 before = wide
         return made[0], made[1], before
+
+    def _show(self, plan: Plan) -> None:
+        """What was asked to be told before the product, by rank 0. Raises FileFormatError on every rank."""
+        o = self.options
+        error: Exception | None = None
+        if self.comm.rank == 0:
+            texts = [plan.explain()] if o.explain else [str(plan)] if o.dry_run else []
+            texts += [plan.frontier()] * o.frontier + [plan.picture()] * (o.picture == "-")
+            if texts and not (o.quiet and o.picture != "-"):
+                print_result(["\n\n".join(texts)])
+            try:
+                if o.picture not in (None, "-"):
+                    write_whole("--picture", o.picture, plan.page() if is_page(o.picture) else plan.picture())
+            except RmaError as caught:
+                error = caught
+        agree_error(self.comm, error)
 
     # -- the product, and after -------------------------------------------------------------------
 

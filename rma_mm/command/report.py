@@ -162,8 +162,8 @@ def print_result(lines: Sequence[str]) -> None:
         sys.stdout.flush()
 
 
-def check_report(path: str | None) -> None:
-    """Raise FileFormatError where a JSON report could not be written."""
+def check_report(flag: str, path: str | None) -> None:
+    """Raise FileFormatError where a report could not be written."""
     if path in (None, "-"):
         return
     assert path is not None
@@ -171,7 +171,7 @@ def check_report(path: str | None) -> None:
     is_file = os.path.isfile(path) or not os.path.exists(path)
     if not os.path.isdir(directory) or not is_file or not os.access(directory, os.W_OK):
         why = "is not a regular file" if not is_file else f"the directory {directory} cannot be written to"
-        raise FileFormatError(f"--json {path}: {why}")
+        raise FileFormatError(f"{flag} {path}: {why}")
 
 
 def write_json(path: str | None, facts: Facts) -> None:
@@ -180,15 +180,26 @@ def write_json(path: str | None, facts: Facts) -> None:
     if path == "-":
         print_result([text])
     elif path is not None:
-        temporary = f"{path}.{os.getpid()}.partial"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise FileFormatError(f"--json {path}: {error.strerror}") from None
+        write_whole("--json", path, text + "\n")
+
+
+def is_page(path: str | None) -> bool:
+    """Whether a picture under this name is to be an HTML page."""
+    return path is not None and path.lower().endswith((".html", ".htm"))
+
+
+def write_whole(flag: str, path: str | None, text: str) -> None:
+    """Write a text file whole or not at all. Raises FileFormatError naming the flag that asked for it."""
+    assert path is not None
+    temporary = f"{path}.{os.getpid()}.partial"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise FileFormatError(f"{flag} {path}: {error.strerror}") from None
 
 
 def _known(value: Any) -> Any:

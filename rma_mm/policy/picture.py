@@ -17,10 +17,9 @@ from textwrap import wrap
 from ..geometry.mesh import MeshShape
 from ..geometry.span import Region, Span
 from ..schedule.boxes import disjoint
-from ..schedule.ops import Accumulate, Barrier, Broadcast, Copy, Multiply, Op, Reduce, Ref, Schedule, Shift
+from ..schedule.ops import Accumulate, Barrier, Broadcast, Copy, Multiply, Op, Reduce, Ref, Schedule, Shift, expand
 from ..schedule.passes import kind_of
 from ..schedule.row import DIMS, OPERAND_DIMS
-from ..schedule.verify import expand
 
 RANKS, TURNS = 9, 12
 """The largest schedule that is drawn as text."""

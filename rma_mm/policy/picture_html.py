@@ -12,8 +12,7 @@ from math import hypot
 
 from ..geometry.mesh import MeshShape
 from ..geometry.span import Region, Span
-from ..schedule.ops import Schedule
-from ..schedule.verify import expand
+from ..schedule.ops import Schedule, expand
 from .picture import LEGEND, Cell, Labels, Move, Scene, heading, idle, layers, meeting, place, scenes, turn_numbers
 
 RANKS = 64

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ..algorithms.t10 import frontier
+from ..geometry.layout import Layout
+from ..geometry.mesh import MeshShape
+from ..geometry.notation import notations
+from .bounds import least_words
 from .planner import Candidate
 
 
@@ -36,3 +41,38 @@ def _why(candidate: Candidate, chosen: Candidate, asked: str) -> str:
     if ours == best:
         return "moves as much, and comes later in the list"
     return f"moves {ours / best:.2f} times the price" if best else "moves words where the chosen one moves none"
+
+
+def frontier_table(shape: tuple[int, int, int], size: int) -> str:
+    """T10's plans that none beats in both memory and words: elements that a rank holds, words that it moves.
+
+    The words to make copies, from placements that hold each element once, stand apart.
+    """
+    rows = [["plan", "ranks m,n,k", "rings A,B,C", "elements held", "words moved", "words to place", ""]]
+    plans = frontier(shape, size)
+    for point in plans:
+        m, n, _ = point.ranks
+        like = "Cannon's placement" if m == n and point.rings == (m, n, 1) and m > 1 else ""
+        ranks, rings = (",".join(map(str, each)) for each in (point.ranks, point.rings))
+        figures = [str(each(shape)) for each in (point.held, point.moved, point.placing)]
+        rows.append([f"t10_rotate:{point}", ranks, rings, *figures, like])
+    return table(rows)
+
+
+def words_line(words: list[int], shape: tuple[int, int, int], memory: int | None) -> str:
+    """What the ranks move, beside what the busiest has to."""
+    ranks = sum(count > 0 for count in words) or 1
+    least = least_words(shape, ranks, memory)
+    bound = f"lower bound for {ranks} ranks: {least:.0f}"
+    return f"words       {sum(words)} in all, {max(words)} of the busiest rank ({bound})"
+
+
+def written(layouts: dict[str, Layout], mesh: MeshShape, shapes: dict[str, tuple[int, int]]) -> str:
+    """The placements in every notation that can express them."""
+    found = {x: notations(layout, mesh, shapes[x]) for x, layout in layouts.items()}
+    names = [name for name in found["A"] if name != "rma_mm"]
+    rows = [["placement", *names], *([x, *(found[x][name].text or "-" for name in names)] for x in found)]
+    lacking: dict[str, list[str]] = {}
+    for x, name in ((x, name) for name in names for x in found if found[x][name].reason):
+        lacking.setdefault(found[x][name].reason, []).append(x)
+    return "\n".join([table(rows), *(f"{', '.join(letters)}: {reason}" for reason, letters in lacking.items())])

@@ -10,9 +10,8 @@ import numpy as np
 from ..geometry.layout import Layout
 from ..kernels import choose_kernel, scratch_bytes
 from ..kernels.dtypes import accumulator
-from ..schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift
+from ..schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift, expand
 from ..schedule.passes import frame_sizes, kind_of
-from ..schedule.verify import expand
 from .mesh import Mesh
 
 

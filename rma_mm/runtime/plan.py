@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from ..kernels.dtypes import accumulator
 from ..kernels.threads import get_threads, set_threads
+from ..policy.picture import drawn
+from ..policy.picture_html import page
 from ..policy.planner import Candidate, adds_in_any_order
-from ..policy.report import explain
+from ..policy.report import explain, frontier_table, words_line, written
 from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
 from ..schedule.verify import verify
@@ -136,8 +138,31 @@ class Plan:
         The whole schedule, all ranks', is verified on the way.
         """
         report = verify(self.schedule)
-        checked = f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once"
-        return f"{self}\n{checked}\n\n{explain(self.found, self.chosen, self.options.algorithm)}"
+        itemsize = max(x.dtype.itemsize for x in self.operands.values())
+        limit = self.options.memory_limit
+        shapes = {name: x.shape for name, x in self.operands.items()}
+        lines = [
+            str(self),
+            f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
+            words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
+            "",
+            written(self.layouts, self.mesh.shape, shapes),
+            "",
+            explain(self.found, self.chosen, self.options.algorithm),
+        ]
+        return "\n".join(lines)
+
+    def frontier(self) -> str:
+        """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
+        return frontier_table(self.given.shape, self.mesh.shape.size)
+
+    def picture(self) -> str:
+        """The schedule drawn as text: who multiplies what when, and who moves what to whom. Small meshes only."""
+        return drawn(self.schedule)
+
+    def page(self) -> str:
+        """The schedule drawn as an HTML page that stands by itself."""
+        return page(self.schedule, str(self))
 
     def __str__(self) -> str:
         m, n, k = self.schedule.shape or (0, 0, 0)

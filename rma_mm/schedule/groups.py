@@ -23,8 +23,11 @@ Parts = dict[int, tuple[Ref, ...]]
 """Step → boxes of homes that the whole group moves at it."""
 
 
-def pulls(member: Member, group: Sequence[int], x: str) -> Pass | None:
-    """The pass that moves operand `x` by broadcasts, or else by shifts; None where neither is proved."""
+def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) -> Pass | None:
+    """The pass that moves operand `x` by broadcasts, or else by shifts; None where neither is proved.
+
+    at_once: what several members own and all want at one step is one all-gather, and not a broadcast from each.
+    """
     copies = {q: [op for op in member(q) if isinstance(op, Copy) and kind_of(op.dst) == x] for q in group}
     wanted = {q: [op.src for op in copies[q] if op.src.rank != q] for q in group}
     parts = _multicast(member, group, copies)
@@ -33,7 +36,8 @@ def pulls(member: Member, group: Sequence[int], x: str) -> Pass | None:
     ring = 0 if is_all else _ring([wanted[q] for q in group], group)
     if ring and all(fills(op.dst) for q in group for op in copies[q]):
         return lambda ops, rank: _shifting(ops, rank, tuple(group), copies, ring)
-    return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, parts)) if parts else None
+    calls = {step: [refs] if at_once else [(ref,) for ref in refs] for step, refs in parts.items()}
+    return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, calls)) if parts else None
 
 
 def pushes(member: Member, group: Sequence[int], x: str = "C") -> Pass | None:
@@ -151,24 +155,31 @@ def _shifting(ops: list[Op], rank: int, group: tuple[int, ...], copies: dict[int
     return result
 
 
-def _broadcasting(ops: list[Op], rank: int, group: tuple[int, ...], x: str, parts: Parts) -> list[Op]:
-    """Copies of `parts` replaced by one Broadcast a step, which owners join."""
+def _broadcasting(
+    ops: list[Op], rank: int, group: tuple[int, ...], x: str, calls: dict[int, list[tuple[Ref, ...]]]
+) -> list[Op]:
+    """Copies replaced by the calls of their step, which owners join."""
+    into = {(op.step, op.src): op.dst for op in ops if isinstance(op, Copy) and kind_of(op.dst) == x}
+    called = {(step, ref) for step, parts in calls.items() for refs in parts for ref in refs if ref.rank != rank}
     result: list[Op] = []
-    joined: dict[int, Broadcast] = {}
+    joined: set[int] = set()
     for op in ops:
-        if op.step in parts and op.step not in joined:
-            joined[op.step] = Broadcast(parts[op.step], None, group, op.step)
-            result.append(joined[op.step])
-        if isinstance(op, Copy) and kind_of(op.dst) == x and op.src in parts.get(op.step, ()) and op.src.rank != rank:
-            call = joined[op.step]
-            if call.dst is None:
-                buffer = op.dst.buffer
-                whole = Ref(rank, buffer, buffer.region if isinstance(buffer, Slot) else op.dst.region)
-                joined[op.step] = replace(call, dst=whole)
-                result[result.index(call)] = joined[op.step]
-            continue
-        result.append(op)
+        if op.step in calls and op.step not in joined:
+            joined.add(op.step)
+            for parts in calls[op.step]:
+                places = [into[op.step, part] for part in parts if part.rank != rank]
+                result.append(Broadcast(parts, _room(places), group, op.step))
+        if not (isinstance(op, Copy) and kind_of(op.dst) == x and (op.step, op.src) in called):
+            result.append(op)
     return result
+
+
+def _room(places: list[Ref]) -> Ref | None:
+    """The slot, or the box of a home, that several places are parts of."""
+    if not places:
+        return None
+    buffer = places[0].buffer
+    return replace(places[0], region=buffer.region) if isinstance(buffer, Slot) else places[0]
 
 
 def _reducing(ops: list[Op], group: tuple[int, ...], parts: Parts) -> list[Op]:

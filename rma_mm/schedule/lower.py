@@ -116,7 +116,8 @@ class _Lowering:
         for x in self.row.grouped:
             group = self.group(rank, x)
             if len(group) > 1:
-                proof = self.proof(("walk", x, group), pushes if x == "C" else pulls, self.walk, group, x)
+                prove = pushes if x == "C" else partial(pulls, at_once=x in self.row.whole)
+                proof = self.proof(("walk", x, group), prove, self.walk, group, x)
                 ops = proof(ops, rank) if proof else ops
         return frames(prefetch(ops, self.tuning.depth), linger=self.tuning.depth > 0)
 

@@ -6,7 +6,7 @@ the policy floor (prices) and the executor. None of them knows an algorithm's na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -245,6 +245,29 @@ def remembered(schedule: Schedule) -> Schedule:
 def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
     """`layout.region`, remembered: schedules ask for the same few homes again and again."""
     return layout.region(shape, mesh, rank)
+
+
+def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
+    """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
+    ops: list[Op] = []
+    for op in schedule.program(rank):
+        if isinstance(op, Claim) and schedule.pool:
+            mine = range(rank, schedule.pool.tasks, schedule.mesh.size) if claims is None else claims
+            ops += [inner for task in mine for inner in schedule.pool.program(task, rank)]
+        else:
+            ops.append(op)
+    return ops
+
+
+def epochs_of(ops: list[Op]) -> list[list[Op]]:
+    """The operations between barriers."""
+    epochs: list[list[Op]] = [[]]
+    for op in ops:
+        if isinstance(op, Barrier):
+            epochs.append([])
+        else:
+            epochs[-1].append(op)
+    return epochs
 
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:

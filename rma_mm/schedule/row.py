@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from ..geometry.layout import Layout, Level
@@ -172,7 +172,14 @@ class Row:
             self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="", pieces=1,
             stage=None, also=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
+            fit=partial(_pulled, self.fit) if self.fit else None,
         )  # fmt: skip
+
+
+def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:
+    """The one-sided form of the row that `fit` gives."""
+    fitted = fit(setting)
+    return fitted if isinstance(fitted, str) else fitted.pulled
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ share an epoch; every region of C is opened once and finished once.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
 from math import prod
@@ -21,9 +21,7 @@ from .letters import Letters, Route
 from .ops import (
     STAGE,
     Accumulate,
-    Barrier,
     Broadcast,
-    Claim,
     Copy,
     Finish,
     Multiply,
@@ -34,6 +32,9 @@ from .ops import (
     Schedule,
     Shift,
     Slot,
+    epochs_of,
+    expand,
+    foreign,
     outgoing,
 )
 from .passes import frame_sizes, kind_of, refs_of, slots_of
@@ -47,6 +48,8 @@ class Report:
     """Elements of scratch memory, by rank."""
     steps: list[int]
     """Operations, by rank (a pool's tasks dealt out in turn)."""
+    words: list[int]
+    """Elements of other ranks' memory that each rank reads or adds to (likewise)."""
 
 
 @dataclass
@@ -84,7 +87,8 @@ def verify(schedule: Schedule) -> Report:
         checker.end_epoch()
     checker.end()
     scratch = [sum(frame_sizes(ops).values()) for ops in programs]
-    return Report(scratch, [len(ops) for ops in programs])
+    words = [sum(count for op in ops for _, count, _ in foreign(op, rank)) for rank, ops in enumerate(programs)]
+    return Report(scratch, [len(ops) for ops in programs], words)
 
 
 def own_volume(schedule: Schedule, rank: int) -> int:
@@ -99,29 +103,6 @@ def own_volume(schedule: Schedule, rank: int) -> int:
         if isinstance(op, Multiply):
             volume += op.c.region.size * len(op.a.region[1])
     return volume
-
-
-def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
-    """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
-    ops: list[Op] = []
-    for op in schedule.program(rank):
-        if isinstance(op, Claim) and schedule.pool:
-            mine = range(rank, schedule.pool.tasks, schedule.mesh.size) if claims is None else claims
-            ops += [inner for task in mine for inner in schedule.pool.program(task, rank)]
-        else:
-            ops.append(op)
-    return ops
-
-
-def epochs_of(ops: list[Op]) -> list[list[Op]]:
-    """The operations between barriers."""
-    epochs: list[list[Op]] = [[]]
-    for op in ops:
-        if isinstance(op, Barrier):
-            epochs.append([])
-        else:
-            epochs[-1].append(op)
-    return epochs
 
 
 class _Checker:

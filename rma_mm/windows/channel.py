@@ -19,6 +19,12 @@ from rma_mm.windows.copying import strided_elements
 from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed
 from rma_mm.windows.waiting import wait_until
 
+FLAT = 4
+"""Ranks of a group up to which a broadcast is sent to each directly: libraries send it in halves through all of them,
+and every hop waits until a rank that multiplies looks up."""
+BROADCAST = 9
+"""Tag of direct broadcasts; shifts have those of their operands."""
+
 Box = tuple[Array, Region]
 """Positions of a 2-D array."""
 Call = Callable[[], MPI.Request]
@@ -41,10 +47,16 @@ class Channel:
         """`box` of the owner to the boxes of all the others. `upright`: rows are sent one after the other."""
         transfer = GroupTransfer()
         spec, words = transfer.placed(box, upright)
-        root = self.ranks.index(owner)
+        root, size = self.ranks.index(owner), len(self.ranks)
         if owner != self.rank:
             transfer.counts.append(partial(self.count, owner, words))
-        transfer.calls.append(lambda: self.comm.Ibcast(spec, root))
+        if size > FLAT:
+            transfer.calls.append(lambda: self.comm.Ibcast(spec, root))
+        elif owner != self.rank:
+            transfer.calls.append(lambda: self.comm.Irecv(spec, root, BROADCAST))
+        else:
+            others = [member for member in range(size) if member != root]
+            transfer.calls += [partial(self.comm.Isend, spec, member, BROADCAST) for member in others]
         return transfer
 
     def gather(self, mine: Box | None, theirs: dict[int, Box], upright: bool) -> GroupTransfer:

@@ -16,10 +16,9 @@ from rma_mm.policy.picture import WIDTH, Labels, drawn, place, scenes
 from rma_mm.policy.picture_html import page
 from rma_mm.policy.planner import Request, candidates, placements_taken
 from rma_mm.schedule.lower import lower
-from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Schedule, Shift, foreign
+from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Schedule, Shift, expand, foreign
 from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem, Row
-from rma_mm.schedule.verify import expand
 
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),

@@ -1,0 +1,278 @@
+"""What every row moves, counted by the interpreter, against closed forms; and rows that are not what their name says.
+
+Published figures that differ from these are named where they do, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+import pytest
+
+from rma_mm.algorithms import ALGORITHMS, find_algorithm
+from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.policy.planner import Request, candidates, placements_taken, single_layouts
+from rma_mm.schedule.interpret import Outcome, interpret
+from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.ops import Schedule, foreign
+from rma_mm.schedule.row import Layouts, Problem, Row
+from tests.closed_forms import FORMS, MESHES, Extents, Form, Grid, even_shape, skewing
+from tests.pure.test_schedules import limits, run
+from tests.reference import Matrix, nothing
+from tests.strategies import Case
+
+ALL = [(form, grid) for form in FORMS.values() for grid in MESHES[form.axes]]
+CASES = [pytest.param(form, grid, id=f"{form.label} on {grid}") for form, grid in ALL]
+GROUPED = [case for case, (form, _) in zip(CASES, ALL, strict=True) if find_algorithm(form.name).form]
+
+
+def zeros(problem: Problem) -> dict[str, list[Matrix]]:
+    """Local arrays of A, B and C."""
+    return {
+        x: [np.nan_to_num(tile) for tile in nothing(problem.layout(x), problem.mesh, problem.extent(x))] for x in "ABC"
+    }
+
+
+def counted(name: str, problem: Problem) -> tuple[Outcome, list[int]]:
+    """What a product moves, and the messages of each rank."""
+    schedule = lower(find_algorithm(name), problem)
+    return interpret(schedule, zeros(problem)), messages(schedule)
+
+
+def messages(schedule: Schedule) -> list[int]:
+    """Messages of each rank, from its operations."""
+    return [
+        sum(counts for op in schedule.program(rank) for _, _, counts in foreign(op, rank))
+        for rank in schedule.mesh.ranks
+    ]
+
+
+# -- the counts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factors", [(2, 3, 4), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize(("form", "grid"), CASES)
+def test_words_and_messages(form: Form, grid: Grid, factors: Extents) -> None:
+    shape = even_shape(grid, *factors)
+    outcome, each = counted(form.name, form.problem(MeshShape(grid), shape))
+    assert outcome.words == form.words(grid, shape)
+    assert each == form.messages(grid, shape)
+    assert outcome.messages == sum(each)
+
+
+@pytest.mark.parametrize(("form", "grid"), CASES)
+def test_words_and_messages_where_tiles_are_read_in_place(form: Form, grid: Grid) -> None:
+    """The same words; a tile that is read where it lies is no message. Without NARROW every panel has one owner."""
+    shape = even_shape(grid)
+    with limits({"NARROW": 1} if form.viewed_of else {}):
+        outcome, each = counted(form.name, form.problem(MeshShape(grid), shape, "AB"))
+    assert outcome.words == form.words(grid, shape)
+    assert each == form.messages(grid, shape, "AB")
+    assert outcome.messages == sum(each)
+
+
+@pytest.mark.parametrize(("form", "grid"), CASES)
+def test_words_between_two_nodes(form: Form, grid: Grid) -> None:
+    """Where ranks are does not change what they move; only pulls and pushes tell nodes apart."""
+    shape, size = even_shape(grid), MeshShape(grid).size
+    halves = tuple(2 * rank // size for rank in range(size))
+    outcome, _ = counted(form.name, form.problem(MeshShape(grid, nodes=halves), shape, "AB"))
+    assert outcome.words == form.words(grid, shape)
+    assert 0 <= outcome.words_between_nodes <= sum(outcome.words)
+    assert sum(form.messages(grid, shape, "AB")) <= outcome.messages <= sum(form.messages(grid, shape))
+
+
+@pytest.mark.parametrize(("form", "grid"), CASES)
+def test_all_words_cross_where_every_rank_is_a_node(form: Form, grid: Grid) -> None:
+    shape, size = even_shape(grid), MeshShape(grid).size
+    outcome, each = counted(form.name, form.problem(MeshShape(grid, nodes=tuple(range(size))), shape, "AB"))
+    assert outcome.words == form.words(grid, shape)
+    assert outcome.words_between_nodes == sum(outcome.words)
+    assert each == form.messages(grid, shape)
+
+
+# -- what else is said about them -----------------------------------------------------------------
+
+
+def pulled(form: Form, grid: Grid) -> tuple[list[int], bool]:
+    """The words of a form's one-sided form, and whether the other one brings A or B elsewhere first."""
+    shape = even_shape(grid)
+    problem = form.problem(MeshShape(grid), shape)
+    _, staged = find_algorithm(form.name).reads(problem)
+    return counted(f"{form.name}:pull", problem)[0].words, bool(staged)
+
+
+@pytest.mark.parametrize(("form", "grid"), GROUPED)
+def test_pulls_move_the_same_words(form: Form, grid: Grid) -> None:
+    """Nothing is moved less by going through groups, and more only where an operand is brought elsewhere first."""
+    words, is_staged = pulled(form, grid)
+    if is_staged:
+        assert sum(words) <= sum(form.words(grid, even_shape(grid)))
+    else:
+        assert words == form.words(grid, even_shape(grid))
+
+
+@pytest.mark.parametrize("grid", MESHES[2], ids=str)
+def test_cannon_moves_what_summa_moves(grid: Grid) -> None:
+    """Once skewed: from the same blocks the same words, whether they are shifted, broadcast or pulled."""
+    labels = ("cannon, placed skewed", "summa_c", "pumma", "srumma")
+    first, *others = (FORMS[label].words(grid, even_shape(grid)) for label in labels)
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize("grid", MESHES[2], ids=str)
+def test_skewing_costs_one_block_unless_the_window_keeps_part_of_it(grid: Grid) -> None:
+    """algorithms.md §3: a/(RC) on ranks i ≠ 0 and b/(RC) on ranks j ≠ 0.
+
+    A's window of K/C indices moves by iK/R, and keeps what both cover where R > C (B's where C > R). Then it is less:
+    on 3 × 2 rank (1, 0) needs K/3…5K/6 of A and has 0…K/2. By hops between neighbours it is min(i, R − i) times that.
+    """
+    r, c = grid
+    for seat in FORMS["cannon, placed plain"].seats(grid, even_shape(grid)):
+        published = ((seat.i > 0) * seat.a + (seat.j > 0) * seat.b) // (r * c)
+        hops = (min(seat.i, r - seat.i) * seat.a + min(seat.j, c - seat.j) * seat.b) // (r * c)
+        assert skewing(seat) <= published
+        assert skewing(seat) <= hops
+        if r == c:
+            assert skewing(seat) == published
+
+
+@pytest.mark.parametrize("grid", MESHES[3], ids=str)
+def test_totals_of_25d(grid: Grid) -> None:
+    """algorithms.md §3: of A (C + D − 2)·a by broadcasts and (C − 1/D)·a by pulls, of B the same with R."""
+    r, c, d = grid
+    m, n, k = shape = even_shape(grid)
+    a, b, sums = m * k, k * n, (d - 1) * m * n
+    assert sum(FORMS["solomonik_25d"].words(grid, shape)) == (c + d - 2) * a + (r + d - 2) * b + sums
+    assert d * sum(FORMS["solomonik_25d:pull"].words(grid, shape)) == (c * d - 1) * a + (r * d - 1) * b + d * sums
+
+
+@pytest.mark.parametrize(("p", "d"), [(2, 1), (2, 2), (4, 2), (4, 4), (6, 2), (6, 3)])
+def test_25d_moves_what_its_original_cannon_form_moves(p: int, d: int) -> None:
+    """There layer l starts at block i + j + l·p/D of all of k, so that no layer owns one range: other words, as many.
+
+    Each rank multiplies p/D of the p blocks of its row; which rank finds its own among them is all that changes.
+    """
+    steps = p // d
+    starts = [(j, i + j + layer * steps) for i in range(p) for j in range(p) for layer in range(d)]
+    blocks = sum((start + t) % p != j for j, start in starts for t in range(steps))
+    shape = even_shape((p, p, d))
+    moved = sum(FORMS["solomonik_25d"].words((p, p, d), shape))
+    m, n, k = shape
+    first_copies_and_sums = (d - 1) * (m * k + k * n + m * n)
+    assert moved - first_copies_and_sums == blocks * (m * k + k * n) // p**2
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("label", ["agarwal_3d", "nus_3d"])
+def test_gathers_on_a_cube(label: str, p: int) -> None:
+    """3(n²/P^(2/3) − n²/P) words on P = p³ ranks. A survey gives n²/P, which is one block and not the gathered ones."""
+    n = 2 * p**3
+    assert FORMS[label].words((p, p, p), (n, n, n)) == [3 * (n**2 // p**2 - n**2 // p**3)] * p**3
+
+
+@pytest.mark.parametrize("grid", MESHES[3], ids=str)
+def test_b_of_tesseract_costs_as_much_from_one_layer_as_from_all(grid: Grid) -> None:
+    """With B on every layer nothing of it is counted; bringing it there costs (D − 1) · b, either way."""
+    shape = even_shape(grid)
+    shared, pinned, copied = (
+        sum(FORMS[f"tesseract{more}"].words(grid, shape)) for more in ("", ", B l=0", ", B on every layer")
+    )
+    assert shared == pinned == copied + (grid[2] - 1) * shape[1] * shape[2]
+
+
+@pytest.mark.parametrize("grid", MESHES[2], ids=str)
+def test_totals_of_a_stationary_a(grid: Grid) -> None:
+    """(R − 1)·b of B where it is placed k→j, n→i, as an all-gather has it; blocks k→i, n→j are (1 − 1/C)·b dearer.
+
+    A rank then holds of the K_j × N that it needs K_i ∩ K_j of N/C columns, which are b/C over all ranks and not b.
+    """
+    r, c = grid
+    m, n, k = shape = even_shape(grid)
+    b, sums = k * n, (c - 1) * m * n
+    assert sum(FORMS["summa_a"].words(grid, shape)) == (r - 1) * b + sums
+    assert sum(FORMS["summa_a, B k→i, n→j"].words(grid, shape)) == (r - 1) * b + b - b // c + sums
+
+
+# -- no row is another by mistake -----------------------------------------------------------------
+
+NAMES = [*ALGORITHMS, *(f"{name}:pull" for name, row in ALGORITHMS.items() if row.form and not row.fit)]
+SHAPE = (24, 24, 48)
+
+SAME: dict[int, list[set[str]]] = {
+    # row 21 on rows of A, B and C is row 1 with B in equal shares: pull all of B, multiply the own rows; and row 22
+    # has even slices where speeds are equal
+    1: [{"stationary_c", "data_parallel:pull", "weighted"}],
+    # row 20 is row 21 on 2-D blocks; rows 9 and 12 are too once they pull, for then their own order goes with the
+    # groups. Row 19: matrices within one block of 64 are all on rank 0, which multiplies them, in either form
+    2: [{"stationary_c", "srumma", "summa_c:pull", "pumma:pull"}, {"pblas", "pblas:pull"}],
+    3: [],
+}
+"""Axes of a mesh → rows of algorithms.md §2 that are the same by definition on it."""
+
+
+def settled(name: str, mesh: MeshShape) -> tuple[Row, Layouts] | None:
+    """A row and the placements that it asks for, or blocks where any will do; None where it cannot use the mesh."""
+    row, request = find_algorithm(name), Request(SHAPE, mesh, algorithm=name)
+    if row.fit:
+        best = candidates(request)[0]
+        return (best.row, best.layouts) if best.layouts else None
+    if row.placements is None:
+        blocks = next(single_layouts(mesh))
+        return row, (blocks, blocks, blocks)
+    return None if isinstance(row.placements(mesh), str) else (row, placements_taken(row, request)[0])
+
+
+def programs(name: str, mesh: MeshShape) -> str:
+    """The operations of all ranks; nothing where the row cannot use the mesh."""
+    found = settled(name, mesh)
+    return "\n".join(listed(lower(found[0], Problem(SHAPE, mesh, found[1], in_place="")))) if found else ""
+
+
+def listed(schedule: Schedule) -> Iterator[str]:
+    """Every operation and its step; of a pool, its tasks as rank 0 runs them."""
+    for rank in schedule.mesh.ranks:
+        yield from (f"{rank} {op.step} {op}" for op in schedule.program(rank))
+    if schedule.pool:
+        for task in range(schedule.pool.tasks):
+            yield from (f"task {op.step} {op}" for op in schedule.pool.program(task, 0))
+
+
+@pytest.mark.parametrize("grid", [(4,), (6,), (2, 2), (2, 3), (3, 2), (4, 4), (2, 2, 2), (2, 3, 2)], ids=str)
+def test_no_two_rows_have_one_schedule(grid: Grid) -> None:
+    """But for those that are one by definition on such a mesh, and these do. NARROW would fuse panels into one."""
+    mesh = MeshShape(grid)
+    with limits({"NARROW": 1}):
+        found = sorted((text, name) for name in NAMES if (text := programs(name, mesh)))
+    same = [{name for _, name in mine} for _, mine in groupby(found, key=lambda pair: pair[0])]
+    assert sorted(map(sorted, (names for names in same if len(names) > 1))) == sorted(map(sorted, SAME[len(grid)]))
+
+
+# -- every row on every number of ranks -----------------------------------------------------------
+
+COUNTS = (1, 2, 3, 4, 6, 8, 9)
+UNEVEN = (7, 9, 10)
+
+
+def usable(name: str, count: int) -> list[tuple[MeshShape, Row, Layouts]]:
+    """The meshes of `count` ranks on which the planner can take a row, and how: the row, and its placements."""
+    requests = [Request(UNEVEN, MeshShape(grid), algorithm=name) for axes in (1, 2, 3) for grid in grids(count, axes)]
+    best = [(request.mesh, candidates(request)[0]) for request in requests]
+    return [(mesh, found.row, found.layouts) for mesh, found in best if found.layouts]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_runs_on_so_many_ranks(name: str, count: int) -> None:
+    meshes = usable(name, count)
+    assert meshes
+    for mesh, row, layouts in meshes:
+        run(Case(row, Problem(UNEVEN, mesh, layouts, in_place=""), Tuning(), 1, 0, "", count))
+
+
+@pytest.mark.parametrize("name", ["cannon", "pumma", "summa_c", "summa_a", "summa_b"])
+def test_rows_of_two_axes_use_every_mesh_of_two_axes(name: str) -> None:
+    for count in COUNTS:
+        assert {mesh.shape for mesh, _, _ in usable(name, count)} == set(grids(count, 2))
