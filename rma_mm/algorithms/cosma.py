@@ -7,18 +7,12 @@ form `:pm,pn,pk` names the grid. Operands that are placed already are pulled fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 from ..geometry.mesh import AXIS_NAMES, MeshShape
 from ..schedule.row import DIMS, Row, Setting
+from .cosma_grids import Grid, best_grid
 from .survey import place, surveyed, whole_numbers
-
-Grid = tuple[int, int, int]
-
-WORTH = 64
-"""Multiply-adds in the time of one word: what an idle rank is weighed with until machines are measured."""
 
 _WORK = "m→i, n→j, k→l"
 _ON_GRID = surveyed(
@@ -26,55 +20,6 @@ _ON_GRID = surveyed(
     axes=3, a="m→i, k→(l,j)", b="k→l, n→(j,i)", c="m→i, n→(j,l)", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC",
 )  # fmt: skip
-
-
-def cost(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """What the busiest rank does: multiply-adds, and words that it receives and sends, each as `WORTH` of them."""
-    return points(grid, shape) + WORTH * words(grid, shape)
-
-
-def points(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Multiply-adds of the busiest rank."""
-    m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
-    return m * n * k
-
-
-def words(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Words of A and B that a rank receives, and of C that it sends (algorithms.md §3, row 13)."""
-    m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
-    pm, pn, pk = grid
-    return m * k * (pn - 1) // pn + k * n * (pm - 1) // pm + m * n * (pk - 1) // pk
-
-
-def held(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Elements that a rank holds: its shares, and C's summand."""
-    m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
-    pm, pn, pk = grid
-    return m * k // pn + k * n // pm + m * n // pk + (m * n if pk > 1 else 0)
-
-
-def grids_within(size: int) -> Iterator[Grid]:
-    """All grids of at most `size` ranks."""
-    for pm in range(1, size + 1):
-        for pn in range(1, size // pm + 1):
-            for pk in range(1, size // (pm * pn) + 1):
-                yield pm, pn, pk
-
-
-def best_grid(setting: Setting) -> Grid | str:
-    """The cheapest grid whose memory fits; of equals the one with the fewest ranks."""
-    return _best(setting.shape, setting.mesh.size, setting.memory, setting.may_idle)
-
-
-@lru_cache(maxsize=256)
-def _best(shape: tuple[int, int, int], size: int, memory: int | None, may_idle: bool) -> Grid | str:
-    used = [g for g in grids_within(size) if may_idle or g[0] * g[1] * g[2] == size]
-    grids = [g for g in used if all(p <= max(1, n) for p, n in zip(g, shape, strict=True))] or used
-    fitting = [grid for grid in grids if memory is None or held(grid, shape) <= memory]
-    if not fitting:
-        least = min(held(grid, shape) for grid in grids)
-        return f"needs {least} elements a rank on its leanest grid, and {memory} may be held"
-    return min(fitting, key=lambda grid: (cost(grid, shape), grid[0] * grid[1] * grid[2], grid))
 
 
 def on_grid(grid: Grid, setting: Setting) -> Row:
@@ -91,7 +36,7 @@ def on_grid(grid: Grid, setting: Setting) -> Row:
 
 
 def _fit(setting: Setting) -> Row | str:
-    grid = best_grid(setting)
+    grid = best_grid(setting.shape, setting.mesh.size, setting.memory, setting.may_idle)
     return grid if isinstance(grid, str) else on_grid(grid, setting)
 
 
@@ -106,7 +51,7 @@ def _form(text: str) -> Row | str:
     def fit(setting: Setting) -> Row | str:
         needed = grid[0] * grid[1] * grid[2]
         if needed > setting.mesh.size:
-            best = ",".join(map(str, best_grid(replace(setting, memory=None))))
+            best = ",".join(map(str, best_grid(setting.shape, setting.mesh.size)))
             return f"the grid {grid} needs {needed} ranks, and there are {setting.mesh.size}; cosma:{best} would fit"
         return replace(on_grid(grid, setting), name=f"cosma:{text}")
 

@@ -70,4 +70,5 @@ WEIGHTED = Row(
     over="k",
     result="accumulate",
     fit=_fit,
+    by_speed=True,
 )

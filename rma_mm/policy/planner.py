@@ -246,12 +246,20 @@ def _expected(problem: Problem, rank: int) -> Traffic:
     other_nodes = 1 - mesh.nodes.count(mesh.nodes[rank]) / mesh.size
     node_mates = 1 - 1 / mesh.size - other_nodes
     total = Traffic()
-    for x in "ABC":
-        words = sum(side(box, x).size for box in task_boxes(problem)) / mesh.size
+    for x, all_words in zip("ABC", _task_words(problem), strict=True):
+        words = all_words / mesh.size
         within = words * node_mates
         is_viewed = x in problem.in_place
         total += Traffic(words * other_nodes, 0 if is_viewed else within, within if is_viewed else 0)
     return total
+
+
+@lru_cache(maxsize=256)
+def _task_words(problem: Problem) -> tuple[int, int, int]:
+    """Words of A, B and C in all boxes of a queue."""
+    boxes = task_boxes(problem)
+    a, b, c = (sum(side(box, x).size for box in boxes) for x in "ABC")
+    return a, b, c
 
 
 def _gathered(problem: Problem, rank: int) -> Traffic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algorithms.t10 import frontier
+from ..algorithms.t10_points import frontier
 from ..geometry.layout import Layout
 from ..geometry.mesh import MeshShape
 from ..geometry.notation import notations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -64,6 +65,9 @@ def make_plan(
         facts |= vars(options)
         operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
         request = _request(mesh, operands)
+        found = choose(request)
+    if found[0].row.by_speed:
+        request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
     plan = _made(mesh, operands, request, found)
     if mesh.window_flavour == "created" and plan.in_place:  # shared memory turned out too small on the way
@@ -162,9 +166,8 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
     itemsize = max(operands.dtype(x).itemsize for x in "ABC")
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
-        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic, memory,
-        mesh.speeds if o.algorithm.startswith("weighted") else (),
-    )  # fmt: skip
+        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic, memory
+    )
 
 
 def _probe(operands: Operands) -> None:

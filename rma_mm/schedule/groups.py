@@ -36,7 +36,9 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
     ring = 0 if is_all else _ring([wanted[q] for q in group], group)
     if ring and all(fills(op.dst) for q in group for op in copies[q]):
         return lambda ops, rank: _shifting(ops, rank, tuple(group), copies, ring)
-    calls = {step: [refs] if at_once else [(ref,) for ref in refs] for step, refs in parts.items()}
+    calls: dict[int, list[tuple[Ref, ...]]] = {
+        step: [refs] if at_once else [(ref,) for ref in refs] for step, refs in parts.items()
+    }
     return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, calls)) if parts else None
 
 

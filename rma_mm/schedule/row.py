@@ -139,6 +139,8 @@ class Row:
     """Into how many pieces at least an owner's part of the walked dimension is cut, so that transfers overlap."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
+    by_speed: bool = False
+    """Whether it wants to know how fast each rank is, so that speeds are measured before it is fitted."""
     form: Callable[[str], Row | str] | None = None
     """The row in another form, named behind a colon (or what forms there are)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.cosma import best_grid, words
+from rma_mm.algorithms.cosma_grids import best_grid, words
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.bounds import least_words, touched
 from rma_mm.schedule.row import Setting
@@ -37,7 +36,7 @@ def test_no_grid_goes_below_the_bound(grid: tuple[int, int, int], tile: tuple[in
     ],
 )
 def test_cosma_meets_the_bound(shape: tuple[int, int, int], ranks: int, grid: tuple[int, int, int]) -> None:
-    assert best_grid(Setting(shape, MeshShape((ranks,)))) == grid
+    assert best_grid(shape, ranks) == grid
     assert words(grid, shape) == pytest.approx(least_words(shape, ranks), rel=1e-9)
 
 
@@ -51,9 +50,9 @@ def test_little_memory_raises_the_bound() -> None:
 def test_little_memory_takes_another_grid() -> None:
     row = ALGORITHMS["cosma"]
     assert row.fit is not None
-    cube = Setting((4096, 4096, 4096), MeshShape((64,)))
-    assert best_grid(cube) == (4, 4, 4)
-    assert best_grid(replace(cube, memory=1_000_000)) == (8, 8, 1)  # no room for summands of C
-    refused = row.fit(replace(cube, memory=1000))
+    cube = (4096, 4096, 4096)
+    assert best_grid(cube, 64) == (4, 4, 4)
+    assert best_grid(cube, 64, 1_000_000) == (8, 8, 1)  # no room for summands of C
+    refused = row.fit(Setting(cube, MeshShape((64,)), 1000))
     assert isinstance(refused, str)
     assert "elements a rank" in refused
