@@ -18,7 +18,7 @@ import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import bind
 from rma_mm.policy.planner import default_mesh
-from rma_mm.runtime.footprint import peak_bytes
+from rma_mm.runtime.footprint import Operand, peak_bytes
 from rma_mm.runtime.product import PLANS
 from rma_mm.windows.mpi import node_map
 
@@ -57,7 +57,8 @@ def main(comm: MPI.Intracomm) -> int:
         for algorithm in options.algorithms:
             before = baseline(comm)
             left = max(comm.allgather(sum(before) - sum(start)))
-            with rma_mm.Mesh(grid, comm, window=window) as mesh:
+            own = default_mesh(comm.size, (size, size, size), node_map(comm), algorithm)
+            with rma_mm.Mesh(own, comm, window=window) as mesh:
                 peaks.append(measured(mesh, algorithm, size, options.dtype, before) | {"left": left})
     loops = repeated(comm, grid, options.calls)
     if comm.rank == 0:
@@ -91,9 +92,10 @@ def measured(mesh: Mesh, algorithm: str, size: int, dtype: str, before: tuple[in
     """What every rank held while a plan was made, its operands filled, and executed three times. Collective."""
     shared = [resident.shared_bytes()]
     with resident.PrivatePeak() as private:
-        a, b = (rma_mm.DistMatrix.empty((size, size), dtype, mesh) for _ in range(2))
+        operand = Operand((size, size), np.dtype(dtype))
+        plan = rma_mm.plan(operand, operand, mesh, algorithm=algorithm)
+        a, b = (rma_mm.DistMatrix.empty((size, size), dtype, mesh, plan.layouts[x]) for x in "AB")
         fill(a, b)
-        plan = rma_mm.plan(a, b, mesh, algorithm=algorithm)
         shared.append(moment(mesh))
         for _ in range(3):
             c = plan.execute(a, b)
@@ -105,8 +107,10 @@ def measured(mesh: Mesh, algorithm: str, size: int, dtype: str, before: tuple[in
 
 def fill(a: DistMatrix, b: DistMatrix) -> None:
     """Write the tiles of A and B in place: `from_function` would hold more for a while. Local."""
-    a.tile[...] = (a.region[0].indices % ROW_PERIOD)[:, None]
-    b.tile[...] = (b.region[1].indices % COL_PERIOD)[None, :]
+    if a.tile.size:
+        a.tile[...] = (a.region[0].indices % ROW_PERIOD)[:, None]
+    if b.tile.size:
+        b.tile[...] = (b.region[1].indices % COL_PERIOD)[None, :]
 
 
 def is_right(c: DistMatrix) -> bool:

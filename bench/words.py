@@ -18,7 +18,10 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.errors import MemoryLimitError
-from rma_mm.geometry.mesh import grids
+from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.planner import Request, candidates
+from rma_mm.runtime.footprint import Operand
 from rma_mm.schedule.interpret import Outcome, interpret
 
 if TYPE_CHECKING:
@@ -29,10 +32,6 @@ if TYPE_CHECKING:
 EVEN, ODD = (48, 24, 96), (37, 29, 53)
 """(m, n, k): one that every mesh of up to 24 ranks of such factors divides, and one that none does."""
 
-NEED_BLOCKS = ("srumma",)
-"""Algorithms that take 2-D blocks only."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One product."""
@@ -40,8 +39,8 @@ class Case:
     algorithm: str
     placement: str
     """What the layouts are called here."""
-    layouts: tuple[str, str, str]
-    """Of A, B and C."""
+    layouts: tuple[str, str, str] | None
+    """Of A, B and C; None for those that the algorithm chooses."""
     shape: tuple[int, int, int]
     """(m, n, k)."""
 
@@ -51,12 +50,13 @@ def main(comm: MPI.Intracomm) -> int:
     parser = measure.Parser(__doc__, comm.rank)
     parser.add_argument("--windows", nargs="+", default=measure.WINDOWS, choices=measure.WINDOWS)
     parser.add_argument("--algorithms", nargs="+", default=rma_mm.list_algorithms(), help="all")
-    parser.add_argument("--mesh", help="as 2x3; all of two axes when not given")
+    parser.add_argument("--mesh", help="as 2x3; all of two and three axes when not given")
     options = parser.parse_args()
     where = measure.machine(comm, ", ".join(options.windows))
     results = []
     for window in options.windows:
-        for grid in [measure.grid(options.mesh)] if options.mesh else grids(comm.size, 2):
+        all_grids = [*grids(comm.size, 2), *grids(comm.size, 3)]
+        for grid in [measure.grid(options.mesh)] if options.mesh else all_grids:
             with rma_mm.Mesh(grid, comm, window=window) as mesh:
                 where["nodes"] = mesh.nodes
                 found = [result for case in cases(grid, options.algorithms) for result in counted(case, mesh)]
@@ -71,20 +71,30 @@ def main(comm: MPI.Intracomm) -> int:
 
 
 def cases(grid: tuple[int, ...], algorithms: list[str]) -> Iterator[Case]:
-    """Every algorithm on every placement that it takes."""
-    blocks = ("P('i', 'j')",) * 3
+    """Every algorithm on the placements that it chooses, and on two axes on all that it takes."""
     for algorithm in algorithms:
-        yield Case(algorithm, "even blocks", blocks, EVEN)
-        yield Case(algorithm, "odd blocks", blocks, ODD)
-        if algorithm not in NEED_BLOCKS:
-            for name, layouts in placements(grid).items():
-                yield Case(algorithm, name, layouts, ODD)
+        for shape, what in ((EVEN, "even"), (ODD, "odd")):
+            yield from taken(Case(algorithm, f"its own, {what}", None, shape), grid)
+        for name, layouts in placements(grid).items() if len(grid) == 2 else ():
+            yield from taken(Case(algorithm, name, layouts, EVEN if name == "even blocks" else ODD), grid)
+
+
+def taken(case: Case, grid: tuple[int, ...]) -> Iterator[Case]:
+    """The case, where its algorithm takes the mesh and the placements."""
+    mesh = MeshShape(grid)
+    texts = case.layouts or (None, None, None)
+    a, b, c = (parse_layout(text, mesh) if text else None for text in texts)
+    if not candidates(Request(case.shape, mesh, (a, b, c), algorithm=case.algorithm))[0].rejected:
+        yield case
 
 
 def placements(grid: tuple[int, ...]) -> dict[str, tuple[str, str, str]]:
     """Layouts of A, B and C on a mesh of two axes, all kinds that there are."""
     rows, cols = (", ".join(str(n + 1) for n in range(extent)) for extent in grid)
+    blocks = ("P('i', 'j')",) * 3
     return {
+        "even blocks": blocks,
+        "odd blocks": blocks,
         "mismatched": ("P('j', 'i')", "P(('i', 'j'), None)", "P(None, ('j', 'i'))"),
         "cyclic": ("P('i:cyclic(3)', 'j:cyclic(2)')", "P('i:cyclic(5)', 'j')", "P('i', 'j:cyclic(4)')"),
         "uneven": (f"P('i:weights({rows})', 'j')", f"P('i', 'j:weights({cols})')", f"P('i:weights({rows})', 'j')"),
@@ -105,15 +115,19 @@ def counted(case: Case, mesh: rma_mm.Mesh) -> list[dict[str, Any]]:
     The leaner one has narrower panels or fetches less ahead, as far as memory depends on that.
     """
     m, n, k = case.shape
+    texts = case.layouts or (None, None, None)
+    places = [parse_layout(text, mesh.shape) if text else None for text in texts]
+    shapes = ((m, k), (k, n))
+    operands = [Operand(shape, np.dtype("float64"), place) for shape, place in zip(shapes, places, strict=False)]
+    plan = rma_mm.plan(*operands, mesh, layout=places[2], algorithm=case.algorithm)
     a, b = (
-        rma_mm.DistMatrix.from_function(shape, measure.whole_numbers, mesh, layout, dtype="float64")
-        for shape, layout in zip(((m, k), (k, n)), case.layouts[:2], strict=True)
+        rma_mm.DistMatrix.from_function(shape, measure.whole_numbers, mesh, plan.layouts[x], dtype="float64")
+        for x, shape in zip("AB", shapes, strict=True)
     )
-    plan = rma_mm.plan(a, b, mesh, layout=case.layouts[2], algorithm=case.algorithm)
     plans = [plan]
     with suppress(MemoryLimitError):
-        limit = plan.peak_bytes - 1
-        plans.append(rma_mm.plan(a, b, mesh, layout=case.layouts[2], algorithm=case.algorithm, memory_limit=limit))
+        limit, place = plan.peak_bytes - 1, plan.layouts["C"]
+        plans.append(rma_mm.plan(a, b, mesh, layout=place, algorithm=case.algorithm, memory_limit=limit))
     return [result for each in plans if (result := executed(case, each, a, b))]
 
 

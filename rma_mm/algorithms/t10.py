@@ -52,6 +52,8 @@ def _brought(wanted: tuple[Layout, Layout], problem: Problem) -> tuple[Layout | 
 
 
 def _fit(setting: Setting) -> Row | str:
+    if any(layout is not None and layout.partial for layout in setting.layouts[:2]):
+        return "takes no summands of A or B; redistribute them to a placement that holds each element first"
     point = best_point(setting.shape, setting.mesh.size, setting.memory)
     return point if isinstance(point, str) else row_of(point, setting)
 
@@ -70,6 +72,8 @@ def _form(text: str) -> Row | str:
         best = f"t10_rotate:{best_point(setting.shape, size)}"
         if prod(point.ranks) != size:
             return f"F_op {point.ranks} is for {prod(point.ranks)} ranks, and there are {size}; {best} would fit"
+        if isinstance(refused := _fit(setting), str):
+            return refused
         if point.fault:
             return f"{point.fault}; {best} would fit"
         return replace(row_of(point, setting), name=f"t10_rotate:{text}")

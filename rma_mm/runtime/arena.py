@@ -26,9 +26,11 @@ GRAIN = 256
 SLAB = 2**22
 """Bytes of the smallest slab, per rank."""
 UNEVEN = 2**20
-"""Bytes from which on a block that most ranks need little of gets a window of its own."""
+"""Bytes from which on a block in uneven parts gets a window of its own."""
 WINDOWS_AT_MOST = 1900
 """Open windows of a mesh; MPICH dies at about 2045."""
+SPREAD = 1.25
+"""How many times the mean share the largest may be in memory that is cut alike on every rank."""
 MANY = 64
 """Slabs from which on new ones grow."""
 
@@ -247,4 +249,4 @@ def room(sizes: list[int]) -> int:
 
 def is_uneven(sizes: list[int]) -> bool:
     """Whether the same room on every rank would waste much: then each rank opens what its own part takes."""
-    return max(sizes) >= UNEVEN and 2 * sum(sizes) < max(sizes) * len(sizes)
+    return max(sizes) >= UNEVEN and SPREAD * sum(sizes) < max(sizes) * len(sizes)

@@ -65,6 +65,8 @@ class Executable:
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
         self.channels: list[Channel] = []
+        self.sums: dict[tuple[int, ...], int] = defaultdict(int)
+        """Reductions bound so far, by group: all its members count alike."""
         self.transfers: list[Transfer] = []
         self.done_work = 0.0
         self.total_work = 0.0
@@ -138,7 +140,7 @@ class Executable:
                 actions += self.accumulate(op, under_way)
                 continue
             if isinstance(op, Broadcast | Shift | Reduce):
-                for bound in bind_group(op, self.places, self.channel):
+                for bound in bind_group(op, self.places, self.channel, self.sums):
                     actions += self._waits(under_way, bound.after)
                     actions.append(self._begin(bound.transfer, under_way, *bound.during))
                 continue

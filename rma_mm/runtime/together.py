@@ -11,6 +11,9 @@ from ..windows import Transfer
 from ..windows.channel import Channel
 from .places import Places, name_of, slots
 
+SUMS, TAGS = 100, 30_000
+"""Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -24,15 +27,17 @@ class Bound:
 
 
 def bind_group(
-    op: Broadcast | Shift | Reduce, places: Places, channel: Callable[[tuple[int, ...]], Channel]
+    op: Broadcast | Shift | Reduce, places: Places, channel: Callable[[tuple[int, ...]], Channel],
+    sums: dict[tuple[int, ...], int],
 ) -> Iterator[Bound]:
-    """The transfers of one group operation on this rank."""
+    """The transfers of one group operation on this rank; `sums` counts the reductions of every group."""
     if isinstance(op, Broadcast):
         yield _broadcast(op, places, channel(op.group))
     elif isinstance(op, Shift):
         yield _shift(op, places, channel(tuple(places.schedule.mesh.ranks)))
     else:
-        yield from _reduce(op, places, channel(op.group))
+        yield from _reduce(op, places, channel(op.group), sums[op.group])
+        sums[op.group] += len(op.dsts)
 
 
 def _broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
@@ -58,8 +63,8 @@ def _shift(op: Shift, places: Places, channel: Channel) -> Bound:
     return Bound(transfer, after, [f"fill {name_of(op.dst)}", *(f"read {name}" for name in slots([op.src]))])
 
 
-def _reduce(op: Reduce, places: Places, channel: Channel) -> Iterator[Bound]:
-    for src, dst in zip(op.srcs, op.dsts, strict=True):
+def _reduce(op: Reduce, places: Places, channel: Channel, first: int) -> Iterator[Bound]:
+    for n, (src, dst) in enumerate(zip(op.srcs, op.dsts, strict=True)):
         result = places.array(dst, summing=True) if dst.rank == places.rank else None
-        transfer = channel.reduce(places.whole(src, summing=False), dst.rank, result)
+        transfer = channel.reduce(places.whole(src, summing=False), dst.rank, result, SUMS + (first + n) % TAGS)
         yield Bound(transfer, [f"fill {name_of(src)}"], [f"read {name_of(src)}"])

@@ -283,9 +283,9 @@ class _Lowering:
                 fetched[key] = self.boxes.operand(rank, x, region, turn.step, str(turn.step), ops)
         a, b = (fetched[x, turn.chunks[x]] for x in "AB")
         for c in sums:
-            m, n = with_span(c.region, "C", dim, turn.span)
+            m, n = c.region & with_span(c.region, "C", dim, turn.span)
             whole = Region((m, n, turn.span if dim == 2 else box[2]))
-            for piece in turn.span.pieces(longest_piece(whole, dim)) if whole else ():
+            for piece in whole[dim].pieces(longest_piece(whole, dim)) if whole else ():
                 m, n, k = (piece if d == dim else span for d, span in enumerate(whole))
                 left, right = replace(a, region=Region((m, k))), replace(b, region=Region((k, n)))
                 ops.append(Multiply(left, right, replace(c, region=Region((m, n))), False, turn.step))

@@ -6,12 +6,13 @@ the same as those of windows: what is moved counts where it arrives, sums where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
 from rma_mm.windows.base import Array, Counters, closed
@@ -22,6 +23,8 @@ from rma_mm.windows.waiting import wait_until
 FLAT = 4
 """Ranks of a group up to which a broadcast is sent to each directly: libraries send it in halves through all of them,
 and every hop waits until a rank that multiplies looks up."""
+PIECE = 2**20
+"""Bytes of a reduction that are under way at a time from one rank."""
 BROADCAST = 9
 """Tag of direct broadcasts; shifts have those of their operands."""
 
@@ -38,6 +41,15 @@ class Channel:
         self.comm, self.ranks, self.node_of = comm, tuple(ranks), node_of
         self.rank = self.ranks[comm.rank]
         self.counters = Counters()
+        self._rooms: list[NDArray[np.uint8]] = []
+
+    def room(self) -> NDArray[np.uint8]:
+        """Memory for a piece that arrives, to be given back afterwards."""
+        return self._rooms.pop() if self._rooms else np.empty(PIECE, np.uint8)
+
+    def give_back(self, room: NDArray[np.uint8]) -> None:
+        """Take back what `room` gave."""
+        self._rooms.append(room)
 
     def count(self, other: int, words: int) -> None:
         """Count one message to or from the mesh's rank `other`."""
@@ -81,20 +93,22 @@ class Channel:
         transfer.calls.append(lambda: self.comm.Isend(spec, target, tag))
         return transfer
 
-    def reduce(self, summand: Array, owner: int, result: Array | None) -> GroupTransfer:
-        """The sum of all members' dense `summand` added to the owner's `result`; its own summand is overwritten."""
-        transfer = GroupTransfer()
-        element, op = ADDED_AS[summand.dtype]
-        spec = [summand, summand.size, element]
-        root = self.ranks.index(owner)
-        if owner == self.rank:
-            assert result is not None
-            transfer.calls.append(lambda: self.comm.Ireduce(MPI.IN_PLACE, spec, op, root))
-            transfer.finish.append(lambda: np.add(result, summand.reshape(result.shape), out=result))
-        else:
-            transfer.counts.append(partial(self.count, owner, summand.size))
-            transfer.calls.append(lambda: self.comm.Ireduce(spec, None, op, root))
-        return transfer
+    def reduce(self, summand: Array, owner: int, result: Array | None, tag: int) -> GroupTransfer:
+        """Every member's dense `summand` added to the owner's `result`, in the order of the members.
+
+        Sent to the owner directly and in pieces: libraries hold a second copy of the whole.
+        """
+        flat = np.asarray(summand.reshape(-1))
+        pieces = [flat[start : start + PIECE // flat.itemsize] for start in range(0, flat.size, PIECE // flat.itemsize)]
+        if owner != self.rank:
+            transfer = GroupTransfer()
+            transfer.counts.append(partial(self.count, owner, flat.size))
+            root = self.ranks.index(owner)
+            specs = [[piece, piece.size, ADDED_AS[flat.dtype][0]] for piece in pieces]
+            transfer.calls += [partial(self.comm.Isend, spec, root, tag) for spec in specs]
+            return transfer
+        assert result is not None
+        return SumTransfer(self, pieces, summand, result, tag)
 
 
 class GroupTransfer:
@@ -103,11 +117,9 @@ class GroupTransfer:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.counts: list[Callable[[], None]] = []
-        self.finish: list[Callable[[], object]] = []
         self._placed: list[Placed] = []
         self._kept: list[Array] = []
         self._pending: list[MPI.Request] = []
-        self._unfinished = False
         self._is_closed = False
 
     def start(self) -> None:
@@ -115,7 +127,6 @@ class GroupTransfer:
         if self._is_closed:
             raise closed("transfer")
         self._pending = [call() for call in self.calls]
-        self._unfinished = True
         for count in self.counts:
             count()
 
@@ -123,15 +134,11 @@ class GroupTransfer:
         """See `base.Transfer`."""
         if self._pending and MPI.Request.Testall(self._pending):
             self._pending = []
-        if not self._pending and self._unfinished:
-            self._unfinished = False
-            for finish in self.finish:
-                finish()
         return not self._pending
 
     def wait(self) -> None:
         """See `base.Transfer`."""
-        if self._pending or self._unfinished:
+        if self._pending:
             wait_until(self.done)
 
     def close(self) -> None:
@@ -173,3 +180,52 @@ class GroupTransfer:
         self._placed.append(found)
         self._kept.append(array)
         return found
+
+
+class SumTransfer(GroupTransfer):
+    """The owner's side of a reduction: pieces come from one member after the other, and are added as they come."""
+
+    def __init__(self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int) -> None:
+        super().__init__()
+        self._channel, self._pieces, self._tag = channel, pieces, tag
+        self._summand, self._result = summand, result
+        self._steps: Iterator[MPI.Request] = iter(())
+        self._request: MPI.Request | None = None
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        if self._is_closed:
+            raise closed("transfer")
+        self._steps = self._received()
+        self._request = next(self._steps, None)
+
+    def done(self) -> bool:
+        """See `base.Transfer`."""
+        while self._request is not None and self._request.Test():
+            self._request = next(self._steps, None)
+        return self._request is None
+
+    def wait(self) -> None:
+        """See `base.Transfer`."""
+        if self._request is not None:
+            wait_until(self.done)
+
+    def _received(self) -> Iterator[MPI.Request]:
+        """Requests to wait for, one by one; what has come is added while the next piece is on its way."""
+        comm, dtype = self._channel.comm, self._summand.dtype
+        wanted = [(member, piece) for member in range(comm.size) if member != comm.rank for piece in self._pieces]
+        rooms = [self._channel.room() for _ in range(2)]
+
+        def ask(n: int) -> MPI.Request:
+            member, piece = wanted[n]
+            return comm.Irecv([rooms[n % 2][: piece.nbytes], piece.size, ADDED_AS[dtype][0]], member, self._tag)
+
+        requests = [ask(n) for n in range(min(2, len(wanted)))]
+        for n, (_, piece) in enumerate(wanted):
+            yield requests[n % 2]
+            np.add(piece, rooms[n % 2][: piece.nbytes].view(dtype), out=piece)
+            if n + 2 < len(wanted):
+                requests[n % 2] = ask(n + 2)
+        for room in rooms:
+            self._channel.give_back(room)
+        np.add(self._result, self._summand.reshape(self._result.shape), out=self._result)
