@@ -42,3 +42,13 @@ def find_algorithm(name: str) -> Row:
 def list_algorithms() -> list[str]:
     """Names of the registry."""
     return list(ALGORITHMS)
+
+
+def register(row: Row) -> None:
+    """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike.
+
+    Raises AlgorithmError where the name is taken, or has a colon, which names forms.
+    """
+    if row.name in ALGORITHMS or ":" in row.name or row.name == "auto":
+        raise AlgorithmError(f"register: got the name {row.name!r}; it is a new one without a colon")
+    ALGORITHMS[row.name] = row

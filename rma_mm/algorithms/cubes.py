@@ -6,8 +6,15 @@ multiprocessors" (1993), in the placement of R. Yadav, A. Aiken and F. Kjolstad,
 J. Demmel, "Communication-optimal parallel 2.5D matrix multiplication" (2011), its SUMMA form after M. Schatz et al.
 (2016); B. Wang, Q. Xu, Z. Bian and Y. You, "Tesseract" (2022); the load-balanced placements of the National
 University of Singapore (S. Li et al., "3D parallelism" for large models, 2021). Any mesh R × C × D and any shape.
+
+2.5-D gives every layer one range of k, on which it does SUMMA (or Cannon); the paper's Cannon form walks over all of k
+in every layer, from other starts, and moves the same words. Its one-sided form needs no copy for each layer.
 """
 
+from dataclasses import replace
+from functools import partial
+
+from ..schedule.row import Row
 from .survey import surveyed
 
 _WORK = "m→i, n→j, k→l"
@@ -24,11 +31,26 @@ JOHNSON_3D = surveyed(
     result="reduce", grouped="ABC",
 )  # fmt: skip
 
-SOLOMONIK_25D = surveyed(
-    "solomonik_25d", "Solomonik and Demmel 2011", "A and B copied to D layers, each does SUMMA on its part of k",
-    axes=3, a="m→i, k→j, l=0", b="k→i, n→j, l=0", c="m→i, n→j, l=0", work=_WORK, over="k", order="plain",
-    result="reduce", grouped="ABC", brought={"A": "m→i, k→j", "B": "k→i, n→j"},
+_layered = partial(
+    surveyed, axes=3, a="m→i, k→j, l=0", b="k→i, n→j, l=0", c="m→i, n→j, l=0", work=_WORK, over="k",
+    result="reduce", grouped="ABC",
 )  # fmt: skip
+_SUMMA = _layered(
+    "solomonik_25d", "Solomonik and Demmel 2011", "A and B copied to D layers, each does SUMMA on its part of k",
+    order="plain", brought={"A": "m→i, k→j", "B": "k→i, n→j"},
+)  # fmt: skip
+_CANNON = _layered(
+    "solomonik_25d:cannon", _SUMMA.source, "A and B shared out to D layers, each does Cannon on its part of k",
+    by=("i", "j"), brought={"A": "m→i, k→(l, j:skew(i))", "B": "k→(l, i:skew(j)), n→j"},
+)  # fmt: skip
+
+
+def _form(text: str) -> Row | str:
+    forms = {"pull": _SUMMA.pulled, "cannon": _CANNON}
+    return forms.get(text, "solomonik_25d does SUMMA in each layer; it has the forms :cannon and :pull (one-sided)")
+
+
+SOLOMONIK_25D = replace(_SUMMA, form=_form)
 
 TESSERACT = surveyed(
     "tesseract", "Wang, Xu, Bian and You 2022", "rows over i and l; B copied to D layers, each does SUMMA on its rows",

@@ -20,7 +20,7 @@ from ..geometry.mesh import AXIS_NAMES, MeshShape
 from ..geometry.notation import parse_layout
 from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap, same_place
 
-_ENTRY = re.compile(r"([mnk])→(\([^)]*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
+_ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}
 
 

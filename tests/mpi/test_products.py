@@ -111,21 +111,33 @@ def count_words(plan, words, claims):
     assert sum(between for _, between in words) == outcome.words_between_nodes
 
 
-@parallel(timeout=120)
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_any_placements_on_any_grid(comm, algorithm):
+def check_any(comm, algorithm, max_examples):
+    """Products on placements and grids of any kind."""
     meshes: dict[tuple[int, ...], Mesh] = {}
     try:
         shared_examples(
             comm,
             products(comm.size, algorithm),
             lambda comm, product: check(comm, product, algorithm, meshes),
-            max_examples=12,
+            max_examples,
         )
     finally:
         boxes.NARROW = 128
     for mesh in meshes.values():
         mesh.close()
+
+
+@parallel(timeout=120)
+@pytest.mark.parametrize("algorithm", [name for name, row in ALGORITHMS.items() if not row.grouped])
+def test_any_placements_on_any_grid(comm, algorithm):
+    check_any(comm, algorithm, 12)
+
+
+@parallel(ranks=(2, 4, 6), env=("node", "nolocal"), timeout=120)
+@pytest.mark.parametrize("algorithm", [name for name, row in ALGORITHMS.items() if row.grouped])
+def test_any_placements_on_any_grid_where_groups_move_operands(comm, algorithm):
+    """They need no window for that: what windows do is seen where nothing else moves anything."""
+    check_any(comm, algorithm, 6)
 
 
 @parallel(ranks=(2, 4, 6), env=("node", "nolocal", "created"))

@@ -1,0 +1,234 @@
+"""DISTAL's words: the algorithms of the paper against the registry, any words against NumPy, wrong words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rma_mm.algorithms import ALGORITHMS
+from rma_mm.algorithms.scheduling import (
+    BLOCKS,
+    CANNON,
+    JOHNSON,
+    PUMMA,
+    SOLOMONIK,
+    SOLOMONIK_ROTATED,
+    SUMMA,
+    Loops,
+    product,
+)
+from rma_mm.errors import AlgorithmError
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.lower import lower
+from rma_mm.schedule.ops import Broadcast, Reduce, Schedule, Shift
+from rma_mm.schedule.row import Layouts, Problem, Row
+from rma_mm.schedule.verify import verify
+from tests.pure.test_schedules import LIMITS, limits, placed, run
+from tests.strategies import cases, pure
+
+SHAPES = ((24, 24, 24), (7, 11, 13), (5, 3, 2), (4, 4, 3000))
+
+SUMMA_A = (
+    product(A="xy->xy", B="xy->yx", C="xy->xy")
+    .distribute(m="i", k="j").divide("n").reorder("n").communicate("B", "C", at="n")
+)  # fmt: skip
+AGARWAL_LIKE = (
+    product(A="xy->xy*", B="xy->*yx", C="xy->xy0")
+    .distribute(m="i", n="j", k="l").communicate("A", "B", at="start").communicate("C", at="end")
+)  # fmt: skip
+TESSERACT = (
+    product(A="xy->xyx", B="xy->xy*", C="xy->xyx")
+    .distribute(m=("i", "l"), n="j").divide("k").reorder("k").communicate("A", "B", at="k")
+)  # fmt: skip
+
+
+def programs(row: Row, problem: Problem) -> list[list[str]]:
+    """Every rank's operations as text."""
+    schedule = lower(row, problem)
+    return [[str(op) for op in schedule.program(rank)] for rank in problem.mesh.ranks]
+
+
+def needed(row: Row, mesh: MeshShape) -> Layouts:
+    """The placements that a row asks for."""
+    found = row.placements(mesh) if row.placements else ""
+    assert not isinstance(found, str)
+    a, b, c = found
+    assert a and b and c
+    return a, b, c
+
+
+def operations(schedule: Schedule, kind: type) -> int:
+    return sum(isinstance(op, kind) for rank in schedule.mesh.ranks for op in schedule.program(rank))
+
+
+# -- the algorithms of the paper ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("grid", [(2, 2), (2, 3), (3, 2), (3, 3), (2, 2, 2), (2, 3, 2), (3, 2, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "loops"),
+    [
+        ("summa_c", SUMMA),
+        ("cannon", CANNON),
+        ("pumma", PUMMA),
+        ("johnson_3d", JOHNSON),
+        ("solomonik_25d", SOLOMONIK),
+        ("summa_a", SUMMA_A),
+        ("tesseract", TESSERACT),
+    ],
+)
+def test_the_same_schedule_as_the_registry(
+    name: str, loops: Loops, grid: tuple[int, ...], shape: tuple[int, int, int]
+) -> None:
+    """Cannon on plain blocks (which it skews) and on skewed ones; the others where the registry's rows want them."""
+    mesh, row, known = MeshShape(grid), loops.row("mine"), ALGORITHMS[name]
+    if len(grid) != len(loops.axes):
+        assert known.placements
+        assert isinstance(known.placements(mesh), str) and isinstance(row.placements and row.placements(mesh), str)
+        return
+    for layouts in (needed(known, mesh), needed(row, mesh)):
+        problem = Problem(shape, mesh, layouts)
+        assert programs(row, problem) == programs(known, problem)
+
+
+def test_what_the_passes_make_of_them() -> None:
+    mesh = MeshShape((2, 2))
+    problem = Problem((8, 8, 8), mesh, needed(SUMMA.row("x"), mesh))
+    summa, cannon, pumma = (lower(loops.row("x"), problem) for loops in (SUMMA, CANNON, PUMMA))
+    assert [operations(summa, kind) for kind in (Broadcast, Shift)] == [16, 0]
+    assert [operations(cannon, kind) for kind in (Broadcast, Shift)] == [0, 8]
+    assert [operations(pumma, kind) for kind in (Broadcast, Shift)] == [8, 4]
+
+
+def test_solomonik_as_the_paper_has_it() -> None:
+    """Every layer does Cannon's algorithm on windows of its own part of k, which come from layer 0."""
+    mesh, row = MeshShape((2, 2, 2)), SOLOMONIK_ROTATED.row("x")
+    assert row.also
+    assert row.also(mesh)["A"] == parse_layout("i, (l, j:skew(i))", mesh)
+    assert row.also(mesh)["B"] == parse_layout("(l, i:skew(j)), j", mesh)
+    schedule = lower(row, Problem((8, 8, 16), mesh, needed(row, mesh)))
+    verify(schedule)
+    assert [operations(schedule, kind) for kind in (Broadcast, Shift, Reduce)] == [0, 16, 8]
+
+
+def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
+    mesh = MeshShape((2, 3), ("l", "i"))
+    problem = Problem((6, 6, 12), mesh, placed(mesh, "l, i", "l, i", "l, i"))
+    row = CANNON.row("x")
+    assert row.also
+    assert row.also(mesh)["A"] == parse_layout("l, i:skew(l)", mesh)
+    assert row.also(mesh)["B"] == parse_layout("l:skew(i), i", mesh)
+    assert programs(row, problem) == programs(ALGORITHMS["cannon"], problem)
+
+
+def test_divided_into_parts_there_are_more_messages() -> None:
+    mesh = MeshShape((2, 2))
+    problem = Problem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
+    whole, halves = (lower(loops.row("x"), problem) for loops in (SUMMA, SUMMA.divide("k", 4)))
+    assert operations(halves, Broadcast) == 4 * operations(whole, Broadcast)
+
+
+def test_what_is_fetched_whole_comes_at_once() -> None:
+    mesh = MeshShape((2, 2))
+    problem = Problem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
+    schedule = lower(SUMMA.communicate("A", at="start").row("x"), problem)
+    assert {op.step for op in schedule.program(1) if isinstance(op, Broadcast) and op.parts[0].buffer == "A"} == {0}
+
+
+# -- any words ------------------------------------------------------------------------------------
+
+
+@st.composite
+def loops_of(draw: st.DrawFn) -> Loops:
+    """Loops arranged by any words that go together."""
+    axes = ("i", "j", "l")[: draw(st.integers(1, 3))]
+    entries = st.lists(st.sampled_from("xyxy0*"), min_size=len(axes), max_size=len(axes))
+    a, b, c = ("xy->" + "".join(draw(entries)) for _ in "ABC")
+    over = draw(st.sampled_from("mnk"))
+    work: dict[str, list[str]] = {}
+    for axis in draw(st.permutations(axes)):
+        work.setdefault(draw(st.sampled_from("mnk")), []).append(axis)
+    loops = product(A=a, B=b, C=c).distribute(**work).divide(over, draw(st.integers(1, 3))).reorder(over)
+    for x in "ABC":
+        level = draw(st.sampled_from(("", over, "end" if x == "C" else "start")))
+        loops = loops.communicate(x, at=level) if level else loops
+    by = draw(st.lists(st.sampled_from(axes), unique=True))
+    return loops.rotate(over, by) if by else loops
+
+
+@pure(200)
+@given(st.data(), loops_of(), LIMITS, st.booleans())
+def test_any_words_multiply_as_numpy(data: st.DataObject, loops: Loops, changed: dict[str, int], pulls: bool) -> None:
+    row = loops.row("any")
+    case = data.draw(cases(row.pulled if pulls else row, max_ranks=12))
+    with limits(changed):
+        run(case, case.seed)
+
+
+@pytest.mark.parametrize(
+    "loops", [SUMMA, CANNON, PUMMA, JOHNSON, SOLOMONIK, SOLOMONIK_ROTATED, SUMMA_A, AGARWAL_LIKE, TESSERACT]
+)
+def test_each_of_these_multiplies_as_numpy(loops: Loops) -> None:
+    @pure(20)
+    @given(st.data(), LIMITS)
+    def check(data: st.DataObject, changed: dict[str, int]) -> None:
+        case = data.draw(cases(loops.row("known"), max_ranks=18))
+        with limits(changed):
+            run(case, case.seed)
+
+    check()
+
+
+# -- wrong words ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("say", "got", "fits"),
+    [
+        (lambda: product("xy->xy", "xy->xy0", "xy->xy"), "A 2, B 3, C 2", "all three have as many"),
+        (lambda: product("xy->xyxy", "xy->xyxy", "xy->xyxy"), "A 4", "one to three"),
+        (lambda: product("xy->xy", "xy->xz", "xy->xy"), "B: layout", "expected x, y, a coordinate or"),
+        (lambda: BLOCKS.distribute(m="i"), "nothing for the axis j", "each of i, j cuts one of m, n, k"),
+        (BLOCKS.distribute, "nothing for the axis i, j", "each of i, j"),
+        (lambda: BLOCKS.distribute(m="i", n="i"), "the axis i twice", "each of i, j"),
+        (lambda: BLOCKS.distribute(m="i", n="l"), "'l'", "the axes i, j"),
+        (lambda: BLOCKS.distribute(m="i", q="j"), "'q'", "the loops are m, n, k"),
+        (lambda: SUMMA.divide("k", 0), "got 0", "whole number of at least 1"),
+        (lambda: SUMMA.divide("q"), "'q'", "the loops are m, n, k"),
+        (lambda: SUMMA.divide("m").row("x"), "divide: got m", r"the loop in time is k; reorder\('m'\)"),
+        (lambda: SUMMA.reorder("mn"), "'mn'", "the loops are m, n, k"),
+        (lambda: SUMMA.reorder("n"), "A at k", "A moves in chunks at n, or is fetched whole at start"),
+        (lambda: SUMMA.communicate("D", at="k"), "'D'", "the operands are A, B and C"),
+        (lambda: SUMMA.communicate("A", at="ko"), "A at ko", "in chunks at k, or is fetched whole at start"),
+        (lambda: SUMMA.communicate("C", at="start"), "C at start", "in chunks at k, or leaves in one at end"),
+        (lambda: SUMMA.rotate("m", by="i"), "rotate: got m", "the loop in time is k; only that one rotates"),
+        (lambda: SUMMA.rotate("k", by=("l",)), "'l'", "the axes i, j"),
+        (lambda: SUMMA.rotate("k", by=()), r"got \(\)", "the axes i, j"),
+        (lambda: SUMMA.rotate("k", by="ii"), "'ii'", "each named once"),
+        (lambda: BLOCKS.row("x"), "not distributed", r"distribute\(m=…, n=…\)"),
+    ],
+)
+def test_wrong_words_are_refused(say: Callable[[], object], got: str, fits: str) -> None:
+    with pytest.raises(AlgorithmError, match=got) as error:
+        say()
+    assert error.match(fits)
+
+
+def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
+    row = SUMMA.row("x")
+    assert row.placements
+    assert "this one is 2x2x2" in str(row.placements(MeshShape((2, 2, 2))))
+    far = product(A="xy->xy3", B="xy->xy*", C="xy->xy0").distribute(m="i", n="j", k="l").row("x")
+    assert far.placements
+    assert "got l=3; the axis has coordinates 0 to 1" in str(far.placements(MeshShape((2, 2, 2))))
+    assert not isinstance(far.placements(MeshShape((1, 1, 4))), str)
+
+
+def test_words_make_new_values() -> None:
+    assert SUMMA.rotate("k", by="ij") == CANNON
+    assert SUMMA.rotated == "" and CANNON.rotated == "k"

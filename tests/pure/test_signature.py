@@ -1,0 +1,172 @@
+"""Every SBP signature as a row: against NumPy, and against the registry's rows for those that have names there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rma_mm.algorithms import ALGORITHMS
+from rma_mm.algorithms.signature import signed
+from rma_mm.errors import LayoutError
+from rma_mm.geometry.layout import everywhere
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_layout, signatures
+from rma_mm.policy.planner import Request, placements_taken, traffic
+from rma_mm.schedule.lower import Tuning
+from rma_mm.schedule.row import Layouts, Problem, Row
+from tests.pure.test_schedules import LIMITS, limits, run, words
+from tests.strategies import Case, cases, pure
+
+SHAPE = (5, 7, 6)
+MESHES = [MeshShape((2,)), MeshShape((2, 2)), MeshShape((2, 2, 2))]
+
+
+def taken(row: Row, mesh: MeshShape) -> list[Layouts]:
+    return placements_taken(row, Request(SHAPE, mesh))
+
+
+def needed(row: Row, mesh: MeshShape) -> Layouts:
+    """The placements that a row asks for."""
+    found = row.placements(mesh) if row.placements else ""
+    assert not isinstance(found, str)
+    a, b, c = found
+    assert a and b and c
+    return a, b, c
+
+
+def as_deduced(c: Sbp, layouts: Layouts, mesh: MeshShape) -> Layouts:
+    """A and B with a C of the signature `c`, summands and copies included."""
+    return layouts[0], layouts[1], sbp_to_layout(c, mesh)
+
+
+# -- against NumPy --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("summed", [True, False])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> None:
+    """On the placements of the signature itself."""
+    for n, (a, b, c) in enumerate(signatures(mesh)):
+        row = signed(a, b, summed=summed)
+        layouts = needed(row, mesh)
+        assert layouts[:2] == (sbp_to_layout(a, mesh), sbp_to_layout(b, mesh))
+        if not summed:
+            layouts = as_deduced(c, layouts, mesh)
+        run(Case(row, Problem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
+
+
+@pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
+def test_on_every_placement_that_is_taken(mesh: MeshShape) -> None:
+    """C in equal shares, with copies along B·B, and everywhere; A and B with each element held once, too."""
+    for n, (a, b, _) in enumerate(signatures(mesh)):
+        row = signed(a, b, summed=bool(n % 3))
+        for layouts in dict.fromkeys(taken(row, mesh)):
+            run(Case(row, Problem(SHAPE, mesh, layouts), Tuning(), 1, 0, "", n), n)
+
+
+@pure(120)
+@given(st.data(), LIMITS, st.booleans(), st.booleans())
+def test_any_mesh_and_shape(data: st.DataObject, changed: dict[str, int], summed: bool, pulls: bool) -> None:
+    mesh = data.draw(st.sampled_from(MESHES))
+    a, b, _ = data.draw(st.sampled_from(list(signatures(mesh))))
+    row = signed(a, b, summed=summed)
+    case = data.draw(cases(row.pulled if pulls else row, max_ranks=12))
+    with limits(changed):
+        run(case, case.seed)
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_split_operands_move_nothing(mesh: MeshShape) -> None:
+    """As SBP promises: where no operand comes in summands, C is made where `deduce` has it. B·B shares C out."""
+    for a, b, c in signatures(mesh):
+        if "P" not in (*a, *b) and "B" not in c:
+            row = signed(a, b, summed=False)
+            layouts = as_deduced(c, needed(row, mesh), mesh)
+            assert layouts in taken(row, mesh)
+            assert sum(words(row, Problem(SHAPE, mesh, layouts)).words) == 0
+
+
+def test_summands_of_c_are_reduced_and_scattered() -> None:
+    mesh, row = MeshShape((3,)), signed("S(1)", "S(0)")
+    outcome = words(row, Problem((6, 4, 3), mesh, needed(row, mesh)))
+    assert outcome.words == [2 * 6 * 4 // 3] * 3  # each is sent its rows by the two others
+
+
+@pytest.mark.parametrize("mesh", [MeshShape((4,)), MeshShape((2, 3)), MeshShape((3, 2))], ids=str)
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [
+        ("data_parallel", "S(0)", "B"),
+        ("column_parallel", "B", "S(1)"),
+        ("row_parallel", "S(1)", "S(0)"),
+        ("mixed_2d", "S(0), B", "B, S(1)"),
+        ("row_column_2d", "B, S(1)", "S(1), S(0)"),
+    ],
+)
+def test_the_registry_comes_out_of_signatures(name: str, a: str, b: str, mesh: MeshShape) -> None:
+    """The same placements are taken, and the same words moved on each; one word is for a mesh of one axis."""
+    known, row = ALGORITHMS[name], signed(a, b)
+    assert row.placements
+    if isinstance(row.placements(mesh), str):
+        return
+    assert needed(row, mesh) == needed(known, mesh)
+    for layouts in dict.fromkeys(taken(known, mesh)):
+        problem = Problem(SHAPE, mesh, layouts)
+        assert words(row, problem).words == words(known, problem).words
+        assert traffic(row, problem) == traffic(known, problem)
+
+
+# -- what there is not ----------------------------------------------------------------------------
+
+
+def valid(a: str, b: str) -> bool:
+    try:
+        deduce((a,), (b,))  # type: ignore[arg-type]
+    except LayoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("pair", [(a, b) for a in PLACED for b in PLACED if not valid(a, b)], ids=str)
+def test_other_pairs_are_refused(pair: Sbp) -> None:
+    a, b = pair
+    with pytest.raises(LayoutError, match="valid along an axis are") as error:
+        signed(f"B, {a}", f"B, {b}")
+    assert f"axis 1 has A {a} and B {b}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "reason"),
+    [
+        ("S(2)", "B", "S splits dimension 0"),
+        ("S(0), B", "B", "one word per mesh axis"),
+        ("B, B, B, B", "B, B, B, B", "more than one word per axis"),
+        ("", "B", "got 0 words"),
+    ],
+)
+def test_texts_that_are_no_signature(a: str, b: str, reason: str) -> None:
+    with pytest.raises(LayoutError, match=reason):
+        signed(a, b)
+
+
+def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
+    row = signed("S(0), B", "B, S(1)")
+    assert row.placements
+    assert "this one is 2x2x2" in str(row.placements(MESHES[2]))
+
+
+def test_the_name_is_the_signature() -> None:
+    row = signed(("S(0)", "B"), ("B", "S(1)"))
+    assert row.name == f"{sbp_text(('S(0)', 'B'))}·{sbp_text(('B', 'S(1)'))}"
+    assert signed("B", "B", name="shared").name == "shared"
+
+
+def test_replicas_of_both_share_the_rows_of_c() -> None:
+    mesh = MeshShape((2, 2))
+    row = signed("B, S(0)", "B, B")
+    work = row.work(Problem((8, 4, 4), mesh, (everywhere(), everywhere(), needed(row, mesh)[2])))
+    assert str(work) == "P(('j', 'i'), None, None)"
