@@ -166,7 +166,8 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
         return []
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
     others = row.also(request.mesh) if row.also else {}
-    return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" else [])]
+    dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
+    return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" and dense else [])]
 
 
 def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:

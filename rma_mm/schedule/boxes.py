@@ -165,8 +165,11 @@ def fused(parts: list[Span], width: int) -> list[Span]:
     return joined
 
 
-def opened(c: Ref, ops: list[Op], keep: bool) -> list[Op]:
-    """`ops` with the region `c` opened exactly once: by the first Multiply of each part, or by a Scale in front."""
+def opened(c: Ref, ops: list[Op], keep: bool, step: int = 0) -> list[Op]:
+    """`ops` with the region `c` opened exactly once: by the first Multiply of each part, or by a Scale in front.
+
+    step: that of the Scale where there is no other operation.
+    """
     regions: list[Region] = []
     for op in ops:
         if isinstance(op, Multiply) and op.c.buffer == c.buffer and op.c.region not in regions:
@@ -176,7 +179,7 @@ def opened(c: Ref, ops: list[Op], keep: bool) -> list[Op]:
     if not c.region:
         return ops
     if keep or not (covered and apart):
-        return [Scale(c, keep, ops[0].step if ops else 0), *ops]
+        return [Scale(c, keep, ops[0].step if ops else step), *ops]
     pending = set(regions)
     result: list[Op] = []
     for op in ops:

@@ -9,7 +9,7 @@ Accumulates stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from .ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
@@ -48,7 +48,7 @@ def pushes(member: Member, group: Sequence[int], x: str = "C") -> Pass | None:
     if not all(fills(op.src) for q in group for op in adds[q]):
         return None
     lag = _summing_ring([[op.dst for op in adds[q]] for q in group], group)
-    parts = _common(member, group, {q: _by_step([(op.step, op.dst) for op in adds[q]]) for q in group})
+    parts = _common(adds, group, {q: _by_step([(op.step, op.dst) for op in adds[q]]) for q in group})
     if lag and len(parts) < len(adds[group[0]]):
         return lambda ops, rank: _shifting_sums(ops, rank, tuple(group), lag)
     return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
@@ -107,14 +107,17 @@ def _multicast(member: Member, group: Sequence[int], copies: dict[int, list[Copy
                 found.setdefault(op.step, []).append(op.src)
                 buffers.setdefault(op.step, set()).add(op.dst.buffer)
         wanted[q] = {step: refs for step, refs in found.items() if len(buffers[step]) == 1}
-    return _common(member, group, wanted, owners=True)
+    return _common({q: member(q) for q in group}, group, wanted, owners=True)
 
 
 def _common(
-    member: Member, group: Sequence[int], wanted: dict[int, dict[int, list[Ref]]], owners: bool = False
+    ops: Mapping[int, Sequence[Op]], group: Sequence[int], wanted: dict[int, dict[int, list[Ref]]], owners: bool = False
 ) -> Parts:
-    """Step → boxes that every member names (with `owners`: every member but the box's owner), if all step alike."""
-    order = {q: list(dict.fromkeys(op.step for op in member(q))) for q in group}
+    """Step → boxes that every member names (with `owners`: every member but the box's owner), if all step alike.
+
+    ops: by member, those that say in which order it steps.
+    """
+    order = {q: list(dict.fromkeys(op.step for op in ops[q])) for q in group}
     shared = [step for step in order[group[0]] if all(step in order[q] for q in group)]
     parts: Parts = {}
     for step in shared:

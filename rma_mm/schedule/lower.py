@@ -267,7 +267,7 @@ class _Lowering:
             if is_here or "C" in turn.ends:
                 yield from made if is_here else self.pushed(sums, made, begun)
                 made, sums = [], sums if is_here else []
-        if not box[dim] and not is_here:  # a rank without a share of k has zeros to add
+        if not box[dim] and self.row.result == "reduce":  # a rank without a share of k has zeros to add
             yield from self.pushed(self.sums(rank, face, 0), [], 0)
 
     def turn(
@@ -302,7 +302,7 @@ class _Lowering:
         """`ops`, which multiply into `sums`, and the pushes of what those then hold."""
         pushes: list[Op] = []
         for c in sums:
-            ops = opened(c, ops, False)
+            ops = opened(c, ops, False, step)
             for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, c.region, c.rank):
                 pushes.append(Accumulate(replace(c, region=part), Ref(owner, "C", part), step))
         return ops + pushes

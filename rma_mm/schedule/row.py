@@ -172,7 +172,7 @@ class Row:
         """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
         return replace(
             self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="", pieces=1,
-            stage=None, also=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
+            stage=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
             fit=partial(_pulled, self.fit) if self.fit else None,
         )  # fmt: skip

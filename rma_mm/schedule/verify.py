@@ -177,8 +177,17 @@ class _Checker:
             if isinstance(ref.buffer, Slot) and ref.rank != rank:
                 self.fail(rank, op, f"{ref} is another rank's scratch")
 
+    def check_dense(self, rank: int, op: Op) -> None:
+        """What is computed on is one dense part of its buffer; transfers may gather and scatter."""
+        refs = refs_of(op) if isinstance(op, Multiply | Scale | Finish) else ()
+        computed = op.dsts if isinstance(op, Reduce) else refs
+        for ref in computed:
+            if not self.schedule.holds(ref).locate(ref.region).is_contiguous:
+                self.fail(rank, op, f"{ref} is scattered in its buffer, which holds {self.schedule.holds(ref)}")
+
     def check(self, rank: int, op: Op) -> None:
         self.check_bounds(rank, op)
+        self.check_dense(rank, op)
         check = getattr(self, type(op).__name__.lower())
         check(rank, op)
 

@@ -130,7 +130,7 @@ def check_any(comm, algorithm, max_examples):
 @parallel(timeout=120)
 @pytest.mark.parametrize("algorithm", [name for name, row in ALGORITHMS.items() if not row.grouped])
 def test_any_placements_on_any_grid(comm, algorithm):
-    check_any(comm, algorithm, 12)
+    check_any(comm, algorithm, 10)
 
 
 @parallel(ranks=(2, 4, 6), env=("node", "nolocal"), timeout=120)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
+from math import prod
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.t10 import points
+from rma_mm.algorithms.t10_points import points
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import grids
 from rma_mm.runtime.footprint import Operand
@@ -26,15 +27,16 @@ from rma_mm.schedule import boxes
 from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel
-from tests.reference import expected, whole_numbers
+from tests.mpi.test_products import placed
+from tests.reference import collect, expected, whole_numbers
 
 # -- what is moved, against closed forms ----------------------------------------------------------
 
 GRIDS = {
-    4: [(4,), (2, 2), (1, 4), (4, 1), (2, 2, 1), (1, 2, 2), (2, 1, 2)],
-    6: [(6,), (2, 3), (3, 2), (2, 1, 3), (1, 3, 2), (3, 2, 1)],
-    8: [(8,), (2, 4), (4, 2), (2, 2, 2), (1, 2, 4), (4, 1, 2)],
-    9: [(9,), (3, 3), (1, 3, 3), (3, 1, 3)],
+    4: [(4,), (2, 2), (1, 4), (2, 2, 1), (1, 2, 2), (2, 1, 2)],
+    6: [(6,), (2, 3), (3, 2), (2, 1, 3), (1, 3, 2)],
+    8: [(8,), (2, 4), (2, 2, 2)],
+    9: [(3, 3), (1, 3, 3)],
 }
 """Ranks → meshes of one to three axes."""
 
@@ -90,7 +92,8 @@ def test_words_and_messages_are_the_closed_form(comm):
     for grid in GRIDS[comm.size]:
         with Mesh(grid, comm) as mesh:
             for form in FORMS.values():
-                if form.axes == len(grid) or (form.axes == 1 and grid in [(2, 2), (3, 2), (2, 2, 2)]):
+                is_ring = form.axes == 1 and grid in [(2, 2), (3, 3)]
+                if form.axes == len(grid) or is_ring:
                     check_form(mesh, form)
 
 
@@ -176,63 +179,89 @@ PRODUCTS = (
 )
 
 
-def check_product(mesh, name, product):
-    """One product on the placements that the plan chooses: the result, and what the plan says of its movement."""
+def check_product(mesh, name, product, allowed=BY_GROUPS | ONE_SIDED):
+    """One product on the placements that the plan chooses. Rank 0 is told what was wrong; empty where nothing was."""
     a, b, c = product.matrices()
-    dtype = np.dtype(product.dtype)
+    operands = [Operand(x.shape, np.dtype(product.dtype)) for x in (a, b)]
     with rma_mm.plan(
-        Operand(a.shape, dtype), Operand(b.shape, dtype), mesh, algorithm=name, alpha=product.alpha, beta=product.beta,
+        *operands, mesh, algorithm=name, alpha=product.alpha, beta=product.beta,
         transpose_a="A" in product.transposed, transpose_b="B" in product.transposed,
     ) as plan:  # fmt: skip
-        A, B, C = (
-            DistMatrix.from_numpy(x.astype(dtype), mesh, plan.layouts[operand])
-            for operand, x in zip("ABC", (a, b, c), strict=True)
-        )
-        before = plan_traffic(plan, A, B, C)
+        given = zip((a, b, c), "ABC", strict=True)
+        A, B, C = (placed(x, plan.layouts[letter], mesh, product.dtype, 0) for x, letter in given)
+        plan.prepare(A, B, C)
+        before = counters(plan)
         plan.execute(A, B, out=C)
-        check_movement(plan, [new - old for new, old in zip(plan_traffic(plan, A, B, C), before, strict=True)])
+        traffic = [new - old for new, old in zip(counters(plan), before, strict=True)]
+        moved = [plan.words.words_intra + plan.words.words_inter, plan.words.messages]
+        ways = {way for how in plan.movement.values() for way in how.split("+")}
+    ranks = mesh.comm.gather((C.tile.astype(float), ways, traffic, moved))
+    if mesh.rank:
+        return ""
+    tiles, ways, traffic, moved = zip(*ranks, strict=True)
     wanted = expected(a, b, c, product.alpha, product.beta, product.transposed)
-    assert np.array_equal(C.to_numpy(), wanted.astype(dtype)), f"{name} on {mesh}: {product}"
+    right = np.array_equal(collect(tiles, C.layout, mesh.shape, wanted.shape), wanted)
+    trouble = [] if right else ["a wrong result"]
+    trouble += misnamed(set().union(*ways), traffic, moved, allowed)
+    return f"{name} on {mesh.shape}: {', '.join(trouble)} with {product}" if trouble else ""
 
 
-def plan_traffic(plan, A, B, C):
-    """What windows and channels have counted on this rank so far: words and messages of each."""
-    plan.prepare(A, B, C)
+def counters(plan):
+    """Words and messages that the windows, and those that the channels, of a plan have counted on this rank so far."""
     (bound,) = plan.bound.values()
-    sides = [window.counters for window in bound.windows], [channel.counters for channel in bound.channels]
+    sides = [[each.counters for each in side] for side in (bound.windows, bound.channels)]
     return [
-        sum(figure)
-        for each in sides
-        for figure in ([x.words_intra + x.words_inter for x in each], [x.messages for x in each])
+        figure
+        for side in sides
+        for figure in (sum(x.words_intra + x.words_inter for x in side), sum(x.messages for x in side))
     ]
 
 
-def check_movement(plan, traffic):
-    """The plan names what the counters of windows and channels saw, over all ranks, and nothing else."""
-    words, messages, group_words, group_messages = traffic
-    assert plan.words.words_intra + plan.words.words_inter == words + group_words
-    assert plan.words.messages == messages + group_messages
-    named = {way for how in plan.movement.values() for way in how.split("+")}
-    seen = plan.mesh.comm.allgather((named, words, group_words, group_messages))
-    named = set().union(*(each[0] for each in seen))
-    one_sided, by_groups, letters = (sum(each[n] for each in seen) for n in (1, 2, 3))
-    case = f"{plan.algorithm} on {plan.mesh}: {named}"
-    assert named <= BY_GROUPS | ONE_SIDED | {"here"}, case
-    assert (one_sided > 0) == bool(named & ONE_SIDED), case
-    assert (letters > 0) == (by_groups > 0) == bool(named & BY_GROUPS), case
+def misnamed(ways, traffic, moved, allowed):
+    """What is wrong about the `ways` that plans name, when their ranks' counters saw this `traffic`."""
+    for (words, messages, by_group, letters), mine in zip(traffic, moved, strict=True):
+        if [words + by_group, messages + letters] != mine:
+            yield f"words and messages {mine} that are not {words} + {by_group} and {messages} + {letters}"
+    words, _, by_group, letters = (sum(each) for each in zip(*traffic, strict=True))
+    if (words > 0) != bool(ways & ONE_SIDED):
+        yield f"{words} words through windows and the movements {ways}"
+    if not (by_group > 0) == (letters > 0) == bool(ways & BY_GROUPS):
+        yield f"{by_group} words and {letters} messages through channels and the movements {ways}"
+    if not ways <= {*allowed, "here"}:
+        yield f"the movements {ways}"
+
+
+def rows_on(grid, number):
+    """Rows that can use a mesh, with the place of each in the registry.
+
+    All of them; of the many meshes of five ranks and more with an axis of one rank, a third each takes its turn.
+    """
+    for at, name in enumerate(ALGORITHMS):
+        is_taken = 1 not in grid or prod(grid) < 5 or (at + number) % 3 == 0
+        if is_taken and AXES.get(name, len(grid)) == len(grid):
+            yield at, name
 
 
 @parallel(ranks=range(1, 10), env=("node",), timeout=120)
 def test_every_row_on_every_mesh(comm):
-    for axes in (1, 2, 3):
-        for number, grid in enumerate(grids(comm.size, axes)):
-            with Mesh(grid, comm) as mesh:
-                for name in ALGORITHMS:
-                    if AXES.get(name, axes) == axes:
-                        for product in PRODUCTS:
-                            check_product(mesh, name, product.rolled(number))
-                    else:
-                        assert f"needs a mesh of {('two', 'three')[AXES[name] - 2]} axes" in refusal(mesh, name)
+    trouble = []
+    for number, grid in enumerate(grid for axes in (1, 2, 3) for grid in grids(comm.size, axes)):
+        with Mesh(grid, comm) as mesh:
+            for at, name in rows_on(grid, number):
+                product = PRODUCTS[(at + 2 * number) % 3].rolled(number // 3)
+                trouble.append(check_product(mesh, name, product))
+    assert not any(comm.bcast(trouble)), "\n".join(filter(None, trouble))
+
+
+@parallel(ranks=(4,), env=("node", "nolocal"), timeout=120)
+def test_the_one_sided_form_of_every_row(comm):
+    trouble = []
+    for grid in ((4,), (2, 2), (2, 1, 2)):
+        with Mesh(grid, comm) as mesh:
+            for at, name in enumerate(f"{name}:pull" for name, row in ALGORITHMS.items() if row.form):
+                if name != "t10_rotate:pull" and AXES.get(name.removesuffix(":pull"), len(grid)) == len(grid):
+                    trouble.append(check_product(mesh, name, PRODUCTS[at % 3].rolled(at // 3), ONE_SIDED))
+    assert not any(comm.bcast(trouble)), "\n".join(filter(None, trouble))
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -247,3 +276,88 @@ def refusal(mesh, name, a=None, b=None):
         rma_mm.plan(*operands, mesh, algorithm=name)
     (text,) = set(mesh.comm.allgather(str(caught.value)))
     return text
+
+
+@parallel(ranks=(4, 6), env=("node", "nolocal"))
+def test_what_a_row_cannot_use_is_refused_alike_on_every_rank(comm):
+    grid, long = {4: ((2, 2), "(1, 2, 2)"), 6: ((2, 3), "(1, 2, 3)")}[comm.size]
+    with Mesh(grid, comm) as mesh:
+        for name in (name for name, axes in AXES.items() if axes == 3):
+            assert f"needs a mesh of three axes, as {long}; this one is {grid}" in refusal(mesh, name)
+        whole, blocks, turned = "*,*", "i,j", "j,i"
+        assert "needs A placed as P('i', 'j:skew(i)') or P('i', 'j'), and" in refusal(mesh, "cannon", whole, blocks)
+        assert "needs B placed as P('i', 'j'), and it is P('j', 'i')" in refusal(mesh, "summa_c", blocks, turned)
+        assert "needs A placed as P('i', 'j'), and it is P('j', 'i')" in refusal(mesh, "summa_c", turned, turned)
+        for a, b in ((whole, blocks), (turned, turned), (blocks, turned)):
+            check_auto(mesh, a, b)
+    with Mesh((comm.size,), comm) as mesh:
+        assert f"needs a mesh of two axes, as {grid}; this one is ({comm.size},)" in refusal(mesh, "cannon")
+        check_auto(mesh, "i,*", "*,i")
+
+
+def check_auto(mesh, a, b):
+    """Left to the plan, a row is found that takes these placements, and it gives the right result."""
+    x = np.arange(144.0).reshape(12, 12) % 7
+    A, B = DistMatrix.from_numpy(x, mesh, a), DistMatrix.from_numpy(x.T, mesh, b)
+    with rma_mm.plan(A, B, mesh) as plan:
+        named = refusal_or_none(A, B, plan.algorithm)
+        assert named is None, f"auto took {plan.algorithm} for {a} and {b}: {named}"
+        assert np.array_equal(plan.execute(A, B).to_numpy(), x @ x.T)
+
+
+def refusal_or_none(A, B, name):
+    """Why a row refuses these matrices when it is named; None where it takes them."""
+    try:
+        rma_mm.plan(A, B, A.mesh, algorithm=name).close()
+    except AlgorithmError as error:
+        return str(error)
+    return None
+
+
+@parallel(ranks=(4, 6), env=("node",))
+def test_unknown_forms_are_refused_alike_on_every_rank(comm):
+    with Mesh({4: (2, 2), 6: (2, 3)}[comm.size], comm) as mesh:
+        assert "cannon has the form cannon:pull" in refusal(mesh, "cannon:foo")
+        assert "srumma has one form only" in refusal(mesh, "srumma:pull")
+        assert all(name in refusal(mesh, "canon:pull") for name in ("auto", *ALGORITHMS))
+        for text in ("2,2/1,1,1", "2,2,1", "2,2,1/0,1,1", "2,2,1/2,2,1/x", "2,2,1/2,2,1/4/4", ""):
+            assert "takes F_op and the rings of A, B and C" in refusal(mesh, f"t10_rotate:{text}")
+        would_fit(mesh, "t10_rotate:5,5,1/1,1,1", f"is for 25 ranks, and there are {comm.size}")
+        would_fit(mesh, f"t10_rotate:{comm.size},1,1/2,1,1", "A's ring of 2 does not divide the 1 ranks along n")
+        would_fit(mesh, "t10_rotate:2,2,1/3,2,1", {4: "A's ring of 3 does not divide", 6: "is for 4 ranks"}[comm.size])
+        would_fit(mesh, "cosma:9,9,9", f"needs 729 ranks, and there are {comm.size}")
+        assert "cosma takes a grid, as cosma:2,2,1" in refusal(mesh, "cosma:9,9")
+
+
+def would_fit(mesh, name, why):
+    """`name` is refused for that reason, and what the refusal offers instead does fit."""
+    text = refusal(mesh, name)
+    assert why in text, text
+    offered = text.split("; ")[-1].removesuffix(" would fit")
+    fitting = f"{name.split(':')[0]}:{offered.split(':')[-1]}"
+    rma_mm.plan(*[Operand((12, 12), np.dtype(float))] * 2, mesh, algorithm=fitting).close()
+
+
+# -- what is kept ---------------------------------------------------------------------------------
+
+
+KEPT = {2: ("cannon", "summa_c", "summa_a", "pumma"), 3: ("johnson_3d", "solomonik_25d", "cosma", "t10_rotate")}
+"""Axes of a mesh → rows whose plans come and go on it."""
+
+
+@parallel(ranks=(4,), env=("node",), timeout=120)
+def test_plans_that_come_and_go_leave_no_communicators(comm):
+    x = np.ones((12, 12))
+    channels = []
+    with Mesh((2, 2), comm) as flat, Mesh((2, 1, 2), comm) as cube:
+        for n in range(200):
+            mesh = (flat, cube)[n % 2]
+            names = KEPT[len(mesh.shape.shape)]
+            with rma_mm.plan(x, x, mesh, algorithm=names[n // 2 % len(names)]) as plan:
+                assert (plan.execute(x, x).tile == 12).all()
+            if n % 40 == 39:
+                channels.append([(len(mesh._channels), len(mesh.arena.slabs)) for mesh in (flat, cube)])
+        handles = {channel.comm.handle for mesh in (flat, cube) for channel in mesh._channels.values()}
+        assert len(handles) == sum(count for count, _ in channels[0])
+    assert channels == channels[:1] * 5
+    assert not flat._channels

@@ -206,8 +206,8 @@ SAME: dict[int, list[set[str]]] = {
     # has even slices where speeds are equal
     1: [{"stationary_c", "data_parallel:pull", "weighted"}],
     # row 20 is row 21 on 2-D blocks; rows 9 and 12 are too once they pull, for then their own order goes with the
-    # groups. Row 19: matrices within one block of 64 are all on rank 0, which multiplies them, in either form
-    2: [{"stationary_c", "srumma", "summa_c:pull", "pumma:pull"}, {"pblas", "pblas:pull"}],
+    # groups
+    2: [{"stationary_c", "srumma", "summa_c:pull", "pumma:pull"}],
     3: [],
 }
 """Axes of a mesh → rows of algorithms.md §2 that are the same by definition on it."""
