@@ -11,7 +11,7 @@ from .product import Product
 from .threads import get_threads, set_threads
 
 SIZE, SECONDS, TIMES = 384, 0.03, 5
-"""Side of the square that is multiplied, for how long, and how often: another process may have the core for a moment."""
+"""Side of the square that is multiplied, for how long, and how often: another process may have the core."""
 
 
 def multiplies_a_second(threads: int) -> float:
