@@ -216,13 +216,15 @@ def _fitted(
 
 
 def _check_volume(plan: Plan) -> None:
-    """Check this rank's own operations, and that all ranks' multiply every point once. Collective."""
+    """Check this rank's operations, that all ranks' multiply every point once, and that groups match. Collective."""
     from mpi4py import MPI
 
     schedule, mesh = plan.schedule, plan.mesh
     with agreed(mesh.comm, "plan"):
-        volume = np.array([own_volume(schedule, mesh.rank) if mesh.is_member else 0], np.int64)
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, volume, MPI.SUM))
+        sums = np.array(own_volume(schedule, mesh.rank) if mesh.is_member else (0, 0), np.uint64)
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM))
     m, n, k = plan.given.shape
-    if volume[0] != m * n * k:
-        raise ScheduleError(f"{plan.algorithm}: the ranks together multiply {volume[0]} points of {m * n * k}")
+    if sums[0] != m * n * k:
+        raise ScheduleError(f"{plan.algorithm}: the ranks together multiply {sums[0]} points of {m * n * k}")
+    if sums[1]:
+        raise ScheduleError(f"{plan.algorithm}: what the ranks send each other does not match")

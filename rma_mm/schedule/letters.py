@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
-from .ops import Broadcast, Op, Reduce, Ref, incoming, outgoing
+from .ops import Broadcast, Op, Reduce, Ref, Shift, incoming, outgoing
 from .passes import kind_of
 
 Route = tuple[int, int, str]
@@ -47,3 +48,28 @@ class Letters:
         for group, calls in self.calls.items():
             if any(calls[rank] != calls[group[0]] for rank in group):
                 raise ScheduleError(f"the ranks {group} do not make the same calls in the same order")
+
+
+def balance(ops: Sequence[Op], rank: int) -> int:
+    """A number, modulo 2^64, whose sum over all ranks is 0 where what groups do matches; chance apart, only there.
+
+    Each rank knows its own calls only, so this is how they can be compared in one sum.
+    """
+    counts: dict[object, int] = defaultdict(int)
+    total = 0
+
+    def entry(*what: object) -> int:
+        counts[what[0]] += 1
+        text = repr((counts[what[0]], *map(str, what)))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    for op in ops:
+        if isinstance(op, Broadcast | Reduce):
+            parts = op.parts if isinstance(op, Broadcast) else op.dsts
+            weight = 1 - len(op.group) if rank == op.group[0] else 1
+            total += weight * entry(op.group, type(op).__name__, *parts)
+        elif isinstance(op, Shift):
+            x = kind_of(op.dst)
+            total += entry((rank, op.to, x), op.src.region)
+            total -= entry((op.source, rank, x), op.dst.region)
+    return total % 2**64

@@ -17,7 +17,7 @@ from typing import NoReturn
 from ..errors import ScheduleError
 from ..geometry.span import Region
 from .coverage import coverage, covers, covers_union
-from .letters import Letters, Route
+from .letters import Letters, Route, balance
 from .ops import (
     STAGE,
     Accumulate,
@@ -91,18 +91,18 @@ def verify(schedule: Schedule) -> Report:
     return Report(scratch, [len(ops) for ops in programs], words)
 
 
-def own_volume(schedule: Schedule, rank: int) -> int:
-    """Points that `rank` multiplies (its share of a pool's tasks dealt out in turn), its references checked.
+def own_volume(schedule: Schedule, rank: int) -> tuple[int, int]:
+    """Points that `rank` multiplies (its share of a pool's tasks dealt out in turn), and the balance of group calls.
 
-    What one rank can check alone before a first execution; summed over ranks it must be m · n · k.
+    What one rank can check alone, with its references: summed over ranks m · n · k points, and 0 modulo 2^64.
     """
-    checker = _Checker(schedule)
-    volume = 0
-    for op in expand(schedule, rank):
+    checker, volume, ops = _Checker(schedule), 0, expand(schedule, rank)
+    for op in ops:
         checker.check_bounds(rank, op)
+        checker.check_dense(rank, op)
         if isinstance(op, Multiply):
             volume += op.c.region.size * len(op.a.region[1])
-    return volume
+    return volume, balance(ops, rank)
 
 
 class _Checker:

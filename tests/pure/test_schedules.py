@@ -107,7 +107,9 @@ def test_the_ranks_own_volumes_sum_to_the_whole(case: Case, changed: dict[str, i
     with limits(changed):
         schedule = lower(case.row, case.problem, case.tuning)
         m, n, k = case.problem.shape
-        assert sum(own_volume(schedule, rank) for rank in case.problem.mesh.ranks) == m * n * k
+        volumes, balances = zip(*(own_volume(schedule, rank) for rank in case.problem.mesh.ranks), strict=True)
+        assert sum(volumes) == m * n * k
+        assert sum(balances) % 2**64 == 0
 
 
 @pure(30)

@@ -16,10 +16,25 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.coverage import covers_union
 from rma_mm.schedule.lower import Tuning, lower
-from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Schedule, Slot
+from rma_mm.schedule.ops import (
+    Accumulate,
+    Barrier,
+    Broadcast,
+    Claim,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Reduce,
+    Ref,
+    Scale,
+    Schedule,
+    Shift,
+    Slot,
+)
 from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify import own_volume, verify
 from tests.pure.test_schedules import limits
 from tests.strategies import Case, cases, pure
 
@@ -389,3 +404,33 @@ def test_no_barrier_is_redundant(case: Case, data: st.DataObject) -> None:
     n = data.draw(st.integers(0, barriers - 1))
     with pytest.raises(ScheduleError):
         verify(planted(schedule, nth(Barrier, dropped, n), rank=None))
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+TOGETHER = [row for row in ALGORITHMS.values() if row.grouped and not row.fit]
+"""Rows that move operands by groups."""
+
+
+@pure(60)
+@given(st.sampled_from(TOGETHER).flatmap(lambda row: cases(row, max_ranks=12)), st.data())
+def test_a_group_call_that_one_rank_leaves_out_is_found(case: Case, data: st.DataObject) -> None:
+    """By the check of all ranks together, and by the sum that each makes of its own calls."""
+    schedule = lower(case.row, case.problem, case.tuning)
+    calls = [
+        (rank, n)
+        for rank in schedule.mesh.ranks
+        for n, op in enumerate(schedule.program(rank))
+        if isinstance(op, Broadcast | Shift | Reduce)
+    ]
+    assume(calls)
+    rank, dropped_at = data.draw(st.sampled_from(calls))
+
+    def program(asked: int) -> list[Op]:
+        return [op for n, op in enumerate(schedule.program(asked)) if (asked, n) != (rank, dropped_at)]
+
+    faulty = replace(schedule, program=program)
+    with pytest.raises(ScheduleError):
+        verify(faulty)
+    assert sum(own_volume(schedule, each)[1] for each in schedule.mesh.ranks) % 2**64 == 0
+    assert sum(own_volume(faulty, each)[1] for each in schedule.mesh.ranks) % 2**64 != 0
