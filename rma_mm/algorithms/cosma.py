@@ -27,12 +27,10 @@ def on_grid(grid: Grid, setting: Setting) -> Row:
     shape = MeshShape(grid, AXIS_NAMES)
     native = _ON_GRID.placements(shape) if _ON_GRID.placements else ""
     assert not isinstance(native, str)
-    a, b, c = (
-        None if given or layout is None else replace(layout, grid=shape)
-        for layout, given in zip(native, setting.layouts, strict=True)
-    )
+    a, b, c = (layout and replace(layout, grid=shape) for layout in native)
+    wanted = setting.unless_given((a, b, c))
     work = replace(place(_WORK, DIMS, shape, 3), grid=shape)
-    return replace(_ON_GRID, placements=lambda _: (a, b, c), work=lambda _: work, fit=None, form=None)
+    return replace(_ON_GRID, placements=lambda _: wanted, work=lambda _: work, fit=None, form=None)
 
 
 def _fit(setting: Setting) -> Row | str:

@@ -28,7 +28,7 @@ from .t10_points import Point, best_point
 def row_of(point: Point, setting: Setting) -> Row:
     """The row of a plan. Operands that are placed otherwise are brought to where it wants them."""
     a, b, c = point.layouts()
-    wanted = [None if given else layout for layout, given in zip((a, b, c), setting.layouts, strict=True)]
+    wanted = setting.unless_given((a, b, c))
     longest = max(-(-setting.shape[2] // (point.ranks[2] * ring)) for ring in point.rings[:2])
     rotates = max(point.rings[:2]) > 1
     over: Literal["k", "n"] = "k" if rotates or point.rings[2] == 1 or point.rings[2] < point.ranks[2] else "n"
@@ -36,7 +36,7 @@ def row_of(point: Point, setting: Setting) -> Row:
     by = tuple(axis for axis in ring_axes if axis in point.grid.names)
     return replace(
         T10_ROTATE,
-        placements=lambda _: (wanted[0], wanted[1], wanted[2]), work=lambda _: point.work(),
+        placements=lambda _: wanted, work=lambda _: point.work(),
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
         stage=partial(_brought, (a, b)), pieces=-(-longest // point.pace) if point.pace else 1, fit=None, form=None,

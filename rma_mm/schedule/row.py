@@ -102,6 +102,13 @@ class Setting:
     may_idle: bool = True
     """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
 
+    def unless_given(self, layouts: Wanted) -> Wanted:
+        """`layouts`, but None (any will do) for a matrix that is placed otherwise already."""
+        a, b, c = (
+            layout if given in (None, layout) else None for layout, given in zip(layouts, self.layouts, strict=True)
+        )
+        return a, b, c
+
 
 @dataclass(frozen=True)
 class Row:
