@@ -14,6 +14,7 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.policy.planner import default_mesh
+from rma_mm.runtime.footprint import Operand, merged
 from rma_mm.windows.mpi import node_map
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ class Product:
     """A product of generated matrices by one algorithm."""
 
     def __init__(self, mesh: rma_mm.Mesh, name: str, shape: tuple[int, int, int], dtype: str) -> None:
-        from rma_mm.runtime.footprint import Operand
-
         m, n, k = shape
         self.mesh = mesh
         a, b = (Operand(extent, np.dtype(dtype)) for extent in ((m, k), (k, n)))
@@ -99,9 +98,7 @@ class Product:
 
     def movement(self) -> dict[str, str]:
         """How A, B and C moved, on any rank. Collective."""
-        found = self.mesh.comm.allgather(self.plan.movement)
-        ways = {x: {how for each in found for how in each[x].split("+")} for x in "ABC"}
-        return {x: "+".join(sorted(how - {"here"})) or "here" for x, how in ways.items()}
+        return merged(self.mesh.comm.allgather(self.plan.movement))
 
 
 def line_of(result: dict[str, Any]) -> list[object]:

@@ -24,7 +24,7 @@ from ..errors import AlgorithmError, LayoutError
 from ..geometry.distal import parse_distal
 from ..geometry.layout import Layout, Level
 from ..geometry.mesh import AXIS_NAMES, MeshShape
-from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, same_place, stationary
+from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, stationary
 from .survey import one_sided, placed_work
 
 
@@ -195,13 +195,10 @@ class Loops:
                 found[x] = first if spare else brought
         return found
 
-    def _stage(self, problem: Problem) -> tuple[Layout | None, Layout | None]:
-        """The placements that A and B are brought to, where they are not there."""
+    def _stage(self, problem: Problem) -> dict[str, Layout]:
+        """The placements that A and B are brought to."""
         wanted = {x: self.brought(x, problem.mesh) for x in "AB"}
-        for x, layout in wanted.items():
-            if layout and same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
-                wanted[x] = None
-        return wanted["A"], wanted["B"]
+        return {x: layout for x, layout in wanted.items() if layout is not None}
 
 
 def _loop(word: str, dim: str) -> str:
@@ -246,4 +243,4 @@ SOLOMONIK_ROTATED = (
     .distribute(m="i", n="j", k="l").divide("k").reorder("k").rotate("k", by=("i", "j"))
     .communicate("A", "B", at="k").communicate("C", at="end")
 )  # fmt: skip
-"""As the paper writes it: every layer does Cannon's algorithm on its part of k. It is not in the registry."""
+"""As `solomonik_25d:cannon`: every layer does Cannon's algorithm on its part of k."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..geometry.layout import Layout, Split
 from ..geometry.mesh import AXIS_NAMES, MeshShape
 from ..geometry.notation import parse_layout
-from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap, same_place
+from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap
 
 _ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}
@@ -44,13 +44,8 @@ def surveyed(
     def others(mesh: MeshShape) -> dict[str, Layout]:
         return {x: place(text, _FACES[x], mesh, axes) for x, text in (also or {}).items()}
 
-    def stage(problem: Problem) -> tuple[Layout | None, Layout | None]:
-        wanted = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
-        staged = [
-            layout if layout and not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh) else None
-            for x, layout in ((x, wanted.get(x)) for x in "AB")
-        ]
-        return staged[0], staged[1]
+    def stage(problem: Problem) -> dict[str, Layout]:
+        return {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
 
     row = Row(
         name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,

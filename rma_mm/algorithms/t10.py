@@ -15,12 +15,11 @@ not divide one another.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Literal
 
 from ..geometry.layout import Layout
-from ..schedule.row import Problem, Row, Setting, same_place
+from ..schedule.row import Row, Setting
 from .survey import whole_numbers
 from .t10_points import Point, best_point
 
@@ -39,16 +38,8 @@ def row_of(point: Point, setting: Setting) -> Row:
         placements=lambda _: wanted, work=lambda _: point.work(),
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
-        stage=partial(_brought, (a, b)), pieces=-(-longest // point.pace) if point.pace else 1, fit=None, form=None,
+        stage=lambda _: {"A": a, "B": b}, pieces=-(-longest // point.pace) if point.pace else 1, fit=None, form=None,
     )  # fmt: skip
-
-
-def _brought(wanted: tuple[Layout, Layout], problem: Problem) -> tuple[Layout | None, Layout | None]:
-    staged = [
-        None if same_place(problem.layout(x), layout, problem.extent(x), problem.mesh) else layout
-        for x, layout in zip("AB", wanted, strict=True)
-    ]
-    return staged[0], staged[1]
 
 
 def _fit(setting: Setting) -> Row | str:

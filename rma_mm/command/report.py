@@ -6,8 +6,7 @@ import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +17,9 @@ import numpy as np
 from rma_mm.errors import FileFormatError
 from rma_mm.kernels import bind
 from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
+from rma_mm.kernels.speed import calls_a_second
 from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.runtime.footprint import merged
 from rma_mm.runtime.mesh import Mesh
 from rma_mm.runtime.plan import Plan
 from rma_mm.runtime.verification import Verdict
@@ -99,7 +100,7 @@ def gather_facts(
         "mesh": list(mesh.shape.shape),
         "algorithm": plan.algorithm,
         "layouts": {name: str(plan.layouts[name]) for name in "ABC"},
-        "movement": {name: _union([movement[name] for movement in movements]) for name in "ABC"},
+        "movement": merged(movements),
         "window": mesh.window_flavour,
         "kernel": plan.kernel,
         "threads": mesh.threads,
@@ -140,19 +141,10 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
     best = 0.0
     for _ in range(PROBES):
         barrier(mesh.comm)
-        rate = _rate(product) if mesh.is_member else 0.0
-        best = max(best, sum(mesh.comm.allgather(rate)))
+        mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
+        best = max(best, sum(mesh.comm.allgather(mine)))
     set_threads(threads)
     return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
-
-
-def _rate(product: Callable[[], None]) -> float:
-    """Calls a second, over about `PROBE_SECONDS`."""
-    count, start = 0, time.perf_counter()
-    while not count or time.perf_counter() - start < PROBE_SECONDS:
-        product()
-        count += 1
-    return count / (time.perf_counter() - start)
 
 
 def print_result(lines: Sequence[str]) -> None:
@@ -205,12 +197,6 @@ def write_whole(flag: str, path: str | None, text: str) -> None:
 def _known(value: Any) -> Any:
     """`value`, or None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _union(ways: list[str]) -> str:
-    """What any rank did, "here" only where none did anything else."""
-    found = {way for text in ways for way in text.split("+")}
-    return "+".join(sorted(found - {"here"} or found))
 
 
 def _bytes(count: int) -> str:

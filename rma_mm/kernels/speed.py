@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from . import bind
-from .product import Product
 from .threads import get_threads, set_threads
 
 SIZE, SECONDS, TIMES = 384, 0.03, 5
@@ -21,14 +21,15 @@ def multiplies_a_second(threads: int) -> float:
     a, b, c = (np.ones((SIZE, SIZE), np.float32) for _ in range(3))
     product = bind(a, b, c)
     product()
-    best = max(_rate(product) for _ in range(TIMES))
+    best = max(calls_a_second(product, SECONDS) for _ in range(TIMES))
     set_threads(before)
     return best
 
 
-def _rate(product: Product) -> float:
+def calls_a_second(product: Callable[[], None], seconds: float) -> float:
+    """Calls a second, over about so many seconds."""
     count, start = 0, time.perf_counter()
-    while not count or time.perf_counter() - start < SECONDS:
+    while not count or time.perf_counter() - start < seconds:
         product()
         count += 1
     return count / (time.perf_counter() - start)

@@ -18,14 +18,12 @@ from ..geometry.mesh import MeshShape, grids
 from ..geometry.span import Region
 from ..schedule.lower import task_boxes
 from ..schedule.ops import held
-from ..schedule.row import OPERAND_DIMS, Problem, Row, Setting, same_place, side
+from ..schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place, side
 
 BETWEEN, WITHIN, IN_PLACE = 10.0, 1.0, 0.1
 """Relative price of a word that crosses nodes, is copied within a node, or is read where it lies."""
 SAMPLE = 16
 """Ranks that are priced, evenly spread, on larger meshes."""
-
-Layouts = tuple[Layout, Layout, Layout]
 
 
 @dataclass(frozen=True)

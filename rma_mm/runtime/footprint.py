@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,16 @@ def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
     for op in all_ops(schedule, mesh):
         for name, how in _movements(op, mesh.rank):
             moved[name].add(how)
-    return {name: "+".join(sorted(ways - {"here"})) or "here" for name, ways in moved.items()}
+    return {name: _in_words(ways) for name, ways in moved.items()}
+
+
+def merged(movements: Sequence[dict[str, str]]) -> dict[str, str]:
+    """What any of several ranks did; "here" only where none did anything else."""
+    return {name: _in_words({way for each in movements for way in each[name].split("+")}) for name in "ABC"}
+
+
+def _in_words(ways: set[str]) -> str:
+    return "+".join(sorted(ways - {"here"})) or "here"
 
 
 def _movements(op: Op, rank: int) -> list[tuple[str, str]]:

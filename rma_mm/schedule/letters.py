@@ -25,10 +25,8 @@ class Letters:
 
     def send(self, rank: int, op: Op, contents: Callable[[Ref], list[Region]]) -> None:
         """Note what `rank` sends, with the products in it, and what it expects."""
-        if isinstance(op, Broadcast):
-            self.calls[op.group][rank].append(op.parts)
-        elif isinstance(op, Reduce):
-            self.calls[op.group][rank].append(op.dsts)
+        if isinstance(op, Broadcast | Reduce):
+            self.calls[op.group][rank].append(_boxes(op))
         for to, ref in outgoing(op, rank):
             self.sent[rank, to, kind_of(ref)].append((ref.region, contents(ref)))
         for source, ref in incoming(op, rank):
@@ -50,6 +48,11 @@ class Letters:
                 raise ScheduleError(f"the ranks {group} do not make the same calls in the same order")
 
 
+def _boxes(op: Broadcast | Reduce) -> tuple[Ref, ...]:
+    """What all members of a group call by the same name."""
+    return op.parts if isinstance(op, Broadcast) else op.dsts
+
+
 def balance(ops: Sequence[Op], rank: int) -> int:
     """A number, modulo 2^64, whose sum over all ranks is 0 where what groups do matches; chance apart, only there.
 
@@ -65,9 +68,8 @@ def balance(ops: Sequence[Op], rank: int) -> int:
 
     for op in ops:
         if isinstance(op, Broadcast | Reduce):
-            parts = op.parts if isinstance(op, Broadcast) else op.dsts
             weight = 1 - len(op.group) if rank == op.group[0] else 1
-            total += weight * entry(op.group, type(op).__name__, *parts)
+            total += weight * entry(op.group, type(op).__name__, *_boxes(op))
         elif isinstance(op, Shift):
             x = kind_of(op.dst)
             total += entry((rank, op.to, x), op.src.region)

@@ -35,7 +35,7 @@ from .ops import (
     held,
 )
 from .passes import frames, prefetch
-from .redistribute import pieces, summed
+from .redistribute import copies, pieces, summed
 from .row import DIMS, OPERAND_DIMS, Problem, Row, side
 from .walk import Turn, turns
 
@@ -168,16 +168,12 @@ class _Lowering:
         """Copies that bring this rank's part of an operand."""
         shape, given = self.given.extent(x), self.given.layout(x)
         mine = held(self.staged[x], shape, self.mesh, rank)
-        name = self.sources[x]
-        return [Copy(Ref(owner, x, part), Ref(rank, name, part), 0)
-                for owner, part in pieces(self.mesh, shape, given, mine, rank)]  # fmt: skip
+        return copies(self.mesh, shape, given, (x, self.sources[x]), mine, rank)
 
     def gathered(self, rank: int) -> list[Op]:
         """A replicated C was computed once; each replica takes what others made."""
         c = self.given.layout("C")
-        if c.is_single(self.mesh) or not any(
-            c.mesh(self.mesh).axis_size(axis) > 1 for axis in c.replicated_axes(self.mesh)
-        ):
+        if not any(c.mesh(self.mesh).axis_size(axis) > 1 for axis in c.replicated_axes(self.mesh)):
             return []
         if "C" not in self.row.grouped:
             return [Barrier(0), *self.gathering(rank)]
@@ -187,8 +183,9 @@ class _Lowering:
     def gathering(self, rank: int) -> list[Op]:
         """Copies of what other replicas computed of this rank's part of C."""
         c, shape = self.given.layout("C"), self.given.extent("C")
-        found = pieces(self.mesh, shape, self.share, held(c, shape, self.mesh, rank), rank)
-        return [Copy(Ref(owner, "C", part), Ref(rank, "C", part), 0) for owner, part in found if owner != rank]
+        mine = held(c, shape, self.mesh, rank)
+        found = copies(self.mesh, shape, self.share, ("C", "C"), mine, rank)
+        return [op for op in found if isinstance(op, Copy) and op.src.rank != rank]
 
     def together(
         self, member: Callable[[int], list[Op]], key: tuple[str, ...], x: str, group: tuple[int, ...], rank: int

@@ -31,9 +31,7 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
         if any(coords.get(axis) for axis in target.partial):
             mine = Ref(rank, "C", home)
             return [*ops, Scale(mine, False, 0), Finish(mine, 0)] if home else ops
-        for owner, part in pieces(mesh, shape, layout, home, rank):
-            ops.append(Copy(Ref(owner, name, part), Ref(rank, "C", part), 0))
-        return ops
+        return ops + copies(mesh, shape, layout, (name, "C"), home, rank)
 
     return Schedule(mesh, homes, program)
 
@@ -51,6 +49,15 @@ def summed(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank
         for owner, part in pieces(mesh, shape, single, region, rank):
             yield Accumulate(Ref(rank, x, part), Ref(owner, x + STAGE, part), 0)
     yield Barrier(0)
+
+
+def copies(
+    mesh: MeshShape, shape: tuple[int, int], layout: Layout, homes: tuple[str, str], region: Region, rank: int
+) -> list[Op]:
+    """Copies of `region` from the first home, placed by `layout`, into this rank's part of the second."""
+    source, target = homes
+    found = pieces(mesh, shape, layout, region, rank)
+    return [Copy(Ref(owner, source, part), Ref(rank, target, part), 0) for owner, part in found]
 
 
 def pieces(

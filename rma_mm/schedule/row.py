@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
@@ -136,8 +136,8 @@ class Row:
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
     also: Callable[[MeshShape], dict[str, Layout]] | None = None
     """Further placements that it takes, by operand."""
-    stage: Callable[[Problem], tuple[Layout | None, Layout | None]] | None = None
-    """Placements that A and B are brought to before the product; None where they stay."""
+    stage: Callable[[Problem], Mapping[str, Layout]] | None = None
+    """Placements that A or B is brought to before the product, unless it lies so already."""
     grouped: str = ""
     """The operands whose transfers become broadcasts, shifts or reductions wherever a pass proves them equal."""
     whole: str = ""
@@ -168,8 +168,8 @@ class Row:
         """The problem with A and B placed as its multiplies read them, and the placements they are brought to."""
         problem = self.adapted(problem).summed
         staged: dict[str, Layout] = {}
-        for x, layout in zip("AB", self.stage(problem) if self.stage else (), strict=False):
-            if layout is not None:
+        for x, layout in (self.stage(problem) if self.stage else {}).items():
+            if not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
                 staged[x] = layout
                 problem = problem.placed(x, layout)
         return problem, staged
