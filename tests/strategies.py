@@ -169,7 +169,8 @@ def problems(
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
     mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3)))
     row, placed = draw(placements(row, (m, n, k), mesh))
-    return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), draw(st.sampled_from(("", "A", "B", "AB"))))
+    in_place = draw(st.sampled_from(("", "A", "B", "AB")))
+    return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))
 
 
 @st.composite

@@ -37,6 +37,8 @@ class Request:
     keeps_c: bool = False
     in_place: str = "AB"
     """Operands that node-mates can read where they lie."""
+    shares: bool = False
+    """Whether node-mates can fetch slices from other nodes together."""
     algorithm: str = "auto"
     deterministic: bool = False
     memory: int | None = None
@@ -183,7 +185,7 @@ def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool
 
 def problem_of(request: Request, layouts: Layouts) -> Problem:
     """The problem that a request becomes once its placements are settled."""
-    return Problem(request.shape, request.mesh, layouts, request.keeps_c, request.in_place)
+    return Problem(request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares)
 
 
 def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
@@ -229,14 +231,24 @@ def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
     """What `rank` pulls and pushes for its own box, or is expected to for its share of a queue."""
     if row.order == "ticket":
         return _expected(problem, rank)
-    box = row.work(problem).region(problem.shape, problem.mesh, rank)
+    work = row.work(problem)
+    box = work.region(problem.shape, problem.mesh, rank)
     total = Traffic()
     for x in "AB" if box else "":
         in_place = x in problem.in_place and x not in row.grouped
-        total += _moved(problem, x, problem.layout(x), side(box, x), rank, in_place)
+        moved = _moved(problem, x, problem.layout(x), side(box, x), rank, in_place)
+        sharers = _sharers(problem, work, x, rank) if problem.shares and not row.grouped else 1
+        total += Traffic(moved.between / sharers, moved.within, moved.in_place + moved.between * (1 - 1 / sharers))
     if row.result == "reduce" or (box and row.result == "accumulate"):
         total += _moved(problem, "C", problem.target, side(box, "C"), rank)
     return total
+
+
+def _sharers(problem: Problem, work: Layout, x: str, rank: int) -> int:
+    """How many ranks of a node, `rank` among them, want the same part of `x`, and so fetch it together."""
+    nodes = problem.mesh.nodes
+    boxes = {q: work.region(problem.shape, problem.mesh, q) for q in problem.mesh.ranks if nodes[q] == nodes[rank]}
+    return sum(side(box, x) == side(boxes[rank], x) for box in boxes.values() if box)
 
 
 def _expected(problem: Problem, rank: int) -> Traffic:

@@ -94,7 +94,7 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
         if operands.dtype(name) != operands.dtype(name[0]):  # summands are cast before they are added up
             total += schedule.home(name[0], mesh.rank).size * operands.dtype(name).itemsize
     ops = all_ops(schedule, mesh)
-    for frame, size in frame_sizes(ops).items():
+    for frame, size in frame_sizes(ops, mesh.rank).items():
         total += size * frame_dtype(operands, schedule, frame).itemsize
     return total + max((_kernel_bytes(op, operands) for op in ops), default=0)
 
@@ -117,7 +117,7 @@ def all_ops(schedule: Schedule, mesh: Mesh) -> list[Op]:
 
 def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
     """Elements of each frame of this rank's scratch memory."""
-    return frame_sizes(all_ops(schedule, mesh))
+    return frame_sizes(all_ops(schedule, mesh), mesh.rank)
 
 
 def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:

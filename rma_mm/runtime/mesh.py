@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..windows.channel import Channel
+    from ..windows.progress import Progress
     from .arena import Arena
     from .plan import Plan
 
@@ -126,6 +127,13 @@ class Mesh:
         return Arena(self)
 
     @cached_property
+    def progress(self) -> Progress:
+        """What goes on while this rank multiplies. Local to make."""
+        from ..windows.progress import Progress
+
+        return Progress(self.comm, self.nodes > 1 or self.window_flavour != "shared")
+
+    @cached_property
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
         from ..kernels.speed import multiplies_a_second
@@ -170,6 +178,8 @@ class Mesh:
         for plan in list(self.prepared):
             plan.close()
         self.plans.clear()
+        if "progress" in self.__dict__:
+            self.progress.close()
         if "arena" in self.__dict__:
             self.arena.close()
         for channel in self._channels.values():

@@ -12,6 +12,7 @@ from ..geometry.span import Region
 from ..schedule.ops import STAGE, Ref, Schedule, Slot
 from ..schedule.passes import kind_of
 from .arena import Block
+from .shared import Shared
 
 Box = tuple[NDArray[Any], Region]
 """Positions of a 2-D array."""
@@ -47,6 +48,8 @@ class Memory:
     """Scratch memory by frame, flat."""
     tickets: Tickets | None = None
     """For a schedule with a pool."""
+    shared: Shared | None = None
+    """Where ranks of a node fetch slices together."""
 
 
 class Places:
@@ -65,7 +68,7 @@ class Places:
         """The dense array that stores what `ref` names a part of."""
         rows, cols = self.schedule.holds(ref).shape
         if isinstance(ref.buffer, Slot):  # as its home is stored, so that both are contiguous in the same direction
-            frame = self.memory.frames[ref.buffer.frame][: rows * cols]
+            frame = self.frame(ref)
             return frame.reshape(rows, cols) if self.is_upright(ref) else frame.reshape(cols, rows).T
         block, flipped = self.block(ref.buffer, summing)
         if block is None or (ref.buffer == "C" and ref.rank == self.rank and block is not self.memory.shadow):
@@ -73,6 +76,14 @@ class Places:
         stored = block.view(ref.rank, (cols, rows) if flipped else (rows, cols))
         assert stored is not None, f"{ref} is out of reach"
         return stored.T if flipped else stored
+
+    def frame(self, ref: Ref) -> NDArray[Any]:
+        """The memory of a slot, flat."""
+        assert isinstance(ref.buffer, Slot)
+        if ref.buffer.group:
+            assert self.memory.shared is not None
+            return self.memory.shared.memory(ref)
+        return self.memory.frames[ref.buffer.frame][: ref.buffer.region.size]
 
     def box(self, ref: Ref) -> Box:
         """The array that `ref` names a part of, and the positions there."""

@@ -23,12 +23,14 @@ from ..windows import Counters, Window
 from ..windows.waiting import barrier
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
-from .executor import Executable, Progress, Scalars
+from .binding import Scalars
+from .executor import Executable, Progress
 from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
 from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
+from .shared import Shared
 
 BOUND = 8
 """Sets of operands that a plan keeps bound."""
@@ -48,6 +50,7 @@ class Plan:
         peak_bytes: int,
         is_ordered: bool,
         in_place: str,
+        shares: bool,
     ) -> None:
         self.mesh, self.options, self.found = mesh, operands.options, found
         self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
@@ -79,6 +82,8 @@ class Plan:
         self._own_c: DistMatrix | None = None
         self._latest: Latest | None = None
         self._added: dict[str, DistMatrix] = self._allocate()
+        self.shared = Shared(mesh, schedule, operands) if shares else None
+        """Scratch for what ranks of a node fetch together; None where nothing is."""
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
         if chosen.row.grouped and mesh.is_member:
@@ -267,6 +272,7 @@ class Plan:
         self.bound.clear()
         self._latest = None
         self.frames.clear()
+        self.shared = None
         for matrix in self._added.values():
             matrix.close()
         self._own_c = None
@@ -379,6 +385,7 @@ class Plan:
             frozenset(name for name, flipped in flips.items() if flipped),
             self.frames,
             self.tickets,
+            self.shared,
         )
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel)
         return Executable(self.schedule, self.mesh, memory, scalars)

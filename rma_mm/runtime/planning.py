@@ -70,7 +70,7 @@ def make_plan(
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
     plan = _made(mesh, operands, request, found)
-    if mesh.window_flavour == "created" and plan.in_place:  # shared memory turned out too small on the way
+    if mesh.window_flavour == "created" and (plan.in_place or plan.shared):  # shared memory turned out too small
         plan.close()
         request = _request(mesh, operands)
         plan = _made(mesh, operands, request, choose(request))
@@ -88,7 +88,7 @@ def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidat
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    plan = Plan(mesh, operands, found, *fitted, request.in_place)
+    plan = Plan(mesh, operands, found, *fitted, request.in_place, request.shares and not fitted[0].row.grouped)
     _check_volume(plan)
     return plan
 
@@ -166,8 +166,9 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
     itemsize = max(operands.dtype(x).itemsize for x in "ABC")
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
-        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, o.algorithm, o.deterministic, memory
-    )
+        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
+        o.algorithm, o.deterministic, memory,
+    )  # fmt: skip
 
 
 def _probe(operands: Operands) -> None:

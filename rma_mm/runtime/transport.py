@@ -17,7 +17,8 @@ from ..schedule.redistribute import redistribution
 from ..windows.waiting import barrier
 from .agreement import agreed
 from .arena import Block
-from .executor import Executable, Scalars
+from .binding import Scalars
+from .executor import Executable
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
 from .places import Memory

@@ -8,7 +8,7 @@ are exact, whatever the order.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import ScheduleError
 from .ops import (
     Accumulate,
+    Await,
     Barrier,
     Broadcast,
     Claim,
@@ -25,6 +26,7 @@ from .ops import (
     Finish,
     Multiply,
     Op,
+    Post,
     Reduce,
     Ref,
     Scale,
@@ -98,7 +100,8 @@ class _Rank:
     def __init__(self, ops: list[Op]) -> None:
         self.ops = ops[::-1]
         self.slots: dict[str, tuple[Slot, Matrix]] = {}
-        self.pending: list[Copy | Accumulate | _Arrival] = []
+        self.pending: list[Copy | Accumulate | _Arrival | Post] = []
+        self.posted: Counter[str] = Counter()
         self.sent: list[_Letter] = []
         self.waiting = False
 
@@ -131,6 +134,8 @@ class _Machine:
     def run(self) -> Outcome:
         while active := [n for n, rank in enumerate(self.ranks) if rank.ops and not rank.waiting]:
             ready = [n for n in active if self.is_ready(self.ranks[n])]
+            if not ready and self.post_more():
+                continue
             if not ready:
                 raise ScheduleError(f"ranks {active} wait for ever for what is never sent to them")
             number = self.random.choice(ready)
@@ -155,14 +160,16 @@ class _Machine:
         rank = self.random.choice(self.ranks)
         if rank.pending and self.random.random() < 0.3:
             chosen = self.random.choice(rank.pending)
-            self.land(rank, [chosen] if self.is_here(chosen) else [])
+            self.land(rank, [chosen] if self.can_land(rank, chosen) else [])
         if rank.sent and self.random.random() < 0.3:
             self.post(self.random.choice(rank.sent))
 
-    def land(self, rank: _Rank, transfers: Sequence[Copy | Accumulate | _Arrival]) -> None:
+    def land(self, rank: _Rank, transfers: Sequence[Copy | Accumulate | _Arrival | Post]) -> None:
         for op in list(transfers):
             rank.pending.remove(op)
-            if isinstance(op, _Arrival):
+            if isinstance(op, Post):
+                rank.posted[op.event] += 1
+            elif isinstance(op, _Arrival):
                 values = self.post(self.letters[op.route][op.number])
                 self.write(op.dst, self.read(op.dst) + values if op.adds else values)
             elif isinstance(op, Copy):
@@ -176,13 +183,33 @@ class _Machine:
             letter.values = self.read(letter.src)
         return letter.values
 
-    def is_here(self, transfer: Copy | Accumulate | _Arrival) -> bool:
-        """Whether a transfer can end by now: its sender has come to it."""
+    def post_more(self) -> bool:
+        """Let one event be posted that nothing but chance has held back; whether there is one."""
+        for rank in self.ranks:
+            for op in rank.pending:
+                if isinstance(op, Post):
+                    self.land(rank, [each for each in rank.pending if _fills(each, op.filled)])
+                    self.land(rank, [op])
+                    return True
+        return False
+
+    def can_land(self, rank: _Rank, transfer: Copy | Accumulate | _Arrival | Post) -> bool:
+        """Whether a transfer can end by now: its sender has come to it; of a post, what it speaks of is over."""
+        if not isinstance(transfer, Post):
+            return self.is_here(transfer)
+        before = rank.pending[: rank.pending.index(transfer)]
+        posts = {op.event for op in before if isinstance(op, Post)}
+        return transfer.event not in posts and not any(_fills(op, transfer.filled) for op in before)
+
+    def is_here(self, transfer: Copy | Accumulate | _Arrival | Post) -> bool:
+        """Whether the sender of what is on its way has come to it."""
         return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
 
     def is_ready(self, rank: _Rank) -> bool:
-        """Whether what the next operation of `rank` needs has been sent."""
+        """Whether what the next operation of `rank` needs has been sent, or posted."""
         op = rank.ops[-1]
+        if isinstance(op, Await):
+            return all(self.ranks[q].posted[op.event] >= op.count for q in op.group)
         names = {slot.frame for slot in slots_of(op)}
         concerned = [x for x in rank.pending if isinstance(op, Barrier) or _frame(x) in names]
         return all(map(self.is_here, concerned))
@@ -212,11 +239,11 @@ class _Machine:
             self.settle(rank, (op.a, op.b, op.c))
             product = self.alpha * (self.read(op.a) @ self.read(op.b))
             if op.first:
-                self.occupy(rank, op.c)
+                self.occupy(op.c)
             self.write(op.c, product if op.first else self.read(op.c) + product)
         elif isinstance(op, Scale):
             self.settle(rank, (op.c,))
-            self.occupy(rank, op.c)
+            self.occupy(op.c)
             self.write(op.c, self.beta * self.read(op.c) if op.keep else np.zeros(op.c.region.shape))
         elif isinstance(op, Barrier):
             self.land(rank, rank.pending)
@@ -226,8 +253,10 @@ class _Machine:
             rank.waiting = True
         elif isinstance(op, Claim):
             self.claim(number, rank, op)
+        elif isinstance(op, Post):
+            rank.pending.append(op)
         else:
-            assert isinstance(op, Finish)
+            assert isinstance(op, Finish | Await)
 
     def begin(self, rank: _Rank, op: Copy | Accumulate) -> None:
         if isinstance(op, Accumulate):
@@ -239,9 +268,9 @@ class _Machine:
     def make_room(self, rank: _Rank, dst: Ref) -> None:
         """Give a slot over to its new content, once what concerns the old one is done."""
         if isinstance(dst.buffer, Slot):
-            if rank.slots.get(dst.buffer.frame, (None, None))[0] != dst.buffer:
+            if self.ranks[dst.rank].slots.get(dst.buffer.frame, (None, None))[0] != dst.buffer:
                 self.settle(rank, (dst,))
-            self.occupy(rank, dst)
+            self.occupy(dst)
 
     def together(self, number: int, rank: _Rank, op: Broadcast | Shift | Reduce) -> None:
         """This rank's part of what a group does: letters to others, and room for theirs."""
@@ -262,7 +291,7 @@ class _Machine:
             self.awaited[route] += 1
 
     def settle_copies(self, rank: _Rank, ref: Ref) -> None:
-        filling = [op for op in rank.pending if not isinstance(op, Accumulate) and op.dst.buffer == ref.buffer]
+        filling = [op for op in rank.pending if isinstance(op, Copy | _Arrival) and op.dst.buffer == ref.buffer]
         self.land(rank, [op for op in filling if isinstance(ref.buffer, Slot)])
 
     def claim(self, number: int, rank: _Rank, op: Claim) -> None:
@@ -279,9 +308,9 @@ class _Machine:
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def occupy(self, rank: _Rank, ref: Ref) -> None:
+    def occupy(self, ref: Ref) -> None:
         """Give the slot its new content's shape; what it held is gone."""
-        slot = ref.buffer
+        rank, slot = self.ranks[ref.rank], ref.buffer
         if isinstance(slot, Slot) and rank.slots.get(slot.frame, (None, None))[0] != slot:
             rank.slots[slot.frame] = (slot, np.full(slot.region.shape, np.nan))
 
@@ -302,7 +331,14 @@ class _Machine:
         self.memory(ref)[where.selector()] = values
 
 
-def _frame(transfer: Copy | Accumulate | _Arrival) -> str | None:
+def _fills(op: object, slot: Slot | None) -> bool:
+    """Whether `op` is a Copy into `slot`."""
+    return isinstance(op, Copy) and op.dst.buffer == slot
+
+
+def _frame(transfer: Copy | Accumulate | _Arrival | Post) -> str | None:
     """The frame of scratch that a transfer fills, or sends."""
+    if isinstance(transfer, Post):
+        return None
     buffer = transfer.src.buffer if isinstance(transfer, Accumulate) else transfer.dst.buffer
     return buffer.frame if isinstance(buffer, Slot) else None

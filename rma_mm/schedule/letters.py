@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
-from .ops import Broadcast, Op, Reduce, Ref, Shift, incoming, outgoing
+from .ops import Await, Broadcast, Op, Reduce, Ref, Shift, incoming, outgoing
 from .passes import kind_of
 
 Route = tuple[int, int, str]
@@ -70,6 +70,8 @@ def balance(ops: Sequence[Op], rank: int) -> int:
         if isinstance(op, Broadcast | Reduce):
             weight = 1 - len(op.group) if rank == op.group[0] else 1
             total += weight * entry(op.group, type(op).__name__, *_boxes(op))
+        elif isinstance(op, Await):
+            total += (1 - len(op.group) if rank == op.group[0] else 1) * entry(op.group, op.event, op.count)
         elif isinstance(op, Shift):
             x = kind_of(op.dst)
             total += entry((rank, op.to, x), op.src.region)

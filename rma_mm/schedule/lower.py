@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import product
 
 from ..geometry.layout import Layout
@@ -37,6 +37,7 @@ from .ops import (
 from .passes import frames, prefetch
 from .redistribute import copies, pieces, summed
 from .row import DIMS, OPERAND_DIMS, Problem, Row, side
+from .share import Sharings, all_shared, sharings
 from .walk import Turn, turns
 
 TASKS_PER_RANK = 8
@@ -77,6 +78,7 @@ class _Lowering:
         self.share, self.target = problem.share, problem.target
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
+        self.fetched: dict[int, Sharings] = {}
 
     # -- the whole program of a rank --------------------------------------------------------------
 
@@ -119,7 +121,23 @@ class _Lowering:
                 prove = pushes if x == "C" else partial(pulls, at_once=x in self.row.whole)
                 proof = self.proof(("walk", x, group), prove, self.walk, group, x)
                 ops = proof(ops, rank) if proof else ops
-        return frames(prefetch(ops, self.tuning.depth), linger=self.tuning.depth > 0)
+        ops = prefetch(ops, self.tuning.depth)
+        ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
+        return frames(ops, linger=self.tuning.depth > 0)
+
+    def sharings(self, node: int) -> Sharings:
+        """How the ranks of a node fetch together what they all want of other nodes."""
+        if node not in self.fetched:
+            mates = [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
+            ahead = cache(lambda rank: prefetch(self.walk(rank), self.tuning.depth))
+            self.fetched[node] = sharings(ahead, mates, self.mesh.nodes) if self.may_share else {}
+        return self.fetched[node]
+
+    @property
+    def may_share(self) -> bool:
+        """Whether ranks of a node may fetch slices together: no operand moves by groups, no box by ticket."""
+        row = self.row
+        return self.given.shares and len(set(self.mesh.nodes)) > 1 and not row.grouped and row.order != "ticket"
 
     def proof(
         self, key: object, prove: Callable[..., Pass | None], member: Callable[[int], list[Op]],
@@ -212,8 +230,13 @@ class _Lowering:
         return self.walked[rank]
 
     def start(self, rank: int, box: Region, dim: int) -> int:
-        """Where a rank starts, in indices of its box rather than panels, which ranks need not cut alike."""
+        """Where a rank starts, in indices of its box rather than panels, which ranks need not cut alike.
+
+        Ranks of a node that fetch together go round in the same order.
+        """
         extent = len(box[dim])
+        if self.may_share:
+            rank = self.mesh.nodes.index(self.mesh.nodes[rank])
         at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
         if self.row.order != "rotated" or at is None or not extent:
             return 0

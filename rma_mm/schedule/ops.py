@@ -25,6 +25,8 @@ class Slot:
     """What it holds, as one dense array."""
     frame: str = ""
     """The frame of the scratch pool that it takes; slots that are never alive together share one."""
+    group: tuple[int, ...] = ()
+    """Ranks of one node that fill and read it together, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,31 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
+class Post:
+    """Count up this rank's `event`, once what it did before is over: of its Copies, those into `filled`."""
+
+    event: str
+    filled: Slot | None
+    step: int
+
+    def __str__(self) -> str:
+        return f"post {self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Go on once every rank of `group` has posted `event` `count` times."""
+
+    event: str
+    group: tuple[int, ...]
+    count: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"await {self.event} {self.count} times of each of {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """Take tasks of the schedule's pool by fetch-and-add until none is left, running each."""
 
@@ -192,7 +219,7 @@ class Claim:
 STAGE = "+"
 """Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
 
-Op = Copy | Multiply | Accumulate | Broadcast | Shift | Reduce | Scale | Finish | Barrier | Claim
+Op = Copy | Multiply | Accumulate | Broadcast | Shift | Reduce | Scale | Finish | Barrier | Post | Await | Claim
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
         ending.setdefault(n, []).append(slot)
     for n, op in enumerate(ops):
         for slot in slots_of(op):
-            if slot not in framed:
+            if slot.group:  # its ranks have agreed on a frame
+                framed[slot] = slot
+            elif slot not in framed:
                 kind, size = slot.name[0], slot.region.size
                 pool = free[kind]
                 frame = min(pool, key=lambda f: abs(sizes[f] - size), default=f"{kind}{len(sizes)}")
@@ -68,7 +70,7 @@ def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
                 sizes[frame] = max(sizes.get(frame, 0), size)
                 framed[slot] = replace(slot, frame=frame)
         result.append(with_slots(op, framed.__getitem__))
-        for slot in ending.get(n, ()):
+        for slot in (slot for slot in ending.get(n, ()) if not slot.group):
             free[slot.name[0]].append(framed[slot].frame)
     return result
 
@@ -115,10 +117,17 @@ def with_slots(op: Op, new: Callable[[Slot], Slot]) -> Op:
     return op
 
 
-def frame_sizes(ops: list[Op]) -> dict[str, int]:
-    """Elements that each frame of the scratch pool must hold."""
-    sizes: dict[str, int] = {}
+def frame_sizes(ops: list[Op], rank: int) -> dict[str, int]:
+    """Elements that each frame of the rank's scratch pool must hold."""
+    return {frame: size for (holder, frame), size in frames_used(ops).items() if holder == rank}
+
+
+def frames_used(ops: list[Op]) -> dict[tuple[int, str], int]:
+    """(rank that holds it, frame) → elements, of every frame that a rank's operations touch."""
+    sizes: dict[tuple[int, str], int] = {}
     for op in ops:
-        for slot in slots_of(op):
-            sizes[slot.frame] = max(sizes.get(slot.frame, 0), slot.region.size)
+        for ref in refs_of(op):
+            if isinstance(ref.buffer, Slot):
+                key = ref.rank, ref.buffer.frame
+                sizes[key] = max(sizes.get(key, 0), ref.buffer.region.size)
     return sizes

@@ -38,6 +38,8 @@ class Problem:
     """Whether beta ≠ 0, so that C's old value enters."""
     in_place: str = "AB"
     """The operands whose memory a rank can read on its node-mates too (else only its own)."""
+    shares: bool = False
+    """Whether ranks of a node can fetch slices from other nodes into memory that all of them read."""
     computed: Layout | None = None
     """How replicas of C share it out, where a row has its own way."""
 

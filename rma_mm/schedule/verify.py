@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, zip_longest
+from keyword import iskeyword
 from math import prod
 from typing import NoReturn
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
 from .coverage import coverage, covers, covers_union
-from .letters import Letters, Route, balance
+from .letters import Letters, balance
 from .ops import (
     STAGE,
     Accumulate,
+    Await,
     Broadcast,
     Copy,
     Finish,
     Multiply,
     Op,
+    Post,
     Reduce,
     Ref,
     Scale,
@@ -37,7 +40,9 @@ from .ops import (
     foreign,
     outgoing,
 )
-from .passes import frame_sizes, kind_of, refs_of, slots_of
+from .order import Order
+from .passes import frame_sizes, kind_of, refs_of
+from .scratch import Scratch
 
 
 @dataclass
@@ -50,17 +55,6 @@ class Report:
     """Operations, by rank (a pool's tasks dealt out in turn)."""
     words: list[int]
     """Elements of other ranks' memory that each rank reads or adds to (likewise)."""
-
-
-@dataclass
-class _Filled:
-    """What a slot holds for the time being."""
-
-    slot: Slot
-    awaited: list[tuple[Route, Region]] = field(default_factory=list)
-    parts: list[Region] = field(default_factory=list)
-    products: list[Region] = field(default_factory=list)
-    zeroed: list[Region] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ def verify(schedule: Schedule) -> Report:
         checker.run(epoch)
         checker.end_epoch()
     checker.end()
-    scratch = [sum(frame_sizes(ops).values()) for ops in programs]
+    scratch = [sum(frame_sizes(ops, rank).values()) for rank, ops in enumerate(programs)]
     words = [sum(count for op in ops for _, count, _ in foreign(op, rank)) for rank, ops in enumerate(programs)]
     return Report(scratch, [len(ops) for ops in programs], words)
 
@@ -110,7 +104,8 @@ class _Checker:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.slots: dict[tuple[int, str], _Filled] = {}
+        self.order = Order(schedule.mesh.size)
+        self.scratch = Scratch(self.fail, self.order)
         self.opened: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.ready: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.finished: dict[int, list[Region]] = defaultdict(list)
@@ -141,6 +136,7 @@ class _Checker:
     def begin_epoch(self) -> None:
         self.accesses = defaultdict(list)
         self.opening = []
+        self.order.meet()
 
     def end_epoch(self) -> None:
         for (owner, buffer), accesses in self.accesses.items():
@@ -174,8 +170,14 @@ class _Checker:
                 self.fail(rank, op, f"no rank {ref.rank}")
             if not ref.region.issubset(self.schedule.holds(ref)):
                 self.fail(rank, op, f"{ref} is out of bounds: the buffer holds {self.schedule.holds(ref)}")
-            if isinstance(ref.buffer, Slot) and ref.rank != rank:
+            if isinstance(ref.buffer, Slot) and ref.rank != rank and not self.is_shared(rank, ref):
                 self.fail(rank, op, f"{ref} is another rank's scratch")
+
+    def is_shared(self, rank: int, ref: Ref) -> bool:
+        """Whether a slot is one that `rank` shares with its holder, on one node."""
+        assert isinstance(ref.buffer, Slot)
+        group, nodes = ref.buffer.group, self.schedule.mesh.nodes
+        return {rank, ref.rank} <= set(group) and len({nodes[q] for q in group}) == 1
 
     def check_dense(self, rank: int, op: Op) -> None:
         """What is computed on is one dense part of its buffer; transfers may gather and scatter."""
@@ -188,11 +190,13 @@ class _Checker:
     def check(self, rank: int, op: Op) -> None:
         self.check_bounds(rank, op)
         self.check_dense(rank, op)
-        check = getattr(self, type(op).__name__.lower())
+        name = type(op).__name__.lower()
+        check = getattr(self, name + "_" * iskeyword(name))
         check(rank, op)
 
     def copy(self, rank: int, op: Copy) -> None:
-        if op.src.region != op.dst.region or op.dst.rank != rank:
+        is_own = op.dst.rank == rank or isinstance(op.dst.buffer, Slot)
+        if op.src.region != op.dst.region or not is_own:
             self.fail(rank, op, "a copy moves one region to the rank that runs it")
         if isinstance(op.src.buffer, Slot):
             self.fail(rank, op, "a copy comes from a home")
@@ -200,18 +204,15 @@ class _Checker:
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
         if isinstance(op.dst.buffer, Slot):
-            self.fill(rank, op, op.dst)
+            self.scratch.fill(rank, op, op.dst)
         else:
             self.fill_home(rank, op, op.dst, op.src.rank)
 
-    def fill(self, rank: int, op: Op, dst: Ref) -> _Filled:
-        """A part of a slot is on its way."""
-        assert isinstance(dst.buffer, Slot)
-        filled = self.occupant(rank, dst.buffer)
-        if any(part & dst.region for part in filled.parts):
-            self.fail(rank, op, "that part of the slot is filled already")
-        filled.parts.append(dst.region)
-        return filled
+    def post(self, rank: int, op: Post) -> None:
+        self.scratch.land(rank, op)
+
+    def await_(self, rank: int, op: Await) -> None:
+        self.order.learn(rank, op)
 
     def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
         """A part of a home is on its way: of C what its owner finished, of A+ and B+ what the plan brings."""
@@ -229,9 +230,7 @@ class _Checker:
             self.touch(rank, op, ref, "read")
             self.whole_matrix(rank, op, ref)
             if isinstance(ref.buffer, Slot):
-                filled = self.slots.get((rank, ref.buffer.frame))
-                if not filled or filled.slot != ref.buffer or not covers(filled.parts, ref.region):
-                    self.fail(rank, op, f"{ref} is read before it is filled")
+                self.scratch.read(rank, op, ref)
         self.touch(rank, op, op.c, "write")
         box = Region((m, n, k))
         if isinstance(op.c.buffer, str):
@@ -242,7 +241,7 @@ class _Checker:
             self.unfinished(rank, op, op.c)
             self.products.append(box)
             return
-        filled = self.occupant(rank, op.c.buffer)
+        filled = self.scratch.occupant(op.c)
         held = [*filled.zeroed, *(Region(product[:2]) for product in filled.products)]
         if op.first == any(op.c.region & part for part in held) or not (op.first or covers_union(held, op.c.region)):
             self.fail(rank, op, "a slot of C is overwritten by its first product and added to by the others")
@@ -252,8 +251,10 @@ class _Checker:
 
     def arrived(self, rank: int, op: Op) -> bool:
         """Whether what `op` reads and others send has been sent by now; its products are then those of the sender."""
-        for slot in slots_of(op):
-            filled = self.slots.get((rank, slot.frame))
+        if isinstance(op, Await):
+            return self.order.is_posted(op)
+        for ref in refs_of(op):
+            filled = self.scratch.slots.get((ref.rank, ref.buffer.frame)) if isinstance(ref.buffer, Slot) else None
             if not filled or isinstance(op, Broadcast | Copy):
                 continue
             for route, region in list(filled.awaited):
@@ -269,16 +270,7 @@ class _Checker:
         for _, ref in outgoing(op, rank):
             self.touch(rank, op, ref, "read")
             self.whole_matrix(rank, op, ref)
-        self.letters.send(rank, op, lambda ref: self.contents(rank, op, ref))
-
-    def contents(self, rank: int, op: Op, ref: Ref) -> list[Region]:
-        """The products that a slot holds; those of A and B hold none."""
-        if isinstance(ref.buffer, str):
-            return []
-        filled = self.slots.get((rank, ref.buffer.frame))
-        if not filled or filled.slot != ref.buffer:
-            self.fail(rank, op, f"{ref} is sent and holds nothing")
-        return list(filled.products)
+        self.letters.send(rank, op, lambda ref: self.scratch.contents(rank, op, ref))
 
     def broadcast(self, rank: int, op: Broadcast) -> None:
         owners = {part.rank for part in op.parts}
@@ -288,7 +280,7 @@ class _Checker:
         for source, ref in op.arriving(rank):
             self.touch(rank, op, ref, "write")
             if isinstance(ref.buffer, Slot):
-                self.fill(rank, op, ref).awaited.append(((source, rank, kind_of(ref)), ref.region))
+                self.scratch.fill(rank, op, ref).awaited.append(((source, rank, kind_of(ref)), ref.region))
             else:
                 self.fill_home(rank, op, ref, source)
 
@@ -296,7 +288,7 @@ class _Checker:
         self.send(rank, op)
         if not isinstance(op.dst.buffer, Slot) or op.dst.rank != rank or op.src.rank != rank:
             self.fail(rank, op, "a shift goes from the rank's own memory into a slot of its own")
-        filled = self.fill(rank, op, op.dst)
+        filled = self.scratch.fill(rank, op, op.dst)
         filled.awaited.append(((op.source, rank, kind_of(op.dst)), op.dst.region))
         if kind_of(op.dst) == "C":
             filled.zeroed.append(op.dst.region)
@@ -324,7 +316,7 @@ class _Checker:
         if isinstance(src.buffer, str):
             self.added[dst.buffer].append(dst.region)
             return
-        for m, n, k in self.contents(rank, op, src):
+        for m, n, k in self.scratch.contents(rank, op, src):
             if box := Region((m & src.region[0], n & src.region[1], k)):
                 self.products.append(box)
 
@@ -346,7 +338,7 @@ class _Checker:
     def scale(self, rank: int, op: Scale) -> None:
         self.touch(rank, op, op.c, "write")
         if isinstance(op.c.buffer, Slot):
-            self.occupant(rank, op.c.buffer).zeroed.append(op.c.region)
+            self.scratch.occupant(op.c).zeroed.append(op.c.region)
         else:
             self.open(rank, op, op.c)
 
@@ -364,12 +356,6 @@ class _Checker:
             self.fail(rank, op, f"{ref} is opened twice")
         self.opened[key].append(ref.region)
         self.opening.append((key, ref.region))
-
-    def occupant(self, rank: int, slot: Slot) -> _Filled:
-        filled = self.slots.get((rank, slot.frame))
-        if not filled or filled.slot != slot:
-            filled = self.slots[rank, slot.frame] = _Filled(slot)
-        return filled
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ run without one. The flavours are in `shared`, `allocated`, `created` and `fake`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,10 @@ class Patch:
         return replace(self, rows=rows, cols=cols)
 
 
+_COUNTING = Lock()
+"""Held while a count goes up: transfers are also started by a helper thread."""
+
+
 @dataclass(slots=True)
 class Counters:
     """Traffic that this rank caused, taken from the buffers passed; what it does to itself counts nothing."""
@@ -69,11 +74,12 @@ class Counters:
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
         """Count traffic with another rank."""
-        if same_node:
-            self.words_intra += words
-        else:
-            self.words_inter += words
-        self.messages += messages
+        with _COUNTING:
+            if same_node:
+                self.words_intra += words
+            else:
+                self.words_inter += words
+            self.messages += messages
 
 
 class Transfer(Protocol):

@@ -1,0 +1,259 @@
+"""From operations to calls on real memory: views resolved, transfers and local products bound, waits in between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from keyword import iskeyword
+from typing import Any
+
+from ..geometry.span import Region
+from ..kernels import bind
+from ..kernels.elementwise import cast, scale
+from ..schedule.ops import (
+    Accumulate,
+    Await,
+    Barrier,
+    Broadcast,
+    Claim,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Post,
+    Reduce,
+    Ref,
+    Scale,
+    Shift,
+    Slot,
+)
+from ..windows import Counters, Transfer
+from ..windows.channel import Channel
+from .mesh import Mesh
+from .places import Places, name_of, slots
+from .shared import Fetch, Shared
+from .together import bind_group
+
+Action = Callable[[], None]
+
+
+@dataclass
+class Scalars:
+    """What a schedule leaves open about the arithmetic."""
+
+    alpha: Any = 1
+    beta: Any = 0
+    conj_a: bool = False
+    conj_b: bool = False
+    kernel: str = "auto"
+
+
+@dataclass
+class Setup:
+    """What all lists of operations of one executable are bound to."""
+
+    mesh: Mesh
+    places: Places
+    scalars: Scalars
+    meet: Action
+    """A barrier of the schedule."""
+    claim: Action
+    """Runs tasks of the pool."""
+    done: Callable[[float], None]
+    """Told of every product's multiply-adds."""
+    transfers: list[Transfer]
+    """Everything bound, to be closed in the end."""
+    channels: list[Channel]
+    sums: dict[tuple[int, ...], int]
+    """Reductions bound so far, by group: all its members count alike."""
+    total_work: float = 0.0
+
+
+class Binding:
+    """One list of operations, bound: `actions` in the order in which they are to be called."""
+
+    def __init__(self, setup: Setup, ops: Sequence[Op]) -> None:
+        self.setup, self.places, self.scalars = setup, setup.places, setup.scalars
+        self.rank = setup.mesh.rank
+        self.actions: list[Action] = []
+        self.viewed = Counters()
+        """Words that Multiplies read in place, of one run."""
+        self.under_way: dict[str, list[Transfer]] = defaultdict(list)
+        self.gates: list[Callable[[], bool]] = []
+        """What was awaited last, and has held nothing back yet."""
+        self.fetches: dict[str, Fetch] = {}
+        self.fused = self.fused_scales(ops)
+        for op in ops:
+            name = type(op).__name__.lower()
+            getattr(self, name + "_" * iskeyword(name))(op)
+        self.wait(list(self.under_way))
+
+    def wait(self, keys: Iterable[str]) -> None:
+        """What is under way under these names must be over before the next call."""
+        self.actions += [partial(self.setup.mesh.progress.wait, gate) for gate in self.gates]
+        self.gates = []
+        self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
+
+    def begin(self, transfer: Transfer, *keys: str) -> None:
+        """Start a transfer, which is then under way under these names."""
+        self.setup.transfers.append(transfer)
+        for key in keys:
+            self.under_way[key].append(transfer)
+        self.actions.append(transfer.start)
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def copy(self, op: Copy) -> None:
+        """A slot may take several copies at once; what it held before is awaited."""
+        transfer = self.transfer(op.src, op.dst, add=False)
+        if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
+            self.setup.transfers.append(transfer)
+            self.fetch(op.dst.buffer).transfers.append(transfer)
+            return
+        self.wait(f"read {name}" for name in slots([op.dst]))
+        self.begin(transfer, f"fill {name_of(op.dst)}")
+
+    def transfer(self, remote: Ref, local: Ref, add: bool) -> Transfer:
+        """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
+        assert isinstance(remote.buffer, str)
+        schedule = self.places.schedule
+        where, here = schedule.holds(remote).locate(remote.region), schedule.holds(local).locate(local.region)
+        origin = self.places.whole(local, summing=False)
+        block, flipped = self.places.block(remote.buffer, summing=add)
+        assert block is not None
+        if flipped:
+            where, here, origin = where.T, here.T, origin.T
+        move = block.window.accumulate if add else block.window.get
+        return move(remote.rank, block.patch(remote.rank, where), origin, *here)
+
+    def accumulate(self, op: Accumulate) -> None:
+        """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
+        self.wait(f"fill {name}" for name in slots([op.src]))
+        key = f"read {name_of(op.src)}"
+        assert isinstance(op.dst.buffer, str)
+        block, _ = self.places.block(op.dst.buffer, summing=True)
+        assert block is not None
+        if isinstance(op.src.buffer, Slot) or self.places.whole(op.src, False).dtype == block.dtype:
+            self.begin(self.transfer(op.dst, op.src, add=True), key)
+            return
+        schedule = self.places.schedule
+        where = schedule.holds(op.src).locate(op.src.region)
+        source, copied = self.places.whole(op.src, False), self.places.cast_area(op.src, block.dtype)
+        target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
+        self.actions.append(lambda: cast(source[where.selector()], copied))
+        self.begin(block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape)), key)
+
+    def together(self, op: Broadcast | Shift | Reduce) -> None:
+        """What a group moves."""
+        for bound in bind_group(op, self.places, self.channel, self.setup.sums):
+            self.wait(bound.after)
+            self.begin(bound.transfer, *bound.during)
+
+    broadcast = shift = reduce = together
+
+    def channel(self, group: tuple[int, ...]) -> Channel:
+        """The channel of some ranks, which the plan has made."""
+        found = self.setup.mesh.channel(group)
+        if found not in self.setup.channels:
+            self.setup.channels.append(found)
+        return found
+
+    # -- what ranks of a node fetch together ------------------------------------------------------
+
+    @property
+    def shared(self) -> Shared:
+        """What the ranks of this node share."""
+        assert self.places.memory.shared is not None
+        return self.places.memory.shared
+
+    def fetch(self, slot: Slot) -> Fetch:
+        """The fetch of a slice, held back by what was awaited just before it."""
+        if slot.name not in self.fetches:
+            self.fetches[slot.name] = Fetch(self.shared, self.gates)
+            self.gates = []
+        return self.fetches[slot.name]
+
+    def await_(self, op: Await) -> None:
+        """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
+        self.gates.append(self.shared.is_due(op))
+
+    def post(self, op: Post) -> None:
+        """Count up: now, or when this rank's piece of a slice has landed."""
+        if op.filled is None:
+            self.actions.append(partial(self.shared.post, op.event))
+            return
+        fetch = self.fetch(op.filled)
+        fetch.event, fetch.number = op.event, sum(each.event == op.event for each in self.fetches.values())
+        self.actions.append(fetch.start)
+
+    # -- what this rank does alone ----------------------------------------------------------------
+
+    def multiply(self, op: Multiply) -> None:
+        """A local product, during which a helper gives MPI progress."""
+        self.wait([*(f"fill {name}" for name in slots([op.a, op.b, op.c])), *(f"read {x}" for x in slots([op.c]))])
+        a, b, c = self.places.array(op.a), self.places.array(op.b), self.places.array(op.c, summing=True)
+        nodes = self.setup.mesh.node_of
+        for ref, array in ((op.a, a), (op.b, b)):
+            if ref.rank != self.rank:
+                self.viewed.add(array.size, 0, same_node=nodes[ref.rank] == nodes[self.rank])
+        s = self.scalars
+        beta = 0 if op.first else s.beta if id(op) in self.fused else 1
+        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel)
+        work = float(a.shape[0]) * a.shape[1] * b.shape[1]
+        self.setup.total_work += work
+        helper, done = self.setup.mesh.progress, self.setup.done
+
+        def multiply() -> None:
+            helper.is_working = True
+            product()
+            helper.is_working = False
+            done(work)
+
+        self.actions.append(multiply)
+
+    def fused_scales(self, ops: Sequence[Op]) -> set[int]:
+        """Scales by beta that the next Multiply does on the way, and those Multiplies (by identity)."""
+        fused: set[int] = set()
+        if self.places.memory.shadow is not None:
+            return fused
+        for n, op in enumerate(ops):
+            if isinstance(op, Scale) and op.keep:
+                following = next((x for x in ops[n + 1 :] if not isinstance(x, Copy | Post | Await)), None)
+                if isinstance(following, Multiply) and following.c == op.c:
+                    fused |= {id(op), id(following)}
+        return fused
+
+    def scale(self, op: Scale) -> None:
+        """Open a region: zero, or beta times what C holds."""
+        self.wait(f"read {name}" for name in slots([op.c]))
+        if id(op) in self.fused:
+            return
+        c = self.places.array(op.c, summing=True)
+        beta = self.scalars.beta if op.keep else 0
+        if self.places.memory.shadow is None or not op.keep:
+            self.actions.append(lambda: scale(c, beta))
+            return
+        old = self.places.result_part(op.c.region)
+
+        def load() -> None:
+            cast(old, c)
+            scale(c, beta)
+
+        self.actions.append(load)
+
+    def finish(self, op: Finish) -> None:
+        """Close a region: round C's accumulator into C, where they are not the same."""
+        if self.places.memory.shadow is not None:
+            c, result = self.places.array(op.c, summing=True), self.places.result_part(op.c.region)
+            self.actions.append(lambda: cast(c, result))
+
+    def barrier(self, _: Barrier) -> None:
+        """All ranks meet."""
+        self.wait(list(self.under_way))
+        self.actions.append(self.setup.meet)
+
+    def claim(self, _: Claim) -> None:
+        """Run tasks."""
+        self.actions.append(self.setup.claim)

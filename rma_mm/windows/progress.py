@@ -1,0 +1,121 @@
+"""Progress for MPI while this rank multiplies, and what is to happen as soon as a transfer is over.
+
+Between nodes, MPI moves data only while both sides call it: a get waits until its target looks up from a multiply. A
+helper thread looks up instead, gently. The link's socket buffers carry on by themselves between two looks, and looking
+more often only takes the core from the multiply: 4096³ in float32 over two hosts took 0.85 s at 0.1 ms between looks,
+0.71 s at 2 ms, multiplying alone 0.67 s.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+from rma_mm.windows.waiting import wait_until
+
+INTERVAL = 2e-3
+"""Seconds between two looks."""
+BURST = 64
+"""Probes of one look: each moves about a packet, and the look ends early once nothing is on its way."""
+
+
+class Event(NamedTuple):
+    """Something to be done once."""
+
+    is_due: Callable[[], bool]
+    """Whether its time has come; gives MPI progress where it asks for a transfer."""
+    act: Callable[[], None]
+
+
+class Progress:
+    """One rank's events, seen to by whoever waits, and by a helper thread while the rank multiplies.
+
+    Used as a context around a product: the thread looks only inside it, and only while `is_working`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, is_needed: bool) -> None:
+        """is_needed: whether MPI must be called for others' transfers to go on."""
+        self._comm = comm
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+        self._awake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self.is_working = False
+        """Whether the rank is busy with something that gives MPI no progress."""
+        if is_needed and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether there is a helper thread."""
+        return self._thread is not None
+
+    def __enter__(self) -> Progress:
+        self._awake.set()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._awake.clear()
+
+    def when(self, is_due: Callable[[], bool], act: Callable[[], None]) -> None:
+        """Do `act` as soon as `is_due`, once what was asked for before is done or due; at once if it is now."""
+        self._events.append(Event(is_due, act))
+        self.poll()
+
+    def poll(self) -> None:
+        """Do what is due. From any thread; where another is at it, nothing."""
+        if not self._events or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for event in self._events[:]:
+                if event.is_due():
+                    self._events.remove(event)
+                    event.act()
+        finally:
+            self._lock.release()
+
+    def wait(self, is_due: Callable[[], bool]) -> None:
+        """Return when `is_due`, seeing to events meanwhile."""
+
+        def look() -> bool:
+            self.poll()
+            self._comm.Iprobe()
+            return is_due()
+
+        wait_until(look)
+
+    def close(self) -> None:
+        """End the thread. Local."""
+        self._is_closed = True
+        self._awake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _look(self) -> None:
+        """The thread."""
+        while True:
+            self._awake.wait()
+            if self._is_closed:
+                return
+            time.sleep(INTERVAL)
+            try:
+                if self.is_working:
+                    for _ in range(BURST):
+                        self._comm.Iprobe()
+                self.poll()
+            except BaseException:  # noqa: BLE001 - nobody else would hear of it, and the other ranks would wait for ever
+                traceback.print_exc()
+                sys.stderr.flush()
+                MPI.COMM_WORLD.Abort(1)
