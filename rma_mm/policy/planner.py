@@ -240,7 +240,10 @@ def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
         sharers = _sharers(problem, work, x, rank) if problem.shares and not row.grouped else 1
         total += Traffic(moved.between / sharers, moved.within, moved.in_place + moved.between * (1 - 1 / sharers))
     if row.result == "reduce" or (box and row.result == "accumulate"):
-        total += _moved(problem, "C", problem.target, side(box, "C"), rank)
+        moved = _moved(problem, "C", problem.target, side(box, "C"), rank)
+        sharers = _sharers(problem, work, "C", rank) if problem.shares and not row.grouped and moved.between else 1
+        summed = side(box, "C").size * (1 - 1 / sharers)
+        total += Traffic(moved.between / sharers, moved.within / sharers + summed)
     return total
 
 

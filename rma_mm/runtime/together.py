@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..schedule.ops import Broadcast, Reduce, Shift, incoming
+from ..schedule.ops import Broadcast, Reduce, Shift, Slot, incoming
 from ..schedule.passes import kind_of
 from ..windows import Transfer
 from ..windows.channel import Channel
@@ -65,6 +65,10 @@ def _shift(op: Shift, places: Places, channel: Channel) -> Bound:
 
 def _reduce(op: Reduce, places: Places, channel: Channel, first: int) -> Iterator[Bound]:
     for n, (src, dst) in enumerate(zip(op.srcs, op.dsts, strict=True)):
-        result = places.array(dst, summing=True) if dst.rank == places.rank else None
-        transfer = channel.reduce(places.whole(src, summing=False), dst.rank, result, SUMS + (first + n) % TAGS)
-        yield Bound(transfer, [f"fill {name_of(src)}"], [f"read {name_of(src)}"])
+        is_mine, is_slot = dst.rank == places.rank, isinstance(dst.buffer, Slot)
+        result = places.array(dst, summing=True) if is_mine else None
+        tag = SUMS + (first + n) % TAGS
+        transfer = channel.reduce(places.array(src), dst.rank, result, tag, adds=not is_slot)
+        filled = [name_of(dst)] if is_mine and is_slot else []
+        after = [f"fill {name_of(src)}", *(f"read {name}" for name in filled)]
+        yield Bound(transfer, after, [f"read {name_of(src)}", *(f"fill {name}" for name in filled)])

@@ -278,7 +278,8 @@ class _Machine:
             self.settle(rank, op.srcs)
             for src, dst in zip(op.srcs, op.dsts, strict=True):
                 if dst.rank == number:
-                    self.write(dst, self.read(dst) + self.read(src))
+                    self.make_room(rank, dst)
+                    self.write(dst, self.read(src) + (self.read(dst) if isinstance(dst.buffer, str) else 0))
         for to, src in outgoing(op, number):
             self.settle_copies(rank, src)
             letter = _Letter(src)

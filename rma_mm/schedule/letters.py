@@ -48,9 +48,10 @@ class Letters:
                 raise ScheduleError(f"the ranks {group} do not make the same calls in the same order")
 
 
-def _boxes(op: Broadcast | Reduce) -> tuple[Ref, ...]:
+def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
     """What all members of a group call by the same name."""
-    return op.parts if isinstance(op, Broadcast) else op.dsts
+    refs = op.parts if isinstance(op, Broadcast) else op.dsts
+    return [(ref.rank, ref.buffer if isinstance(ref.buffer, str) else ref.buffer.name, ref.region) for ref in refs]
 
 
 def balance(ops: Sequence[Op], rank: int) -> int:

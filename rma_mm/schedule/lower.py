@@ -17,6 +17,7 @@ from ..geometry.span import Region, Span
 from . import boxes
 from .boxes import Boxes, disjoint, fused, longest_piece, opened
 from .groups import Pass, pulls, pushes
+from .merge import merged, merging
 from .ops import (
     STAGE,
     Accumulate,
@@ -79,6 +80,7 @@ class _Lowering:
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
         self.fetched: dict[int, Sharings] = {}
+        self.summed: dict[int, dict[int, tuple[int, ...]]] = {}
 
     # -- the whole program of a rank --------------------------------------------------------------
 
@@ -121,21 +123,31 @@ class _Lowering:
                 prove = pushes if x == "C" else partial(pulls, at_once=x in self.row.whole)
                 proof = self.proof(("walk", x, group), prove, self.walk, group, x)
                 ops = proof(ops, rank) if proof else ops
-        ops = prefetch(ops, self.tuning.depth)
+        ops = prefetch(self.summing(ops, rank), self.tuning.depth)
         ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
         return frames(ops, linger=self.tuning.depth > 0)
 
     def sharings(self, node: int) -> Sharings:
         """How the ranks of a node fetch together what they all want of other nodes."""
         if node not in self.fetched:
-            mates = [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
-            ahead = cache(lambda rank: prefetch(self.walk(rank), self.tuning.depth))
-            self.fetched[node] = sharings(ahead, mates, self.mesh.nodes) if self.may_share else {}
+            ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.tuning.depth))
+            self.fetched[node] = sharings(ahead, self.mates(node), self.mesh.nodes) if self.may_share else {}
         return self.fetched[node]
+
+    def summing(self, ops: list[Op], rank: int) -> list[Op]:
+        """`ops` with what ranks of a node push to other nodes summed on the node first."""
+        node = self.mesh.nodes[rank]
+        if node not in self.summed:
+            self.summed[node] = merging(self.walk, self.mates(node), self.mesh.nodes) if self.may_share else {}
+        return merged(ops, rank, self.summed[node][rank]) if rank in self.summed[node] else ops
+
+    def mates(self, node: int) -> list[int]:
+        """The ranks of a node."""
+        return [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
 
     @property
     def may_share(self) -> bool:
-        """Whether ranks of a node may fetch slices together: no operand moves by groups, no box by ticket."""
+        """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         row = self.row
         return self.given.shares and len(set(self.mesh.nodes)) > 1 and not row.grouped and row.order != "ticket"
 

@@ -129,13 +129,14 @@ class Shift:
 class Reduce:
     """Accumulates that all ranks of a group would make at once, one from each, summed on the way.
 
-    With one owner it is a reduce, with several a reduce-scatter. Made by a pass only, from Accumulates.
+    With one owner it is a reduce, with several a reduce-scatter. Made by a pass only, from Accumulates. A home is added
+    to; a slot then holds the sum alone.
     """
 
     srcs: tuple[Ref, ...]
-    """This rank's summands, each a whole slot."""
+    """This rank's summands, each a dense part of a slot."""
     dsts: tuple[Ref, ...]
-    """The boxes of homes that they belong to, in one order for all ranks of the group."""
+    """The boxes that they belong to, of homes or of slots, in one order for all ranks of the group."""
     group: tuple[int, ...]
     step: int
 

@@ -84,8 +84,13 @@ def refs_of(op: Op) -> tuple[Ref, ...]:
     if isinstance(op, Broadcast):
         return (*op.parts, op.dst) if op.dst else op.parts
     if isinstance(op, Reduce):
-        return (*op.srcs, *op.dsts)
+        return (*op.srcs, *(dst for dst in op.dsts if _is_known(op, dst)))
     return (op.c,) if isinstance(op, Scale | Finish) else ()
+
+
+def _is_known(op: Reduce, dst: Ref) -> bool:
+    """Whether `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
+    return isinstance(dst.buffer, str) or dst.rank == op.srcs[0].rank
 
 
 def kind_of(ref: Ref) -> str:
@@ -109,7 +114,8 @@ def with_slots(op: Op, new: Callable[[Slot], Slot]) -> Op:
     if isinstance(op, Broadcast):
         return replace(op, dst=renamed(op.dst)) if op.dst else op
     if isinstance(op, Reduce):
-        return replace(op, srcs=tuple(map(renamed, op.srcs)))
+        dsts = tuple(renamed(dst) if _is_known(op, dst) else dst for dst in op.dsts)
+        return replace(op, srcs=tuple(map(renamed, op.srcs)), dsts=dsts)
     if isinstance(op, Multiply):
         return replace(op, a=renamed(op.a), b=renamed(op.b), c=renamed(op.c))
     if isinstance(op, Scale | Finish):

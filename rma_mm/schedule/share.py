@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..geometry.span import Region, even_part
-from .ops import Await, Copy, Multiply, Op, Post, Ref, Slot
+from .ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
 from .passes import kind_of
 
 HERE, USED = "here", "used"
@@ -41,8 +41,8 @@ Sharings = dict[tuple[int, str], Sharing]
 def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Sharings:
     """How the ranks of one node (`mates`) fetch A and B. `nodes`: the node of every rank.
 
-    Where ranks come to slices of A and of B in different orders, they could wait for each other for ever: then one
-    operand only is shared, whose slices all members of a group take in the same order.
+    Where ranks come to slices of A and of B, and to sums of C, in different orders, they could wait for each other for
+    ever: then one operand only is shared, whose slices all members of a group take in the same order, or none.
     """
     found: Sharings = {}
     for x in "AB":
@@ -55,9 +55,11 @@ def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Shar
             if len(group) > 1:
                 frames = max(_alive(member(q), list(wanted[q])) for q in group)
                 found |= {(q, x): Sharing(tuple(group), frames) for q in group}
-    if not _flows({q: all_shared(member(q), q, nodes, found) for q in mates}):
-        found = {key: how for key, how in found.items() if key[1] == "B"}
-    return found
+    for operands in ("AB", "B"):
+        part = {key: how for key, how in found.items() if key[1] in operands}
+        if _flows({q: all_shared(member(q), q, nodes, part) for q in mates}):
+            return part
+    return {}
 
 
 def all_shared(ops: list[Op], rank: int, nodes: Sequence[int], found: Sharings) -> list[Op]:
@@ -69,22 +71,35 @@ def all_shared(ops: list[Op], rank: int, nodes: Sequence[int], found: Sharings) 
 
 
 def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
-    """Whether no rank waits for ever for what others post."""
-    left = {q: deque(op for op in ops if isinstance(op, Post | Await)) for q, ops in programs.items()}
+    """Whether no rank waits for ever for what others post, or for their summands."""
+    left = {q: deque(ops) for q, ops in programs.items()}
+    groups = {(q, _event(op)): op.group for q, ops in programs.items() for op in ops if isinstance(op, Reduce)}
+
+    def may_go(q: int, op: Op) -> bool:
+        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot):
+            name = op.src.buffer.name
+            return all(posted[p, name] for p in groups.get((q, name), ()))
+        return not isinstance(op, Await) or all(posted[p, op.event] >= op.count for p in op.group)
+
     posted: Counter[tuple[int, str]] = Counter()
     moved = True
     while moved:
         moved = False
         for q, ops in left.items():
-            while ops and _may_go(ops[0], posted):
+            while ops and may_go(q, ops[0]):
                 op = ops.popleft()
-                posted[q, op.event] += isinstance(op, Post)
+                if isinstance(op, Post | Reduce):
+                    posted[q, _event(op)] += 1
                 moved = True
     return not any(left.values())
 
 
-def _may_go(op: Post | Await, posted: Counter[tuple[int, str]]) -> bool:
-    return isinstance(op, Post) or all(posted[q, op.event] >= op.count for q in op.group)
+def _event(op: Post | Reduce) -> str:
+    """The name under which it is counted: for a sum, that of the slot."""
+    if isinstance(op, Post):
+        return op.event
+    buffer = op.dsts[0].buffer
+    return buffer if isinstance(buffer, str) else buffer.name
 
 
 def shared(ops: list[Op], rank: int, nodes: Sequence[int], x: str, how: Sharing) -> list[Op]:

@@ -99,6 +99,11 @@ def own_volume(schedule: Schedule, rank: int) -> tuple[int, int]:
     return volume, balance(ops, rank)
 
 
+def clipped(products: Sequence[Region], face: Region) -> list[Region]:
+    """What products (m, n, k) contribute to a box of C."""
+    return [box for m, n, k in products if (box := Region((m & face[0], n & face[1], k)))]
+
+
 class _Checker:
     """State of the check: what slots hold, what of C is open, and what this epoch touched."""
 
@@ -182,7 +187,7 @@ class _Checker:
     def check_dense(self, rank: int, op: Op) -> None:
         """What is computed on is one dense part of its buffer; transfers may gather and scatter."""
         refs = refs_of(op) if isinstance(op, Multiply | Scale | Finish) else ()
-        computed = op.dsts if isinstance(op, Reduce) else refs
+        computed = [*op.srcs, *op.dsts] if isinstance(op, Reduce) else refs
         for ref in computed:
             if not self.schedule.holds(ref).locate(ref.region).is_contiguous:
                 self.fail(rank, op, f"{ref} is scattered in its buffer, which holds {self.schedule.holds(ref)}")
@@ -296,9 +301,14 @@ class _Checker:
     def reduce(self, rank: int, op: Reduce) -> None:
         self.send(rank, op)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
-            if src.region != dst.region or not isinstance(src.buffer, Slot) or src.buffer.region != src.region:
-                self.fail(rank, op, "a reduction sums whole slots")
-            self.add(rank, op, src, dst)
+            if src.region != dst.region or not isinstance(src.buffer, Slot):
+                self.fail(rank, op, "a reduction sums parts of slots")
+            if isinstance(dst.buffer, str):
+                self.add(rank, op, src, dst)
+            elif dst.rank == rank:
+                filled = self.scratch.occupant(dst)
+                filled.products = clipped(self.scratch.contents(rank, op, src), dst.region)
+                filled.awaited = [((q, rank, kind_of(dst)), dst.region) for q in op.group if q != rank]
 
     def accumulate(self, rank: int, op: Accumulate) -> None:
         if op.src.region != op.dst.region or op.src.rank != rank:
@@ -316,9 +326,7 @@ class _Checker:
         if isinstance(src.buffer, str):
             self.added[dst.buffer].append(dst.region)
             return
-        for m, n, k in self.scratch.contents(rank, op, src):
-            if box := Region((m & src.region[0], n & src.region[1], k)):
-                self.products.append(box)
+        self.products += clipped(self.scratch.contents(rank, op, src), src.region)
 
     def unfinished(self, rank: int, op: Op, ref: Ref) -> None:
         """What is added to C comes before its Finish."""

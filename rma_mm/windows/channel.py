@@ -93,8 +93,8 @@ class Channel:
         transfer.calls.append(lambda: self.comm.Isend(spec, target, tag))
         return transfer
 
-    def reduce(self, summand: Array, owner: int, result: Array | None, tag: int) -> GroupTransfer:
-        """Every member's dense `summand` added to the owner's `result`, in the order of the members.
+    def reduce(self, summand: Array, owner: int, result: Array | None, tag: int, adds: bool = True) -> GroupTransfer:
+        """Every member's dense `summand` added to the owner's `result` (or put there), in the order of the members.
 
         Sent to the owner directly and in pieces: libraries hold a second copy of the whole.
         """
@@ -108,7 +108,7 @@ class Channel:
             transfer.calls += [partial(self.comm.Isend, spec, root, tag) for spec in specs]
             return transfer
         assert result is not None
-        return SumTransfer(self, pieces, summand, result, tag)
+        return SumTransfer(self, pieces, summand, result, tag, adds)
 
 
 class GroupTransfer:
@@ -185,9 +185,11 @@ class GroupTransfer:
 class SumTransfer(GroupTransfer):
     """The owner's side of a reduction: pieces come from one member after the other, and are added as they come."""
 
-    def __init__(self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int) -> None:
+    def __init__(
+        self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int, adds: bool
+    ) -> None:
         super().__init__()
-        self._channel, self._pieces, self._tag = channel, pieces, tag
+        self._channel, self._pieces, self._tag, self._adds = channel, pieces, tag, adds
         self._summand, self._result = summand, result
         self._steps: Iterator[MPI.Request] = iter(())
         self._request: MPI.Request | None = None
@@ -228,4 +230,8 @@ class SumTransfer(GroupTransfer):
                 requests[n % 2] = ask(n + 2)
         for room in rooms:
             self._channel.give_back(room)
-        np.add(self._result, self._summand.reshape(self._result.shape), out=self._result)
+        total = self._summand.reshape(self._result.shape)
+        if self._adds:
+            np.add(self._result, total, out=self._result)
+        else:
+            np.copyto(self._result, total)
