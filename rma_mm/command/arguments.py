@@ -52,6 +52,7 @@ class Options:
     picture: str | None
     dry_run: bool
     json: str | None
+    trace: str | None
     list: bool
     quiet: bool
     seed: int
@@ -135,6 +136,8 @@ def _parser() -> _Parser:
     add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
     add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")
     add("--json", metavar="FILE", help="write the report there, - for standard output")
+    add("--trace", metavar="FILE", help="write what each rank did when in the timed products there, all of them, as a "
+        "timeline for ui.perfetto.dev; - for standard output")  # fmt: skip
     add("--list", action="store_true", help="print the algorithms, one a line")
     add("--quiet", action="store_true", help="print nothing on success")
     add("-h", "--help", action="store_true", help="print this")

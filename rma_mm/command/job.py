@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from rma_mm.command.arguments import DEFAULT_DTYPE, Options
 from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json, write_whole
 from rma_mm.command.signals import Interruption
+from rma_mm.command.timeline import gathered, timeline
 from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
@@ -28,6 +29,7 @@ from rma_mm.runtime.matrix import DistMatrix
 from rma_mm.runtime.mesh import Mesh
 from rma_mm.runtime.plan import Plan
 from rma_mm.runtime.planning import make_plan
+from rma_mm.runtime.tracing import Trace
 from rma_mm.runtime.transport import load
 from rma_mm.runtime.verification import Verdict, verify
 from rma_mm.windows.mpi import node_map
@@ -52,6 +54,8 @@ class Job:
     files: dict[str, NpyFile] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
     output: NpyOutput | None = None
+    trace: Trace | None = None
+    """What this rank does when, where a timeline is wanted."""
 
     def run(self) -> int:
         """The exit code, the same on every rank. Raises what is nobody's input's fault."""
@@ -72,8 +76,11 @@ class Job:
         shape = self._shape()
         grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm), o.algorithm)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
+        mesh.when_lost = self.interruption.when_lost
+        open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)
+        self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
         self._check_start(plan)
         if o.dry_run:
@@ -88,7 +95,7 @@ class Job:
         code = DONE if verdict is None or verdict.ok else WRONG
         if code == DONE:
             self._write(c)
-        self._report(facts, verdict)
+        self._report(facts, verdict, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
@@ -105,6 +112,7 @@ class Job:
             self.files = {name: read_header(path, o.dtype if o.files else None) for name, path in named.items()}
             check_report("--json", o.json)
             check_report("--picture", o.picture)
+            check_report("--trace", o.trace)
         except RmaError as caught:
             error = caught
         agree_error(self.comm, error)
@@ -230,11 +238,14 @@ class Job:
         for number in range(o.warmup + o.repeat):
             if before is not None:
                 c.copy_from(before)
+            if number == o.warmup and self.trace:
+                self.trace.clear()
             title = "warm-up" if number < o.warmup else f"product {number - o.warmup + 1} of {o.repeat}"
             with progress_bar(title, self.comm.rank == 0 and not o.quiet) as progress:
                 barrier(self.comm)
                 start = time.perf_counter()
-                plan.execute(a, b, out=c, progress=progress)
+                with self.trace.repetition() if self.trace else nullcontext():
+                    plan.execute(a, b, out=c, progress=progress)
                 seconds.append(time.perf_counter() - start)
         slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
         return [float(second) for second in slowest]
@@ -259,19 +270,23 @@ class Job:
         output.finish(self.comm, error)
         self.interruption.unfinished = self.interruption.losing = ""
 
-    def _report(self, facts: Facts, verdict: Verdict | None) -> None:
+    def _report(self, facts: Facts, verdict: Verdict | None, mesh: Mesh) -> None:
         """Print and write what came out, on rank 0. Raises FileFormatError on every rank."""
+        o = self.options
+        records = gathered(self.trace, mesh.comm) if self.trace else []
         error: Exception | None = None
         if self.comm.rank == 0:
             if verdict is not None and not verdict.ok:
-                kept = "; nothing was written" if self.options.output else ""
+                kept = "; nothing was written" if o.output else ""
                 complain(0, f"the result is wrong: {verdict.reason}{kept}")
                 if self.output:
                     self.output.discard()
-            elif not self.options.quiet and self.options.json != "-":
+            elif not o.quiet and "-" not in (o.json, o.trace):
                 print_result(facts.lines())
             try:
-                write_json(self.options.json, facts)
+                write_json("--json", o.json, facts.json)
+                if records:
+                    write_json("--trace", o.trace, timeline(records, mesh.shape, mesh.node_of, facts.json), None)
             except RmaError as caught:
                 error = caught
         agree_error(self.comm, error)

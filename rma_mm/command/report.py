@@ -166,13 +166,15 @@ def check_report(flag: str, path: str | None) -> None:
         raise FileFormatError(f"{flag} {path}: {why}")
 
 
-def write_json(path: str | None, facts: Facts) -> None:
-    """Write the JSON report, whole or not at all. Raises FileFormatError. On one rank."""
-    text = json.dumps(facts.json, indent=1, allow_nan=False)
+def write_json(flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1) -> None:
+    """Write what a flag asked for as JSON, whole or not at all. Raises FileFormatError. On one rank."""
+    if path is None:
+        return
+    text = json.dumps(document, indent=indent, allow_nan=False)
     if path == "-":
         print_result([text])
-    elif path is not None:
-        write_whole("--json", path, text + "\n")
+    else:
+        write_whole(flag, path, text + "\n")
 
 
 def is_page(path: str | None) -> bool:

@@ -61,6 +61,12 @@ class Interruption:
                 signal.signal(number, _ignore)
             threading.Thread(target=self._watch, name="rma_mm interruption", daemon=True).start()
 
+    def when_lost(self) -> str:
+        """Clean up before the job ends because a host is gone; says what the user will miss."""
+        missing = f"{self.losing} was not written" if self.losing else ""
+        self.clean()
+        return missing
+
     def clean(self) -> None:
         """Remove what a process leaves behind that does not end through MPI_Finalize."""
         if self.unfinished:

@@ -35,6 +35,7 @@ from .mesh import Mesh
 from .places import Places, name_of, slots
 from .shared import Fetch, Shared
 from .together import bind_group
+from .tracing import Move, Trace, TracedTransfer, op_noted, transfer_noted
 
 Action = Callable[[], None]
 
@@ -69,6 +70,8 @@ class Setup:
     sums: dict[tuple[int, ...], int]
     """Reductions bound so far, by group: all its members count alike."""
     total_work: float = 0.0
+    trace: Trace | None = None
+    """Where to note what is done when."""
 
 
 class Binding:
@@ -81,7 +84,7 @@ class Binding:
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
         self.under_way: dict[str, list[Transfer]] = defaultdict(list)
-        self.gates: list[Callable[[], bool]] = []
+        self.gates: list[Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(ops)
@@ -92,7 +95,8 @@ class Binding:
 
     def wait(self, keys: Iterable[str]) -> None:
         """What is under way under these names must be over before the next call."""
-        self.actions += [partial(self.setup.mesh.progress.wait, gate) for gate in self.gates]
+        for op in self.gates:
+            self.act(partial(self.setup.mesh.progress.wait, self.shared.is_due(op)), op)
         self.gates = []
         self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
 
@@ -101,13 +105,21 @@ class Binding:
         self.setup.transfers.append(transfer)
         for key in keys:
             self.under_way[key].append(transfer)
-        self.actions.append(transfer.start)
+        self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
+
+    def act(self, action: Action, op: Op) -> None:
+        """Do this next, for an operation."""
+        self.actions.append(op_noted(self.setup.trace, action, op, self.places))
+
+    def noted(self, transfer: Transfer, op: Move, part: int = 0) -> Transfer:
+        """The transfer that an operation (of a Reduce, one part) has become, traced where that is wanted."""
+        return transfer_noted(self.setup.trace, transfer, op, self.places, part)
 
     # -- transfers --------------------------------------------------------------------------------
 
     def copy(self, op: Copy) -> None:
         """A slot may take several copies at once; what it held before is awaited."""
-        transfer = self.transfer(op.src, op.dst, add=False)
+        transfer = self.noted(self.transfer(op.src, op.dst, add=False), op)
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
             self.setup.transfers.append(transfer)
             self.fetch(op.dst.buffer).transfers.append(transfer)
@@ -136,20 +148,21 @@ class Binding:
         block, _ = self.places.block(op.dst.buffer, summing=True)
         assert block is not None
         if isinstance(op.src.buffer, Slot) or self.places.whole(op.src, False).dtype == block.dtype:
-            self.begin(self.transfer(op.dst, op.src, add=True), key)
+            self.begin(self.noted(self.transfer(op.dst, op.src, add=True), op), key)
             return
         schedule = self.places.schedule
         where = schedule.holds(op.src).locate(op.src.region)
         source, copied = self.places.whole(op.src, False), self.places.cast_area(op.src, block.dtype)
         target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
-        self.actions.append(lambda: cast(source[where.selector()], copied))
-        self.begin(block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape)), key)
+        self.act(lambda: cast(source[where.selector()], copied), op)
+        transfer = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
+        self.begin(self.noted(transfer, op), key)
 
     def together(self, op: Broadcast | Shift | Reduce) -> None:
         """What a group moves."""
-        for bound in bind_group(op, self.places, self.channel, self.setup.sums):
+        for part, bound in enumerate(bind_group(op, self.places, self.channel, self.setup.sums)):
             self.wait(bound.after)
-            self.begin(bound.transfer, *bound.during)
+            self.begin(self.noted(bound.transfer, op, part), *bound.during)
 
     broadcast = shift = reduce = together
 
@@ -171,22 +184,22 @@ class Binding:
     def fetch(self, slot: Slot) -> Fetch:
         """The fetch of a slice, held back by what was awaited just before it."""
         if slot.name not in self.fetches:
-            self.fetches[slot.name] = Fetch(self.shared, self.gates)
+            self.fetches[slot.name] = Fetch(self.shared, [self.shared.is_due(op) for op in self.gates])
             self.gates = []
         return self.fetches[slot.name]
 
     def await_(self, op: Await) -> None:
         """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
-        self.gates.append(self.shared.is_due(op))
+        self.gates.append(op)
 
     def post(self, op: Post) -> None:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
-            self.actions.append(partial(self.shared.post, op.event))
+            self.act(partial(self.shared.post, op.event), op)
             return
         fetch = self.fetch(op.filled)
         fetch.event, fetch.number = op.event, sum(each.event == op.event for each in self.fetches.values())
-        self.actions.append(fetch.start)
+        self.act(fetch.start, op)
 
     # -- what this rank does alone ----------------------------------------------------------------
 
@@ -211,7 +224,7 @@ class Binding:
             helper.is_working = False
             done(work)
 
-        self.actions.append(multiply)
+        self.act(multiply, op)
 
     def fused_scales(self, ops: Sequence[Op]) -> set[int]:
         """Scales by beta that the next Multiply does on the way, and those Multiplies (by identity)."""
@@ -233,7 +246,7 @@ class Binding:
         c = self.places.array(op.c, summing=True)
         beta = self.scalars.beta if op.keep else 0
         if self.places.memory.shadow is None or not op.keep:
-            self.actions.append(lambda: scale(c, beta))
+            self.act(lambda: scale(c, beta), op)
             return
         old = self.places.result_part(op.c.region)
 
@@ -241,18 +254,18 @@ class Binding:
             cast(old, c)
             scale(c, beta)
 
-        self.actions.append(load)
+        self.act(load, op)
 
     def finish(self, op: Finish) -> None:
         """Close a region: round C's accumulator into C, where they are not the same."""
         if self.places.memory.shadow is not None:
             c, result = self.places.array(op.c, summing=True), self.places.result_part(op.c.region)
-            self.actions.append(lambda: cast(c, result))
+            self.act(lambda: cast(c, result), op)
 
-    def barrier(self, _: Barrier) -> None:
+    def barrier(self, op: Barrier) -> None:
         """All ranks meet."""
         self.wait(list(self.under_way))
-        self.actions.append(self.setup.meet)
+        self.act(self.setup.meet, op)
 
     def claim(self, _: Claim) -> None:
         """Run tasks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from ..schedule.ops import Schedule
 from ..windows import Counters, Window
@@ -15,6 +16,7 @@ from ..windows.waiting import barrier
 from .binding import Action, Binding, Scalars, Setup
 from .mesh import Mesh
 from .places import Memory, Places
+from .tracing import Trace, call_noted
 
 Progress = Callable[[float, float], None]
 
@@ -22,7 +24,9 @@ Progress = Callable[[float, float], None]
 class Executable:
     """One rank's program on given memory, ready to run any number of times."""
 
-    def __init__(self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars) -> None:
+    def __init__(
+        self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None
+    ) -> None:
         self.schedule, self.mesh, self.memory, self.scalars = schedule, mesh, memory, scalars
         self.rank = mesh.rank
         blocks = [*memory.homes.values(), *([memory.shadow] if memory.shadow else [])]
@@ -34,22 +38,27 @@ class Executable:
         self.claims: list[int] = []
         """Tasks that this rank ran last."""
         places = Places(schedule, memory, mesh.rank)
-        self.setup = Setup(mesh, places, scalars, self.meet, self.claim, self.count_work, [], [], defaultdict(int))
+        self.setup = Setup(
+            mesh, places, scalars, self.meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace
+        )
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
+        self.program.actions.append(call_noted(trace, self.settle, "flush"))
+        self.leave = call_noted(trace, partial(barrier, mesh.comm), "wait", {"for": "all ranks to end"})
+        """Meet all ranks at the end. Collective."""
         self.tasks: dict[int, Binding] = {}
         if (pool := schedule.pool) is not None and mesh.is_member:  # any task may fall to this rank
             self.tasks = {task: Binding(self.setup, pool.program(task, self.rank)) for task in range(pool.tasks)}
             self.setup.total_work /= schedule.mesh.size  # an equal share is expected
 
     def run(self, progress: Progress | None = None) -> None:
-        """Run the program once. Collective over the ranks of the grid; the caller meets before and after."""
+        """Run the program once, and meet. Collective over the mesh's communicator; the caller has met before."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.shared is not None and self.memory.shared.blocks:
             self.memory.shared.begin()
         with self.mesh.progress:
             self.call(self.program.actions)
-            self.settle()
+            self.leave()
         self.count_views(self.program.viewed)
 
     def sync(self) -> None:
@@ -102,7 +111,8 @@ class Executable:
         """Run tasks until none is left; every rank gets one ticket too many."""
         pool, tickets = self.schedule.pool, self.memory.tickets
         assert pool is not None and tickets is not None
-        while (task := tickets.next_task()) < pool.tasks:
+        next_task = call_noted(self.setup.trace, tickets.next_task, "claim")
+        while (task := next_task()) < pool.tasks:
             self.claims.append(task)
             self.call(self.tasks[task].actions)
             self.count_views(self.tasks[task].viewed)

@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -82,9 +82,16 @@ class Mesh:
         """What `matmul` keeps, oldest use first."""
         self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
         """Plans that hold bound operands."""
+        self.when_lost: Callable[[], str] = str
+        """Called when a host is gone, just before the job ends; says what the user will miss."""
+        self.progress = self._progress()
+        """What goes on while this rank multiplies."""
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
+
+    def _last(self) -> str:
+        return self.when_lost()
 
     def _problem(
         self, shape: tuple[int, ...], names: tuple[str, ...] | None, threads: int | None, size: int
@@ -126,12 +133,21 @@ class Mesh:
         self.require_open()
         return Arena(self)
 
-    @cached_property
-    def progress(self) -> Progress:
-        """What goes on while this rank multiplies. Local to make."""
-        from ..windows.progress import Progress
+    def _progress(self) -> Progress:
+        """What goes on while this rank multiplies. Collective."""
+        from mpi4py import MPI
 
-        return Progress(self.comm, self.nodes > 1 or self.window_flavour != "shared")
+        from ..windows.heartbeat import Heartbeat
+        from ..windows.progress import Progress, can_help
+
+        is_needed = self.nodes > 1 or self.window_flavour != "shared"
+        threads = self.comm.allreduce(can_help(), op=MPI.LAND)
+        if is_needed and not threads:
+            self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
+        heartbeat = None
+        if self.nodes > 1 and threads:
+            heartbeat = Heartbeat(self.comm, self.node_of, self.comm.allgather(MPI.Get_processor_name()), self._last)
+        return Progress(self.comm, is_needed and threads, heartbeat)
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
@@ -178,8 +194,7 @@ class Mesh:
         for plan in list(self.prepared):
             plan.close()
         self.plans.clear()
-        if "progress" in self.__dict__:
-            self.progress.close()
+        self.progress.close()
         if "arena" in self.__dict__:
             self.arena.close()
         for channel in self._channels.values():

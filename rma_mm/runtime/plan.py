@@ -20,7 +20,6 @@ from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
 from ..schedule.verify import verify
 from ..windows import Counters, Window
-from ..windows.waiting import barrier
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .binding import Scalars
@@ -31,6 +30,7 @@ from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
 from .shared import Shared
+from .tracing import Trace
 
 BOUND = 8
 """Sets of operands that a plan keeps bound."""
@@ -79,6 +79,8 @@ class Plan:
         """What this rank moved in the last execution."""
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
+        self.trace: Trace | None = None
+        """Where to note what this rank does when; to be set before anything is bound."""
         self._own_c: DistMatrix | None = None
         self._latest: Latest | None = None
         self._added: dict[str, DistMatrix] = self._allocate()
@@ -86,7 +88,7 @@ class Plan:
         """Scratch for what ranks of a node fetch together; None where nothing is."""
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
-        if chosen.row.grouped and mesh.is_member:
+        if (chosen.row.grouped or shares) and mesh.is_member:
             mesh.open_channels(groups_of(schedule, mesh) | {tuple(mesh.shape.ranks)})
         self._is_closed = False
         mesh.prepared.add(self)
@@ -254,7 +256,6 @@ class Plan:
             set_threads(self.mesh.threads)
         try:
             executable.run(progress)
-            barrier(self.mesh.comm)
         finally:
             if threads != self.mesh.threads:
                 set_threads(threads)
@@ -388,4 +389,4 @@ class Plan:
             self.shared,
         )
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel)
-        return Executable(self.schedule, self.mesh, memory, scalars)
+        return Executable(self.schedule, self.mesh, memory, scalars, self.trace)

@@ -14,7 +14,6 @@ from ..kernels.dtypes import accumulator
 from ..kernels.elementwise import cast
 from ..schedule.ops import STAGE
 from ..schedule.redistribute import redistribution
-from ..windows.waiting import barrier
 from .agreement import agreed
 from .arena import Block
 from .binding import Scalars
@@ -44,7 +43,6 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
     flips = frozenset(name for name, is_so in (("A", source.flipped), ("C", flipped)) if is_so)
     executable = Executable(schedule, mesh, Memory(homes, arrived, transposed=flips), Scalars())
     executable.run()
-    barrier(mesh.comm)
     executable.close()
     if arrived is not result:
         cast(arrived, result)

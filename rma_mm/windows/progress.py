@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from rma_mm.windows.heartbeat import Heartbeat
 from rma_mm.windows.waiting import wait_until
 
 INTERVAL = 2e-3
@@ -34,39 +35,45 @@ class Event(NamedTuple):
     act: Callable[[], None]
 
 
+def can_help() -> bool:
+    """Whether MPI lets a helper thread call it."""
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
 class Progress:
     """One rank's events, seen to by whoever waits, and by a helper thread while the rank multiplies.
 
     Used as a context around a product: the thread looks only inside it, and only while `is_working`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, is_needed: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, is_needed: bool, heartbeat: Heartbeat | None = None) -> None:
         """is_needed: whether MPI must be called for others' transfers to go on."""
-        self._comm = comm
+        self._comm, self._heartbeat = comm, heartbeat
         self._events: list[Event] = []
         self._lock = threading.Lock()
         self._awake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        if is_needed and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        if is_needed and can_help():
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
             self._thread.start()
 
-    @property
-    def is_helped(self) -> bool:
-        """Whether there is a helper thread."""
-        return self._thread is not None
-
     def __enter__(self) -> Progress:
+        self._depth += 1
+        if self._heartbeat is not None and self._depth == 1:
+            self._heartbeat.begin()
         self._awake.set()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._awake.clear()
+        self._depth -= 1
+        if not self._depth:
+            self._awake.clear()
 
     def when(self, is_due: Callable[[], bool], act: Callable[[], None]) -> None:
         """Do `act` as soon as `is_due`, once what was asked for before is done or due; at once if it is now."""
@@ -96,12 +103,14 @@ class Progress:
         wait_until(look)
 
     def close(self) -> None:
-        """End the thread. Local."""
+        """End the thread, and the heartbeat with it. Collective where there is one."""
         self._is_closed = True
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._heartbeat is not None:
+            self._heartbeat.close()
 
     def _look(self) -> None:
         """The thread."""
@@ -115,6 +124,8 @@ class Progress:
                     for _ in range(BURST):
                         self._comm.Iprobe()
                 self.poll()
+                if self._heartbeat is not None and self._awake.is_set():
+                    self._heartbeat.look()
             except BaseException:  # noqa: BLE001 - nobody else would hear of it, and the other ranks would wait for ever
                 traceback.print_exc()
                 sys.stderr.flush()

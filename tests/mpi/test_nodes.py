@@ -1,0 +1,137 @@
+"""Between nodes: what ranks of a node fetch and sum together, progress while a target multiplies, lost hosts."""
+
+import time
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.geometry.span import Region
+from rma_mm.windows import heartbeat
+from rma_mm.windows.mpi import node_map
+from tests.launch import parallel
+from tests.processes import mpirun
+
+SHAPE = (60, 52, 48)
+
+
+def matrices(mesh, layouts, seed=3):
+    """A and B as NumPy arrays and as matrices."""
+    rng = np.random.default_rng(seed)
+    m, n, k = SHAPE
+    arrays = [rng.integers(-9, 10, shape).astype(np.float64) for shape in ((m, k), (k, n))]
+    return arrays, [DistMatrix.from_numpy(x, mesh, layout) for x, layout in zip(arrays, layouts, strict=True)]
+
+
+def inter_node(comm, mesh, layouts, algorithm, times=1):
+    """Words between nodes of one product of all ranks together, the last of several right ones."""
+    (x, y), (A, B) = matrices(mesh, layouts)
+    with rma_mm.plan(A, B, mesh, layout="P('i', 'j')", algorithm=algorithm) as plan:
+        for turn in range(times):
+            A.tile[...] += turn  # what was fetched before is out of date
+            assert np.array_equal(plan.execute(A, B).to_numpy(), (x + sum(range(turn + 1))) @ y)
+        return comm.allreduce(plan.words.words_inter)
+
+
+@pytest.mark.parametrize("grid", [(4, 1), (1, 4), (2, 2)])
+@parallel(ranks=(4,), env=("cliques",))
+def test_a_slice_crosses_once_for_each_node(comm, grid):
+    """All of the operand that is fetched crosses to the node that has not got it, once: half of what it was."""
+    nodes = node_map(comm)
+    assert len(set(nodes)) == 2
+    m, n, k = SHAPE
+    with Mesh(grid, comm) as mesh:
+        words = inter_node(comm, mesh, ("P('i', 'j')", "P('i', 'j')"), "stationary_c", times=3)
+    wanted = {(4, 1): k * n, (1, 4): m * k}
+    if grid in wanted:
+        assert words == wanted[grid]
+    else:  # one of the axes lies within nodes, and what the ranks of a node fetch along the other differs
+        assert words == (m * k if nodes[0] == nodes[2] else k * n)
+
+
+@parallel(ranks=(4, 6), env=("cliques", "nolocal", "node"))
+def test_pushes_are_summed_on_each_node(comm):
+    nodes = node_map(comm)
+    m, n, _ = SHAPE
+    with Mesh((comm.size, 1), comm) as mesh:
+        words = inter_node(comm, mesh, ("P(None, 'i')", "P('i', None)"), "stationary_a", times=3)
+        # every node sends each owner on other nodes one sum
+        own = [m * (rank + 1) // comm.size - m * rank // comm.size for rank in range(comm.size)]
+        assert words == sum(own[rank] * n for rank in range(comm.size) for node in set(nodes) if node != nodes[rank])
+
+
+@parallel(ranks=(2, 4), env=("cliques", "nolocal"))
+def test_a_busy_target_serves_while_it_multiplies(comm):
+    """A get from a rank that is inside a multiply, which takes far longer than the transfer."""
+    with Mesh((comm.size, 1), comm) as mesh:
+        D = DistMatrix.from_numpy(np.arange(64.0).reshape(8, 8), mesh, "P('i', 'j')")
+        other = (comm.rank + comm.size // 2) % comm.size
+        got = np.zeros((1, 8))
+        waited = 0.0
+        comm.Barrier()
+        with mesh.progress:
+            if comm.rank < comm.size // 2:
+                mesh.progress.is_working = True
+                time.sleep(1.5)
+                mesh.progress.is_working = False
+            else:
+                begin = time.perf_counter()
+                row = Region.whole((1, 8))
+                transfer = D.block.window.get(other, D.block.patch(other, row), got, *row)
+                transfer.start()
+                transfer.wait()
+                waited = time.perf_counter() - begin
+                transfer.close()
+            comm.Barrier()
+        if comm.rank >= comm.size // 2:
+            assert np.array_equal(got[0], np.arange(8.0) + 8 * (other * 8 // comm.size))
+        assert waited < 1.0
+
+
+@parallel(ranks=(2, 4), env=("nolocal", "cliques"))
+def test_a_long_multiply_does_not_look_like_a_lost_host(comm):
+    """Three times as long as a rank may be silent; only the helper thread tells the others."""
+    impatient = mock.patch.multiple(heartbeat, BEAT=0.1, PATIENCE=1.5, LOOK=0.02)
+    with impatient, Mesh((comm.size,), comm) as mesh, mesh.progress:
+        if comm.rank == 0:
+            mesh.progress.is_working = True
+            time.sleep(4.5)
+            mesh.progress.is_working = False
+        mesh.progress.wait(comm.Ibarrier().Test)
+        assert comm.allreduce(1) == comm.size
+
+
+LOST = """
+import time
+from mpi4py import MPI
+from rma_mm import Mesh
+from rma_mm.windows import heartbeat
+heartbeat.BEAT, heartbeat.PATIENCE, heartbeat.LOOK = 0.1, 1.0, 0.02
+comm = MPI.COMM_WORLD
+mesh = Mesh((comm.size,), comm)
+mesh.when_lost = lambda: "the answer is lost" if comm.rank == 0 else ""
+comm.Barrier()
+with mesh.progress:
+    if comm.rank == {silent}:
+        mesh.progress._awake.clear()  # as if its host were gone: it says nothing any more
+    time.sleep(20)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_silent_rank_ends_the_job_with_one_message(tmp_path, silent):
+    program = tmp_path / "lost.py"
+    program.write_text(LOST.format(silent=silent))
+    begin = time.perf_counter()
+    done = mpirun(3, [str(program)], variables={"MPIR_CVAR_NOLOCAL": "1"})
+    assert done.returncode == 1
+    assert time.perf_counter() - begin < 15
+    assert "went on" not in done.stdout
+    said = [line for line in done.stderr.splitlines() if line]
+    assert len(said) == 1, done.stderr
+    assert f"rank {silent} on host " in said[0]
+    assert said[0].startswith("rma_mm: ")
+    assert said[0].endswith("the job ends; the answer is lost")

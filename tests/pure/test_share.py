@@ -1,0 +1,204 @@
+"""What ranks of a node fetch and push together: words between nodes, and faults that `verify` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from rma_mm.algorithms import find_algorithm
+from rma_mm.errors import ScheduleError
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.interpret import Outcome, interpret
+from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Schedule, Slot
+from rma_mm.schedule.passes import frame_sizes
+from rma_mm.schedule.row import Problem
+from rma_mm.schedule.share import sharings
+from rma_mm.schedule.verify import own_volume, verify
+from tests.pure.test_schedules import LIMITS, limits, run
+from tests.pure.test_verify import doubled, dropped, found, nth, planted
+from tests.reference import nothing
+from tests.strategies import Case, cases, pure
+
+FETCHING = ("4x1", "1x4", "2x2")
+"""Meshes over two nodes of two ranks on which both ranks of a node want the same slices."""
+
+
+def problem(grid: str, shares: bool, shape: tuple[int, int, int] = (16, 16, 16)) -> Problem:
+    """Blocks on a mesh whose halves are nodes; on 2 × 2, node-mates want the same part of A and have all of B."""
+    sizes = tuple(map(int, grid.split("x")))
+    mesh = MeshShape(sizes, nodes=(0, 0, 1, 1))
+    a = parse_layout("j, i" if grid == "2x2" else "i, j", mesh)
+    b, c = parse_layout("i, j", mesh), parse_layout("i, j", mesh)
+    if grid == "2x2":
+        b = parse_layout("*, j", mesh)
+    return Problem(shape, mesh, (a, b, c), shares=shares)
+
+
+def moved(name: str, given: Problem, tuning: Tuning | None = None) -> Outcome:
+    """What a product of zeros moves, after its schedule was verified."""
+    schedule = lower(find_algorithm(name), given, tuning)
+    verify(schedule)
+    homes = {x: nothing(given.layout(x), given.mesh, given.extent(x)) for x in "ABC"}
+    return interpret(schedule, homes | {x: [np.zeros_like(tile) for tile in homes[x]] for x in "AB"})
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("grid", FETCHING)
+def test_fetching_together_halves_the_words_between_nodes(grid: str, depth: int) -> None:
+    with limits({"NARROW": 1}):
+        tuning = Tuning(width=2, depth=depth)
+        alone, together = (
+            moved("stationary_c", problem(grid, shares), tuning).words_between_nodes for shares in (False, True)
+        )
+    assert together * 2 == alone > 0
+
+
+@pytest.mark.parametrize("name", ["stationary_a", "stationary_b", "row_parallel:pull"])
+def test_summing_on_the_node_halves_the_words_between_nodes(name: str) -> None:
+    """Each rank holds a quarter of k: what the four push to C on the other node is summed in pairs."""
+    mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
+    places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
+    alone, together = (
+        moved(name, Problem((8, 6, 16), mesh, places, shares=shares)).words_between_nodes for shares in (False, True)
+    )
+    assert together * 2 == alone == 2 * 8 * 6
+
+
+def test_frames_are_taken_in_turn() -> None:
+    """Memory for `depth` slices and the one in use, however many there are, dealt out over the node."""
+    with limits({"NARROW": 1}):
+        schedule = lower(find_algorithm("stationary_c"), problem("4x1", True, (4, 4, 64)), Tuning(width=2, depth=1))
+        sizes = [frame_sizes(schedule.program(rank), rank) for rank in range(2)]
+    assert [list(each) for each in sizes] == [["B~0"], ["B~1"]]
+    assert [sum(each.values()) for each in sizes] == [8, 8]
+
+
+@pure(80)
+@given(cases(max_ranks=12), LIMITS)
+def test_sharing_never_moves_more_between_nodes(case: Case, changed: dict[str, int]) -> None:
+    with limits(changed):
+        alone, together = (
+            run(replace(case, problem=replace(case.problem, shares=shares)), case.seed).words_between_nodes
+            for shares in (False, True)
+        )
+    assert case.row.order == "ticket" or together <= alone
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def fetching(depth: int = 1) -> Schedule:
+    with limits({"NARROW": 1}):
+        given = problem("4x1", True, (4, 4, 32))
+        schedule = lower(find_algorithm("stationary_c"), given, Tuning(width=2, depth=depth))
+        programs = {rank: schedule.program(rank) for rank in given.mesh.ranks}
+    return replace(schedule, program=programs.__getitem__)
+
+
+def summing() -> Schedule:
+    mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
+    places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
+    return lower(find_algorithm("stationary_a"), Problem((8, 6, 16), mesh, places, shares=True))
+
+
+def where(schedule: Schedule, wanted: Callable[[Op], bool], change: Callable[[Op], list[Op]]) -> Schedule:
+    """Every operation of rank 0 that is wanted, changed."""
+    return planted(schedule, lambda ops: [new for op in ops for new in (change(op) if wanted(op) else [op])])
+
+
+def is_await(op: Op, event: str) -> bool:
+    return isinstance(op, Await) and op.event == event
+
+
+def test_the_schedules_are_good() -> None:
+    verify(fetching())
+    verify(summing())
+    assert any(isinstance(op, Reduce) for op in summing().program(0))
+    assert sum(isinstance(op, Post) for op in fetching().program(0)) == 16  # here and used, of eight slices
+
+
+def test_a_slice_that_is_not_awaited() -> None:
+    found(where(fetching(), lambda op: is_await(op, "B here"), dropped), "rank 0", "read before")
+
+
+def test_a_slice_that_is_awaited_too_early() -> None:
+    late = where(fetching(), lambda op: is_await(op, "B here"), lambda op: [replace(op, count=max(1, op.count - 1))])
+    found(late, "rank 0", "read before")
+
+
+def test_a_frame_that_is_filled_while_another_reads_it() -> None:
+    found(where(fetching(), lambda op: is_await(op, "B used"), dropped), "rank 0", "Await is missing")
+
+
+def test_an_event_that_is_posted_before_the_slice_is_used() -> None:
+    def early(ops: list[Op]) -> list[Op]:
+        posts = [op for op in ops if isinstance(op, Post) and op.event == "B used"]
+        return [*posts, *(op for op in ops if op not in posts)]
+
+    found(planted(fetching(), early, rank=1), "rank 0", "Await is missing")
+
+
+def test_an_event_that_is_never_posted() -> None:
+    found(where(fetching(), lambda op: isinstance(op, Post) and op.event == "B here", dropped), "waits for ever")
+
+
+def test_a_piece_that_is_not_fetched() -> None:
+    own = lambda op: isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and bool(op.dst.buffer.group)  # noqa: E731
+    found(where(fetching(), own, dropped), "read before it is filled")
+
+
+def test_a_piece_that_is_fetched_twice() -> None:
+    found(planted(fetching(), nth(Copy, doubled)), "filled already")
+
+
+def test_a_slot_of_a_rank_that_does_not_share_it() -> None:
+    def alone(op: Op) -> list[Op]:
+        assert isinstance(op, Multiply)
+        assert isinstance(op.b.buffer, Slot)
+        return [replace(op, b=replace(op.b, buffer=replace(op.b.buffer, group=(1, 2))))]
+
+    shared = lambda op: isinstance(op, Multiply) and isinstance(op.b.buffer, Slot) and op.b.rank == 1  # noqa: E731
+    found(where(fetching(), shared, alone), "rank 0", "another rank's scratch")
+
+
+def test_a_sum_that_a_rank_does_not_push() -> None:
+    found(planted(summing(), nth(Accumulate, dropped)), "multiplied never")
+
+
+def test_a_sum_that_a_rank_does_not_join() -> None:
+    with pytest.raises(ScheduleError):
+        verify(planted(summing(), nth(Reduce, dropped)))
+
+
+def test_ranks_that_await_differently_do_not_balance() -> None:
+    schedule = fetching()
+    assert sum(own_volume(schedule, rank)[1] for rank in range(4)) % 2**64 == 0
+    skipped = where(schedule, lambda op: is_await(op, "B here"), dropped)
+    assert sum(own_volume(skipped, rank)[1] for rank in range(4)) % 2**64
+
+
+def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
+    """Rank 0 comes to a slice of A first and rank 1 to one of B: fetching both together, neither would go on."""
+    given = problem("2x2", True, (4, 4, 4))
+    box = given.mesh.nodes
+    with limits({"NARROW": 1}):
+        walk = lower(find_algorithm("stationary_c"), replace(given, shares=False), Tuning(2, 0)).program
+
+    def member(rank: int) -> list[Op]:
+        copies = [op for op in walk(0) if isinstance(op, Copy)]
+        slots = {x: Slot(f"{x}slot", copies[0].src.region) for x in "AB"}
+        fills: list[Op] = []
+        for x in "AB" if rank == 0 else "BA":
+            src = replace(copies[0].src, rank=2, buffer=x)
+            fills.append(Copy(src, replace(src, rank=rank, buffer=slots[x]), 0))
+            ref = replace(src, rank=rank, buffer=slots[x])
+            fills.append(Multiply(ref, ref, replace(src, rank=rank, buffer="C"), True, 0))
+        return fills
+
+    assert {x for _, x in sharings(member, (0, 1), box)} == {"B"}
