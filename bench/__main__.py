@@ -7,6 +7,8 @@ COMMANDS = {
     "mpiexec -n 2 python -m bench.overhead": "what plan.execute adds to a small multiply; growth over 10 000 of them",
     "mpiexec -n P python -m bench.words": "words that the transports counted against the interpreter's count",
     "mpiexec -n P python -m bench.memory": "resident memory against plan.peak_bytes; growth over 5000 matmul calls",
+    "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
+    "python -m bench.hosts --bars": "several hosts on this machine (needs root): times and words between nodes",
     "python -m bench.imports": "seconds that importing the package takes",
 }
 

@@ -219,9 +219,7 @@ class Binding:
         helper, done = self.setup.mesh.progress, self.setup.done
 
         def multiply() -> None:
-            helper.is_working = True
-            product()
-            helper.is_working = False
+            helper.during(product)
             done(work)
 
         self.act(multiply, op)

@@ -147,7 +147,7 @@ class Mesh:
         heartbeat = None
         if self.nodes > 1 and threads:
             heartbeat = Heartbeat(self.comm, self.node_of, self.comm.allgather(MPI.Get_processor_name()), self._last)
-        return Progress(self.comm, is_needed and threads, heartbeat)
+        return Progress(self.comm, is_needed, heartbeat)
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:

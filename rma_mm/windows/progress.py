@@ -24,7 +24,7 @@ from rma_mm.windows.waiting import wait_until
 INTERVAL = 2e-3
 """Seconds between two looks."""
 BURST = 64
-"""Probes of one look: each moves about a packet, and the look ends early once nothing is on its way."""
+"""Probes of one look: each moves about a packet."""
 
 
 class Event(NamedTuple):
@@ -57,6 +57,7 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
+        self._is_alone = is_needed and not can_help()
         if is_needed and can_help():
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
             self._thread.start()
@@ -74,6 +75,15 @@ class Progress:
         self._depth -= 1
         if not self._depth:
             self._awake.clear()
+
+    def during(self, work: Callable[[], None]) -> None:
+        """Do `work`, which gives MPI no progress itself. Without a helper, MPI gets some after it."""
+        self.is_working = True
+        work()
+        self.is_working = False
+        if self._is_alone:
+            self._probe()
+            self.poll()
 
     def when(self, is_due: Callable[[], bool], act: Callable[[], None]) -> None:
         """Do `act` as soon as `is_due`, once what was asked for before is done or due; at once if it is now."""
@@ -112,6 +122,11 @@ class Progress:
         if self._heartbeat is not None:
             self._heartbeat.close()
 
+    def _probe(self) -> None:
+        """Give MPI progress."""
+        for _ in range(BURST):
+            self._comm.Iprobe()
+
     def _look(self) -> None:
         """The thread."""
         while True:
@@ -121,8 +136,7 @@ class Progress:
             time.sleep(INTERVAL)
             try:
                 if self.is_working:
-                    for _ in range(BURST):
-                        self._comm.Iprobe()
+                    self._probe()
                 self.poll()
                 if self._heartbeat is not None and self._awake.is_set():
                     self._heartbeat.look()

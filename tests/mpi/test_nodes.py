@@ -73,9 +73,7 @@ def test_a_busy_target_serves_while_it_multiplies(comm):
         comm.Barrier()
         with mesh.progress:
             if comm.rank < comm.size // 2:
-                mesh.progress.is_working = True
-                time.sleep(1.5)
-                mesh.progress.is_working = False
+                mesh.progress.during(lambda: time.sleep(1.5))
             else:
                 begin = time.perf_counter()
                 row = Region.whole((1, 8))
@@ -96,9 +94,7 @@ def test_a_long_multiply_does_not_look_like_a_lost_host(comm):
     impatient = mock.patch.multiple(heartbeat, BEAT=0.1, PATIENCE=1.5, LOOK=0.02)
     with impatient, Mesh((comm.size,), comm) as mesh, mesh.progress:
         if comm.rank == 0:
-            mesh.progress.is_working = True
-            time.sleep(4.5)
-            mesh.progress.is_working = False
+            mesh.progress.during(lambda: time.sleep(4.5))
         mesh.progress.wait(comm.Ibarrier().Test)
         assert comm.allreduce(1) == comm.size
 

@@ -1,0 +1,1 @@
+"""Products by rma_mm beside what users would otherwise pick: `python -m bench.peers`."""
