@@ -184,6 +184,7 @@ def run(main: Callable[[MPI.Intracomm], int]) -> NoReturn:
         traceback.print_exc()
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(1)
+        code = 1  # where all ranks abort at once, some come back
     sys.exit(code)
 
 

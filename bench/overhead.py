@@ -117,9 +117,9 @@ def bare_products(plan: Plan, executable: Executable) -> list[Product]:
     program = [op for op in plan.schedule.program(plan.mesh.rank) if isinstance(op, Multiply)]
     return [
         bind(
-            executable.places.array(op.a),
-            executable.places.array(op.b),
-            executable.places.array(op.c, summing=True),
+            executable.setup.places.array(op.a),
+            executable.setup.places.array(op.b),
+            executable.setup.places.array(op.c, summing=True),
             beta=0 if op.first else 1,
             kernel=plan.kernel,
         )

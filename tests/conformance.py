@@ -54,6 +54,26 @@ class WindowConformance:
         np.testing.assert_array_equal(origin, wanted, err_msg=f"{name} of rank {rank} into scattered {order}")
         transfer.close()
 
+    def case_get_long_stretches(self, world: World) -> None:
+        """Tiles and bands of rows that are one stretch of memory, into arrays where they are not, and back."""
+        for order in "CF":
+            tile = Tile((90, 250), np.float64, order)
+            window = filled(world, tile)
+            for rows in (Span.range(0, 90), Span.range(13, 77), Span([(0, 40), (50, 90)])):
+                for cols in (Span.range(0, 250), Span.range(0, 249)):
+                    for rank in range(world.size):
+                        expected = tile.values(rank)[np.ix_(rows.indices, cols.indices)]
+                        for near_order in "CFS":
+                            self._get_packed(window, rank, tile.patch(rows, cols), expected, near_order, "long")
+                            origin = buffer((120, 300), expected.dtype, near_order)
+                            to = Span.range(7, 7 + len(rows)), Span.range(9, 9 + len(cols))
+                            transfer = window.get(rank, tile.patch(rows, cols), origin, *to)
+                            transfer.start()
+                            transfer.wait()
+                            np.testing.assert_array_equal(origin[np.ix_(to[0].indices, to[1].indices)], expected)
+                            transfer.close()
+            window.close()
+
     def case_accumulate_concurrently(self, world: World) -> None:
         """All ranks add patches to rank 0 at once, its own part included; nothing is lost or spilt."""
         for order in "CF":

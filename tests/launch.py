@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.jobs import Pool
+from tests.processes import can_pretend_nodes
 
 RANKS = (1, 2, 3, 4, 6)
 """Numbers of ranks a test runs on unless it names others."""
@@ -31,13 +32,18 @@ ENVS: dict[str, dict[str, str]] = {
     "nolocal": {"MPIR_CVAR_NOLOCAL": "1"},
     "allocated": {"RMA_MM_WINDOW": "allocated"},
     "created": {"RMA_MM_WINDOW": "created"},
+    "tcp": {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"},
 }
-"""Environments: one node; two pretended nodes; every rank a node of its own; the other windows within a node."""
+"""Environments: one node; two pretended nodes; every rank a node of its own; the other windows within a node; every
+rank a node of its own, and MPICH's messages over TCP as between hosts.
 
-VARIANTS = tuple(ENVS)
-"""All environments, the default of `parallel`."""
+`tests.processes` translates MPICH's variables into what Open MPI's launcher takes.
+"""
 
-SEVERAL_RANKS = {"cliques", "nolocal"}
+VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
+"""The default of `parallel`."""
+
+SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
 
 POOL = Pool(ENVS)
@@ -63,6 +69,8 @@ def parallel(
         @functools.wraps(body)
         def test(*instance: object, **arguments: Any) -> None:
             kind = arguments.pop("parallel_kind")
+            if kind.env in SEVERAL_RANKS and not can_pretend_nodes():
+                pytest.skip(f"{kind.env}: with Open MPI it needs `unshare --uts`, as root or in a user namespace")
             module, name = _address(body, *instance)
             POOL.run(kind, module, name, pickled(arguments), timeout)
 
@@ -107,4 +115,4 @@ def kind_of(item: pytest.Item | None) -> Kind | None:
 def order(item: pytest.Item) -> tuple[int, int, int]:
     """Sort key: tests without ranks first, then job by job, so that each job starts once."""
     kind = kind_of(item)
-    return (1, VARIANTS.index(kind.env), kind.ranks) if kind else (0, 0, 0)
+    return (1, list(ENVS).index(kind.env), kind.ranks) if kind else (0, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +31,16 @@ OPEN_MPI = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 """Open MPI's names for --allow-run-as-root, --oversubscribe and --bind-to none; MPICH ignores them."""
+
+OPEN_MPI_SAYS = re.compile(
+    r"^-{60,}\nprterun detected that one or more processes exited with non-zero status,\n(?:.*\n)*?-{60,}\n"
+    r"|^\[.*\] plm:ssh: Warning: setpgid.*\n|^\[.*\] PMIX ERROR: PMIX_ERR_UNREACH.*\n|^\[warn\] Epoll MOD.*\n",
+    re.MULTILINE,
+)
+"""What Open MPI's launcher adds to standard error: at any exit code but 0, for a second node, and in a hurry."""
+
+NAMESPACES = (("unshare", "--uts"), ("unshare", "--map-root-user", "--user", "--uts"))
+"""Ways to give a process a host name of its own: root's, and anybody's where the kernel lets them."""
 
 DIRECTORY = "RMA_MM_TEST_DIRECTORY"
 """Environment variable: the directory of a job of `tests.jobs`, with its socket and stack dumps."""
@@ -49,6 +61,48 @@ def find_mpiexec() -> str:
             f"no mpiexec beside {sys.executable} nor on PATH: install one with pip install '.[mpich]'"
         )
     return found
+
+
+@cache
+def is_open_mpi() -> bool:
+    """Whether `find_mpiexec` is Open MPI's; False where there is none."""
+    try:
+        said = subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        return False
+    return "Open MPI" in said.stdout
+
+
+@cache
+def namespace() -> tuple[str, ...] | None:
+    """The first of NAMESPACES that this machine grants, None where it grants none."""
+    for command in NAMESPACES:
+        with suppress(FileNotFoundError):
+            if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+                return command
+    return None
+
+
+def can_pretend_nodes() -> bool:
+    """Whether jobs can be given several nodes on this machine: always with MPICH, which has variables for it."""
+    return not is_open_mpi() or namespace() is not None
+
+
+def pretended_nodes(ranks: int, variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What Open MPI needs for the nodes that MPICH's `variables` pretend: mpiexec's arguments, and more variables.
+
+    Hosts that share nothing but the network interface lo, with the ranks dealt out as MPICH deals them.
+    """
+    count = ranks if variables.get("MPIR_CVAR_NOLOCAL") == "1" else int(variables.get("MPIR_CVAR_NUM_CLIQUES", "1"))
+    command = namespace() if count > 1 and is_open_mpi() else None
+    if command is None:
+        return [], {}
+    hosts = ",".join(f"node{n}" for n in range(count))
+    return ["--host", hosts, "--map-by", "node:oversubscribe"], {
+        "PRTE_MCA_plm_ssh_agent": " ".join([*command, sys.executable, "-m", "tests.pretended_host"]),
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # each host believes that it has the cores to itself
+    }
 
 
 def job_environment(variables: Mapping[str, str], controlled: Sequence[str] = ()) -> dict[str, str]:
@@ -85,10 +139,11 @@ class Mpiexec:
     ) -> None:
         self.segments: set[Path] = set()
         self.marker = f"{MARKER}={environment[MARKER]}".encode()
+        nodes, more = pretended_nodes(ranks, environment)
         self.process = subprocess.Popen(
-            [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments],
+            [find_mpiexec(), "-n", str(ranks), *nodes, sys.executable, *arguments],
             cwd=cwd,
-            env=dict(environment),
+            env={**environment, **more},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -155,6 +210,7 @@ def mpirun(
 ) -> subprocess.CompletedProcess[str]:
     """Run `mpiexec -n ranks python arguments…` once: for command lines, whose exit code and output are the test.
 
+    Standard error is that of the ranks: without what Open MPI's launcher adds at any exit code but 0.
     Raises subprocess.TimeoutExpired after `timeout` seconds, with every process ended.
     """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -170,4 +226,4 @@ def mpirun(
             texts.append(stream.read().decode(errors="replace"))
     if code is None:
         raise subprocess.TimeoutExpired(list(arguments), timeout, texts[0], texts[1])
-    return subprocess.CompletedProcess(list(arguments), code, *texts)
+    return subprocess.CompletedProcess(list(arguments), code, texts[0], OPEN_MPI_SAYS.sub("", texts[1]))

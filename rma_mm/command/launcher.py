@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Where launchers say which rank this is, before MPI can be asked."""
+
+UCX_DEVICES = Path("/sys/class/infiniband")
+"""Where Linux lists the network devices that UCX drives."""
+HEARD = 1.0
+"""Seconds for rank 0 to speak before another rank leaves with an error: Open MPI's mpiexec then ends them all."""
 
 
 class LauncherError(RmaError):
@@ -31,7 +38,16 @@ def connect() -> Intracomm:
 
     Raises LauncherError where there is no MPI library or the launcher is another library's.
     """
-    MPI = _library()
+    try:
+        return _world(_library())
+    except LauncherError:
+        if launcher_rank():
+            time.sleep(HEARD)
+        raise
+
+
+def _world(MPI: ModuleType) -> Intracomm:
+    """COMM_WORLD, with MPI initialised. Raises LauncherError where the launcher is another library's."""
     from rma_mm.runtime.mesh import launched_ranks, matching_mpiexec
 
     started = launched_ranks()
@@ -53,6 +69,7 @@ def connect() -> Intracomm:
 
 def _library() -> ModuleType:
     """mpi4py.MPI, not initialised yet. Raises LauncherError where there is no MPI library."""
+    _hush_ucx()
     try:
         import mpi4py
 
@@ -67,3 +84,9 @@ def _library() -> ModuleType:
             f"or load your site's MPI"
         ) from None
     return MPI
+
+
+def _hush_ucx() -> None:
+    """Open MPI 5.0: with no device for UCX, each rank calls that an error on standard error at its first window."""
+    if not (UCX_DEVICES.is_dir() and any(UCX_DEVICES.iterdir())):
+        os.environ.setdefault("OMPI_MCA_opal_common_ucx_verbose", "-1")

@@ -11,7 +11,7 @@ from typing import Any
 from rma_mm.kernels.blas import library
 
 
-def threads_per_rank(ranks_on_node: int, explicit: int | None = None) -> int:
+def threads_per_rank(ranks_beside: int, explicit: int | None = None) -> int:
     """Threads for one rank: `explicit`, else what the environment asks for, else an equal share of the cores.
 
     The environment is OPENBLAS_NUM_THREADS, then OMP_NUM_THREADS, as OpenBLAS reads them; the cores are those
@@ -23,13 +23,14 @@ def threads_per_rank(ranks_on_node: int, explicit: int | None = None) -> int:
         first = os.environ.get(name, "").split(",")[0].strip()  # OpenMP allows a list, one entry a nesting level
         if first.isdecimal() and int(first) > 0:
             return int(first)
-    return max(1, _cores() // max(1, ranks_on_node))
+    return max(1, len(cores()) // max(1, ranks_beside))
 
 
-def _cores() -> int:
+def cores() -> frozenset[int]:
+    """The cores that this process may run on: launchers may bind ranks to some."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def set_threads(n: int) -> None:

@@ -85,8 +85,8 @@ class Executable:
         """Free what preparing made. Local."""
         for transfer in self.setup.transfers:
             transfer.close()
-        self.program.actions.clear()  # they refer back to this object, and would wait for the garbage collector
         self.tasks.clear()
+        del self.program, self.setup  # they refer back to this object, and would wait for the garbage collector
 
     # -- running ----------------------------------------------------------------------------------
 

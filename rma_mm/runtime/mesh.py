@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ClosedError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
-from ..kernels.threads import threads_per_rank
+from ..kernels.threads import cores, threads_per_rank
 from ..windows import WINDOWS
 from ..windows.waiting import barrier
 from .agreement import agree
@@ -115,9 +115,16 @@ class Mesh:
         return None
 
     def _ranks_beside(self, host: str) -> int:
-        """Ranks that share this rank's cores: those of its node, or of its host where nodes are pretended."""
-        hosts = self.comm.allgather(host)
-        return max(self.node_of.count(self.node_of[self.rank]), hosts.count(host))
+        """Ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
+
+        Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away.
+        """
+        mine = cores()
+        told = self.comm.allgather((host, mine))
+        return sum(
+            bool(theirs & mine) and (where == host or node == self.node_of[self.rank])
+            for (where, theirs), node in zip(told, self.node_of, strict=True)
+        )
 
     @property
     def comm(self) -> MPI.Intracomm:

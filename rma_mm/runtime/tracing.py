@@ -83,9 +83,12 @@ class Trace:
     @contextmanager
     def repetition(self) -> Iterator[None]:
         """Around one product, from one meeting of all ranks to the next."""
-        start = clock()
+        start, before = clock(), len(self.calls)
         yield
         self.repetitions.append((start, clock()))
+        if before < len(self.calls):  # until its first call a rank agrees with the others on what is to be done
+            begun = self.calls[before].start
+            self.calls.insert(before, Event("wait", "wait", start, begun, {"for": "all ranks to begin"}))
 
     def call(self, call: Callable[[], T], name: str, facts: Facts) -> Callable[[], T]:
         """The call, noted. Such calls must not be made within each other."""

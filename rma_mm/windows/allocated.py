@@ -8,7 +8,10 @@ from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, exposed_sizes, node_map, 
 
 
 class AllocatedWindow(MpiWindow):
-    """Memory from MPI_Win_allocate; no rank reaches another's directly."""
+    """Memory from MPI_Win_allocate; no rank reaches another's directly.
+
+    MPICH could say where the memory of a rank of the same node is; Open MPI refuses MPI_Win_shared_query here.
+    """
 
     flavour = "allocated"
 

@@ -25,8 +25,8 @@ FLAT = 4
 and every hop waits until a rank that multiplies looks up."""
 PIECE = 2**20
 """Bytes of a reduction that are under way at a time from one rank."""
-BROADCAST = 9
-"""Tag of direct broadcasts; shifts have those of their operands."""
+BROADCAST, GATHER = 9, 10
+"""Tags of direct broadcasts and gathers; shifts have those of their operands."""
 
 Box = tuple[Array, Region]
 """Positions of a 2-D array."""
@@ -72,14 +72,21 @@ class Channel:
         return transfer
 
     def gather(self, mine: Box | None, theirs: dict[int, Box], upright: bool) -> GroupTransfer:
-        """`mine` to all the others, and from every rank of `theirs` what goes into its box there."""
+        """`mine` to all the others, and from every rank of `theirs` what goes into its box there.
+
+        Sent to each directly: Open MPI 5.0 takes MPI_Ialltoallw with both buffers at one address, as where a rank's
+        own part lies in the result, for MPI_IN_PLACE (it hangs, or moves nothing), and displacements of 31 bits only.
+        """
         transfer = GroupTransfer()
-        sent = [(mine if member != self.rank else None) for member in self.ranks]
-        got = [theirs.get(member) for member in self.ranks]
-        send, recv = (transfer.spread(boxes, upright) for boxes in (sent, got))
-        for owner, (_, region) in theirs.items():
-            transfer.counts.append(partial(self.count, owner, region.size))
-        transfer.calls.append(lambda: self.comm.Ialltoallw(send, recv))
+        for owner, box in theirs.items():
+            spec, words = transfer.placed(box, upright)
+            transfer.counts.append(partial(self.count, owner, words))
+            if words:
+                transfer.calls.append(partial(self.comm.Irecv, spec, self.ranks.index(owner), GATHER))
+        if mine is not None and mine[1]:
+            spec, _ = transfer.placed(mine, upright)
+            others = [member for member in range(len(self.ranks)) if self.ranks[member] != self.rank]
+            transfer.calls += [partial(self.comm.Isend, spec, member, GATHER) for member in others]
         return transfer
 
     def shift(self, mine: Box, to: int, theirs: Box, source: int, upright: bool, tag: int) -> GroupTransfer:
@@ -158,19 +165,6 @@ class GroupTransfer:
         found = self._own(array, region, upright)
         size = region.size * array.itemsize
         return [MPI.buffer.fromaddress(array.ctypes.data + found.start, size), found.count, found.datatype], region.size
-
-    def spread(self, boxes: Sequence[Box | None], upright: bool) -> list[Any]:
-        """(memory, (counts, displacements), datatypes) of one box for each member; None where there is none."""
-        counts, starts, types = [0] * len(boxes), [0] * len(boxes), [MPI.BYTE] * len(boxes)
-        base: Array | None = None
-        for n, box in enumerate(boxes):
-            if box is not None and box[1]:
-                found = self._own(*box, upright)
-                base = box[0] if base is None else base
-                starts[n] = found.start + box[0].ctypes.data - base.ctypes.data
-                counts[n], types[n] = found.count, found.datatype
-        memory = MPI.BOTTOM if base is None else MPI.buffer.fromaddress(base.ctypes.data, base.nbytes)
-        return [memory, (counts, starts), types]
 
     def _own(self, array: Array, region: Region, upright: bool) -> Placed:
         """The datatype of a box, kept with its memory until `close`."""

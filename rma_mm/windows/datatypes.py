@@ -37,11 +37,22 @@ MOVED_AS: dict[int, MPI.Datatype] = {
 }
 """Element type of a get by item size: a get moves bits, so that element types unknown to MPI can be moved too."""
 
+LARGEST_COUNT = 2**31 - 1
+"""Most elements that one call takes by number: Open MPI 5.0 has no large counts. More are one item of a larger type."""
+
+
+IOV_DENSITY = 2**14
+"""Bytes from which on MPICH's ofi netmod reads stretches of remote memory one by one, unless its variable
+MPIR_CVAR_CH4_IOV_DENSITY_MIN says otherwise."""
+
+Axis = tuple[Span, int]
+"""Positions, and their stride in elements."""
+
 
 class Placed:
     """A box of strided memory as MPI sees it: `count` x `datatype` at byte `start`."""
 
-    def __init__(self, element: MPI.Datatype, itemsize: int, outer: tuple[Span, int], inner: tuple[Span, int]) -> None:
+    def __init__(self, element: MPI.Datatype, itemsize: int, outer: Axis, inner: Axis) -> None:
         """`outer` and `inner` are (positions, stride in elements), not empty; elements are visited inner first.
 
         The datatype is committed; `free` gives it back.
@@ -49,7 +60,7 @@ class Placed:
         (slow, slow_stride), (fast, fast_stride) = outer, inner
         self.start = (slow.start * slow_stride + fast.start * fast_stride) * itemsize
         self._owned: list[MPI.Datatype] = []
-        if _is_dense(slow, slow_stride, fast, fast_stride):
+        if stretch_count(outer, inner) == 1 and len(slow) * len(fast) <= LARGEST_COUNT:
             self.datatype, self.count = element, len(slow) * len(fast)
             return
         line = self._own(_repeated(element, itemsize, fast, fast_stride * itemsize))
@@ -69,10 +80,45 @@ class Placed:
         self._owned = []
 
 
-def _is_dense(slow: Span, slow_stride: int, fast: Span, fast_stride: int) -> bool:
-    """Whether the box is one contiguous stretch of memory."""
-    one_run = fast.is_contiguous and (fast_stride == 1 or len(fast) == 1)
-    return one_run and slow.is_contiguous and (len(slow) == 1 or slow_stride == len(fast))
+def trusted(far: tuple[Axis, Axis], near: tuple[Axis, Axis], itemsize: int) -> list[tuple[Span, Span]]:
+    """How to cut a get of `far` into `near` (outer axis, inner axis): outer and inner positions of each piece.
+
+    MPICH 5.0.2 over ofi says that a get is over before the data are there, where it reads long stretches (or a single
+    one) that go into short ones: it then packs on the way. Such boxes are read in pieces that have gaps, in stretches
+    that are not long; at last in pieces that are one stretch on both sides.
+    """
+    (slow, _), (fast, _) = far
+    size, stretches = len(slow) * len(fast) * itemsize, stretch_count(*far)
+    is_packed = (stretches == 1 or size >= IOV_DENSITY * stretches) and size < IOV_DENSITY * stretch_count(*near)
+    if not is_packed or stretch_count(*near) == 1:
+        return [(Span.range(0, len(slow)), Span.range(0, len(fast)))]
+    line = len(fast) * itemsize
+    axis = 0 if len(fast) == 1 or (len(slow) > 1 and line < IOV_DENSITY) else 1
+    pieces = []
+    for part in _alternate(len(far[axis][0]), (IOV_DENSITY - 1) // (itemsize if axis else line)):
+        for outer, inner in trusted(_cut(far, axis, part), _cut(near, axis, part), itemsize):
+            pieces.append((outer, part.take(inner)) if axis else (part.take(outer), inner))
+    return pieces
+
+
+def _cut(box: tuple[Axis, Axis], axis: int, part: Span) -> tuple[Axis, Axis]:
+    """Some positions along one axis of a box."""
+    (slow, slow_stride), (fast, fast_stride) = box
+    return (slow if axis else slow.take(part), slow_stride), (fast.take(part) if axis else fast, fast_stride)
+
+
+def _alternate(count: int, longest: int) -> list[Span]:
+    """Positions 0…count − 1, two or more, in two parts of alternating blocks of at most `longest`."""
+    block = max(1, min(count // 4, longest))
+    first = Span((start, min(start + block, count)) for start in range(0, count, 2 * block))
+    return [first, Span.range(0, count) - first]
+
+
+def stretch_count(outer: Axis, inner: Axis) -> int:
+    """How many stretches of memory a box consists of."""
+    (slow, slow_stride), (fast, fast_stride) = outer, inner
+    in_line = len(fast.runs) if fast_stride == 1 else len(fast)
+    return len(slow.runs) if in_line == 1 and slow_stride == len(fast) else len(slow) * in_line
 
 
 def _repeated(datatype: MPI.Datatype, extent: int | None, positions: Span, stride: int) -> MPI.Datatype:

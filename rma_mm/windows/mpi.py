@@ -24,7 +24,7 @@ from rma_mm.windows.base import (
     view_on,
 )
 from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
-from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed
+from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed, trusted
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
@@ -90,6 +90,8 @@ class Call(NamedTuple):
     origin: list[Any]
     target: list[Any]
     words: int
+    messages: int
+    """1, or 0 for a further piece of what counts as one."""
 
 
 class MpiWindow:
@@ -221,10 +223,10 @@ class MpiWindow:
 
     # -- for transfers ----------------------------------------------------------------------------
 
-    def count(self, rank: int, words: int) -> None:
-        """Count one MPI call that moved `words` elements to or from `rank`."""
+    def count(self, rank: int, words: int, messages: int = 1) -> None:
+        """Count an MPI call that moved `words` elements to or from `rank`."""
         if rank != self._rank:
-            self.counters.add(words, 1, same_node=self._node_of[rank] == self._node_of[self._rank])
+            self.counters.add(words, messages, same_node=self._node_of[rank] == self._node_of[self._rank])
 
     def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
         """Make one MPI call, after the oldest one to the same target if too many are under way."""
@@ -239,7 +241,7 @@ class MpiWindow:
             request = self._win.Raccumulate(call.origin, rank, call.target, op)
             self._unflushed.add(rank)
         queue.append(request)
-        self.count(rank, call.words)
+        self.count(rank, call.words, call.messages)
         return request
 
     def _check(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
@@ -278,8 +280,9 @@ class MpiTransfer:
         self._pending: list[MPI.Request] = []
         self._is_closed = False
         self._calls = [
-            self._call(element, target.part(*there), here)
-            for there, here in _chunks(target, rows, cols, origin.itemsize, self._chunk_bytes())
+            self._call(element, target.part(*there), here, is_first=n == 0)
+            for piece in _chunks(target, rows, cols, origin.itemsize, self._chunk_bytes())
+            for n, (there, here) in enumerate(self._parted(*piece, target.strides))
         ]
 
     def _chunk_bytes(self) -> int:
@@ -320,10 +323,25 @@ class MpiTransfer:
             placed.free()
         self._placed = []
 
-    def _call(self, element: MPI.Datatype, target: Patch, here: tuple[Span, Span]) -> Call:
+    def _parted(self, there: Box, here: Box, strides: tuple[int, int]) -> list[tuple[Box, Box]]:
+        """A get in pieces that MPI may be trusted with (`datatypes.trusted`)."""
+        if self._op is not None:
+            return [(there, here)]
+        slow, fast = _axes(strides)
+        far, near = (
+            ((box[slow], step[slow]), (box[fast], step[fast]))
+            for box, step in ((there, strides), (here, strided_elements(self._origin)))
+        )
+        parts = [pair if slow == 0 else pair[::-1] for pair in trusted(far, near, self._origin.itemsize)]
+        return [
+            ((there[0].take(rows), there[1].take(cols)), (here[0].take(rows), here[1].take(cols)))
+            for rows, cols in parts
+        ]
+
+    def _call(self, element: MPI.Datatype, target: Patch, here: Box, is_first: bool) -> Call:
         """Both sides visit the elements along the target's closest axis first, so that they pair up."""
         itemsize = self._origin.itemsize
-        slow, fast = (0, 1) if target.strides[1] <= target.strides[0] else (1, 0)
+        slow, fast = _axes(target.strides)
         there = (target.rows, target.cols)
         strides = strided_elements(self._origin)
         far = Placed(element, itemsize, (there[slow], target.strides[slow]), (there[fast], target.strides[fast]))
@@ -336,10 +354,16 @@ class MpiTransfer:
             [memory, near.count, near.datatype],
             [target.offset + far.start, far.count, far.datatype],
             words,
+            int(is_first),
         )
 
 
 Box = tuple[Span, Span]
+
+
+def _axes(strides: tuple[int, int]) -> tuple[int, int]:
+    """The axes of a 2-D array, the one with the longer stride first."""
+    return (0, 1) if strides[1] <= strides[0] else (1, 0)
 
 
 def _chunks(target: Patch, rows: Span, cols: Span, itemsize: int, chunk_bytes: int) -> list[tuple[Box, Box]]:

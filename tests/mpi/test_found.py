@@ -169,3 +169,13 @@ def test_half_precision_summands_are_cast_in_counted_memory(comm):
         assert (C.to_numpy() == comm.size * n).all()
         assert plan.peak_bytes >= n * n * (2 + 4)
         assert "cast A" in plan.frames
+
+
+@parallel(ranks=(2, 3), env=("node", "nolocal"))
+@pytest.mark.parametrize("algorithm", ["row_parallel", "gather_gemm", "data_parallel", "column_parallel"])
+def test_a_rank_sends_out_of_the_array_that_it_gathers_into(comm, algorithm):
+    """Open MPI takes that for MPI_IN_PLACE in MPI_Ialltoallw: wrong parts, or an error in a status."""
+    x, y = np.arange(72.0).reshape(8, 9), np.arange(63.0).reshape(9, 7)
+    with Mesh((comm.size,), comm) as mesh:
+        C = rma_mm.matmul(x, y, mesh, layout="*,*", algorithm=algorithm)
+        assert (C.tile == x @ y).all()

@@ -62,6 +62,20 @@ def test_pushes_are_summed_on_each_node(comm):
         assert words == sum(own[rank] * n for rank in range(comm.size) for node in set(nodes) if node != nodes[rank])
 
 
+@parallel(ranks=(4,), env=("tcp", "cliques"))
+@pytest.mark.parametrize("grid", [(2, 2), (4, 1), (1, 4)])
+def test_large_tiles_cross_nodes(comm, grid):
+    """Tiles that are one stretch of memory, into the middle of a matrix, as they are gathered and multiplied."""
+    x, y = (np.arange(210.0 * 280).reshape(210, 280) % q for q in (97, 89))
+    with Mesh(grid, comm) as mesh:
+        A, B = DistMatrix.from_numpy(x, mesh, "P('i', 'j')"), DistMatrix.from_numpy(y.T, mesh, "P('j', 'i')")
+        for turn in range(5):
+            assert np.array_equal(A.to_numpy(), x), turn
+            assert np.array_equal(A.redistribute("P('j', None)").to_numpy(), x), turn
+            C = rma_mm.matmul(A, B, mesh, algorithm="stationary_c")
+            assert np.array_equal(C.to_numpy(), x @ y.T), turn
+
+
 @parallel(ranks=(2, 4), env=("cliques", "nolocal"))
 def test_a_busy_target_serves_while_it_multiplies(comm):
     """A get from a rank that is inside a multiply, which takes far longer than the transfer."""

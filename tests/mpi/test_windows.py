@@ -39,6 +39,13 @@ def test_conforms(comm: MPI.Intracomm, flavour: str, case: str) -> None:
     getattr(WindowConformance(), case)(MpiWorld(comm, flavour))
 
 
+@parallel(ranks=(2, 3), env=("tcp",))
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("flavour", ["shared", "created"])
+def test_conforms_over_tcp(comm: MPI.Intracomm, flavour: str, case: str) -> None:
+    getattr(WindowConformance(), case)(MpiWorld(comm, flavour))
+
+
 @parallel(ranks=(1, 3), env=NODES)
 def test_node_map(comm: MPI.Intracomm) -> None:
     nodes = node_map(comm)

@@ -188,7 +188,7 @@ def test_parse_dtype() -> None:
 def test_threads_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    cores = threads._cores()
+    cores = len(threads.cores())
     assert threads.threads_per_rank(1, None) == cores
     assert threads.threads_per_rank(10**6, None) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
