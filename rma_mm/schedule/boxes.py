@@ -16,6 +16,10 @@ from ..geometry.span import Region, Span
 from .ops import Copy, Multiply, Op, Ref, Scale, Slot, held
 from .row import OPERAND_DIMS, Problem, Row, side
 
+WIDTH = 1024
+"""Panel width where memory is not scarce."""
+WORTH = 2**20
+"""Words to and from memory from which on it is worth copying an operand together."""
 NARROW = 128
 """A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
 LONGEST = 2 * 10**10
@@ -72,13 +76,41 @@ class Boxes:
             self.is_direct(rank, owner, x, part) for x in "AB" for owner, part in self.found(rank, x, side(box, x))
         )
 
+    def loose(self, rank: int, box: Region) -> str:
+        """The operands in reach that are better copied together than multiplied in parts, where they lie.
+
+        Every part of k reads and writes C once more, every part of m reads B again, and every part of n A.
+        """
+        if not self.is_in_place or self.width < WIDTH:
+            return ""
+        faces = {x: side(box, x) for x in "ABC"}
+        spans = {
+            (x, dim): self.owner_spans(rank, x, faces[x], at) for x in "AB" for at, dim in enumerate(OPERAND_DIMS[x])
+        }
+
+        def parts(dim: int, copied: str) -> int:
+            found = [box[dim]]
+            for x in "AB":
+                found = refine(found, spans[x, dim]) if (x, dim) in spans and x not in copied else found
+            return len(fused(found, NARROW))
+
+        def words(copied: str) -> int:
+            m, n, k = (parts(dim, copied) for dim in range(3))
+            again = n * faces["A"].size + m * faces["B"].size + 2 * k * faces["C"].size
+            return again + 2 * sum(faces[x].size for x in copied)
+
+        cut = [x for x in "AB" if any(len(spans[x, dim]) > 1 for dim in OPERAND_DIMS[x])]
+        best = min(("", *cut, *(["AB"] if len(cut) == 2 else [])), key=words)
+        return best if words("") - words(best) >= WORTH else ""
+
     # -- panels and boxes -------------------------------------------------------------------------
 
     def panels(self, rank: int, box: Region, dim: int) -> list[Span]:
         """The walked dimension cut where owners change, fused where narrow, cut again where wide."""
         parts = [box[dim]]
+        loose = self.loose(rank, box)
         for x, dims in OPERAND_DIMS.items():
-            if dim in dims:
+            if dim in dims and x not in loose:
                 parts = refine(parts, self.owner_spans(rank, x, side(box, x), dims.index(dim)))
         panels: list[Span] = []
         for part in fused(parts, NARROW):
@@ -108,8 +140,9 @@ class Boxes:
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
         """The span of a dimension, cut by owner where each piece is wide and stays dense in C."""
         parts = [box[dim]]
+        loose = self.loose(rank, box)
         for x in "AB":
-            if dim in OPERAND_DIMS[x] and x not in self.row.grouped:
+            if dim in OPERAND_DIMS[x] and x not in self.row.grouped and x not in loose:
                 parts = refine(parts, self.owner_spans(rank, x, side(box, x), OPERAND_DIMS[x].index(dim)))
         dense = dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
         return parts if dense and min(map(len, parts)) >= NARROW else [box[dim]]

@@ -49,7 +49,7 @@ TASKS_PER_RANK = 8
 class Tuning:
     """Choices that change memory and speed but not the result."""
 
-    width: int = 1024
+    width: int = boxes.WIDTH
     """Indices along the walked dimension in one panel, where slots are needed."""
     depth: int = 2
     """How many panels ahead Copies are issued."""

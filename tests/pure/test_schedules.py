@@ -211,8 +211,9 @@ def test_words_of_stationary_c(name: str, grid: tuple[int, int], nodes: int, in_
 def assert_price_is_exact(row: Row, problem: Problem) -> None:
     outcome, price = words(row, problem), traffic(row, problem)
     if not (row.grouped and row.order == "rotated"):  # in a ring words come from a neighbour and not from their owner
-        assert price.between == outcome.words_between_nodes
-    assert price.between + price.within + price.in_place == sum(outcome.words)
+        assert price.between == pytest.approx(outcome.words_between_nodes)
+    if not problem.shares:  # what is shared is read in place by all but the rank that holds the frame
+        assert price.between + price.within + price.in_place == sum(outcome.words)
 
 
 @pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.order != "ticket"])
