@@ -148,7 +148,7 @@ class Mesh:
         from ..windows.progress import Progress, can_help
 
         is_needed = self.nodes > 1 or self.window_flavour != "shared"
-        threads = self.comm.allreduce(can_help(), op=MPI.LAND)
+        threads = all(self.comm.allgather(can_help()))
         if is_needed and not threads:
             self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
         heartbeat = None

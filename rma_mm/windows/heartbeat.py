@@ -15,12 +15,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from rma_mm.windows.waiting import wait
+
 BEAT = 5.0
 """Seconds between two beats."""
 PATIENCE = 20.0
 """Seconds of silence after which a rank counts as lost."""
 LOOK = 0.2
 """Seconds between two looks for beats."""
+TAG = 5
+"""Of beats."""
 STUCK = 3.0
 """Seconds that MPI_Abort may take before the process ends itself."""
 
@@ -49,7 +53,10 @@ class Heartbeat:
         self.when_lost = when_lost
         self._byte = np.zeros(1, np.uint8)
         self._rooms = {q: np.zeros(1, np.uint8) for q in self.listens}
-        self._waiting = {q: self._comm.Irecv(room, q) for q, room in self._rooms.items()}
+        self._waiting = {q: self._comm.Irecv(room, q, TAG) for q, room in self._rooms.items()}
+        self._got = dict.fromkeys(self.listens, 0)
+        """Beats received so far, by rank."""
+        self._sent: dict[int, int] = dict.fromkeys(self.heard_by, 0)
         self._sending: dict[int, MPI.Request] = {}
         self._heard: dict[int, float] = {}
         self._looked = self._told = 0.0
@@ -71,12 +78,14 @@ class Heartbeat:
         for q, request in self._waiting.items():
             if request.Test():
                 self._heard[q] = now
-                self._waiting[q] = self._comm.Irecv(self._rooms[q], q)
+                self._got[q] += 1
+                self._waiting[q] = self._comm.Irecv(self._rooms[q], q, TAG)
         if now - self._told >= BEAT:
             self._told = now
             for q in self.heard_by:
                 if q not in self._sending or self._sending[q].Test():
-                    self._sending[q] = self._comm.Isend(self._byte, q)
+                    self._sending[q] = self._comm.Isend(self._byte, q, TAG)
+                    self._sent[q] += 1
         for q, heard in self._heard.items():
             if now - heard > PATIENCE:
                 self.lose(q)
@@ -98,10 +107,17 @@ class Heartbeat:
         MPI.COMM_WORLD.Abort(1)
 
     def close(self) -> None:
-        """Free the communicator. Collective."""
-        for request in self._waiting.values():
+        """Free the communicator. Collective.
+
+        Every beat is received first: one that came later could be taken for a message of a communicator made later.
+        """
+        sent = self._comm.allgather(self._sent)
+        for q, request in self._waiting.items():
+            for _ in range(sent[q].get(self.rank, 0) - self._got[q]):
+                wait(request)
+                request = self._comm.Irecv(self._rooms[q], q, TAG)
             request.Cancel()
             request.Wait()
         for request in self._sending.values():
-            request.Wait()
+            wait(request)
         self._comm.Free()

@@ -110,7 +110,11 @@ def test_a_long_multiply_does_not_look_like_a_lost_host(comm):
         if comm.rank == 0:
             mesh.progress.during(lambda: time.sleep(4.5))
         mesh.progress.wait(comm.Ibarrier().Test)
-        assert comm.allreduce(1) == comm.size
+    for turn in range(20):  # no beat is left over that a later communicator could take for a message of its own
+        later = comm.Dup()
+        assert later.allreduce(turn) == turn * comm.size
+        assert not later.Iprobe()
+        later.Free()
 
 
 LOST = """

@@ -146,7 +146,7 @@ def test_pointless_combinations_are_not_made() -> None:
     """One rank has no second node."""
     body = launch.parallel()(lambda comm: None)
     kinds = body.pytestmark[0].args[1]  # type: ignore[attr-defined]
-    assert len(kinds) == len(launch.RANKS) * len(launch.ENVS) - 2
+    assert len(kinds) == len(launch.RANKS) * len(launch.VARIANTS) - 2
     assert launch.Kind(1, "cliques") not in kinds
 
 
