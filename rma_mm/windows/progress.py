@@ -43,7 +43,8 @@ def can_help() -> bool:
 class Progress:
     """One rank's events, seen to by whoever waits, and by a helper thread while the rank multiplies.
 
-    Used as a context around a product: the thread looks only inside it, and only while `is_working`.
+    Used as a context around a product: the thread looks for events only inside it, and gives MPI progress only while
+    `is_working`.
     """
 
     def __init__(self, comm: MPI.Intracomm, is_needed: bool, heartbeat: Heartbeat | None = None) -> None:
