@@ -9,6 +9,8 @@ COMMANDS = {
     "mpiexec -n P python -m bench.memory": "resident memory against plan.peak_bytes; growth over 5000 matmul calls",
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
     "python -m bench.hosts --bars": "several hosts on this machine (needs root): times and words between nodes",
+    "python -m bench.kernels": "generated kernels against OpenBLAS, NumPy and the core's peak, by type and shape",
+    "python -m bench.epilogue": "what bias, ReLU and GELU add to a product, fused and by NumPy passes",
     "python -m bench.imports": "seconds that importing the package takes",
 }
 

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "DistMatrix": ".runtime.matrix",
+    "Epilogue": ".kernels.epilogue",
     "Mesh": ".runtime.mesh",
     "Plan": ".runtime.plan",
     "list_algorithms": ".algorithms",
@@ -24,13 +25,14 @@ _PUBLIC = {
 
 if TYPE_CHECKING:
     from .algorithms import list_algorithms
+    from .kernels.epilogue import Epilogue
     from .runtime.matrix import DistMatrix
     from .runtime.mesh import Mesh
     from .runtime.plan import Plan
     from .runtime.product import matmul, plan
     from .runtime.transport import load
 
-__all__ = ["DistMatrix", "Mesh", "Plan", "__version__", "list_algorithms", "load", "matmul", "plan"]
+__all__ = ["DistMatrix", "Epilogue", "Mesh", "Plan", "__version__", "list_algorithms", "load", "matmul", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from rma_mm.errors import ClosedError, DtypeError, WindowError
 from rma_mm.geometry.span import EMPTY, Span
-from rma_mm.windows.base import ADDABLE, Counters, Patch, Window, can_accumulate
+from rma_mm.windows.base import ADDABLE, REDUCTIONS, Counters, Patch, Window, can_accumulate
 from tests.tiles import SPANS, Array, Tile, World, buffer, filled, settle
 
 
@@ -99,14 +99,13 @@ class WindowConformance:
             window.close()
 
     def case_accumulate_dtypes(self, world: World) -> None:
-        """Every element type that can be added adds right: numbers by sum, bool by logical or."""
-        for dtype in sorted(ADDABLE, key=str):
-            tile = Tile((4, 6), dtype)
+        """Every operation does on every element type that it has what NumPy's function for it does."""
+        for op, dtype in [(op, dtype) for op, (_, dtypes) in REDUCTIONS.items() for dtype in sorted(dtypes, key=str)]:
+            add, tile = REDUCTIONS[op][0], Tile((4, 6), dtype)
             window = filled(world, tile)
-            origin = np.zeros((4, 6), dtype)
-            origin[world.rank % 4] = 1
+            origin = tile.values(world.rank + 3)
             rows, cols = Span.range(0, 4), Span.cyclic(6, 2, 2, 0)
-            transfer = window.accumulate(0, tile.patch(rows, cols), origin, rows, cols)
+            transfer = window.accumulate(0, tile.patch(rows, cols), origin, rows, cols, op=op)
             transfer.start()
             transfer.wait()
             window.flush()
@@ -114,8 +113,8 @@ class WindowConformance:
             if world.rank == 0:
                 wanted = tile.values(0)
                 for rank in range(world.size):
-                    wanted[rank % 4, cols.indices] += dtype.type(1)
-                np.testing.assert_array_equal(tile.local(world, window), wanted, err_msg=str(dtype))
+                    wanted[:, cols.indices] = add(wanted, tile.values(rank + 3))[:, cols.indices]
+                np.testing.assert_array_equal(tile.local(world, window), wanted, err_msg=f"{op} {dtype}")
             transfer.close()
             window.close()
 
@@ -141,6 +140,11 @@ class WindowConformance:
         assert not can_accumulate(np.float16)
         with pytest.raises(DtypeError, match="float16"):
             window.accumulate(0, tile.patch(rows, cols), origin, rows, cols)
+        part = Span.range(0, 2), Span.range(0, 2)
+        with pytest.raises(DtypeError, match="MIN"):  # NaN would be lost
+            window.accumulate(0, tile.patch(*part), np.ones((2, 2), np.float32), *part, op="MIN")
+        with pytest.raises(WindowError, match="SUM, MIN, MAX, LOR"):
+            window.accumulate(0, tile.patch(rows, cols), origin, rows, cols, op="XOR")
         with pytest.raises(WindowError, match="do not match"):
             window.get(0, tile.patch(rows, cols), origin, rows, Span.range(0, 5))
         with pytest.raises(WindowError, match="leave the origin"):

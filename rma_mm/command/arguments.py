@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rma_mm.errors import OptionError, RmaError
+from rma_mm.kernels.activations import ACTIVATIONS
 from rma_mm.kernels.dtypes import parse_dtype
+from rma_mm.kernels.epilogue import SIDES
+from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
 
 PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)
@@ -29,6 +32,7 @@ class Options:
     """(M, N, K) of generated matrices."""
     dtype: str | None
     compute_dtype: str | None
+    semiring: str
     mesh: tuple[int, ...] | None
     algorithm: str
     layout_a: str | None
@@ -38,6 +42,11 @@ class Options:
     transpose_b: bool
     alpha: complex
     beta: complex
+    bias: str | None
+    """A vector in a .npy file."""
+    bias_per: str | None
+    activation: str | None
+    result_dtype: str | None
     c: str | None
     memory_limit: int | None
     """Bytes."""
@@ -78,6 +87,9 @@ def parse(argv: Sequence[str]) -> Options:
         )
     if options.files and shape:
         raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
+    if (options.bias is None) != (options.bias_per is None):
+        fix = "say --bias-per column or --bias-per row" if options.bias else "name a file with --bias, or leave it out"
+        raise OptionError(f"--bias: got {options.bias} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
     return options
@@ -149,11 +161,16 @@ def _add_problem(add: Any) -> None:
     add("--shape", type=_shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048)")
     add("--dtype", type=_dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
     add("--compute-dtype", type=_dtype, metavar="T", help="element type of the result, when not NumPy's choice")
+    add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
     add("--transpose-a", action="store_true", help="op(A) is A transposed")
     add("--transpose-b", action="store_true", help="op(B) is B transposed")
     add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
     add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
     add("--c", metavar="C0.npy", help="the matrix that beta scales")
+    add("--bias", metavar="b.npy", help="a vector that is added to C; needs --bias-per")
+    add("--bias-per", choices=SIDES, help="whether it holds one value for each column of C, or for each row")
+    add("--activation", choices=list(ACTIVATIONS), help="applied to C in the end; gelu is the exact form, with erf")
+    add("--result-dtype", type=_dtype, metavar="T", help="element type that C is stored in, rounded once")
     add("--seed", type=_count(0), default=0, metavar="S", help="of generated matrices (0)")
 
 

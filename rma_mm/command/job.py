@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rma_mm.command.arguments import DEFAULT_DTYPE, Options
+from rma_mm.command.bias import read_bias
 from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json, write_whole
 from rma_mm.command.signals import Interruption
@@ -19,6 +20,8 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.kernels.elementwise import check_cast
+from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import set_threads
 from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.agreement import agree_error
@@ -90,7 +93,7 @@ class Job:
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
         self.is_running = True
         seconds = self._execute(plan, a, b, c, before)
-        verdict = self._verify(a, b, c, before) if o.is_checked else None
+        verdict = self._verify(plan, a, b, c, before) if o.is_checked else None
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
         code = DONE if verdict is None or verdict.ok else WRONG
         if code == DONE:
@@ -154,7 +157,17 @@ class Job:
             memory_limit=o.memory_limit,
             compute_dtype=o.compute_dtype,
             kernel=o.kernel,
+            semiring=o.semiring,
+            epilogue=self._epilogue(),
         )
+
+    def _epilogue(self) -> Epilogue | None:
+        """What is to become of C once it is summed. Raises FileFormatError on every rank."""
+        o = self.options
+        bias = None if o.bias is None else read_bias(self.comm, o.bias, o.dtype)
+        if bias is None and o.activation is None and o.result_dtype is None:
+            return None
+        return Epilogue(bias, o.bias_per, o.activation, o.result_dtype)
 
     def _layout(self, name: str, mesh: Mesh) -> Layout | None:
         """The placement that the command line names for an operand. Raises LayoutError, saying for which."""
@@ -250,10 +263,16 @@ class Job:
         slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
         return [float(second) for second in slowest]
 
-    def _verify(self, a: DistMatrix, b: DistMatrix, c: DistMatrix, before: DistMatrix | None) -> Verdict:
+    def _verify(
+        self, plan: Plan, a: DistMatrix, b: DistMatrix, c: DistMatrix, before: DistMatrix | None
+    ) -> Verdict:
         o = self.options
         left, right = a.T if o.transpose_a else a, b.T if o.transpose_b else b
-        return verify(left, right, c, alpha=o.alpha, beta=o.beta, before=before, seed=o.seed)
+        semiring = SEMIRINGS[o.semiring]
+        return verify(
+            left, right, c, alpha=o.alpha, beta=o.beta, before=before, seed=o.seed, semiring=semiring,
+            epilogue=plan.options.epilogue, product=plan.given.product_dtype,
+        )  # fmt: skip
 
     def _write(self, c: DistMatrix) -> None:
         """Write the result under its final name. Raises FileFormatError on every rank."""

@@ -17,6 +17,7 @@ import numpy as np
 from rma_mm.errors import FileFormatError
 from rma_mm.kernels import bind
 from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
+from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.kernels.speed import calls_a_second
 from rma_mm.kernels.threads import get_threads, set_threads
 from rma_mm.runtime.footprint import merged
@@ -57,9 +58,11 @@ class Facts:
         ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
         checked = "not asked for"
         if j["verified"] is not None:
-            checked = "right" + (f", at {j['residual']:.2g} of the rounding allowed" if j["residual"] else "")
+            some = f", {j['verified_rows']} of {m} rows computed again" if j["verified_rows"] is not None else ""
+            checked = f"right{some}" + (f", at {j['residual']:.2g} of the rounding allowed" if j["residual"] else "")
         rows = [
-            ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) in {j['dtype']}"),
+            ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {SEMIRINGS[j['semiring']].note}in {j['dtype']}"),
+            *([("epilogue", j["epilogue"])] if j["epilogue"] else []),
             ("ranks", f"{ranks}, {j['threads']} thread{'s' * (j['threads'] > 1)} each"),
             ("algorithm", f"{j['algorithm']}: {self.why}" + ("" if j["reproducible"] else "; sums in no fixed order")),
             *((name, f"{j['layouts'][name]}, {j['movement'][name]}") for name in "ABC"),
@@ -91,10 +94,12 @@ def gather_facts(
     if kernel not in ("auto", plan.kernel):
         noted.append(f"kernel {plan.kernel}, since {kernel} is not to be had")
     m, n, k = shape
-    flops = (8 if plan.c_dtype.kind == "c" else 2) * m * n * k
+    flops = (8 if plan.given.product_dtype.kind == "c" else 2) * m * n * k
     report = {
         "shape": [m, n, k],
         "dtype": plan.c_dtype.name,
+        "semiring": plan.given.semiring.name,
+        "epilogue": plan.epilogue,
         "ranks": mesh.size,
         "nodes": mesh.nodes,
         "mesh": list(mesh.shape.shape),
@@ -118,8 +123,9 @@ def gather_facts(
         "reproducible": plan.reproducible,
         "verified": None if verdict is None else verdict.ok,
         "residual": None if verdict is None else verdict.residual,
+        "verified_rows": None if verdict is None else verdict.rows,
     }
-    rate = blas_rate(mesh, shape, plan.c_dtype) if measure_blas else None
+    rate = blas_rate(mesh, shape, plan.given.summed) if measure_blas and plan.given.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
 
 

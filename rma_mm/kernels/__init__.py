@@ -1,51 +1,46 @@
 """Local products: c = alpha · op(a) @ op(b) + beta · c on arrays of one process.
 
 `bind` prepares a product once, to be called many times. `KERNELS` holds the ways to do it: "blas" for the four
-BLAS types and what is cast into them, "numba" and "numpy" for every supported type.
+BLAS types and what is cast into them, "numba" and "numpy" for every supported type. `SEMIRING_KERNELS` holds those
+that take something else in place of + and ×.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import AlgorithmError
-from rma_mm.kernels.blas import bind_blas, check_type, fits, library, plan_blas
-from rma_mm.kernels.compiled import bind_numba, plan_numba
+from rma_mm.kernels.blas import bind_blas, plan_blas
+from rma_mm.kernels.choice import COMPILE_FROM, choose_kernel
 from rma_mm.kernels.elementwise import scale
-from rma_mm.kernels.plain import bind_numpy, plan_numpy
+from rma_mm.kernels.epilogue import Closing, blocks, in_turn
+from rma_mm.kernels.plain import bind_numpy, bind_terms, plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, Operands, Product, checked
+from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
 
 __all__ = ["COMPILE_FROM", "KERNELS", "Product", "bind", "choose_kernel", "scratch_bytes"]
+
+
+
+def bind_numba(problem: Operands) -> Product:
+    """The product by generated code. Raises: AlgorithmError where Numba cannot be imported."""
+    try:
+        from rma_mm.kernels.gemm.product import bind_numba as bind_generated
+    except ImportError as error:
+        raise AlgorithmError(f"kernel 'numba' needs Numba, which cannot be imported ({error}); use 'numpy'") from None
+    return bind_generated(problem)
+
 
 KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}
 """The ways to do a local product, by name."""
 
-COMPILE_FROM = 2**27
-"""m·n·k from which compiling (most of a second) is won back where no BLAS fits."""
-
-
-def choose_kernel(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
-    """The kernel that serves a product of result type `dtype` when `kernel`, or "auto", was asked for.
-
-    A product that is done in pieces is judged by its whole size. Raises: AlgorithmError for a name that is unknown
-    or cannot be served here, DtypeError for a kernel that does not multiply this type.
-    """
-    if kernel not in ("auto", *KERNELS):
-        raise AlgorithmError(f"kernel {kernel!r} is unknown; use one of {', '.join(['auto', *KERNELS])}")
-    compiles = find_spec("numba") is not None
-    if kernel == "numba" and not compiles:
-        raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
-    if kernel == "blas":
-        check_type(dtype)
-    if kernel == "blas" or (kernel == "auto" and fits(dtype)):
-        return "blas" if library() is not None else "numpy"
-    if kernel == "auto":
-        return "numba" if compiles and m * n * k >= COMPILE_FROM else "numpy"
-    return kernel
+SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}
+"""The ways to do one by other operations than + and ×, by name."""
 
 
 def bind(
@@ -57,29 +52,59 @@ def bind(
     conj_a: bool = False,
     conj_b: bool = False,
     kernel: str = "auto",
+    semiring: Semiring = PLUS_TIMES,
+    closing: Closing | None = None,
 ) -> Product:
     """Prepare c = alpha · op(a) @ op(b) + beta · c; calling the result does it, without holding the GIL.
 
     a: (m, k), b: (k, n), c: (m, n), any strides; a and b are cast to the type of c, and op conjugates a complex
     operand if asked. beta = 0 never reads c, alpha = 0 reads neither a nor b (BLAS's rules). The arrays must not
-    overlap c. `.kernel` of the result says which kernel was taken.
+    overlap c. `.kernel` of the result says which kernel was taken. `semiring` says what is done in place of + and ×;
+    alpha is then 1, and beta 0 or 1. `closing` is done to c in the end.
 
     Raises: ShapeError; DtypeError for types without a rule, a scalar that c cannot hold, or a kernel that does not
-    multiply this type; AlgorithmError for an unknown kernel; ValueError for a read-only c.
+    multiply this type; OptionError for what a semiring does not have; AlgorithmError for an unknown kernel; ValueError
+    for a read-only c.
     """
-    problem = checked(a, b, c, alpha, beta, conj_a, conj_b)
+    problem = checked(a, b, c, alpha, beta, conj_a, conj_b, semiring)
     m, n, k = problem.sizes
-    name = choose_kernel(kernel, c.dtype, m, n, k)
+    name = choose_kernel(kernel, c.dtype, m, n, k, semiring, a.dtype if a.dtype == b.dtype else None)
+    if closing is not None:
+        return _closed(problem, name, kernel == name, closing)
+    return _unclosed(problem, name, sure=kernel == name)
+
+
+def _unclosed(problem: Operands, name: str, sure: bool) -> Product:
+    """The product, or the scaling that is left of it where nothing is multiplied."""
+    m, n, k = problem.sizes
+    c, semiring = problem.c, problem.semiring
     if m and n and k and problem.alpha != 0:
-        return _bound(problem, name, sure=kernel == name)
-    only_scale = Product(scale, c, problem.beta)
+        return _bound(problem, name, sure)
+    nothing = semiring.identity(c.dtype)
+    only_scale = Product(c.fill, nothing) if problem.beta == 0 else Product(scale, c, problem.beta)
     only_scale.kernel = name
     only_scale.keep = (problem,)
     return only_scale
 
 
+def _closed(problem: Operands, name: str, sure: bool, closing: Closing) -> Product:
+    """The product in blocks of c, each of them closed while it is in the cache."""
+    steps: list[Callable[[], None]] = []
+    for rows, cols in blocks(problem.c):
+        c = problem.c[rows, cols]
+        block = replace(problem, a=problem.a[rows], b=problem.b[:, cols], c=c)
+        product = _unclosed(block, name, sure)
+        steps += [product, closing.part(rows, cols).bound(c)]
+    whole = Product(in_turn, steps)
+    whole.kernel = product.kernel if steps else name
+    whole.keep = (problem,)
+    return whole
+
+
 def _bound(problem: Operands, name: str, sure: bool) -> Product:
     """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
+    if not problem.semiring.is_arithmetic:
+        return SEMIRING_KERNELS[name](problem)
     try:
         return KERNELS[name](problem)
     except AlgorithmError:
@@ -97,6 +122,7 @@ def scratch_bytes(
     c_dtype: np.dtype[Any],
     kernel: str = "auto",
     conj: bool = True,
+    semiring: Semiring = PLUS_TIMES,
 ) -> int:
     """Upper bound of the temporary memory of one bound product with unit strides, in bytes.
 
@@ -105,10 +131,14 @@ def scratch_bytes(
     """
     if not (m and n and k):
         return 0
-    name = choose_kernel(kernel, c_dtype, m, n, k)
+    name = choose_kernel(kernel, c_dtype, m, n, k, semiring, a_dtype if a_dtype == b_dtype else None)
     if name == "blas":
         blocking = plan_blas(a_dtype, b_dtype, c_dtype)
         return 0 if blocking is None else blocking.scratch_bytes(m, n, k)
     if name == "numba":
-        return plan_numba(c_dtype).scratch_bytes(m, n, k)
+        from rma_mm.kernels.gemm.product import scratch_of
+
+        return scratch_of(semiring.name, m, n, k, a_dtype, b_dtype, c_dtype)
+    if not semiring.is_arithmetic:
+        return terms_bytes(m, n, k, a_dtype, b_dtype, c_dtype)
     return plan_numpy(a_dtype, b_dtype, c_dtype, conj, conj).scratch_bytes(m, n, k)

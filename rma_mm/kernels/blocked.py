@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isqrt
 from typing import Any
 
@@ -46,6 +47,11 @@ class Blocking:
     """Whether a block of c is summed apart from c."""
     spare: bool
     """Whether the kernel or the closing addition needs a second block of c."""
+
+    def types(self, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
+        """The types of the blocks of operands and result of these types."""
+        is_moved = (self.pack_a, self.pack_b, self.accumulate)
+        return tuple(self.working if moved else x for x, moved in zip((a, b, c), is_moved, strict=True))
 
     def block(self, m: int, n: int, k: int) -> tuple[int, int, int]:
         """Rows, columns and depth of one block; no panel exceeds `PANEL_BYTES`."""
@@ -125,11 +131,13 @@ def _block_of_c(
         step((a, b, target), (factor, keep), (conj_a, conj_b), panels[3])
         keep = 1
     if blocking.accumulate:
-        _close(target, c, alpha, beta, panels[3])
+        _close(problem.semiring.add, target, c, alpha, beta, panels[3])
 
 
-def _close(total: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, spare: NDArray[Any]) -> None:
-    """Set c = alpha · total + beta · c, computed in the type of `total` and rounded once."""
+def _close(
+    add: np.ufunc, total: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, spare: NDArray[Any]
+) -> None:
+    """Set c = alpha · total + beta · c (or another sum), computed in the type of `total` and rounded once."""
     if alpha != 1:
         np.multiply(total, alpha, out=total)
     if beta != 0:
@@ -137,7 +145,7 @@ def _close(total: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, spare: N
         np.copyto(old, c, casting="unsafe")
         if beta != 1:
             np.multiply(old, beta, out=old)
-        np.add(total, old, out=total)
+        add(total, old, out=total)
     np.copyto(c, total, casting="unsafe")
 
 
@@ -159,24 +167,26 @@ def _slices(extent: int, width: int) -> Iterator[slice]:
     return (slice(start, min(start + width, extent)) for start in range(0, extent, width))
 
 
-class _Scratch(threading.local):
-    """This thread's buffer; it grows to the largest product seen and stays."""
+class Scratch(threading.local):
+    """A buffer of this thread's; it grows to the largest product seen and stays."""
 
     buffer: NDArray[np.uint8] = np.empty(0, np.uint8)
 
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """`size` bytes that begin at a cache line; the same ones each time."""
+        needed = size + _ALIGN
+        if self.buffer.size < needed:
+            self.buffer = Scratch.buffer  # let the old one go first
+            self.buffer = np.empty(needed, np.uint8)
+        start = -self.buffer.ctypes.data % _ALIGN
+        return self.buffer[start : start + size]
 
-_scratch = _Scratch()
+
+_scratch = Scratch()
 
 
 def _carve(pieces: tuple[int, ...], working: np.dtype[Any]) -> list[NDArray[Any]]:
     """Arrays of the working type, `pieces` bytes each, side by side in this thread's buffer."""
-    needed = sum(pieces) + _ALIGN
-    if _scratch.buffer.size < needed:
-        _scratch.buffer = _Scratch.buffer  # let the old one go first
-        _scratch.buffer = np.empty(needed, np.uint8)
-    start = -_scratch.buffer.ctypes.data % _ALIGN
-    arrays: list[NDArray[Any]] = []
-    for size in pieces:
-        arrays.append(_scratch.buffer[start : start + size].view(working))
-        start += size
-    return arrays
+    whole = _scratch.take(sum(pieces))
+    ends = list(accumulate(pieces))
+    return [whole[end - size : end].view(working) for size, end in zip(pieces, ends, strict=True)]

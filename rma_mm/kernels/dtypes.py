@@ -101,9 +101,14 @@ def _widened(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any]) -> np.d
     )
 
 
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a float of 16 bits."""
+    return dtype in _HALF
+
+
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type in which a product of result type `dtype` is summed: float32 for the 16-bit floats, else itself."""
-    return np.dtype(np.float32) if dtype in _HALF else dtype
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def rank(dtype: np.dtype[Any]) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import ShapeError
 from rma_mm.kernels.dtypes import check_dtype
 from rma_mm.kernels.elementwise import check_cast, scalar
+from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, check_semiring
 
 
 class Product(partial[None]):
@@ -43,6 +44,8 @@ class Operands:
     """Whether op conjugates a; False for real types."""
     conj_b: bool
     """Whether op conjugates b; False for real types."""
+    semiring: Semiring = PLUS_TIMES
+    """What is done in place of + and ×; where that is something else, alpha is 1 and beta 0 or 1."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -55,9 +58,10 @@ Binder = Callable[[Operands], Product]
 
 
 def checked(
-    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool
-) -> Operands:
-    """The operands of one product. Raises: ShapeError, DtypeError, ValueError for a read-only `c`."""
+    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
+    semiring: Semiring = PLUS_TIMES,
+) -> Operands:  # fmt: skip
+    """The operands of one product. Raises: ShapeError, DtypeError, OptionError, ValueError for a read-only `c`."""
     fits = a.ndim == b.ndim == c.ndim == 2 and a.shape[1] == b.shape[0] and c.shape == (a.shape[0], b.shape[1])
     if not fits:
         raise ShapeError(
@@ -66,6 +70,7 @@ def checked(
     check_dtype(c.dtype, "c's dtype")
     check_cast(a.dtype, c.dtype, "a", "c")
     check_cast(b.dtype, c.dtype, "b", "c")
+    check_semiring(semiring, c.dtype, alpha, beta, conj_a or conj_b)
     if not c.flags.writeable:
         raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
     return Operands(
@@ -76,4 +81,5 @@ def checked(
         scalar(beta, c.dtype, "beta"),
         conj_a and a.dtype.kind == "c",
         conj_b and b.dtype.kind == "c",
+        semiring,
     )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import bind
 from .threads import get_threads, set_threads
 
 SIZE, SECONDS, TIMES = 384, 0.03, 5
@@ -16,6 +15,8 @@ SIZE, SECONDS, TIMES = 384, 0.03, 5
 
 def multiplies_a_second(threads: int) -> float:
     """Products of float32 squares a second, with so many BLAS threads."""
+    from . import bind
+
     before = get_threads()
     set_threads(threads)
     a, b, c = (np.ones((SIZE, SIZE), np.float32) for _ in range(3))

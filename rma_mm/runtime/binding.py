@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from keyword import iskeyword
 from typing import Any
 
 from ..geometry.span import Region
 from ..kernels import bind
-from ..kernels.elementwise import cast, scale
+from ..kernels.elementwise import cast
+from ..kernels.epilogue import Epilogue
 from ..schedule.ops import (
     Accumulate,
     Await,
@@ -31,9 +32,11 @@ from ..schedule.ops import (
 )
 from ..windows import Counters, Transfer
 from ..windows.channel import Channel
+from .closing import Closings
 from .mesh import Mesh
 from .places import Places, name_of, slots
 from .shared import Fetch, Shared
+from .sums import Sums
 from .together import bind_group
 from .tracing import Move, Trace, TracedTransfer, op_noted, transfer_noted
 
@@ -49,6 +52,8 @@ class Scalars:
     conj_a: bool = False
     conj_b: bool = False
     kernel: str = "auto"
+    sums: Sums = field(default_factory=Sums)
+    epilogue: Epilogue | None = None
 
 
 @dataclass
@@ -72,6 +77,10 @@ class Setup:
     total_work: float = 0.0
     trace: Trace | None = None
     """Where to note what is done when."""
+    closings: Closings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.closings = Closings(self.places, self.scalars.epilogue, self.scalars.kernel)
 
 
 class Binding:
@@ -88,6 +97,7 @@ class Binding:
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(ops)
+        self.closed = setup.closings.by_products(ops)
         for op in ops:
             name = type(op).__name__.lower()
             getattr(self, name + "_" * iskeyword(name))(op)
@@ -135,10 +145,15 @@ class Binding:
         origin = self.places.whole(local, summing=False)
         block, flipped = self.places.block(remote.buffer, summing=add)
         assert block is not None
+        sums = self.scalars.sums
+        if add and sums.are_keys(remote, origin.dtype):
+            origin = sums.keys_of(origin)
         if flipped:
             where, here, origin = where.T, here.T, origin.T
-        move = block.window.accumulate if add else block.window.get
-        return move(remote.rank, block.patch(remote.rank, where), origin, *here)
+        target, (rows, cols) = block.patch(remote.rank, where), here
+        if add:
+            return block.window.accumulate(remote.rank, target, origin, rows, cols, sums.reduction(remote))
+        return block.window.get(remote.rank, target, origin, rows, cols)
 
     def accumulate(self, op: Accumulate) -> None:
         """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
@@ -147,12 +162,15 @@ class Binding:
         assert isinstance(op.dst.buffer, str)
         block, _ = self.places.block(op.dst.buffer, summing=True)
         assert block is not None
-        if isinstance(op.src.buffer, Slot) or self.places.whole(op.src, False).dtype == block.dtype:
+        source, sums = self.places.whole(op.src, False), self.scalars.sums
+        if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
+            if sums.are_keys(op.dst, source.dtype):
+                self.act(sums.turned(self.places.box(op.src)), op)
             self.begin(self.noted(self.transfer(op.dst, op.src, add=True), op), key)
             return
         schedule = self.places.schedule
         where = schedule.holds(op.src).locate(op.src.region)
-        source, copied = self.places.whole(op.src, False), self.places.cast_area(op.src, block.dtype)
+        copied = self.places.cast_area(op.src, block.dtype)
         target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
         self.act(lambda: cast(source[where.selector()], copied), op)
         transfer = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
@@ -160,7 +178,8 @@ class Binding:
 
     def together(self, op: Broadcast | Shift | Reduce) -> None:
         """What a group moves."""
-        for part, bound in enumerate(bind_group(op, self.places, self.channel, self.setup.sums)):
+        parts = bind_group(op, self.places, self.channel, self.setup.sums, self.scalars.sums)
+        for part, bound in enumerate(parts):
             self.wait(bound.after)
             self.begin(self.noted(bound.transfer, op, part), *bound.during)
 
@@ -213,7 +232,8 @@ class Binding:
                 self.viewed.add(array.size, 0, same_node=nodes[ref.rank] == nodes[self.rank])
         s = self.scalars
         beta = 0 if op.first else s.beta if id(op) in self.fused else 1
-        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel)
+        closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
+        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing)
         work = float(a.shape[0]) * a.shape[1] * b.shape[1]
         self.setup.total_work += work
         helper, done = self.setup.mesh.progress, self.setup.done
@@ -237,28 +257,25 @@ class Binding:
         return fused
 
     def scale(self, op: Scale) -> None:
-        """Open a region: zero, or beta times what C holds."""
+        """Open a region: with nothing in it, or beta times what C holds."""
         self.wait(f"read {name}" for name in slots([op.c]))
         if id(op) in self.fused:
             return
         c = self.places.array(op.c, summing=True)
-        beta = self.scalars.beta if op.keep else 0
-        if self.places.memory.shadow is None or not op.keep:
-            self.act(lambda: scale(c, beta), op)
-            return
-        old = self.places.result_part(op.c.region)
-
-        def load() -> None:
-            cast(old, c)
-            scale(c, beta)
-
-        self.act(load, op)
+        beta, sums = self.scalars.beta if op.keep else 0, self.scalars.sums
+        is_elsewhere = op.keep and self.places.memory.shadow is not None
+        old = self.places.result_part(op.c.region) if is_elsewhere else None
+        self.act(partial(sums.open, c, old, beta, sums.are_keys(op.c, c.dtype)), op)
 
     def finish(self, op: Finish) -> None:
-        """Close a region: round C's accumulator into C, where they are not the same."""
-        if self.places.memory.shadow is not None:
-            c, result = self.places.array(op.c, summing=True), self.places.result_part(op.c.region)
-            self.act(lambda: cast(c, result), op)
+        """Close a region, unless the products that completed it have: its epilogue, and rounding into C."""
+        if id(op) in self.closed:
+            return
+        c, sums = self.places.array(op.c, summing=True), self.scalars.sums
+        if sums.are_keys(op.c, c.dtype):
+            self.act(partial(sums.close, c), op)
+        if self.setup.closings.needed:
+            self.act(self.setup.closings.call(op.c), op)
 
     def barrier(self, op: Barrier) -> None:
         """All ranks meet."""

@@ -10,7 +10,9 @@ import numpy as np
 
 from ..geometry.layout import Layout
 from ..kernels import choose_kernel, scratch_bytes
-from ..kernels.dtypes import accumulator
+from ..kernels.dtypes import accumulator, parse_dtype, result_dtype
+from ..kernels.epilogue import Epilogue
+from ..kernels.semiring import PLUS_TIMES, Semiring, find_semiring
 from ..schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift, expand
 from ..schedule.passes import frame_sizes, kind_of
 from .mesh import Mesh
@@ -42,6 +44,8 @@ class Options:
     compute_dtype: str | None = None
     deterministic: bool = False
     kernel: str = "auto"
+    semiring: str = PLUS_TIMES.name
+    epilogue: Epilogue | None = None
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
 
@@ -62,16 +66,44 @@ class Operands:
         return (*self.c.shape, rows if self.options.transpose_a else cols)
 
     @property
+    def product_dtype(self) -> np.dtype[Any]:
+        """The element type of the product; an epilogue may store C in another. Raises DtypeError."""
+        compute = self.options.compute_dtype
+        return result_dtype(self.a.dtype, self.b.dtype, parse_dtype(compute) if compute else None)
+
+    @property
+    def summed(self) -> np.dtype[Any]:
+        """The element type in which C is summed."""
+        return accumulator(self.product_dtype)
+
+    @property
+    def semiring(self) -> Semiring:
+        """What is done in place of + and ×."""
+        return find_semiring(self.options.semiring)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
+        return self.options.deterministic and not self.semiring.in_any_order
+
+    @property
     def kernel(self) -> str:
         """The local kernel; chosen for the whole product, so that small pieces do not choose another."""
         m, n, k = self.shape
-        return choose_kernel(self.options.kernel, accumulator(self.c.dtype), m, n, k)
+        return choose_kernel(self.options.kernel, self.summed, m, n, k, self.semiring, self.operand_dtype)
+
+    @property
+    def operand_dtype(self) -> np.dtype[Any] | None:
+        """The element type of both operands, where they have one."""
+        return self.a.dtype if self.a.dtype == self.b.dtype else None
 
     def dtype(self, buffer: str) -> np.dtype[Any]:
         """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
-        operand = {"A": self.a, "B": self.b, "C": self.c}[buffer[0]]
+        if buffer[0] == "C":
+            return self.summed
+        operand = self.a if buffer[0] == "A" else self.b
         is_summed = buffer.endswith(STAGE) and operand.layout is not None and bool(operand.layout.partial)
-        return accumulator(operand.dtype) if buffer[0] == "C" or is_summed else operand.dtype
+        return accumulator(operand.dtype) if is_summed else operand.dtype
 
 
 def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[Any]:
@@ -88,8 +120,11 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
     for name in schedule.homes:
         itemsize = c_dtype.itemsize if name == "C" else operands.dtype(name).itemsize
         total += schedule.home(name, mesh.rank).size * itemsize
-    if accumulator(c_dtype) != c_dtype:
-        total += schedule.home("C", mesh.rank).size * accumulator(c_dtype).itemsize
+    c = schedule.home("C", mesh.rank)
+    if operands.summed != c_dtype:
+        total += c.size * operands.summed.itemsize
+    if operands.options.epilogue is not None:
+        total += operands.options.epilogue.scratch_bytes((len(c[0]), len(c[1])), operands.summed)
     for name in [name for name in schedule.homes if name.endswith(STAGE)]:
         if operands.dtype(name) != operands.dtype(name[0]):  # summands are cast before they are added up
             total += schedule.home(name[0], mesh.rank).size * operands.dtype(name).itemsize
@@ -104,9 +139,10 @@ def _kernel_bytes(op: Op, operands: Operands) -> int:
     if not isinstance(op, Multiply):
         return 0
     (m, k), (_, n) = op.a.region.shape, op.b.region.shape
-    dtypes = (operands.a.dtype, operands.b.dtype, accumulator(operands.c.dtype))
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
     options = operands.options
-    return scratch_bytes(m, n, k, *dtypes, operands.kernel, options.conjugate_a or options.conjugate_b)
+    conjugates = options.conjugate_a or options.conjugate_b
+    return scratch_bytes(m, n, k, *dtypes, operands.kernel, conjugates, operands.semiring)
 
 
 def all_ops(schedule: Schedule, mesh: Mesh) -> list[Op]:

@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
-from ..kernels.dtypes import accumulator
 from ..kernels.threads import get_threads, set_threads
 from ..policy.picture import drawn
 from ..policy.picture_html import page
 from ..policy.planner import Candidate, adds_in_any_order
-from ..policy.report import explain, frontier_table, words_line, written
+from ..policy.report import frontier_table
 from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
-from ..schedule.verify import verify
 from ..windows import Counters, Window
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
@@ -30,6 +28,8 @@ from .matrix import DistMatrix, allocated, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
 from .shared import Shared
+from .sums import Sums
+from .telling import explanation, summary
 from .tracing import Trace
 
 BOUND = 8
@@ -122,7 +122,7 @@ class Plan:
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
         free = adds_in_any_order(self.mesh.shape, self.chosen.layouts or ())
-        return self.is_ordered and not free
+        return self.given.semiring.in_any_order or (self.is_ordered and not free)
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -135,6 +135,12 @@ class Plan:
         return self.given.kernel
 
     @property
+    def epilogue(self) -> str | None:
+        """What becomes of each element of C once it is summed, in words; None for nothing."""
+        asked = self.options.epilogue
+        return None if asked is None else asked.words(self.c_dtype, self.given.summed)
+
+    @property
     def movement(self) -> dict[str, str]:
         """How A, B and C move on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
         return movement(self.schedule, self.mesh)
@@ -144,20 +150,7 @@ class Plan:
 
         The whole schedule, all ranks', is verified on the way.
         """
-        report = verify(self.schedule)
-        itemsize = max(x.dtype.itemsize for x in self.operands.values())
-        limit = self.options.memory_limit
-        shapes = {name: x.shape for name, x in self.operands.items()}
-        lines = [
-            str(self),
-            f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
-            words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
-            "",
-            written(self.layouts, self.mesh.shape, shapes),
-            "",
-            explain(self.found, self.chosen, self.options.algorithm),
-        ]
-        return "\n".join(lines)
+        return explanation(self)
 
     def frontier(self) -> str:
         """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
@@ -172,15 +165,7 @@ class Plan:
         return page(self.schedule, str(self))
 
     def __str__(self) -> str:
-        m, n, k = self.schedule.shape or (0, 0, 0)
-        lines = [
-            f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] in {self.c_dtype} on a mesh of {self.mesh.shape}",
-            f"algorithm   {self.algorithm}: {self.chosen.row.summary} ({self.why})",
-            *(f"{name}           {self.layouts[name]}" for name in "ABC"),
-            f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
-            f"peak memory {self.peak_bytes} bytes on the fullest rank",
-        ]
-        return "\n".join(lines)
+        return summary(self)
 
     # -- executing --------------------------------------------------------------------------------
 
@@ -303,9 +288,9 @@ class Plan:
             if name + STAGE in self.schedule.homes:
                 home = self.schedule.homes[name + STAGE]
                 added[name + STAGE] = allocated(self.mesh, home.shape, self.given.dtype(name + STAGE), home.layout)
-        if accumulator(self.c_dtype) != self.c_dtype:
+        if self.given.summed != self.c_dtype:
             home = self.schedule.homes["C"]
-            added["shadow"] = allocated(self.mesh, home.shape, accumulator(self.c_dtype), home.layout)
+            added["shadow"] = allocated(self.mesh, home.shape, self.given.summed, home.layout)
         if self.schedule.pool:
             added["ticket"] = allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
             added["ticket"].tile[...] = 0
@@ -388,5 +373,6 @@ class Plan:
             self.tickets,
             self.shared,
         )
-        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel)
+        sums = Sums(self.given.semiring, pushed=self.chosen.row.result != "here")
+        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
         return Executable(self.schedule, self.mesh, memory, scalars, self.trace)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import AlgorithmError, MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
+from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
-from ..kernels.dtypes import accumulator, check_dtype, parse_dtype, result_dtype
-from ..kernels.elementwise import scalar
+from ..kernels.dtypes import check_dtype
+from ..kernels.elementwise import check_cast, scalar
+from ..kernels.epilogue import Epilogue, check_epilogue
+from ..kernels.semiring import PLUS_TIMES, check_semiring
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule, remembered
@@ -46,6 +48,8 @@ def make_plan(
     compute_dtype: DTypeLike | None = None,
     deterministic: bool = False,
     kernel: str = "auto",
+    semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None,
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
@@ -59,7 +63,7 @@ def make_plan(
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
         options = Options(
             alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
-            memory_limit, compute, bool(deterministic), kernel,
+            memory_limit, compute, bool(deterministic), kernel, semiring, epilogue,
             "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
         )  # fmt: skip
         facts |= vars(options)
@@ -139,17 +143,52 @@ def _operands(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, o
             f"shapes: A is {a.shape}, B is {b.shape}{said}, C would be {(m, n)}; "
             f"the inner dimensions {k} and {k2} must be equal"
         )
-    compute = parse_dtype(options.compute_dtype) if options.compute_dtype else None
     place = placed(layout, (m, n), mesh) if layout is not None else None
-    c = Operand((m, n), result_dtype(a.dtype, b.dtype, compute), place)
+    operands = Operands(a, b, Operand((m, n), a.dtype, place), options)
+    product = operands.product_dtype
+    operands = replace(operands, c=replace(operands.c, dtype=product))
+    _check_semiring(operands)
     for name in ("alpha", "beta"):
-        scalar(getattr(options, name), c.dtype, name)
+        scalar(getattr(options, name), product, name)
+    if options.epilogue is not None:
+        operands = _with_epilogue(operands)
     limit: object = options.memory_limit
     if limit is not None and (not isinstance(limit, Integral) or limit < 0):
         raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
-    operands = Operands(a, b, c, options)
     _probe(operands)
     return operands
+
+
+def _check_semiring(operands: Operands) -> None:
+    """Raises OptionError, DtypeError, or LayoutError for summands, which are added up by + wherever they are read."""
+    semiring, o = operands.semiring, operands.options
+    check_semiring(semiring, operands.c.dtype, o.alpha, o.beta, o.conjugate_a or o.conjugate_b)
+    for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True):
+        if not semiring.is_arithmetic and x.layout is not None and x.layout.partial:
+            raise LayoutError(
+                f"{name}: it is placed as {x.layout}, in summands; semiring {semiring.name} does not add, so place it "
+                f"without sum ({name}.redistribute does)"
+            )
+
+
+def _with_epilogue(operands: Operands) -> Operands:
+    """The operands with C in the type that the epilogue gives it.
+
+    Raises OptionError, ShapeError and DtypeError, and LayoutError for a C in summands.
+    """
+    o, c = operands.options, operands.c
+    check_epilogue(o.epilogue)
+    assert o.epilogue is not None
+    stored = o.epilogue.check(c.shape, operands.product_dtype)
+    if not operands.semiring.is_arithmetic:
+        raise OptionError(f"epilogue: got semiring={o.semiring!r}; an epilogue follows a product by + and ×")
+    if c.layout is not None and c.layout.partial:
+        raise LayoutError(
+            f"layout: C is placed as {c.layout}, in summands; an epilogue needs whole elements, so place C without sum"
+        )
+    if o.beta != 0:
+        check_cast(stored, operands.summed, "C, which beta adds,", "the sum")
+    return replace(operands, c=replace(c, dtype=stored))
 
 
 def _request(mesh: Mesh, operands: Operands) -> Request:
@@ -167,15 +206,17 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
         operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
-        o.algorithm, o.deterministic, memory,
+        o.algorithm, operands.needs_order, memory,
     )  # fmt: skip
 
 
 def _probe(operands: Operands) -> None:
     """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
-    dtypes = (operands.a.dtype, operands.b.dtype, accumulator(operands.c.dtype))
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
     one_a, one_b, one_c = (np.zeros((1, 1), dtype) for dtype in dtypes)
-    bind(one_a, one_b, one_c, operands.options.alpha, 0, kernel=operands.kernel)
+    if operands.options.epilogue is not None:
+        operands.options.epilogue.prepare(operands.summed, operands.c.shape, operands.kernel)
+    bind(one_a, one_b, one_c, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
 
 
 def _fitted(
@@ -200,7 +241,7 @@ def _fitted(
             [[peak_bytes(mesh, schedule, operands), not is_ordered(schedule, mesh)] for schedule in schedules], np.int64
         )
         wait(mesh.comm.Iallreduce(MPI.IN_PLACE, needs, MPI.MAX))
-        if operands.options.deterministic and needs[0, 1]:
+        if operands.needs_order and needs[0, 1]:
             unordered = candidate.row.name
             continue
         for schedule, tuning, (need, pushes) in zip(schedules, tunings, needs.tolist(), strict=True):

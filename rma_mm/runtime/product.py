@@ -9,6 +9,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import LayoutError, OptionError
 from ..geometry.layout import Layout
+from ..kernels.epilogue import Epilogue, check_epilogue
+from ..kernels.semiring import PLUS_TIMES
 from .agreement import agreed
 from .footprint import Operand
 from .matrix import DistMatrix, allocated, placed
@@ -40,6 +42,8 @@ def matmul(
     compute_dtype: DTypeLike | None = None,
     deterministic: bool = False,
     kernel: str = "auto",
+    semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None,
 ) -> DistMatrix:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
@@ -47,7 +51,10 @@ def matmul(
     out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. algorithm: a
     name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
-    again. kernel: auto, blas, numba or numpy. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
+    again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×: plus_times, min_plus,
+    max_plus, max_min or or_and; alpha is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of
+    each element of C once it is summed: bias, activation, another type. Plans are kept and used again. Raises as
+    `make_plan` and `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
     options = {
@@ -62,9 +69,12 @@ def matmul(
         "compute_dtype": compute_dtype,
         "deterministic": deterministic,
         "kernel": kernel,
+        "semiring": semiring,
+        "epilogue": epilogue,
     }
     with agreed(mesh.comm, "matmul", layout=layout, **options) as facts:
         given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
+        check_epilogue(epilogue)
         facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
         place = _place(mesh, out, layout)
         if out is None and beta != 0:

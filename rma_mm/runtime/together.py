@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..schedule.ops import Broadcast, Reduce, Shift, Slot, incoming
 from ..schedule.passes import kind_of
 from ..windows import Transfer
 from ..windows.channel import Channel
 from .places import Places, name_of, slots
+from .sums import Sums
 
 SUMS, TAGS = 100, 30_000
 """Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
@@ -28,16 +31,16 @@ class Bound:
 
 def bind_group(
     op: Broadcast | Shift | Reduce, places: Places, channel: Callable[[tuple[int, ...]], Channel],
-    sums: dict[tuple[int, ...], int],
+    numbers: dict[tuple[int, ...], int], sums: Sums,
 ) -> Iterator[Bound]:
-    """The transfers of one group operation on this rank; `sums` counts the reductions of every group."""
+    """The transfers of one group operation on this rank; `numbers` counts the reductions of every group."""
     if isinstance(op, Broadcast):
         yield _broadcast(op, places, channel(op.group))
     elif isinstance(op, Shift):
         yield _shift(op, places, channel(tuple(places.schedule.mesh.ranks)))
     else:
-        yield from _reduce(op, places, channel(op.group), sums[op.group])
-        sums[op.group] += len(op.dsts)
+        yield from _reduce(op, places, channel(op.group), numbers[op.group], sums)
+        numbers[op.group] += len(op.dsts)
 
 
 def _broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
@@ -63,12 +66,13 @@ def _shift(op: Shift, places: Places, channel: Channel) -> Bound:
     return Bound(transfer, after, [f"fill {name_of(op.dst)}", *(f"read {name}" for name in slots([op.src]))])
 
 
-def _reduce(op: Reduce, places: Places, channel: Channel, first: int) -> Iterator[Bound]:
+def _reduce(op: Reduce, places: Places, channel: Channel, first: int, sums: Sums) -> Iterator[Bound]:
     for n, (src, dst) in enumerate(zip(op.srcs, op.dsts, strict=True)):
         is_mine, is_slot = dst.rank == places.rank, isinstance(dst.buffer, Slot)
         result = places.array(dst, summing=True) if is_mine else None
         tag = SUMS + (first + n) % TAGS
-        transfer = channel.reduce(places.array(src), dst.rank, result, tag, adds=not is_slot)
+        join = np.copyto if is_slot else sums.join(dst)
+        transfer = channel.reduce(places.array(src), dst.rank, result, tag, sums.semiring.add, join)
         filled = [name_of(dst)] if is_mine and is_slot else []
         after = [f"fill {name_of(src)}", *(f"read {name}" for name in filled)]
         yield Bound(transfer, after, [f"read {name_of(src)}", *(f"fill {name}" for name in filled)])

@@ -1,7 +1,8 @@
 """Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices in O(n²), without gathering any.
 
 Floats: Freivalds' check against the rounding that is allowed. Integers: Freivalds' check, exact modulo 2^w. Bool:
-some rows computed again. Replicas of C must be equal.
+some rows computed again, as for semirings other than + and ×, and where an epilogue follows the product. Replicas of C
+must be equal.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
+from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification_floats import Product, residual, rounding, survey
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
 from rma_mm.runtime.verification_rows import wrong_bools, wrong_floats
+from rma_mm.runtime.verification_semiring import wrong_rows
 
 VECTORS = 20
 """Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
@@ -30,6 +35,8 @@ class Verdict:
     """Floats: the largest error in units of what rounding allows. Exact types: 0. None where there is no figure."""
     reason: str = ""
     """Where and how C is wrong."""
+    rows: int | None = None
+    """How many rows were looked at, where not all were."""
 
 
 def verify(
@@ -43,10 +50,14 @@ def verify(
     conj_a: bool = False,
     conj_b: bool = False,
     seed: int = 0,
+    semiring: Semiring = PLUS_TIMES,
+    epilogue: Epilogue | None = None,
+    product: np.dtype[Any] | None = None,
 ) -> Verdict:
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
+    epilogue: what followed the product, which was of element type `product`.
     """
     if beta == 0:
         before = None
@@ -54,7 +65,14 @@ def verify(
         raise ValueError("before: beta is not 0, so the check needs C as it was before the product")
     comm = c.mesh.comm
     with np.errstate(all="ignore"):
-        if c.dtype.kind in "iu":
+        if not semiring.is_arithmetic:
+            reason = wrong_rows(a, b, c, before, semiring, seed)
+            verdict = Verdict(not reason, None if reason else 0.0, reason)
+        elif epilogue is not None:
+            closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue, product or c.dtype)
+            reason, worst, rows = wrong_closed(closed, seed)
+            verdict = Verdict(not reason, worst, reason, rows)
+        elif c.dtype.kind in "iu":
             verdict = _integers(a, b, c, before, int(alpha), int(beta), seed)
         elif c.dtype.kind == "b":
             parts = [Part(x, np.dtype(np.float64)) for x in (a, b, c)]

@@ -1,4 +1,7 @@
-"""Some rows of a product computed again: for bool, and for rows that NaN, infinities or overflow touch."""
+"""Some rows of a product computed again: for bool, and for rows that NaN, infinities or overflow touch.
+
+`verification_epilogue` does so for products that an epilogue follows.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,12 @@ def chosen_rows(comm: Any, touched: Touched, seed: int) -> Indices:
     return chosen
 
 
+def random_rows(m: int, seed: int) -> Indices:
+    """`ROWS` of m rows, or all, ascending; the same on every rank."""
+    rows: Indices = np.sort(np.random.default_rng(seed).permutation(m)[:ROWS]).astype(np.int64)
+    return rows
+
+
 def row_chunks(rows: Indices, width: int) -> list[Indices]:
     """`rows` in pieces whose tables of `width` columns stay small."""
     step = max(1, TABLE // max(1, width))
@@ -54,7 +63,7 @@ def wrong_floats(p: Product, touched: Touched, seed: int) -> str:
             part.zero_nonfinite = False
     for some in row_chunks(rows, max(p.c.shape[1], p.a.shape[1])):
         with np.errstate(all="ignore"):
-            exact, size = _again(p, some)
+            exact, size = again(p, some)
             actual = summed(p.comm, p.c.some_rows(some))[0]
             wrong = _differs(p, exact, size, actual)
         if wrong.any():
@@ -63,9 +72,9 @@ def wrong_floats(p: Product, touched: Touched, seed: int) -> str:
     return ""
 
 
-def _again(p: Product, rows: Indices) -> tuple[Array, Array]:
+def again(p: Product, rows: Indices) -> tuple[Array, Array]:
     """(r, n) each: the rows as they should be, and the sums of the magnitudes of their finite terms. Collective."""
-    exact = np.zeros((len(rows), p.c.shape[1]), p.c.working)
+    exact = np.zeros((len(rows), p.c.shape[1]), p.a.working)
     size = np.zeros(exact.shape)
     if p.alpha != 0:
         mine = summed(p.comm, p.a.some_rows(rows))[0]
@@ -113,8 +122,7 @@ def wrong_bools(comm: Any, a: Part, b: Part, c: Part, before: Part | None, reads
 
     The parts work in float64; `reads` says whether alpha is 1.
     """
-    rows = np.sort(np.random.default_rng(seed).permutation(c.shape[0])[:ROWS]).astype(np.int64)
-    for some in row_chunks(rows, max(c.shape[1], a.shape[1])):
+    for some in row_chunks(random_rows(c.shape[0], seed), max(c.shape[1], a.shape[1])):
         count = np.zeros((len(some), c.shape[1]))
         if reads:
             count += products(comm, (summed(comm, a.some_rows(some))[0] > 0).astype(np.float64), b)

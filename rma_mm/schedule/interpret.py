@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
+from ..geometry.span import Region
+from .arithmetic import Arithmetic, PlusTimes
+from .closing import closing
 from .ops import (
     Accumulate,
     Await,
@@ -40,6 +43,7 @@ from .ops import (
 from .passes import kind_of, slots_of
 
 Matrix = NDArray[np.float64]
+Epilogue = Callable[[Matrix, Region], Matrix]
 
 
 @dataclass
@@ -65,13 +69,17 @@ def interpret(
     beta: float = 0.0,
     seed: int = 0,
     claims: dict[int, list[int]] | None = None,
+    arithmetic: Arithmetic | None = None,
+    epilogue: Epilogue | None = None,
 ) -> Outcome:
     """Run `schedule` on local arrays.
 
     homes: A, B (and C, whose arrays are overwritten) → one local array per rank. `claims` replays recorded tickets.
+    arithmetic: what is done in place of + and ×; alpha is then 1, and beta 0 or 1. epilogue: what becomes of the values
+    of a region of C when it is closed, be it by a Finish or, as the executor does it, by the last products into it.
     Raises ScheduleError where ranks would wait for ever.
     """
-    return _Machine(schedule, homes, alpha, beta, seed, claims).run()
+    return _Machine(schedule, homes, alpha, beta, seed, claims, arithmetic or PlusTimes(), epilogue).run()
 
 
 @dataclass(eq=False)
@@ -98,7 +106,8 @@ class _Rank:
     """One virtual rank: what is left to do, scratch memory, and transfers under way."""
 
     def __init__(self, ops: list[Op]) -> None:
-        self.ops = ops[::-1]
+        self.kept, self.ops = ops, ops[::-1]
+        self.closed: set[int] = set()
         self.slots: dict[str, tuple[Slot, Matrix]] = {}
         self.pending: list[Copy | Accumulate | _Arrival | Post] = []
         self.posted: Counter[str] = Counter()
@@ -117,14 +126,19 @@ class _Machine:
         beta: float,
         seed: int,
         claims: dict[int, list[int]] | None,
+        arithmetic: Arithmetic,
+        epilogue: Epilogue | None,
     ) -> None:
         self.schedule, self.homes, self.alpha, self.beta = schedule, dict(homes), alpha, beta
+        self.arithmetic, self.epilogue = arithmetic, epilogue
         ranks = schedule.mesh.ranks
         for name in schedule.homes:
             if name not in self.homes:
                 self.homes[name] = [np.full(schedule.home(name, rank).shape, np.nan) for rank in ranks]
         self.random = random.Random(seed)
         self.ranks = [_Rank(schedule.program(rank)) for rank in ranks]
+        for rank in self.ranks if epilogue else ():
+            rank.closed = closing(rank.kept)
         self.letters: dict[tuple[int, int, str], list[_Letter]] = defaultdict(list)
         self.awaited: dict[tuple[int, int, str], int] = defaultdict(int)
         self.tickets = 0
@@ -171,11 +185,11 @@ class _Machine:
                 rank.posted[op.event] += 1
             elif isinstance(op, _Arrival):
                 values = self.post(self.letters[op.route][op.number])
-                self.write(op.dst, self.read(op.dst) + values if op.adds else values)
+                self.write(op.dst, self.sum(self.read(op.dst), values) if op.adds else values)
             elif isinstance(op, Copy):
                 self.write(op.dst, self.read(op.src))
             else:
-                self.write(op.dst, self.read(op.dst) + self.read(op.src))
+                self.write(op.dst, self.sum(self.read(op.dst), self.read(op.src)))
 
     def post(self, letter: _Letter) -> Matrix:
         """The values of a letter, read now if they were not before."""
@@ -236,15 +250,12 @@ class _Machine:
         elif isinstance(op, Broadcast | Shift | Reduce):
             self.together(number, rank, op)
         elif isinstance(op, Multiply):
-            self.settle(rank, (op.a, op.b, op.c))
-            product = self.alpha * (self.read(op.a) @ self.read(op.b))
-            if op.first:
-                self.occupy(op.c)
-            self.write(op.c, product if op.first else self.read(op.c) + product)
+            self.multiply(rank, op)
         elif isinstance(op, Scale):
             self.settle(rank, (op.c,))
             self.occupy(op.c)
-            self.write(op.c, self.beta * self.read(op.c) if op.keep else np.zeros(op.c.region.shape))
+            nothing = self.arithmetic.identity(np.dtype(np.float64))
+            self.write(op.c, self.beta * self.read(op.c) if op.keep else np.full(op.c.region.shape, nothing))
         elif isinstance(op, Barrier):
             self.land(rank, rank.pending)
             for letter in rank.sent:
@@ -257,6 +268,33 @@ class _Machine:
             rank.pending.append(op)
         else:
             assert isinstance(op, Finish | Await)
+            if isinstance(op, Finish) and id(op) not in rank.closed:
+                self.close(op.c)
+
+    def multiply(self, rank: _Rank, op: Multiply) -> None:
+        self.settle(rank, (op.a, op.b, op.c))
+        product = self.product(self.read(op.a), self.read(op.b))
+        if op.first:
+            self.occupy(op.c)
+        self.write(op.c, product if op.first else self.sum(self.read(op.c), product))
+        if id(op) in rank.closed:
+            self.close(op.c)
+
+    def close(self, c: Ref) -> None:
+        if self.epilogue:
+            self.write(c, self.epilogue(self.read(c), c.region))
+
+    def sum(self, one: Matrix, other: Matrix) -> Matrix:
+        added: Matrix = self.arithmetic.add(one, other)
+        return added
+
+    def product(self, a: Matrix, b: Matrix) -> Matrix:
+        add, multiply = self.arithmetic.add, self.arithmetic.multiply
+        if isinstance(self.arithmetic, PlusTimes):
+            return self.alpha * (a @ b)
+        nothing = self.arithmetic.identity(np.dtype(np.float64))
+        total: Matrix = add.reduce(multiply(a[:, :, None], b[None]), axis=1, initial=nothing)
+        return total
 
     def begin(self, rank: _Rank, op: Copy | Accumulate) -> None:
         if isinstance(op, Accumulate):
@@ -279,7 +317,8 @@ class _Machine:
             for src, dst in zip(op.srcs, op.dsts, strict=True):
                 if dst.rank == number:
                     self.make_room(rank, dst)
-                    self.write(dst, self.read(src) + (self.read(dst) if isinstance(dst.buffer, str) else 0))
+                    held = self.read(src)
+                    self.write(dst, self.sum(self.read(dst), held) if isinstance(dst.buffer, str) else held)
         for to, src in outgoing(op, number):
             self.settle_copies(rank, src)
             letter = _Letter(src)

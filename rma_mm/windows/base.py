@@ -134,10 +134,12 @@ class Window(Protocol):
         Both sides have the same number of rows and of columns; elements are those of `origin`. Raises WindowError.
         """
 
-    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """Prepare to add positions `rows` x `cols` of the 2-D array `origin` to `target` of `rank`.
 
-        Atomic per element; logical or for bool. Raises WindowError, or DtypeError where `can_accumulate` is false.
+        `op` is one of `REDUCTIONS`; SUM of bool is logical or. Atomic per element against others with the same op:
+        between an op and another on the same elements all ranks flush and meet. Raises WindowError, or DtypeError
+        where `can_accumulate` is false.
         """
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
@@ -161,14 +163,26 @@ ADDABLE = frozenset(
 )
 """What MPI can add portably: the 16-bit floats have no MPI type."""
 
+REDUCTIONS: dict[str, tuple[np.ufunc, frozenset[np.dtype[Any]]]] = {
+    "SUM": (np.add, ADDABLE),
+    "MIN": (np.minimum, frozenset(dtype for dtype in ADDABLE if dtype.kind in "iu")),
+    "MAX": (np.maximum, frozenset(dtype for dtype in ADDABLE if dtype.kind in "iu")),
+    "LOR": (np.logical_or, frozenset({np.dtype(np.bool_)})),
+}
+"""What an accumulate may do, under MPI's name: NumPy's function for it, and the element types for which MPI does the
+same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN is each library's own affair, and mostly wrong."""
 
-def can_accumulate(dtype: DTypeLike) -> bool:
-    """Whether `Window.accumulate` takes this element type; where not, accumulate in a float32 shadow.
 
-    >>> can_accumulate(np.complex64), can_accumulate(np.float16)
-    (True, False)
+def can_accumulate(dtype: DTypeLike, op: str = "SUM") -> bool:
+    """Whether `Window.accumulate` takes this element type and operation.
+
+    Where it does not, 16-bit floats are accumulated in a float32 shadow, and least or greatest floats as integers in
+    the same order.
+
+    >>> can_accumulate(np.complex64), can_accumulate(np.float16), can_accumulate(np.float32, "MIN")
+    (True, False, False)
     """
-    return np.dtype(dtype) in ADDABLE
+    return np.dtype(dtype) in REDUCTIONS[op][1]
 
 
 def check_transfer(window: str, origin: Array, rows: Span, cols: Span, target: Patch, exposed: int) -> None:
@@ -192,11 +206,13 @@ def check_extent(window: str, start: int, stop: int, exposed: int) -> None:
         raise WindowError(f"{window}: bytes {start} to {stop} leave the {exposed} bytes that the target exposes")
 
 
-def check_addable(window: str, dtype: np.dtype[Any]) -> None:
-    """Raise DtypeError for an element type that MPI cannot add (MPICH would end the job by assertion)."""
-    if not can_accumulate(dtype):
-        valid = ", ".join(sorted(str(each) for each in ADDABLE))
-        raise DtypeError(f"{window}: cannot accumulate dtype {dtype}; use one of {valid}")
+def check_addable(window: str, dtype: np.dtype[Any], op: str) -> None:
+    """Raise DtypeError for an element type that MPI cannot add so (MPICH would end the job by assertion)."""
+    if op not in REDUCTIONS:
+        raise WindowError(f"{window}: cannot accumulate by {op!r}; use one of {', '.join(REDUCTIONS)}")
+    if not can_accumulate(dtype, op):
+        valid = ", ".join(sorted(str(each) for each in REDUCTIONS[op][1]))
+        raise DtypeError(f"{window}: cannot accumulate dtype {dtype} by {op}; use one of {valid}")
 
 
 def closed(what: str) -> ClosedError:

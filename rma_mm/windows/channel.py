@@ -31,6 +31,13 @@ BROADCAST, GATHER = 9, 10
 Box = tuple[Array, Region]
 """Positions of a 2-D array."""
 Call = Callable[[], MPI.Request]
+Join = Callable[[Array, Array], object]
+"""(result, total): what becomes of the total of a reduction, which may be overwritten."""
+
+
+def added(result: Array, total: Array) -> None:
+    """Add the total to what is there."""
+    np.add(result, total, out=result)
 
 
 class Channel:
@@ -100,8 +107,10 @@ class Channel:
         transfer.calls.append(lambda: self.comm.Isend(spec, target, tag))
         return transfer
 
-    def reduce(self, summand: Array, owner: int, result: Array | None, tag: int, adds: bool = True) -> GroupTransfer:
-        """Every member's dense `summand` added to the owner's `result` (or put there), in the order of the members.
+    def reduce(
+        self, summand: Array, owner: int, result: Array | None, tag: int, add: np.ufunc = np.add, join: Join = added
+    ) -> GroupTransfer:
+        """Every member's dense `summand`, added up by `add` in the order of the members; the owner's `result` joins it.
 
         Sent to the owner directly and in pieces: libraries hold a second copy of the whole.
         """
@@ -111,11 +120,11 @@ class Channel:
             transfer = GroupTransfer()
             transfer.counts.append(partial(self.count, owner, flat.size))
             root = self.ranks.index(owner)
-            specs = [[piece, piece.size, ADDED_AS[flat.dtype][0]] for piece in pieces]
+            specs = [[piece, piece.size, ADDED_AS[flat.dtype]] for piece in pieces]
             transfer.calls += [partial(self.comm.Isend, spec, root, tag) for spec in specs]
             return transfer
         assert result is not None
-        return SumTransfer(self, pieces, summand, result, tag, adds)
+        return SumTransfer(self, pieces, summand, result, tag, add, join)
 
 
 class GroupTransfer:
@@ -180,10 +189,10 @@ class SumTransfer(GroupTransfer):
     """The owner's side of a reduction: pieces come from one member after the other, and are added as they come."""
 
     def __init__(
-        self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int, adds: bool
+        self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int, add: np.ufunc, join: Join
     ) -> None:
         super().__init__()
-        self._channel, self._pieces, self._tag, self._adds = channel, pieces, tag, adds
+        self._channel, self._pieces, self._tag, self._add, self._join = channel, pieces, tag, add, join
         self._summand, self._result = summand, result
         self._steps: Iterator[MPI.Request] = iter(())
         self._request: MPI.Request | None = None
@@ -214,18 +223,14 @@ class SumTransfer(GroupTransfer):
 
         def ask(n: int) -> MPI.Request:
             member, piece = wanted[n]
-            return comm.Irecv([rooms[n % 2][: piece.nbytes], piece.size, ADDED_AS[dtype][0]], member, self._tag)
+            return comm.Irecv([rooms[n % 2][: piece.nbytes], piece.size, ADDED_AS[dtype]], member, self._tag)
 
         requests = [ask(n) for n in range(min(2, len(wanted)))]
         for n, (_, piece) in enumerate(wanted):
             yield requests[n % 2]
-            np.add(piece, rooms[n % 2][: piece.nbytes].view(dtype), out=piece)
+            self._add(piece, rooms[n % 2][: piece.nbytes].view(dtype), out=piece)
             if n + 2 < len(wanted):
                 requests[n % 2] = ask(n + 2)
         for room in rooms:
             self._channel.give_back(room)
-        total = self._summand.reshape(self._result.shape)
-        if self._adds:
-            np.add(self._result, total, out=self._result)
-        else:
-            np.copyto(self._result, total)
+        self._join(self._result, self._summand.reshape(self._result.shape))

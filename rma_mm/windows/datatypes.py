@@ -11,22 +11,25 @@ from mpi4py import MPI
 from rma_mm.geometry.span import Span
 from rma_mm.windows.copying import stretches
 
-ADDED_AS: dict[np.dtype[Any], tuple[MPI.Datatype, MPI.Op]] = {
-    np.dtype(np.bool_): (MPI.C_BOOL, MPI.LOR),
-    np.dtype(np.int8): (MPI.INT8_T, MPI.SUM),
-    np.dtype(np.int16): (MPI.INT16_T, MPI.SUM),
-    np.dtype(np.int32): (MPI.INT32_T, MPI.SUM),
-    np.dtype(np.int64): (MPI.INT64_T, MPI.SUM),
-    np.dtype(np.uint8): (MPI.UINT8_T, MPI.SUM),
-    np.dtype(np.uint16): (MPI.UINT16_T, MPI.SUM),
-    np.dtype(np.uint32): (MPI.UINT32_T, MPI.SUM),
-    np.dtype(np.uint64): (MPI.UINT64_T, MPI.SUM),
-    np.dtype(np.float32): (MPI.FLOAT, MPI.SUM),
-    np.dtype(np.float64): (MPI.DOUBLE, MPI.SUM),
-    np.dtype(np.complex64): (MPI.C_FLOAT_COMPLEX, MPI.SUM),
-    np.dtype(np.complex128): (MPI.C_DOUBLE_COMPLEX, MPI.SUM),
+ADDED_AS: dict[np.dtype[Any], MPI.Datatype] = {
+    np.dtype(np.bool_): MPI.C_BOOL,
+    np.dtype(np.int8): MPI.INT8_T,
+    np.dtype(np.int16): MPI.INT16_T,
+    np.dtype(np.int32): MPI.INT32_T,
+    np.dtype(np.int64): MPI.INT64_T,
+    np.dtype(np.uint8): MPI.UINT8_T,
+    np.dtype(np.uint16): MPI.UINT16_T,
+    np.dtype(np.uint32): MPI.UINT32_T,
+    np.dtype(np.uint64): MPI.UINT64_T,
+    np.dtype(np.float32): MPI.FLOAT,
+    np.dtype(np.float64): MPI.DOUBLE,
+    np.dtype(np.complex64): MPI.C_FLOAT_COMPLEX,
+    np.dtype(np.complex128): MPI.C_DOUBLE_COMPLEX,
 }
-"""Element type and operation of an accumulate; its keys are `base.ADDABLE`."""
+"""Element type of an accumulate; its keys are `base.ADDABLE`."""
+
+OPERATIONS: dict[str, MPI.Op] = {"SUM": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "LOR": MPI.LOR}
+"""Operation of an accumulate; its keys are those of `base.REDUCTIONS`."""
 
 MOVED_AS: dict[int, MPI.Datatype] = {
     1: MPI.BYTE,
@@ -36,6 +39,12 @@ MOVED_AS: dict[int, MPI.Datatype] = {
     16: MPI.C_DOUBLE_COMPLEX,
 }
 """Element type of a get by item size: a get moves bits, so that element types unknown to MPI can be moved too."""
+
+
+def operation(dtype: np.dtype[Any], op: str) -> MPI.Op:
+    """The operation of an accumulate of `dtype`: MPI has no sum of truth values."""
+    return OPERATIONS["LOR" if op == "SUM" and dtype.kind == "b" else op]
+
 
 LARGEST_COUNT = 2**31 - 1
 """Most elements that one call takes by number: Open MPI 5.0 has no large counts. More are one item of a larger type."""

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from rma_mm.errors import WindowError
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
+    REDUCTIONS,
     Array,
     Counters,
     Patch,
@@ -89,12 +90,12 @@ class FakeWindow:
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
         """See `base.Window`."""
         require_writeable(self.flavour, origin)
-        return self._prepare(rank, target, origin, rows, cols, adds=False)
+        return self._prepare(rank, target, origin, rows, cols, None)
 
-    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """See `base.Window`."""
-        check_addable(self.flavour, origin.dtype)
-        return self._prepare(rank, target, origin, rows, cols, adds=True)
+        check_addable(self.flavour, origin.dtype, op)
+        return self._prepare(rank, target, origin, rows, cols, REDUCTIONS[op][0])
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
         """See `base.Window`."""
@@ -129,7 +130,10 @@ class FakeWindow:
         if self._is_closed:
             raise closed("fake window")
 
-    def _prepare(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, *, adds: bool) -> FakeTransfer:
+    def _prepare(
+        self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, add: np.ufunc | None
+    ) -> FakeTransfer:
+        """A get, or an accumulate by `add`."""
         self._require_open()
         if not 0 <= rank < self._fabric.size:
             raise WindowError(f"fake: rank {rank} is not one of {self._fabric.size}")
@@ -138,7 +142,7 @@ class FakeWindow:
         shape = (target.rows.stop, target.cols.stop) if target.rows and target.cols else (0, 0)
         remote = view_on(memory, target.offset, shape, target.strides, origin.dtype)
         pairs = paired_views(remote, (target.rows, target.cols), origin, (rows, cols)) if remote.size else []
-        return FakeTransfer(self, rank, pairs, adds=adds)
+        return FakeTransfer(self, rank, pairs, add)
 
     def _count(self, rank: int, words: int, messages: int) -> None:
         if rank != self._rank:
@@ -156,11 +160,11 @@ class FakeWindow:
 
     # -- for transfers ----------------------------------------------------------------------------
 
-    def begin(self, rank: int, pairs: list[tuple[Array, Array]], *, adds: bool) -> _Operation:
+    def begin(self, rank: int, pairs: list[tuple[Array, Array]], add: np.ufunc | None) -> _Operation:
         """Start an operation on views of the memory of `rank`, and let others under way land at random."""
         self._require_open()
         self._land(self.toss)
-        operation = _Operation(pairs, adds=adds)
+        operation = _Operation(pairs, add)
         self.under_way.append(operation)
         for origin, _ in pairs:
             self._count(rank, origin.size, 1)
@@ -168,7 +172,7 @@ class FakeWindow:
 
     def finish(self, operation: _Operation) -> None:
         """Do what this rank may rely on after a wait: a get has landed, an accumulate's origin is free."""
-        if operation.adds:
+        if operation.add is not None:
             operation.capture()
         else:
             operation.land(self._fabric.lock)
@@ -181,17 +185,17 @@ class FakeWindow:
 class _Operation:
     """One start of a transfer between pairs of (origin view, target view)."""
 
-    def __init__(self, pairs: list[tuple[Array, Array]], *, adds: bool) -> None:
-        self.pairs, self.adds = pairs, adds
+    def __init__(self, pairs: list[tuple[Array, Array]], add: np.ufunc | None) -> None:
+        self.pairs, self.add = pairs, add
         self._values: list[Array] | None = None
         self._is_landed = False
-        if not adds:
+        if add is None:
             for origin, _ in pairs:
                 origin[...] = _poison(origin.dtype)
 
     def is_over(self) -> bool:
         """Whether this rank may rely on it."""
-        return self._is_landed if not self.adds else self._values is not None
+        return self._is_landed if self.add is None else self._values is not None
 
     def capture(self) -> None:
         """Read the origin of an accumulate."""
@@ -203,12 +207,12 @@ class _Operation:
         if self._is_landed:
             return
         self._is_landed = True
-        if self.adds:
+        if self.add is not None:
             self.capture()
         with lock:
             for value, (origin, remote) in zip(self._values or self.pairs, self.pairs, strict=True):
-                if self.adds:
-                    remote += value
+                if self.add is not None:
+                    self.add(remote, value, out=remote)
                 else:
                     origin[...] = remote
 
@@ -223,9 +227,9 @@ def _poison(dtype: np.dtype[Any]) -> Any:
 class FakeTransfer:
     """A prepared get or accumulate. See `base.Transfer`."""
 
-    def __init__(self, window: FakeWindow, rank: int, pairs: list[tuple[Array, Array]], *, adds: bool) -> None:
-        """`pairs` are (origin view, view on the memory of `rank`)."""
-        self._window, self._rank, self._pairs, self._adds = window, rank, pairs, adds
+    def __init__(self, window: FakeWindow, rank: int, pairs: list[tuple[Array, Array]], add: np.ufunc | None) -> None:
+        """`pairs` are (origin view, view on the memory of `rank`); `add` is None for a get."""
+        self._window, self._rank, self._pairs, self._add = window, rank, pairs, add
         self._last: _Operation | None = None
         self._is_closed = False
 
@@ -235,7 +239,7 @@ class FakeTransfer:
             raise closed("transfer")
         if self._last is not None and not self._last.is_over():
             raise WindowError("transfer: started again before it was done; wait for it first")
-        self._last = self._window.begin(self._rank, self._pairs, adds=self._adds)
+        self._last = self._window.begin(self._rank, self._pairs, self._add)
 
     def done(self) -> bool:
         """See `base.Transfer`."""

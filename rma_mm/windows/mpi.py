@@ -24,7 +24,7 @@ from rma_mm.windows.base import (
     view_on,
 )
 from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
-from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed, trusted
+from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed, operation, trusted
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
@@ -50,7 +50,11 @@ def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
 
 
 def window_info() -> MPI.Info:
-    """What the windows promise MPI; the caller frees it."""
+    """What the windows promise MPI; the caller frees it.
+
+    same_op is of accumulates to the same place that nothing keeps apart: other operations come after a flush and a
+    barrier (tickets have a place of their own).
+    """
     return MPI.Info.Create(
         {
             "alloc_shared_noncontig": "true",
@@ -162,12 +166,12 @@ class MpiWindow:
             raise DtypeError(f"{self.flavour}: items of dtype {origin.dtype} must have {list(MOVED_AS)} bytes")
         return MpiTransfer(self, rank, MOVED_AS[origin.itemsize], None, target, origin, rows, cols)
 
-    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """See `base.Window`. Always through MPI and one window, whoever the target is: only so is it atomic."""
         self._check(rank, target, origin, rows, cols)
-        check_addable(self.flavour, origin.dtype)
-        element, op = ADDED_AS[origin.dtype]
-        return MpiTransfer(self, rank, element, op, target, origin, rows, cols)
+        check_addable(self.flavour, origin.dtype, op)
+        element = ADDED_AS[origin.dtype]
+        return MpiTransfer(self, rank, element, operation(origin.dtype, op), target, origin, rows, cols)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
         """See `base.Window`."""

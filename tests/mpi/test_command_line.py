@@ -26,7 +26,7 @@ from tests.processes import can_pretend_nodes, find_mpiexec, is_open_mpi, job_en
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
     "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible",
-    "verified", "residual",
+    "verified", "residual", "semiring", "epilogue", "verified_rows",
 ]  # fmt: skip
 PRETENDED = ENVS["cliques"]
 """Two nodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from rma_mm import kernels
 from rma_mm.errors import AlgorithmError, DtypeError, ShapeError
-from rma_mm.kernels import blas, dtypes, elementwise, threads
+from rma_mm.kernels import blas, choice, dtypes, elementwise, rates, threads
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
@@ -17,10 +18,10 @@ NAMES = sorted(dtype.name for dtype in SUPPORTED)
 # -- choosing ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_chooses() -> None:
+def test_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     big = (1024, 1024, 1024)
+    monkeypatch.setattr(choice, "rates", lambda dtype: None)
     assert kernels.choose_kernel("auto", np.dtype("f4"), *big) in ("blas", "numpy")
-    assert kernels.choose_kernel("auto", np.dtype("f2"), *big) in ("blas", "numpy")
     assert kernels.choose_kernel("auto", np.dtype("i4"), *big) == "numba"
     assert kernels.choose_kernel("auto", np.dtype("i4"), 64, 64, 64) == "numpy"
     one = np.ones((1, 1))
@@ -30,8 +31,47 @@ def test_auto_chooses() -> None:
     }
 
 
+def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each class of shapes; the 16-bit floats are measured when they are first wanted."""
+    if blas.library() is None:
+        pytest.skip("there is no BLAS to choose")
+    table = {name: {"blas": 50.0, "numba": 60.0 if name[2] == "l" else 40.0} for name in rates.CLASSES}
+    for known, f2 in ((table, None), (None, table)):
+        monkeypatch.setattr(choice, "rates", lambda dtype, known=known: known)
+        monkeypatch.setattr(choice, "measured", lambda dtype, f2=f2: f2)
+        single, half = np.dtype("f4"), np.dtype("f2")
+        assert kernels.choose_kernel("auto", half, 1024, 1024, 1024) == "numba"
+        assert kernels.choose_kernel("auto", single, 1024, 1024, 1024) == ("numba" if known else "blas")
+        assert kernels.choose_kernel("auto", single, 4096, 4096, 64) == "blas"
+        said = choice.reason("numba", single, 1024, 1024, 1024)
+        assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
+
+
+def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was measured is read again by the next process; a file that cannot be read is as good as none."""
+    if blas.library() is None:
+        pytest.skip("there is no BLAS to measure")
+    monkeypatch.setattr(rates, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(rates, "SECONDS", 1e-4)
+    rates._table.cache_clear()
+    try:
+        assert rates.rates(np.dtype("f4")) is None
+        found = rates.measured(np.dtype("f4"))
+        assert {name: sorted(by) for name, by in found.items()} == {name: ["blas", "numba"] for name in rates.CLASSES}
+        rates._table.cache_clear()
+        assert rates.rates(np.dtype("f4")) == found
+        assert rates.rates(np.dtype("f8")) is None
+        (file,) = tmp_path.iterdir()
+        for damaged in (file.read_text()[:40], "[]", '{"float32": {"sss": 1}}'):
+            file.write_text(damaged)
+            rates._table.cache_clear()
+            assert rates.rates(np.dtype("f4")) is None
+    finally:
+        rates._table.cache_clear()
+
+
 def test_without_a_blas_numpy_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "library", lambda: None)
+    monkeypatch.setattr(choice, "library", lambda: None)
     monkeypatch.setattr(blas, "library", lambda: None)
     a, c = np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32)
     for kernel in ("auto", "blas"):
@@ -82,8 +122,10 @@ def test_refusals() -> None:
 def test_scratch_bytes() -> None:
     f4, f2, i4 = (np.dtype(t) for t in ("f4", "f2", "i4"))
     assert kernels.scratch_bytes(2048, 2048, 2048, f4, f4, f4) == 0
-    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4) <= (8 << 20) + (64 << 10)
-    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, i4, i4, i4) <= (16 << 20) + (64 << 10)
+    most = 6 * threads.get_threads() << 20
+    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "blas") <= (8 << 20) + (64 << 10)
+    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, f2, f2, f4, "numba") <= most
+    assert 0 < kernels.scratch_bytes(10**5, 10**5, 10**5, i4, i4, i4) <= most
     assert kernels.scratch_bytes(0, 5, 5, i4, i4, i4) == 0
 
 

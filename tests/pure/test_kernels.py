@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rma_mm import kernels
-from rma_mm.kernels import blas, blocked, compiled, threads
+from rma_mm.kernels import blas, blocked, threads
 from rma_mm.kernels.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
@@ -275,14 +275,6 @@ def test_bound_product_follows_its_arrays_and_keeps_them() -> None:
     bound()
     bound()
     assert (c == 6).all()
-
-
-def test_plain_loops_without_numba() -> None:
-    a, b, c = (np.arange(110).reshape(s) % 7 for s in ((10, 11), (11, 10), (11, 10)))
-    c = c[:10].copy()
-    expected = c + a @ b
-    compiled.add_product(a, b, c)
-    np.testing.assert_array_equal(c, expected)
 
 
 def run_python(text: str, **env: str) -> None:

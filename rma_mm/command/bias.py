@@ -1,0 +1,53 @@
+"""The bias of a product, from a `.npy` file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import FileFormatError, RmaError
+from rma_mm.kernels.dtypes import BFLOAT16, check_dtype
+from rma_mm.runtime.agreement import agree_error
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None) -> NDArray[Any]:
+    """The vector in a file that rank 0 reads, on every rank. `dtype`: what files hold, where bfloat16 is |V2 in them.
+
+    Collective. Raises FileFormatError on every rank.
+    """
+    bias: NDArray[Any] | None = None
+    error: Exception | None = None
+    if comm.rank == 0:
+        try:
+            bias = _vector(path, dtype)
+        except RmaError as caught:
+            error = caught
+    agree_error(comm, error)
+    shared: NDArray[Any] = comm.bcast(bias)
+    return shared
+
+
+def _vector(path: str, dtype: str | None) -> NDArray[Any]:
+    if not os.path.isfile(path):
+        raise FileFormatError(f"--bias {path}: is not there, or not a regular file; a .npy file is needed")
+    try:
+        found: Any = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FileFormatError(f"--bias {path}: cannot be read as a .npy file: {error}") from None
+    if not isinstance(found, np.ndarray) or found.ndim != 1:
+        what = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else "an .npz archive"
+        raise FileFormatError(f"--bias {path}: holds {what}; a vector is needed, of one dimension")
+    if found.dtype == np.dtype("V2") and dtype == "bfloat16" and BFLOAT16 is not None:
+        found = found.view(BFLOAT16)
+    native = found.dtype.newbyteorder("=")
+    try:
+        bias: NDArray[Any] = found.astype(check_dtype(native, "its dtype"))
+    except RmaError as error:
+        raise FileFormatError(f"--bias {path}: {error}") from None
+    return bias

@@ -1,0 +1,53 @@
+"""What is kept on disk between runs: a folder of the user's, made anew whenever these sources change."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where compiled code and measurements are kept; None where nothing can be written.
+
+    RMA_MM_CACHE names another place than the user's cache.
+    """
+    try:
+        folder = _home() / f"kernels-{_sources()}"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError):  # RuntimeError: nobody's home
+        return None
+    return folder
+
+
+def _home() -> Path:
+    named = os.environ.get("RMA_MM_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rma_mm"
+
+
+def _sources() -> str:
+    """A name for the sources as they are now: code compiled from others must not be taken."""
+    found = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold the lock of the folder: other processes of this machine wait meanwhile. Without a folder nobody waits."""
+    folder = cache_folder()
+    if folder is None:
+        yield
+        return
+    with (folder / "lock").open("w") as file:
+        with suppress(OSError):  # a file system without locks: better twice the work than none
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

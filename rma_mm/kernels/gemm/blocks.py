@@ -1,0 +1,58 @@
+"""How many rows, columns and steps of k are packed at a time, from the sizes of the caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rma_mm.kernels.gemm.cpu import Cpu
+from rma_mm.kernels.gemm.form import Form
+
+_SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of what is packed at a time."""
+
+    m: int
+    """Rows of a panel of a."""
+    n: int
+    """Columns of a panel of b."""
+    k: int
+    """Steps of both."""
+    bytes_a: int
+    """Of a panel of a."""
+    bytes_b: int
+    """Of a panel of b."""
+    bytes_tile: int
+    """Of a tile."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All scratch of a product."""
+        return self.bytes_a + self.bytes_b + self.bytes_tile
+
+
+def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
+    """Blocks for a product of this size: equal ones, as large as the caches allow."""
+    cell_a, cell_b = form.panel_bytes("a"), form.panel_bytes("b")
+    first, second, third = cpu.caches
+    # a sliver of b twice as large as the first level: it streams from the second, and c is read and written less often
+    depth = _equal(k, max(64, 2 * first // (form.columns * cell_b)), 4 * form.group)
+    rows = _equal(m, max(form.rows, second // 2 // (depth * cell_a)), form.rows)
+    columns = _equal(n, max(form.columns, min(third // 4, 4 << 20) // (depth * cell_b)), form.columns)
+    cells = -(-depth // form.group) * form.group
+    bytes_a = -(-rows // form.rows) * form.rows * cells * cell_a
+    bytes_b = -(-columns // form.columns) * (form.columns * cells * cell_b + form.head)
+    bytes_tile = form.rows * form.columns * form.planes * np.dtype(form.total).itemsize
+    sizes = ((1 + -(-size // _SLACK)) * _SLACK for size in (bytes_a, bytes_b, bytes_tile))
+    return Blocks(rows, columns, depth, *sizes)
+
+
+def _equal(extent: int, most: int, unit: int) -> int:
+    """The length of equal parts of an extent, at most about `most` each, in multiples of `unit`."""
+    parts = max(1, -(-extent // most))
+    length = -(-extent // parts)
+    return -(-length // unit) * unit

@@ -1,0 +1,53 @@
+"""What the generated kernels are fitted to: vectors, registers, special instructions and caches of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One core, as far as a kernel is concerned."""
+
+    name: str
+    """What LLVM calls it."""
+    vector_bytes: int
+    """Width of a vector register."""
+    registers: int
+    """Number of vector registers."""
+    dots: frozenset[str]
+    """Instructions that add several products at once: "int8" (VNNI), "bfloat16" (AVX512-BF16)."""
+    caches: tuple[int, int, int]
+    """Bytes of data that the first, second and third level hold."""
+
+
+@cache
+def host() -> Cpu:
+    """The core this process runs on. Needs llvmlite, which comes with Numba."""
+    from llvmlite import binding
+
+    has = {name for name, found in binding.get_host_cpu_features().items() if found}
+    wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
+    dots = {kind for kind, feature in (("int8", "avx512vnni"), ("bfloat16", "avx512bf16")) if wide and feature in has}
+    vector_bytes = 64 if wide else 32 if {"avx2", "fma"} <= has else 16
+    registers = 32 if wide or "neon" in has else 16
+    return Cpu(binding.get_host_cpu_name(), vector_bytes, registers, frozenset(dots), _caches())
+
+
+def _caches() -> tuple[int, int, int]:
+    """What Linux says, else what is usual."""
+    sizes = dict(_USUAL)
+    for entry in _CACHES.glob("index*"):
+        try:
+            level, kind = int((entry / "level").read_text()), (entry / "type").read_text().strip()
+            text = (entry / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and level in sizes and text[:-1].isdecimal():
+            sizes[level] = int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 10)
+    return sizes[1], sizes[2], sizes[3]

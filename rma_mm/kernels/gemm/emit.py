@@ -1,0 +1,294 @@
+"""What LLVM is told: the innermost kernel of a form, a tile of sums in registers, and the arithmetic it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from rma_mm.kernels.gemm.form import Form
+
+Value = Any
+"""A value of LLVM's."""
+
+UNROLLED = 4
+"""Steps of k between two branches."""
+
+_FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
+_BYTE = ir.IntType(8)
+_INDEX = ir.IntType(64)
+_WORD = ir.IntType(32)
+
+
+def type_of(name: str) -> ir.Type:
+    """LLVM's type of an element."""
+    return _FLOATS.get(name) or ir.IntType(8 * np.dtype(name).itemsize)
+
+
+def at(builder: ir.IRBuilder, pointer: Value, offset: Value | int, pointee: ir.Type) -> Value:
+    """A pointer, so many bytes further on."""
+    if isinstance(offset, int):
+        offset = _INDEX(offset)
+    moved = builder.gep(builder.bitcast(pointer, _BYTE.as_pointer()), [offset])
+    return builder.bitcast(moved, pointee.as_pointer())
+
+
+def load(builder: ir.IRBuilder, pointer: Value, pointee: ir.Type) -> Value:
+    """What is stored there, at any alignment."""
+    return builder.load(pointer, align=1, typ=pointee)
+
+
+def splat(builder: ir.IRBuilder, value: Value, lanes: int) -> Value:
+    """A vector of equal elements."""
+    vector = ir.VectorType(value.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _WORD(0))
+    zeros = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+
+
+# -- arithmetic, of vectors or of single elements ---------------------------------------------------
+
+
+def identity(form: Form) -> Any:
+    """What a sum begins with."""
+    total = np.dtype(form.total)
+    if form.semiring in ("plus_times", "or_and"):
+        return 0
+    low = form.semiring.startswith("max")
+    if total.kind == "f":
+        return -np.inf if low else np.inf
+    return int(np.iinfo(total).min if low else np.iinfo(total).max)
+
+
+def combine(builder: ir.IRBuilder, form: Form, old: Value, new: Value) -> Value:
+    """The semiring's addition. Of min and max, NaN wins."""
+    if form.semiring == "plus_times":
+        return builder.fadd(old, new) if _floating(old) else builder.add(old, new)
+    if form.semiring == "or_and":
+        return builder.or_(old, new)
+    return _better(builder, form, "min" if form.semiring.startswith("min") else "max", old, new)
+
+
+def times(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
+    """The ordinary product."""
+    return builder.fmul(a, b) if _floating(a) else builder.mul(a, b)
+
+
+def step(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> Value:
+    """`old` with the product of a and b added to it, in the sense of the semiring."""
+    if form.semiring == "plus_times" and _floating(old):
+        return _intrinsic(builder, "llvm.fma", old.type, a, b, old)
+    if form.semiring == "plus_times":
+        return builder.add(old, builder.mul(a, b))
+    if form.semiring == "or_and":
+        return builder.or_(old, builder.and_(a, b))
+    if form.semiring == "max_min":
+        return combine(builder, form, old, _better(builder, form, "min", a, b))
+    return combine(builder, form, old, builder.fadd(a, b) if _floating(a) else builder.add(a, b))
+
+
+def _better(builder: ir.IRBuilder, form: Form, which: str, old: Value, new: Value) -> Value:
+    sign = "<" if which == "min" else ">"
+    if _floating(old):
+        is_nan = builder.fcmp_unordered("uno", new, new)
+        wins = builder.or_(builder.fcmp_ordered(sign, new, old), is_nan)
+    elif np.dtype(form.total).kind == "u":
+        wins = builder.icmp_unsigned(sign, new, old)
+    else:
+        wins = builder.icmp_signed(sign, new, old)
+    return builder.select(wins, new, old)
+
+
+def _floating(value: Value) -> bool:
+    kind = getattr(value.type, "element", value.type)
+    return isinstance(kind, ir.FloatType | ir.DoubleType)
+
+
+def _intrinsic(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
+    """Call one of LLVM's functions on vectors."""
+    suffix = {"float": "f32", "double": "f64"}[str(getattr(kind, "element", kind))]
+    count = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+    return _call(builder, f"{name}.{count}{suffix}", kind, *values)
+
+
+def _call(builder: ir.IRBuilder, name: str, kind: ir.Type, *values: Value) -> Value:
+    module = builder.module
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, ir.FunctionType(kind, [value.type for value in values]), name)
+    return builder.call(function, values)
+
+
+def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> Value:
+    """`old` plus the products of `form.group` neighbours, by one instruction."""
+    if form.total == "float32":
+        whole = ir.VectorType(ir.IntType(32), form.lanes)
+        pairs = (builder.bitcast(x, whole) for x in (a, b))
+        return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", old.type, old, *pairs)
+    pair = (a, b) if form.panel_a == "uint8" else (b, a)
+    return _call(builder, "llvm.x86.avx512.vpdpbusd.512", old.type, old, *pair)
+
+
+# -- the tile ---------------------------------------------------------------------------------------
+
+
+class Tile:
+    """Emits the kernel of a form: sums over `depth` steps of a sliver of a and one of b, then stored or combined."""
+
+    def __init__(self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, out: Value, stride: Value) -> None:
+        self.builder, self.form = builder, form
+        self.a, self.b, self.out, self.stride = a, b, out, stride
+        self.total = type_of(form.total)
+        self.vector = ir.VectorType(self.total, form.lanes)
+        grouped = form.group > 1
+        self.element_a = _WORD if grouped else type_of(form.panel_a)
+        self.vector_b = ir.VectorType(_WORD if grouped else type_of(form.panel_b), form.lanes)
+        self.size = form.group * np.dtype(form.panel_b).itemsize  # bytes of one element of a step
+        self.step_a, self.step_b = (n * form.planes * self.size for n in (form.rows, form.columns))
+
+    def emit(self, depth: Value, combines: Value) -> None:
+        """depth: steps of k (groups of them). combines: whether what `out` holds is added to."""
+        builder = self.builder
+        sums = self.begun()
+        whole = builder.and_(depth, _INDEX(~(UNROLLED - 1)))
+        sums = self.loop(sums, _INDEX(0), whole, UNROLLED)
+        sums = self.loop(sums, whole, depth, 1)
+        with builder.if_else(combines) as (then, otherwise):
+            with then:
+                self.store(sums, combines=True)
+            with otherwise:
+                self.store(sums, combines=False)
+
+    def begun(self) -> list[Value]:
+        """The sums before the first step."""
+        form, builder = self.form, self.builder
+        count = form.rows * form.vectors * form.planes
+        if not form.correction:
+            return [ir.Constant(self.vector, [identity(form)] * form.lanes)] * count
+        width = form.lanes * 4
+        heads = [load(builder, at(builder, self.b, v * width, self.vector), self.vector) for v in range(form.vectors)]
+        return heads * form.rows
+
+    def loop(self, sums: list[Value], first: Value, last: Value, unrolled: int) -> list[Value]:
+        """The steps from first to last."""
+        builder = self.builder
+        before = builder.block
+        body, after = (builder.append_basic_block(name) for name in ("steps", "after"))
+        builder.cbranch(builder.icmp_unsigned("<", first, last), body, after)
+        builder.position_at_end(body)
+        index = builder.phi(_INDEX)
+        index.add_incoming(first, before)
+        current = [builder.phi(self.vector) for _ in sums]
+        for phi, value in zip(current, sums, strict=True):
+            phi.add_incoming(value, before)
+        ap = at(builder, self.a, builder.mul(index, _INDEX(self.step_a)), _BYTE)
+        start = builder.mul(index, _INDEX(self.step_b))
+        bp = at(builder, self.b, builder.add(start, _INDEX(self.form.head)), _BYTE)
+        results: list[Value] = list(current)
+        for u in range(unrolled):
+            results = self.steps(results, ap, bp, u)
+        following = builder.add(index, _INDEX(unrolled))
+        index.add_incoming(following, builder.block)
+        for phi, value in zip(current, results, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_unsigned("<", following, last), body, after)
+        ending = builder.block
+        builder.position_at_end(after)
+        merged = []
+        for value, result in zip(sums, results, strict=True):
+            phi = builder.phi(self.vector)
+            phi.add_incoming(value, before)
+            phi.add_incoming(result, ending)
+            merged.append(phi)
+        return merged
+
+    def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
+        """One step of every sum."""
+        builder, form = self.builder, self.form
+        width = form.lanes * self.size
+        bs = [
+            load(builder, at(builder, bp, u * self.step_b + v * width, self.vector_b), self.vector_b)
+            for v in range(form.vectors * form.planes)
+        ]
+        out = list(sums)
+        for i in range(form.rows):
+            if form.planes == 2:
+                self.complex_row(out, ap, bs, u, i)
+                continue
+            a = self.spread(ap, u, i)
+            for v in range(form.vectors):
+                at_sum = i * form.vectors + v
+                add = _dot if form.group > 1 else step
+                out[at_sum] = add(builder, form, out[at_sum], a, bs[v])
+        return out
+
+    def spread(self, ap: Value, u: int, i: int) -> Value:
+        """Element i of a's step, in every lane."""
+        builder = self.builder
+        place = at(builder, ap, u * self.step_a + i * self.size, self.element_a)
+        return splat(builder, load(builder, place, self.element_a), self.form.lanes)
+
+    def complex_row(self, sums: list[Value], ap: Value, bs: list[Value], u: int, i: int) -> None:
+        """One step of a row of complex sums: real parts of all of them, then imaginary parts."""
+        builder, form = self.builder, self.form
+        real, imaginary = self.spread(ap, u, i), self.spread(ap, u, form.rows + i)
+        minus = builder.fneg(imaginary)
+        half = form.rows * form.vectors
+        for v in range(form.vectors):
+            re, im = i * form.vectors + v, half + i * form.vectors + v
+            b_re, b_im = bs[v], bs[form.vectors + v]
+            sums[re] = step(builder, form, sums[re], real, b_re)
+            sums[im] = step(builder, form, sums[im], real, b_im)
+            sums[re] = step(builder, form, sums[re], minus, b_im)
+            sums[im] = step(builder, form, sums[im], imaginary, b_re)
+
+    def store(self, sums: list[Value], combines: bool) -> None:
+        """Sums go to `out`, whose rows are `stride` bytes apart."""
+        builder, form = self.builder, self.form
+        for i in range(form.rows):
+            row = at(builder, self.out, builder.mul(self.stride, _INDEX(i)), _BYTE)
+            for v, value in enumerate(self.stored_row(sums, i)):
+                size = value.type.count * np.dtype(form.total).itemsize
+                place = at(builder, row, v * size, value.type)
+                if combines:
+                    value = combine(builder, form, load(builder, place, value.type), value)
+                builder.store(value, place, align=1)
+
+    def stored_row(self, sums: list[Value], i: int) -> list[Value]:
+        """The vectors of one row, real and imaginary parts taking turns."""
+        form = self.form
+        row = sums[i * form.vectors : (i + 1) * form.vectors]
+        if form.planes == 1:
+            return row
+        half = form.rows * form.vectors
+        other = sums[half + i * form.vectors : half + (i + 1) * form.vectors]
+        turns = [lane + part * form.lanes for lane in range(form.lanes) for part in (0, 1)]
+        mask = ir.Constant(ir.VectorType(_WORD, len(turns)), turns)
+        return [self.builder.shuffle_vector(re, im, mask) for re, im in zip(row, other, strict=True)]
+
+
+# -- packing ----------------------------------------------------------------------------------------
+
+
+def read_truth(builder: ir.IRBuilder, value: Value) -> Value:
+    """1 unless the byte is 0."""
+    return builder.zext(builder.icmp_unsigned("!=", value, value.type(0)), _BYTE)
+
+
+
+def read_bfloat16(builder: ir.IRBuilder, value: Value) -> Value:
+    """float32 from the bits of a bfloat16."""
+    return builder.bitcast(builder.shl(builder.zext(value, _WORD), _WORD(16)), type_of("float32"))
+
+
+def read_float16(builder: ir.IRBuilder, value: Value) -> Value:
+    """float32 from the bits of a float16, subnormals included: the exponent is moved by a multiplication by 2^112."""
+    bits = builder.zext(value, _WORD)
+    magnitude = builder.shl(builder.and_(bits, _WORD(0x7FFF)), _WORD(13))
+    kind = type_of("float32")
+    scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, kind), kind(2.0**112)), _WORD)
+    special = builder.icmp_unsigned(">=", builder.and_(bits, _WORD(0x7FFF)), _WORD(0x7C00))  # infinity and NaN
+    scaled = builder.select(special, builder.or_(magnitude, _WORD(0x7F800000)), scaled)
+    sign = builder.shl(builder.and_(bits, _WORD(0x8000)), _WORD(16))
+    return builder.bitcast(builder.or_(scaled, sign), kind)

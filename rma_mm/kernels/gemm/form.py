@@ -1,0 +1,135 @@
+"""Which types a generated kernel packs, multiplies and sums, and in what tiles: one form for each kind of product.
+
+A form is all that tells the kernels of float32, of complex128, of int8 by dot products and of shortest paths apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rma_mm.kernels.dtypes import BFLOAT16, accumulator
+from rma_mm.kernels.gemm.cpu import Cpu
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one kind of product is computed. Fixed when a kernel is compiled."""
+
+    semiring: str
+    """plus_times, min_plus, max_plus, max_min or or_and."""
+    panel_a: str
+    """Type in which a is packed (NumPy's name; bits16 for packed bfloat16)."""
+    panel_b: str
+    """Type in which b is packed."""
+    total: str
+    """Type in which a tile is summed; of one part where numbers are complex."""
+    read_a: str
+    """How an element of a becomes one of the panel: see `converting`."""
+    read_b: str
+    """How an element of b becomes one of the panel."""
+    rows: int
+    """Rows of a tile."""
+    vectors: int
+    """Vectors of `lanes` columns in a row of a tile."""
+    lanes: int
+    """Sums in one vector."""
+    group: int = 1
+    """Steps of k that one instruction takes."""
+    planes: int = 1
+    """2 where real and imaginary parts are packed apart."""
+    correction: int = 0
+    """What the sum of b's column, times this, adds: an operand of 8 bits was moved by 128 to change its sign."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile."""
+        return self.vectors * self.lanes
+
+    @property
+    def head(self) -> int:
+        """Bytes before each sliver of b: where its corrections stand."""
+        return self.columns * 4 if self.correction else 0
+
+    def panel_bytes(self, operand: str) -> int:
+        """Bytes of one element of a panel, both parts of a complex one."""
+        name = self.panel_a if operand == "a" else self.panel_b
+        return self.planes * np.dtype(name).itemsize
+
+
+def form_of(semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, dots: bool = True) -> Form:
+    """The form for operands of types `a` and `b` and a result that is summed towards type `c`.
+
+    dots: whether bfloat16 may be multiplied by an instruction that adds two products, but takes no subnormals.
+    """
+    if c.kind == "b":
+        semiring = "or_and"  # NumPy's + and × of truth values
+    if semiring == "plus_times":
+        if takes_bytes(a, b, c, cpu):
+            return _bytes(a.kind, b.kind, cpu)
+        if dots and "bfloat16" in cpu.dots and a == b == BFLOAT16 and c == np.float32:
+            return _tiled(cpu, "float32", semiring, "uint16", "uint16", "as it is", "as it is", group=2)
+        if c.kind == "c":
+            part = "float32" if c.itemsize == 8 else "float64"
+            return _tiled(cpu, part, semiring, part, part, reading(a), reading(b), planes=2)
+    total = _total(semiring, c)
+    return _tiled(cpu, total, semiring, total, total, reading(a), reading(b))
+
+
+def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) -> bool:
+    """Whether bytes are multiplied by an instruction that adds four products: sums of 32 bits, or what is cut off."""
+    bytes_in = all(x.kind in "iu" and x.itemsize == 1 for x in (a, b))
+    return bytes_in and c.kind in "iu" and c.itemsize <= 4 and "int8" in cpu.dots
+
+
+def _total(semiring: str, c: np.dtype[Any]) -> str:
+    """The type of the sums: integers wrap around alike whatever their sign, but only signed or not are they ordered."""
+    if semiring == "or_and":
+        return "uint8"
+    if c.kind in "iu" and semiring == "plus_times":
+        return f"int{8 * max(2, c.itemsize)}"  # no machine multiplies bytes
+    return accumulator(c).name
+
+
+def _bytes(a: str, b: str, cpu: Cpu) -> Form:
+    """Dot products of bytes take one operand without sign and one with: a is moved by 128 where that does not fit."""
+    unsigned_a = a == "u" if a != b else a == "i"
+    moved = "as it is" if a != b else "moved by 128"
+    correction = 0 if a != b else -128 if a == "i" else 128
+    panels = ("uint8", "int8") if unsigned_a else ("int8", "uint8")
+    return _tiled(cpu, "int32", "plus_times", *panels, moved, "as it is", group=4, correction=correction)
+
+
+def reading(dtype: np.dtype[Any]) -> str:
+    """How elements of a type are read: see `Form.read_a`."""
+    if dtype == BFLOAT16:
+        return "bfloat16"
+    if dtype == np.float16:
+        return "float16"
+    return {"b": "truth", "c": "complex"}.get(dtype.kind, "as it is")
+
+
+def _tiled(
+    cpu: Cpu,
+    total: str,
+    semiring: str,
+    panel_a: str,
+    panel_b: str,
+    read_a: str,
+    read_b: str,
+    group: int = 1,
+    planes: int = 1,
+    correction: int = 0,
+) -> Form:
+    """The form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
+    lanes = cpu.vector_bytes // np.dtype(total).itemsize
+    fuses = np.dtype(total).kind == "f" and semiring == "plus_times"  # needs no register for products
+    rows = (14 if fuses or group > 1 else 12) if cpu.registers == 32 else 6
+    vectors = 2
+    if planes == 2:
+        rows, vectors = (6, 2) if cpu.registers == 32 else (6, 1)
+    return Form(
+        semiring, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, group, planes, correction
+    )  # fmt: skip

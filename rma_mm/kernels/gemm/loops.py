@@ -1,0 +1,219 @@
+"""The loops around the innermost kernel: blocks of k, n and m that stay in the caches, packed into slivers.
+
+After Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): a sliver of b stays in the
+first level, a panel of a in the second, a panel of b in the third. Written for Numba and compiled for each form: the
+arguments `sums`, `left`, `right` and `side` say which, and hold nothing. Strides and offsets are in bytes.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# ruff: noqa: ANN001, ANN201
+
+from __future__ import annotations
+
+import numba
+
+from rma_mm.kernels.gemm.memory import (
+    combined,
+    element,
+    fill,
+    half,
+    moved,
+    put,
+    read,
+    set_word,
+    stored,
+    subroutine,
+    summed,
+    tile,
+    times,
+    word,
+)
+
+_compiled, _inlined = subroutine(), subroutine(inlined=True)
+
+OVERWRITES, ADDS, SCALES = 0, 1, 2
+"""What becomes of c: nothing of it is kept, the product is added, or added to beta · c."""
+
+
+@_inlined
+def copy_cells(side, source, across, along, flips, here, left, target):
+    """One step of a sliver: `here` cells, side by side."""
+    for j in range(here):
+        value = read(side, source, j * across, along, left)
+        if flips:
+            value = -value
+        fill(side, target, j * side.cell, value)
+
+
+@_inlined
+def copy_line(side, source, along, flips, steps, stride, target):
+    """One cell of each of some whole steps of a sliver, `stride` apart."""
+    for g in range(steps):
+        value = read(side, source, g * side.group * along, along, side.group)
+        if flips:
+            value = -value
+        fill(side, target, g * stride, value)
+
+
+@_compiled
+def copy_sliver(side, source, across, along, flips, here, depth, stride, target):
+    """Fill one plane of a sliver."""
+    steps = depth // side.group
+    if across == side.item and here == side.width:
+        for g in range(steps):
+            line = moved(source, g * side.group * along)
+            copy_cells(side, line, side.item, along, flips, side.width, side.group, moved(target, g * stride))
+    elif along == side.item:
+        for j in range(here):
+            copy_line(side, moved(source, j * across), side.item, flips, steps, stride, moved(target, j * side.cell))
+    else:
+        for j in range(here):
+            copy_line(side, moved(source, j * across), along, flips, steps, stride, moved(target, j * side.cell))
+    if steps * side.group < depth:
+        line = moved(source, steps * side.group * along)
+        rest = depth - steps * side.group
+        copy_cells(side, line, across, along, flips, here, rest, moved(target, steps * stride))
+
+
+@_compiled
+def clear(target, size):
+    """Zero `size` bytes, rounded up to whole words."""
+    for at in range(0, size, 4):
+        set_word(target, at, 0)
+
+
+@subroutine(only=lambda side: side.operand == "b" and side.form.correction != 0)
+def correct(side, source, across, along, here, depth, head):
+    """Put the corrections of a sliver in front of it: the sum of each column, times a constant."""
+    clear(head, side.head)
+    for p in range(depth):
+        for j in range(here):
+            set_word(head, 4 * j, word(head, 4 * j) + element(side, source, p * along + j * across))
+    for j in range(here):
+        set_word(head, 4 * j, word(head, 4 * j) * side.correction)
+
+
+@_compiled
+def pack(side, source, across, along, flips, extent, depth, panel):
+    """Pack `extent` × `depth` elements into slivers `side.width` wide; what lies beyond the edge is zero.
+
+    across, along: from one element to the next within a step, and from step to step. flips: conjugate.
+    """
+    steps = (depth + side.group - 1) // side.group
+    stride = side.cell * side.width * side.parts
+    for first in range(0, extent, side.width):
+        here = min(side.width, extent - first)
+        head = moved(panel, (first // side.width) * (side.head + steps * stride))
+        body = moved(head, side.head)
+        begin = moved(source, first * across)
+        if here < side.width or (side.parts == 2 and not side.is_complex):
+            clear(body, steps * stride)
+        copy_sliver(side, begin, across, along, False, here, depth, stride, body)
+        if side.is_complex:
+            plane = moved(body, side.width * side.cell)
+            copy_sliver(side, moved(begin, side.part), across, along, flips, here, depth, stride, plane)
+        correct(side, begin, across, along, here, depth, head)
+
+
+@subroutine(inlined=True, only=lambda sums: sums.form.planes == 1)
+def merge_real(sums, spare, c, step, columns, mode, plain, scalars):
+    """Add one row of a tile to one row of c."""
+    for j in range(columns):
+        value = summed(sums, spare, j * sums.total)
+        if not plain:
+            value = times(sums, summed(sums, scalars, 0), value)
+        if mode == ADDS:
+            value = combined(sums, stored(sums, c, j * step), value)
+        elif mode == SCALES:
+            value = combined(sums, times(sums, summed(sums, scalars, sums.total), stored(sums, c, j * step)), value)
+        put(sums, c, j * step, value)
+
+
+@numba.njit(inline="always")
+def scaled(sums, scalars, re, im):
+    """A complex number times the one that stands there."""
+    by_re, by_im = summed(sums, scalars, 0), summed(sums, scalars, sums.total)
+    return by_re * re - by_im * im, by_re * im + by_im * re
+
+
+@subroutine(inlined=True, only=lambda sums: sums.form.planes == 2)
+def merge_complex(sums, spare, c, step, columns, mode, plain, scalars):
+    """Add one row of a complex tile to one row of c."""
+    for j in range(columns):
+        re = summed(sums, spare, 2 * j * sums.total)
+        im = summed(sums, spare, (2 * j + 1) * sums.total)
+        if not plain:
+            re, im = scaled(sums, scalars, re, im)
+        if mode != OVERWRITES:
+            old_re, old_im = stored(sums, c, j * step), stored(sums, c, j * step + sums.item)
+            if mode == SCALES:
+                old_re, old_im = scaled(sums, moved(scalars, 2 * sums.total), old_re, old_im)
+            re, im = combined(sums, old_re, re), combined(sums, old_im, im)
+        put(sums, c, j * step, re)
+        put(sums, c, j * step + sums.item, im)
+
+
+@_compiled
+def merge(sums, spare, c, row, col, rows, columns, mode, plain, scalars):
+    """Add what a tile has left in `spare` to `rows` × `columns` elements of c."""
+    width = sums.columns * sums.parts * sums.total
+    for i in range(rows):
+        line, place = moved(spare, i * width), moved(c, i * row)
+        merge_complex(sums, line, place, col, columns, mode, plain, scalars)
+        if col == sums.item:
+            merge_real(sums, line, place, sums.item, columns, mode, plain, scalars)
+        else:
+            merge_real(sums, line, place, col, columns, mode, plain, scalars)
+
+
+@_compiled
+def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns, cells, mode, plain, scalars, spare):
+    """All tiles of one packed panel of a and one of b."""
+    width = sums.columns * sums.parts * sums.total
+    for j in range(0, columns, sums.columns):
+        b = moved(panel_b, (j // sums.columns) * sliver_b)
+        n = min(sums.columns, columns - j)
+        for i in range(0, rows, sums.rows):
+            a = moved(panel_a, (i // sums.rows) * sliver_a)
+            m = min(sums.rows, rows - i)
+            place = moved(c, i * row + j * col)
+            whole = m == sums.rows and n == sums.columns and col == sums.item * sums.parts
+            if sums.direct and whole and plain and mode != SCALES:
+                tile(sums, a, b, place, row, cells, mode)
+            else:
+                tile(sums, a, b, spare, width, cells, OVERWRITES)
+                merge(sums, spare, place, row, col, m, n, mode, plain, scalars)
+
+
+def multiply(
+    sums, left, right,
+    a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col,
+    m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
+):  # fmt: skip
+    """C = alpha · a @ b + beta · c in the semiring of the form; `scalars` holds alpha and beta."""
+    for p in range(0, k, block_k):
+        depth = min(block_k, k - p)
+        cells = (depth + sums.group - 1) // sums.group
+        sliver_a = cells * left.cell * left.width * left.parts
+        sliver_b = right.head + cells * right.cell * right.width * right.parts
+        for j in range(0, n, block_n):
+            columns = min(block_n, n - j)
+            pack(right, moved(b, p * b_row + j * b_col), b_col, b_row, b_flips, columns, depth, panel_b)
+            for i in range(0, m, block_m):
+                rows = min(block_m, m - i)
+                pack(left, moved(a, i * a_row + p * a_col), a_row, a_col, a_flips, rows, depth, panel_a)
+                block(
+                    sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), c_row, c_col,
+                    rows, columns, cells, mode if p == 0 else ADDS, plain, scalars, spare,
+                )  # fmt: skip
+
+
+def least_exponents(source, row, col, rows, columns, out):
+    """Set `out` to the least exponent, as bfloat16 stores it, of what is not zero in a matrix; 256 where all is."""
+    least = numba.int32(256)
+    for i in range(rows):
+        for j in range(columns):
+            bits = numba.int32(half(source, i * row + j * col)) & 0x7FFF
+            exponent = bits >> 7 if bits != 0 else 256
+            least = min(least, exponent)
+    set_word(out, 0, least)

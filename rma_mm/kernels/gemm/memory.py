@@ -1,0 +1,313 @@
+"""What the compiled loops are written in: types that carry a form, and functions on raw memory, offsets in bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import cgutils
+from numba.core.compiler import Flags
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import intrinsic, models, register_model
+
+from rma_mm.kernels.gemm import emit
+from rma_mm.kernels.gemm.form import Form
+
+types: Any = numba.types
+function: Any = intrinsic
+"""Numba's decorator, whose own annotations take what it makes for its argument."""
+
+BYTES = types.CPointer(types.uint8)
+"""The type of every address."""
+
+_READS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "truth": ("uint8", emit.read_truth),
+    "float16": ("float32", emit.read_float16),
+    "bfloat16": ("float32", emit.read_bfloat16),
+}
+"""How elements are read that are not what they look like: as which type, and by what."""
+
+
+def digest(facts: object) -> str:
+    """A short name for facts: it becomes part of the symbols of compiled functions."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+class SumType(types.Opaque):  # type: ignore[misc]
+    """The type of an argument that only says what is summed, and as what it is stored."""
+
+    def __init__(self, form: Form, stored: str) -> None:
+        self.form, self.stored = form, stored
+        super().__init__(f"sum{digest((form, stored))}")
+
+
+class SideType(types.Opaque):  # type: ignore[misc]
+    """The type of an argument that only says how operand a or b is packed, and of what it consists."""
+
+    def __init__(self, form: Form, operand: str, source: str) -> None:
+        self.form, self.operand, self.source = form, operand, source
+        self.read, self.panel = (form.read_a, form.panel_a) if operand == "a" else (form.read_b, form.panel_b)
+        super().__init__(f"side{digest((form, operand, source))}")
+
+
+for _kind in (SumType, SideType):
+    register_model(_kind)(models.OpaqueModel)
+
+
+def _width(side: Any) -> int:
+    return int(side.form.rows if side.operand == "a" else side.form.columns)
+
+
+_SUM: dict[str, Callable[[Any], int]] = {
+    "rows": lambda sums: sums.form.rows,
+    "columns": lambda sums: sums.form.columns,
+    "group": lambda sums: sums.form.group,
+    "parts": lambda sums: sums.form.planes,
+    "item": lambda sums: np.dtype(sums.stored).itemsize,
+    "total": lambda sums: np.dtype(sums.form.total).itemsize,
+    "direct": lambda sums: sums.stored == sums.form.total,
+    "ring": lambda sums: sums.form.semiring == "plus_times",
+}
+_SIDE: dict[str, Callable[[Any], int]] = {
+    "width": _width,
+    "group": lambda side: side.form.group,
+    "parts": lambda side: side.form.planes,
+    "is_complex": lambda side: side.read == "complex",
+    "item": lambda side: np.dtype(side.source).itemsize * (2 if side.read == "complex" else 1),
+    "part": lambda side: np.dtype(side.source).itemsize,
+    "cell": lambda side: side.form.group * np.dtype(side.panel).itemsize,
+    "head": lambda side: side.form.head if side.operand == "b" else 0,
+    "correction": lambda side: side.form.correction if side.operand == "b" else 0,
+}
+
+
+def _constants(kind: type[types.Opaque], values: dict[str, Callable[[Any], int]]) -> None:
+    """Make facts attributes that are known when the loops are compiled, without a function for each."""
+
+    @infer_getattr
+    class Facts(AttributeTemplate):  # type: ignore[misc]
+        key = kind
+
+        def generic_resolve(self, what: Any, name: str) -> Any:
+            return types.int64 if name in values else None
+
+    @lower_getattr_generic(kind)
+    def constant(context: Any, builder: Any, what: Any, value: Any, name: str) -> Any:
+        return context.get_constant(types.int64, int(values[name](what)))
+
+
+_constants(SumType, _SUM)
+_constants(SideType, _SIDE)
+
+
+def subroutine(inlined: bool = False, only: Callable[[Any], bool] = bool) -> Callable[[Callable[..., None]], Any]:
+    """Make a function without a result part of the code that calls it.
+
+    Numba would compile and load each of them apart as well, which takes time. inlined: what is constant in a call is
+    then constant in the function. only: for which types of the first argument anything is to be done; for others
+    nothing is compiled.
+    """
+
+    def made(body: Callable[..., None]) -> Any:
+        @function
+        def call(typing: Any, *given: Any) -> Any:
+            inner = types.void(*(types.unliteral(kind) for kind in given))
+
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                if not only(given[0]):
+                    return context.get_dummy_value()
+                flags = Flags()
+                flags.error_model, flags.forceinline = "numpy", inlined
+                flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+                passed = zip(cgutils.unpack_tuple(builder, args[0]), given, inner.args, strict=True)
+                values = [context.cast(builder, value, kind, wanted) for value, kind, wanted in passed]
+                code = context.compile_subroutine(builder, body, inner, flags=flags)
+                context.call_internal(builder, code.fndesc, inner, values)
+                return context.get_dummy_value()
+
+            return types.void(types.StarArgTuple.from_types(given)), generate
+
+        return call
+
+    return made
+
+
+def numba_type(name: str) -> Any:
+    """Numba's type of an element."""
+    return numba.from_dtype(np.dtype(name))
+
+
+def _element(context: Any, builder: Any, address: Any, offset: Any, kind: Any) -> Any:
+    data = context.get_data_type(kind)
+    return emit.load(builder, emit.at(builder, address, offset, data), data)
+
+
+def _store(context: Any, builder: Any, address: Any, offset: Any, value: Any, kind: Any) -> None:
+    builder.store(value, emit.at(builder, address, offset, context.get_data_type(kind)), align=1)
+
+
+@function
+def read(typing: Any, side: Any, source: Any, offset: Any, along: Any, left: Any) -> Any:
+    """What one cell of a panel holds.
+
+    A cell takes as many elements, `along` apart, as an instruction takes steps; beyond the `left`th it is 0.
+    """
+    form, panel, kind = side.form, numba_type(side.panel), numba_type(side.source)
+    name, convert = _READS.get(side.read, (side.source, lambda _, value: value))
+    cell = types.uint32 if form.group > 1 else panel
+
+    def one(context: Any, builder: Any, address: Any, offset: Any) -> Any:
+        value = convert(builder, _element(context, builder, address, offset, kind))
+        return context.cast(builder, value, numba_type(name), panel)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if form.group == 1:
+            return one(context, builder, args[1], args[2])
+        word, bits = context.get_data_type(types.uint32), np.dtype(side.panel).itemsize * 8
+        total = word(0)
+        for q in range(form.group):
+            inside = builder.icmp_signed("<", args[4].type(q), args[4])
+            step = builder.select(inside, builder.mul(args[3], args[3].type(q)), args[3].type(0))
+            value = builder.zext(one(context, builder, args[1], builder.add(args[2], step)), word)
+            if side.read == "moved by 128":
+                value = builder.xor(value, word(0x80))
+            value = builder.select(inside, value, word(0))
+            total = builder.or_(total, builder.shl(value, word(q * bits)))
+        return total
+
+    return cell(side, source, types.int64, types.int64, types.int64), generate
+
+
+@function
+def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
+    """Set a cell of a panel."""
+    cell = types.uint32 if side.form.group > 1 else numba_type(side.panel)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store(context, builder, args[1], args[2], context.cast(builder, args[3], value, cell), cell)
+        return context.get_dummy_value()
+
+    return types.void(side, panel, types.int64, value), generate
+
+
+@function
+def element(typing: Any, side: Any, source: Any, offset: Any) -> Any:
+    """An element of an operand of whole numbers."""
+    kind = numba_type(side.source)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _element(context, builder, args[1], args[2], kind)
+
+    return kind(side, source, types.int64), generate
+
+
+@function
+def word(typing: Any, address: Any, offset: Any) -> Any:
+    """Four bytes, as a whole number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _element(context, builder, args[0], args[1], types.int32)
+
+    return types.int32(address, types.int64), generate
+
+
+@function
+def half(typing: Any, address: Any, offset: Any) -> Any:
+    """Two bytes, as a whole number without sign."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _element(context, builder, args[0], args[1], types.uint16)
+
+    return types.uint16(address, types.int64), generate
+
+
+@function
+def set_word(typing: Any, address: Any, offset: Any, value: Any) -> Any:
+    """Store its four low bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cast = context.cast(builder, args[2], value, types.int32)
+        _store(context, builder, args[0], args[1], cast, types.int32)
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64, value), generate
+
+
+@function
+def summed(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
+    """A sum that a tile left there."""
+    kind = numba_type(sums.form.total)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _element(context, builder, args[1], args[2], kind)
+
+    return kind(sums, address, types.int64), generate
+
+
+@function
+def stored(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
+    """An element of c, in the type of the sums."""
+    kind, total = numba_type(sums.stored), numba_type(sums.form.total)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.cast(builder, _element(context, builder, args[1], args[2], kind), kind, total)
+
+    return total(sums, address, types.int64), generate
+
+
+@function
+def put(typing: Any, sums: Any, address: Any, offset: Any, value: Any) -> Any:
+    """Set an element of c."""
+    kind = numba_type(sums.stored)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store(context, builder, args[1], args[2], context.cast(builder, args[3], value, kind), kind)
+        return context.get_dummy_value()
+
+    return types.void(sums, address, types.int64, value), generate
+
+
+@function
+def moved(typing: Any, address: Any, offset: Any) -> Any:
+    """An address so much further on."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit.at(builder, args[0], args[1], args[0].type.pointee)
+
+    return address(address, types.int64), generate
+
+
+@function
+def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
+    """The semiring's addition."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit.combine(builder, sums.form, args[1], args[2])
+
+    return old(sums, old, old), generate
+
+
+@function
+def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
+    """Emit the innermost kernel: cells of k from a sliver of a and one of b go to `out`, or are added to it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        made = emit.Tile(builder, sums.form, *args[1:5])
+        made.emit(args[5], cgutils.is_true(builder, args[6]))
+        return context.get_dummy_value()
+
+    return types.void(sums, a, b, out, types.int64, types.int64, types.int64), generate
+
+
+@function
+def times(typing: Any, sums: Any, x: Any, y: Any) -> Any:
+    """A product of two sums, integers wrapping around."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit.times(builder, args[1], args[2])
+
+    return x(sums, x, x), generate

@@ -1,0 +1,248 @@
+"""Binding products to generated code: the form, the memory, the compiled loops, and the threads that share them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
+from rma_mm.kernels.compiling import compiled
+from rma_mm.kernels.dtypes import BFLOAT16, accumulator, is_half
+from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
+from rma_mm.kernels.gemm.cpu import host
+from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
+from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply
+from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
+from rma_mm.kernels.product import Operands, Product
+from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.kernels.threads import get_threads
+
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
+_ARGUMENTS = (
+    *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE,
+    *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
+)  # fmt: skip
+WORTH = 1 << 20
+"""Multiply-adds from which a thread of its own pays."""
+_UNIT = 96  # rows or columns: whole tiles of most forms
+_SAFE = 127 + 127 + 16 - 126
+"""Sum of the stored exponents from which products of bfloat16 and their sums are never subnormal."""
+
+Array = NDArray[Any]
+Call = Callable[[], None]
+
+
+@cache
+def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
+    """The loops for a form, for operands and a result that are stored as these types."""
+    from numba import types
+
+    size = types.int64
+    kinds = (
+        SumType(form, c), SideType(form, "a", a), SideType(form, "b", b),
+        *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
+    )  # fmt: skip
+    return compiled(multiply, kinds, _ARGUMENTS)
+
+
+@cache
+def exponents() -> Callable[..., None]:
+    """`least_exponents`, compiled."""
+    from numba import types
+
+    kinds = (BYTES, *(types.int64,) * 4, BYTES)
+    return compiled(least_exponents, kinds, (_ADDRESS, *(_SIZE,) * 4, _ADDRESS))
+
+
+def storage(dtype: np.dtype[Any], ordered: bool) -> str:
+    """How elements lie in memory: bits of what Numba does not know, parts of complex numbers.
+
+    Where order does not matter, integers are taken as signed: they wrap around alike.
+    """
+    if dtype.kind == "c":
+        return f"float{4 * dtype.itemsize}"
+    if is_half(dtype):
+        return "uint16"
+    if dtype.kind == "b":
+        return "uint8"
+    return dtype.name if ordered else dtype.name.lstrip("u")
+
+
+def bind_numba(problem: Operands) -> Product:
+    """The product by generated code, for every supported type; compiles here, not in the first call."""
+    a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
+    blocking = plan_numba(a, b, c)
+    if blocking is not None:
+        _compile_all(problem.semiring.name, *blocking.types(a, b, c))
+        return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring.name))
+    calls = [_bound(part) for part in _parts(problem, get_threads())]
+    product = Product(calls[0] if len(calls) == 1 else partial(_together, calls))
+    product.kernel, product.keep = "numba", (problem,)
+    return product
+
+
+def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
+    """How a product is cut whose types the generated code does not take as they are; None where it does.
+
+    It takes operands of the type in which c is summed, two of one 16-bit float, and bytes where it adds their products
+    by one instruction. For all others there would be a thousand forms to compile.
+    """
+    working = accumulator(c)
+    as_they_are = a == b and is_half(a) and working == np.float32
+    as_they_are = as_they_are or takes_bytes(a, b, c, host())
+    packs = (not as_they_are and a != working, not as_they_are and b != working)
+    if not any(packs) and c == working:
+        return None
+    return Blocking(working, *packs, accumulate=c != working, spare=c != working)
+
+
+def scratch_of(semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> int:
+    """Bytes of scratch of one product at most."""
+    blocking, outer = plan_numba(a, b, c), 0
+    if blocking is not None:
+        outer = blocking.scratch_bytes(m, n, k)
+        m, n, k = blocking.block(m, n, k)
+        a, b, c = blocking.types(a, b, c)
+    most = 0
+    for x, y, height, width in ((a, b, m, n), (b, a, n, m)):  # a c stored by columns swaps them
+        for dots in (True, False):
+            blocks = blocks_of(form_of(semiring, x, y, c, host(), dots), height, width, k, host())
+            most = max(most, blocks.total_bytes)
+    return outer + most * get_threads()
+
+
+# -- one product, one thread ------------------------------------------------------------------------
+
+
+_scratch = Scratch()
+
+
+def _code_of(
+    semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], dots: bool
+) -> tuple[Form, Callable[..., None]]:
+    """The form, and its loops."""
+    form = form_of(semiring, a, b, c, host(), dots)
+    ordered = form.semiring != "plus_times"
+    widens = form.correction != 0 or form.panel_a != form.panel_b
+    return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
+
+
+def _compile_all(semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
+    """Compile what blocks of these types need, whichever way c is stored."""
+    for x, y in ((a, b), (b, a)):
+        for dots in (True, False) if _may_flush(a, b) else (True,):
+            _code_of(semiring, x, y, c, dots)
+
+
+def _bound(problem: Operands) -> Call:
+    """The call that computes a product whose result is of the type in which it is summed."""
+    p = problem
+    if p.c.strides[0] == p.c.itemsize != p.c.strides[1]:  # by columns: the transposed product is stored by rows
+        a, b, c, conj_a, conj_b = p.b.T, p.a.T, p.c.T, p.conj_b, p.conj_a
+    else:
+        a, b, c, conj_a, conj_b = p.a, p.b, p.c, p.conj_a, p.conj_b
+    facts = (p.semiring.name, a, b, c, p.alpha, p.beta, conj_a, conj_b)
+    if _may_flush(a.dtype, b.dtype) and p.semiring.name == "plus_times":
+        return partial(_choose, a, b, _call(*facts, dots=True), _call(*facts, dots=False))
+    return _call(*facts, dots=True)
+
+
+def _may_flush(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
+    """Whether products of these types are taken by an instruction that knows no subnormals."""
+    return a == b == BFLOAT16 and "bfloat16" in host().dots
+
+
+def _call(
+    semiring: str, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, dots: bool
+) -> Call:
+    """A call of compiled loops."""
+    form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, dots)
+    (m, n), k = c.shape, a.shape[1]
+    blocks = blocks_of(form, m, n, k, host())
+    mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
+    scalars = np.array([alpha, beta], c.dtype)
+    if c.dtype.kind in "biu":
+        scalars = scalars.astype(form.total)
+    values = (
+        None, None, None,
+        _address(a), *a.strides, conj_a, _address(b), *b.strides, conj_b, _address(c), *c.strides,
+        m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
+    )  # fmt: skip
+    given = [kind(value) for kind, value in zip(_ARGUMENTS[:-3], values, strict=True)]
+    return partial(_run, loops, given, blocks, (a, b, c, scalars))
+
+
+def _address(x: Array) -> int:
+    return int(x.ctypes.data)
+
+
+def _run(loops: Callable[..., None], given: list[Any], blocks: Blocks, _: object) -> None:
+    """Call the loops with this thread's scratch. The last argument is what must not be freed before."""
+    base = _address(_scratch.take(blocks.total_bytes))
+    second = base + blocks.bytes_a
+    loops(*given, base, second, second + blocks.bytes_b)
+
+
+def _choose(a: Array, b: Array, by_dots: Call, by_parts: Call) -> None:
+    """Products of bfloat16 by dot products, which flush subnormals to zero, only where none can arise."""
+    (by_dots if _least(a) + _least(b) >= _SAFE else by_parts)()
+
+
+def _least(x: Array) -> int:
+    """The least exponent of what is not zero in `x`, as it is stored."""
+    out = ctypes.c_int32()
+    exponents()(_address(x), *x.strides, *x.shape, ctypes.addressof(out))
+    return out.value
+
+
+def _step(
+    semiring: str, blocks: tuple[Array, Array, Array], scalars: tuple[Any, Any], conj: tuple[bool, bool], spare: Array
+) -> None:
+    """Set c = a @ b + beta · c for a block of c in the type in which it is summed."""
+    a, b, c = blocks
+    alpha, beta = (c.dtype.type(x) for x in scalars)
+    calls = [_bound(part) for part in _parts(Operands(a, b, c, alpha, beta, *conj, SEMIRINGS[semiring]), get_threads())]
+    _together(calls) if len(calls) > 1 else calls[0]()
+
+
+# -- several threads --------------------------------------------------------------------------------
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads beside the caller's own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
+
+
+def _together(calls: list[Call]) -> None:
+    """Make calls at the same time, the last one here."""
+    others = [_pool(len(calls) - 1).submit(call) for call in calls[:-1]]
+    calls[-1]()
+    for other in others:
+        other.result()
+
+
+def _parts(problem: Operands, threads: int) -> list[Operands]:
+    """Equal parts of a product, along the longer side of c: one for each thread, if they are worth it."""
+    m, n, k = problem.sizes
+    parts = max(1, min(threads, m * n * k // WORTH))
+    size = -(-max(m, n) // parts)
+    size = -(-size // _UNIT) * _UNIT
+    if parts == 1:
+        return [problem]
+    made = []
+    for start in range(0, max(m, n), size):
+        some = slice(start, start + size)
+        if m >= n:
+            made.append(replace(problem, a=problem.a[some], c=problem.c[some]))
+        else:
+            made.append(replace(problem, b=problem.b[:, some], c=problem.c[:, some]))
+    return made

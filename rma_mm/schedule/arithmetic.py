@@ -1,0 +1,32 @@
+"""What a product does in place of + and ×, for those who run a schedule on values."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Arithmetic(Protocol):
+    """What is done in place of + and × (the kernels' semirings are such)."""
+
+    @property
+    def add(self) -> np.ufunc:
+        """⊕."""
+
+    @property
+    def multiply(self) -> np.ufunc:
+        """⊗."""
+
+    def identity(self, dtype: np.dtype[Any]) -> Any:
+        """The sum of nothing."""
+
+
+class PlusTimes:
+    """The ordinary product."""
+
+    add, multiply = np.add, np.multiply
+
+    def identity(self, dtype: np.dtype[Any]) -> Any:
+        """0."""
+        return dtype.type(0)

@@ -1,0 +1,295 @@
+"""Products of other semirings on real ranks: any algorithm, placements and window; paths and reachability; errors."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.algorithms import ALGORITHMS
+from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutError, OptionError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.kernels.dtypes import parse_dtype
+from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.runtime.verification import verify
+from rma_mm.schedule import boxes
+from rma_mm.windows.base import REDUCTIONS
+from rma_mm.windows.datatypes import OPERATIONS
+from tests.launch import parallel
+from tests.mpi.test_library import grid, same_error
+from tests.processes import ROOT, mpirun
+from tests.pure.test_semirings import expected, same, values
+from tests.strategies import EXTENTS, ROLES, axes_of, layouts, placements
+from tests.strategies_mpi import shared_examples
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8")
+OTHERS = ("min_plus", "max_plus", "max_min")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One drawn product; shapes and layouts are those of the stored A, B and C."""
+
+    semiring: str
+    mesh: tuple[int, ...]
+    shape: tuple[int, int, int]
+    layouts: tuple[Layout, Layout, Layout]
+    transposed: str
+    dtype: str
+    beta: int
+    narrow: int
+    seed: int
+
+
+@st.composite
+def products(draw, size, algorithm):
+    """Products for `size` ranks on any grid of theirs, of matrices that are not given in summands."""
+    row = ALGORITHMS[algorithm]
+    mesh = MeshShape(draw(st.sampled_from(list(grids(size, draw(st.sampled_from(axes_of(row))))))))
+    m, n, k = (draw(st.sampled_from(EXTENTS)) for _ in range(3))
+    transposed = draw(st.sampled_from(("", "", "A", "B", "AB")))
+    if row.placements or row.fit:
+        _, placed = draw(placements(row, (m, n, k), mesh).filter(lambda drawn: not any(x.partial for x in drawn[1])))
+    else:
+        placed = [draw(layouts(mesh, extent, roles=ROLES[:-1])) for extent in ((m, k), (k, n), (m, n))]
+    placed = tuple(x.T if name in transposed else x for name, x in zip("ABC", placed, strict=True))
+    semiring, dtype = draw(
+        st.sampled_from((*((name, dtype) for name in OTHERS for dtype in DTYPES), ("or_and", "bool")))
+    )
+    beta, narrow, seed = draw(st.sampled_from((0, 0, 1))), draw(st.sampled_from((3, 128))), draw(st.integers(0, 999))
+    return Product(semiring, mesh.shape, (m, n, k), placed, transposed, dtype, beta, narrow, seed)
+
+
+def matrices(product):
+    """op(A), op(B) and C: values at whose side of 0 a 0 that is taken for nothing wins, NaN and infinities."""
+    m, n, k = product.shape
+    rng, dtype = np.random.default_rng(product.seed), parse_dtype(product.dtype)
+    if dtype.kind == "b":
+        return [rng.random(shape) < 0.2 for shape in ((m, k), (k, n), (m, n))]
+    sign = 1 if SEMIRINGS[product.semiring].reduction == "MIN" else -1
+    made = [values(rng, shape, dtype, sign) for shape in ((m, k), (k, n), (m, n))]
+    if product.seed % 2 and dtype.kind not in "iu":  # nothing but plain numbers, on one side of 0
+        made = [np.where(np.isfinite(x), x, dtype.type(sign)).astype(dtype) for x in made]
+    return made
+
+
+def check(comm, product, algorithm, meshes):
+    """One product: the result on every rank, and that the verification finds it right."""
+    if product.mesh not in meshes:
+        meshes[product.mesh] = Mesh(product.mesh, comm)
+    mesh, semiring = meshes[product.mesh], SEMIRINGS[product.semiring]
+    boxes.NARROW = product.narrow
+    a, b, c = matrices(product)
+    turned = [a.T if "A" in product.transposed else a, b.T if "B" in product.transposed else b]
+    A, B, C = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip((*turned, c), product.layouts, strict=True))
+    if product.beta == 0:
+        C.tile[...] = {"b": True, "i": 0, "u": 0}.get(C.dtype.kind, np.nan)
+    before = DistMatrix.from_numpy(c, mesh, C.layout)
+    rma_mm.matmul(
+        A, B, mesh, out=C, beta=product.beta, algorithm=algorithm, semiring=product.semiring, deterministic=False,
+        transpose_a="A" in product.transposed, transpose_b="B" in product.transposed,
+    )  # fmt: skip
+    wanted = expected(semiring, a, b, c if product.beta else None)
+    got = C.to_numpy()
+    assert same(got, wanted), (got, wanted)
+    left, right = (x.T if name in product.transposed else x for name, x in (("A", A), ("B", B)))
+    assert verify(left, right, C, beta=product.beta, before=before, semiring=semiring).ok
+
+
+def check_any(comm, algorithm, max_examples):
+    meshes: dict[tuple[int, ...], Mesh] = {}
+    try:
+        shared_examples(
+            comm,
+            products(comm.size, algorithm),
+            lambda comm, product: check(comm, product, algorithm, meshes),
+            max_examples,
+        )
+    finally:
+        boxes.NARROW = 128
+    for mesh in meshes.values():
+        mesh.close()
+
+
+@parallel(ranks=(1, 3, 6), env=("node",))
+@pytest.mark.parametrize("algorithm", ["stationary_a", "stationary_b", "stationary_c", "queue"])
+def test_any_placements_on_any_grid(comm, algorithm):
+    check_any(comm, algorithm, 5)
+
+
+@parallel(ranks=(4,), env=("nolocal", "created"))
+@pytest.mark.parametrize("algorithm", ["stationary_a", "stationary_c", "queue"])
+def test_any_placements_where_nothing_is_read_in_place(comm, algorithm):
+    check_any(comm, algorithm, 8)
+
+
+@parallel(ranks=(4,), env=("node", "cliques"))
+@pytest.mark.parametrize(
+    "algorithm", ["summa_a", "solomonik_25d", "gemm_scatter", "row_parallel", "t10_rotate", "weighted"]
+)
+def test_any_placements_where_sums_are_reduced(comm, algorithm):
+    check_any(comm, algorithm, 5)
+
+
+PUSHES = {"stationary_a": ("P(None, 'i')", "P('i', None)"), "stationary_b": ("P(None, 'i')", "P('i', None)")}
+"""Placements of A and B of which every rank adds to every other's part of C."""
+
+
+@parallel(ranks=(4,), env=("node", "cliques", "nolocal", "allocated", "created"))
+@pytest.mark.parametrize("name", ["min_plus", "max_min"])
+def test_nan_and_infinities_are_pushed(comm, name):
+    """Of many summands of one element, in any order of arrival, a single NaN decides; the same bits every time."""
+    m, n, k = 40, 30, 24
+    rng, semiring = np.random.default_rng(4), SEMIRINGS[name]
+    with Mesh((comm.size, 1), comm) as mesh:
+        for dtype in ("float32", "float64", "float16"):
+            a, b = (rng.uniform(1, 9, shape).astype(dtype) for shape in ((m, k), (k, n)))
+            if name == "max_min":
+                a, b = -a, -b
+            a[3, ::7], a[5, 20], a[7], a[8] = np.nan, np.nan, np.inf, -np.inf
+            b[4, 2], b[11, 3] = np.nan, -np.inf
+            wanted = expected(semiring, a, b)
+            assert np.isnan(wanted).any(axis=0).all() and not np.isnan(wanted).all(axis=1).all()
+            for algorithm, places in PUSHES.items():
+                A, B = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip((a, b), places, strict=True))
+                with rma_mm.plan(A, B, mesh, layout="P('i', None)", algorithm=algorithm, semiring=name) as plan:
+                    assert plan.reproducible and comm.allreduce(plan.movement["C"] != "here") > 0
+                    first = plan.execute(A, B).to_numpy()
+                    assert same(first, wanted)
+                    for _ in range(3):
+                        assert plan.execute(A, B).to_numpy().tobytes() == first.tobytes()
+
+
+@parallel(ranks=(4,), env=("node", "created"))
+def test_operations_take_turns_on_one_matrix(comm):
+    """Sums, least and greatest sums one after the other into one C, and on from what it holds."""
+    rng = np.random.default_rng(7)
+    a, b = rng.integers(1, 9, (20, 18)).astype(float), rng.integers(1, 9, (18, 22)).astype(float)
+    with Mesh((4, 1), comm) as mesh:
+        A, B = DistMatrix.from_numpy(a, mesh, "P(None, 'i')"), DistMatrix.from_numpy(b, mesh, "P('i', None)")
+        C = DistMatrix.empty((20, 22), "float64", mesh, "P('i', None)")
+        least, greatest = (expected(SEMIRINGS[name], a, b) for name in ("min_plus", "max_plus"))
+        for _ in range(4):
+            rma_mm.matmul(A, B, mesh, out=C, algorithm="stationary_a", semiring="min_plus")
+            assert np.array_equal(C.to_numpy(), least)
+            rma_mm.matmul(A, B, mesh, out=C, beta=1, algorithm="stationary_a")
+            assert np.array_equal(C.to_numpy(), least + a @ b)
+            rma_mm.matmul(A, B, mesh, out=C, beta=1, algorithm="stationary_a", semiring="min_plus")
+            assert np.array_equal(C.to_numpy(), np.minimum(least, least + a @ b))
+            rma_mm.matmul(A, B, mesh, out=C, beta=1, algorithm="stationary_b", semiring="max_plus")
+            assert np.array_equal(C.to_numpy(), np.maximum(least, greatest))
+
+
+@parallel(ranks=(4,), env=("node", "cliques"))
+def test_deterministic_excludes_nothing_that_has_one_result(comm):
+    a, b = np.full((12, 16), 2.0), np.full((16, 8), 3.0)
+    with Mesh((comm.size, 1), comm) as mesh:
+        A, B = DistMatrix.from_numpy(a, mesh, "P(None, 'i')"), DistMatrix.from_numpy(b, mesh, "P('i', None)")
+        with rma_mm.plan(A, B, mesh, algorithm="stationary_a", semiring="max_plus", deterministic=True) as plan:
+            assert plan.reproducible
+            assert (plan.execute(A, B).to_numpy() == 5).all()
+        with rma_mm.plan(A, B, mesh, algorithm="stationary_a", semiring="max_plus") as plan:
+            assert "max_plus" in str(plan)
+        same_error(comm, AlgorithmError, lambda: rma_mm.plan(A, B, mesh, algorithm="stationary_a", deterministic=True))
+
+
+# -- what it is for -------------------------------------------------------------------------------
+
+
+def graph(n, seed, density):
+    """Weights of a random directed graph: lengths of edges, infinite where there is none."""
+    rng = np.random.default_rng(seed)
+    weights = np.where(rng.random((n, n)) < density, rng.integers(1, 100, (n, n)), np.inf)
+    np.fill_diagonal(weights, 0)
+    return weights
+
+
+def floyd_warshall(weights):
+    """Lengths of shortest paths."""
+    lengths = weights.copy()
+    for k in range(len(lengths)):
+        np.minimum(lengths, lengths[:, k, None] + lengths[k], out=lengths)
+    return lengths
+
+
+@parallel(ranks=(1, 3, 6), env=("node",))
+@pytest.mark.parametrize("algorithm", ["auto", "stationary_a"])
+def test_shortest_paths_and_reachability(comm, algorithm):
+    n = 60
+    weights = graph(n, 3, 0.035)
+    wanted = floyd_warshall(weights)
+    reached = np.isfinite(wanted)
+    assert 0.2 < reached.mean() < 0.9  # some are out of reach, and few next to each other
+    with Mesh(grid(comm), comm) as mesh:
+        D, R = DistMatrix.from_numpy(weights, mesh), DistMatrix.from_numpy(np.isfinite(weights), mesh)
+        for _ in range((n - 1).bit_length()):
+            D = rma_mm.matmul(D, D, mesh, algorithm=algorithm, semiring="min_plus")
+            R = rma_mm.matmul(R, R, mesh, algorithm=algorithm, semiring="or_and")
+        assert np.array_equal(D.to_numpy(), wanted)
+        assert np.array_equal(R.to_numpy(), reached)
+
+
+def test_the_program_of_the_readme(tmp_path):
+    """It runs as it is printed there, and its own checks hold."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (program,) = [text for text in programs if "min_plus" in text]
+    (tmp_path / "paths.py").write_text(program)
+    done = mpirun(4, ["-m", "mpi4py", "paths.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pairs" in done.stdout
+
+
+# -- what it refuses ------------------------------------------------------------------------------
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_errors_are_the_same_on_every_rank(comm):
+    x, y = np.ones((4, 4), np.float32), np.ones((4, 4), bool)
+    with Mesh((3, 1), comm) as mesh:
+
+        def refused(kind, *words, a=x, **options):
+            same_error(comm, kind, lambda: rma_mm.matmul(a, a, mesh, **options), *words)
+
+        refused(OptionError, "tropical", "min_plus", semiring="tropical")
+        refused(OptionError, "alpha: got 2", semiring="min_plus", alpha=2)
+        refused(OptionError, "conjugate", semiring="min_plus", conjugate_a=True)
+        refused(DtypeError, "order", a=x.astype("complex64"), semiring="max_plus")
+        refused(DtypeError, ".astype(bool)", semiring="or_and")
+        refused(DtypeError, "or_and", a=y, semiring="min_plus")
+        refused(AlgorithmError, "blas", semiring="min_plus", kernel="blas")
+        refused(LayoutError, "C", "sum", semiring="min_plus", layout="P('j', None, i=sum)")
+        out = DistMatrix.empty((4, 4), "float32", mesh)
+        refused(OptionError, "beta: got 3", semiring="min_plus", beta=3, out=out)
+        mine = ("min_plus", "max_plus", "min_plus")[comm.rank]
+        refused(DisagreementError, "min_plus", "max_plus", semiring=mine)
+
+
+@parallel(ranks=(1, 3), env=("node",))
+def test_a_wrong_element_is_found(comm):
+    """In any of few rows, whoever holds it; NaN and the sign of infinity too."""
+    rng = np.random.default_rng(1)
+    for name, dtype in (("min_plus", "float32"), ("max_min", "int16"), ("max_plus", "bfloat16")):
+        semiring, kind = SEMIRINGS[name], parse_dtype(dtype)
+        a, b, c = (values(rng, shape, kind) for shape in ((40, 30), (30, 20), (40, 20)))
+        with Mesh((comm.size, 1), comm) as mesh:
+            A, B, before = (DistMatrix.from_numpy(x, mesh) for x in (a, b, c))
+            C = DistMatrix.from_numpy(expected(semiring, a, b, c), mesh)
+            assert verify(A, B, C, beta=1, before=before, semiring=semiring).ok
+            for number in range(6):
+                wrong = C.to_numpy()
+                row, col = rng.integers(40), rng.integers(20)
+                was = wrong[row, col]
+                wrong[row, col] = -100 if was != -100 else 100
+                if number > 3 and kind.kind != "i":
+                    wrong[row, col] = np.nan if was == was else 0
+                found = verify(A, B, DistMatrix.from_numpy(wrong, mesh), beta=1, before=before, semiring=semiring)
+                assert not found.ok and f"C[{row}, {col}]" in found.reason
+
+
+def test_every_operation_has_mpis():
+    assert set(OPERATIONS) == set(REDUCTIONS)
+    assert {semiring.reduction for semiring in SEMIRINGS.values()} == set(OPERATIONS)

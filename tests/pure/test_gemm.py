@@ -1,0 +1,225 @@
+"""The generated kernels: every form, blocks and threads, other processors' vectors, and compiling once a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rma_mm import kernels
+from rma_mm.kernels import cache
+from rma_mm.kernels.dtypes import BFLOAT16, accumulator
+from rma_mm.kernels.gemm import product
+from rma_mm.kernels.gemm.cpu import Cpu, host
+from rma_mm.kernels.product import checked
+from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.kernels.threads import get_threads, set_threads
+
+TINY = (1 << 9, 1 << 11, 1 << 12)
+"""Caches so small that all blocks are."""
+BYTES = [(a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")] + [("int8", "int8", "int8")]
+ORDERED = [
+    ("min_plus", "float32"), ("min_plus", "int8"), ("min_plus", "float16"),
+    ("max_plus", "uint32"), ("max_min", "float64"), ("or_and", "bool"),
+]  # fmt: skip
+"""Each is compiled, which takes seconds: some of all."""
+
+
+def whole(rng: np.random.Generator, shape: tuple[int, int], name: str) -> NDArray[Any]:
+    """Any values of an integer type."""
+    limits = np.iinfo(name)
+    return rng.integers(limits.min, limits.max, shape, name, endpoint=True)
+
+
+def on(monkeypatch: pytest.MonkeyPatch, cpu: Cpu) -> None:
+    """Generate code for another processor than this one."""
+    monkeypatch.setattr(product, "host", lambda: cpu)
+
+
+def times(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], **options: Any) -> NDArray[Any]:
+    """The product by generated code, which must be what did it."""
+    bound = kernels.bind(a, b, c, kernel="numba", **options)
+    assert bound.kernel == "numba"
+    bound()
+    return c
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("a_type", "b_type", "c_type"), BYTES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (13, 33, 5), (25, 70, 130)])
+def test_bytes_are_exact(a_type: str, b_type: str, c_type: str, shape: tuple[int, int, int]) -> None:
+    """Both signs and the extremes: an operand is moved by 128, and the sums are put right."""
+    m, n, k = shape
+    rng = np.random.default_rng(m)
+    a, b = whole(rng, (m, k), a_type), whole(rng, (k, n), b_type)
+    a.flat[0], b.flat[0] = np.iinfo(a_type).min, np.iinfo(b_type).max
+    expected = (a.astype(np.int64) @ b.astype(np.int64)).astype(c_type)
+    for x, y in ((a, b), (np.asfortranarray(a), np.asfortranarray(b))):
+        np.testing.assert_array_equal(times(x, y, np.empty((m, n), c_type)), expected)
+    np.testing.assert_array_equal(times(a, b, np.empty((n, m), c_type).T), expected)
+
+
+def test_every_float16_is_read() -> None:
+    """All 65536 bit patterns: subnormals, infinities and NaN too."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 1)
+    c = times(every, np.ones((1, 1), np.float16), np.empty(every.shape, np.float32))
+    np.testing.assert_array_equal(c, every.astype(np.float32))
+
+
+@pytest.mark.skipif(BFLOAT16 is None, reason="ml_dtypes is not installed")
+@pytest.mark.parametrize("scale", [1e-39, 1e-25, 1e-19, 1.0, 1e18])
+def test_bfloat16_keeps_subnormals(scale: float) -> None:
+    """The instruction for its products flushes them to zero; then it must not be used."""
+    rng = np.random.default_rng(0)
+    a, b = ((rng.standard_normal(s) * scale).astype(BFLOAT16) for s in ((14, 51), (51, 40)))
+    c = times(a, b, np.empty((14, 40), np.float32))
+    wide = a.astype(np.float64) @ b.astype(np.float64)
+    size = abs(a.astype(np.float64)) @ abs(b.astype(np.float64))
+    assert (abs(c - wide) <= 60 * 2.0**-24 * size + 2.0**-149).all()
+
+
+@st.composite
+def semiring_cases(draw: st.DrawFn) -> tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]:
+    name, dtype = draw(st.sampled_from(ORDERED))
+    m, n, k = (draw(st.integers(1, 70)) for _ in range(3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    a, b, c = (matrix(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+    if draw(st.booleans()):
+        a, c = np.asfortranarray(a), c[::-1]
+    return name, a, b, c, draw(st.sampled_from([0, 1]))
+
+
+def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    if dtype == "bool":
+        return rng.random(shape) < 0.05
+    if "int" in dtype:
+        return whole(rng, shape, dtype)
+    values = rng.standard_normal(shape).astype(dtype)
+    values.flat[rng.integers(0, values.size, 2)] = [rng.choice([np.nan, np.inf]), -np.inf]
+    return values
+
+
+@settings(max_examples=120, deadline=None)
+@given(case=semiring_cases())
+def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]) -> None:
+    name, a, b, c, beta = case
+    semiring = SEMIRINGS[name]
+    with np.errstate(all="ignore"):
+        expected = semiring.add.reduce(semiring.multiply(a[:, :, None], b[None]), axis=1)
+        if beta:
+            expected = semiring.add(expected, c)
+    times(a, b, c, beta=beta, semiring=semiring)
+    np.testing.assert_array_equal(c, expected)
+
+
+# -- blocks, threads, processors ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float64", "complex64", "int32", "int8"])
+def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several panels along m, n and k, the last ones narrower."""
+    on(monkeypatch, replace(host(), caches=TINY))
+    rng = np.random.default_rng(1)
+    a, b, c = (rng.integers(-3, 4, shape).astype(name) for shape in ((61, 333), (333, 175), (61, 175)))
+    expected = 2 * (a @ b) + 3 * c
+    np.testing.assert_array_equal(times(a, b, c, alpha=2, beta=3), expected)
+
+
+@pytest.mark.parametrize(("width", "name"), [(32, "float32"), (32, "complex128"), (16, "float64"), (16, "int8")])
+def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is generated for processors with fewer and shorter registers is right too."""
+    on(monkeypatch, Cpu(f"{width} bytes", width, 16, frozenset(), TINY))
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-5, 6, shape).astype(name) for shape in ((29, 70), (70, 53)))
+    np.testing.assert_array_equal(times(a, b, np.empty((29, 53), name)), a @ b)
+
+
+@pytest.mark.parametrize("shape", [(700, 40, 300), (40, 700, 300)])
+@pytest.mark.parametrize("name", ["int32", "float16"])
+def test_threads_share_a_product(shape: tuple[int, int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "WORTH", 1 << 12)
+    m, n, k = shape
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-2, 3, s).astype(name) for s in ((m, k), (k, n)))
+    before = get_threads()
+    set_threads(3)
+    try:
+        assert len(product._parts(checked(a, b, np.empty((m, n), name), 1, 0, False, False), 3)) == 3
+        c = times(a, b, np.empty((m, n), name))
+    finally:
+        set_threads(before)
+    np.testing.assert_array_equal(c, a @ b)
+
+
+def test_scratch_is_bounded() -> None:
+    """What a product takes is what `scratch_bytes` says, for every type."""
+    product._scratch.buffer = np.empty(0, np.uint8)
+    for name in ("float32", "complex128", "int8", "int64", "bool"):
+        m, n, k = 300, 500, 700
+        dtype = np.dtype(name)
+        times(np.ones((m, k), dtype), np.ones((k, n), dtype), np.empty((m, n), dtype))
+        promised = kernels.scratch_bytes(m, n, k, dtype, dtype, accumulator(dtype), "numba")
+        assert product._scratch.buffer.size <= promised
+        product._scratch.buffer = np.empty(0, np.uint8)
+
+
+# -- compiling -------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys, time
+import numpy as np
+from rma_mm import kernels
+from numba.core import event
+compiled = []
+class Listener(event.Listener):
+    def on_start(self, happened): compiled.append(1)
+    def on_end(self, happened): pass
+event.register("numba:compile", Listener())
+a, c = np.ones((9, 9), "int64"), np.zeros((9, 9), "int64")
+kernels.bind(a, a, c, kernel="numba")()
+print(json.dumps([len(compiled), int(c.sum())]))
+"""
+
+
+def run_program(folder: Path) -> list[int]:
+    """Multiply in a new process whose cache is there: (functions compiled, the sum of the result)."""
+    env = {**os.environ, "RMA_MM_CACHE": str(folder)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, check=True, capture_output=True, timeout=120)
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
+def test_compiles_once_a_machine(tmp_path: Path) -> None:
+    """Of processes that start together one compiles; a cache that cannot be written only costs time."""
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(run_program, [tmp_path] * 3))
+    assert sorted(bool(compiled) for compiled, _ in found) == [False, False, True]
+    assert {total for _, total in found} == {729}
+    (kept,) = tmp_path.iterdir()
+    for file in kept.glob("*.nbc"):
+        file.write_bytes(b"not what it was")
+    assert run_program(tmp_path)[1] == 729
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    assert run_program(nowhere)[1] == 729
+
+
+def test_cache_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RMA_MM_CACHE", str(tmp_path))
+    first = cache.cache_folder.__wrapped__()
+    monkeypatch.setattr(cache, "_sources", lambda: "others")
+    assert first is not None
+    assert cache.cache_folder.__wrapped__() == tmp_path / "kernels-others" != first
