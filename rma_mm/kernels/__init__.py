@@ -1,8 +1,8 @@
 """Local products: c = alpha · op(a) @ op(b) + beta · c on arrays of one process.
 
-`bind` prepares a product once, to be called many times. `KERNELS` holds the ways to do it: "blas" for the four
-BLAS types and what is cast into them, "numba" and "numpy" for every supported type. `SEMIRING_KERNELS` holds those
-that take something else in place of + and ×.
+`matmul` multiplies, `bind` prepares a product once, to be called many times. `KERNELS` holds the ways to do it: "blas"
+for the four BLAS types and what is cast into them, "numba" and "numpy" for every supported type. `SEMIRING_KERNELS`
+holds those that take something else in place of + and ×.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from rma_mm.errors import AlgorithmError
+from rma_mm.errors import AlgorithmError, DtypeError, OptionError, ShapeError
 from rma_mm.kernels.blas import bind_blas, plan_blas
 from rma_mm.kernels.choice import COMPILE_FROM, choose_kernel
-from rma_mm.kernels.elementwise import scale
-from rma_mm.kernels.epilogue import Closing, blocks, in_turn
+from rma_mm.kernels.dtypes import accumulator, result_dtype
+from rma_mm.kernels.elementwise import cast, scale
+from rma_mm.kernels.epilogue import Closing, Epilogue, blocks, compiles, in_turn
 from rma_mm.kernels.plain import bind_numpy, bind_terms, plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, Operands, Product, checked
-from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
+from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, find_semiring
 
-__all__ = ["COMPILE_FROM", "KERNELS", "Product", "bind", "choose_kernel", "scratch_bytes"]
-
+__all__ = ["COMPILE_FROM", "KERNELS", "Product", "bind", "choose_kernel", "matmul", "scratch_bytes"]
 
 
 def bind_numba(problem: Operands) -> Product:
@@ -74,6 +74,50 @@ def bind(
     return _unclosed(problem, name, sure=kernel == name)
 
 
+def matmul(
+    a: NDArray[Any],
+    b: NDArray[Any],
+    out: NDArray[Any] | None = None,
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    compute_dtype: DTypeLike | None = None,
+    kernel: str = "auto",
+    semiring: str = "plus_times",
+    epilogue: Epilogue | None = None,
+) -> NDArray[Any]:
+    """cast(activation(alpha · a @ b + beta · out + bias)) of arrays of this process alone; no MPI. Not collective.
+
+    a: (m, k), b: (k, n), any strides and supported types. out: (m, n), of the type that the result has; needed for
+    beta ≠ 0. The other options are those of `rma_mm.matmul`. Raises as `bind`, `result_dtype` and `Epilogue.check` do;
+    OptionError for beta without `out`, DtypeError for an `out` of another type, LayoutError for one that overlaps.
+    """
+    a, b = np.asarray(a), np.asarray(b)
+    if not a.ndim == b.ndim == 2:
+        raise ShapeError(f"a {a.shape} @ b {b.shape}: both must be matrices, (m, k) and (k, n)")
+    product = result_dtype(a.dtype, b.dtype, None if compute_dtype is None else np.dtype(compute_dtype))
+    shape = a.shape[0], b.shape[1]
+    stored = product if epilogue is None else epilogue.check(shape, product)
+    if out is None and beta != 0:
+        raise OptionError(f"beta: got {beta}; beta other than 0 adds to out, so pass out")
+    if out is not None and out.dtype != stored:
+        raise DtypeError(f"out: got {out.dtype.name}; the result is {stored.name}: pass out of that type, or none")
+    out = np.empty(shape, stored) if out is None else out
+    working = product if epilogue is None else accumulator(product)
+    total = out if stored == working else np.empty(out.shape, working)
+    if total is not out and beta != 0:
+        cast(out, total)
+    closing = None if epilogue is None else _closing(epilogue, out, working, kernel)
+    bind(a, b, total, alpha, beta, kernel=kernel, semiring=find_semiring(semiring), closing=closing)()
+    return out
+
+
+def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kernel: str) -> Closing:
+    """An epilogue for a whole result."""
+    bias = None if epilogue.bias is None else epilogue.bias.astype(summed)
+    return Closing(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
+
+
 def _unclosed(problem: Operands, name: str, sure: bool) -> Product:
     """The product, or the scaling that is left of it where nothing is multiplied."""
     m, n, k = problem.sizes
@@ -103,14 +147,13 @@ def _closed(problem: Operands, name: str, sure: bool, closing: Closing) -> Produ
 
 def _bound(problem: Operands, name: str, sure: bool) -> Product:
     """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
-    if not problem.semiring.is_arithmetic:
-        return SEMIRING_KERNELS[name](problem)
+    binders = KERNELS if problem.semiring.is_arithmetic else SEMIRING_KERNELS
     try:
-        return KERNELS[name](problem)
+        return binders[name](problem)
     except AlgorithmError:
         if sure:
             raise
-        return bind_numpy(problem)
+        return binders["numpy"](problem)
 
 
 def scratch_bytes(

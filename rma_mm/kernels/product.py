@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import ShapeError
+from rma_mm.errors import LayoutError, ShapeError
 from rma_mm.kernels.dtypes import check_dtype
 from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, check_semiring
@@ -61,7 +61,10 @@ def checked(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
     semiring: Semiring = PLUS_TIMES,
 ) -> Operands:  # fmt: skip
-    """The operands of one product. Raises: ShapeError, DtypeError, OptionError, ValueError for a read-only `c`."""
+    """The operands of one product.
+
+    Raises: ShapeError, DtypeError, OptionError, LayoutError where `c` overlaps, ValueError where it is read-only.
+    """
     fits = a.ndim == b.ndim == c.ndim == 2 and a.shape[1] == b.shape[0] and c.shape == (a.shape[0], b.shape[1])
     if not fits:
         raise ShapeError(
@@ -73,6 +76,9 @@ def checked(
     check_semiring(semiring, c.dtype, alpha, beta, conj_a or conj_b)
     if not c.flags.writeable:
         raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
+    for name, x in (("a", a), ("b", b)):
+        if _overlap(x, c):
+            raise LayoutError(f"c shares memory with {name}, which is read while c is written: pass a copy of {name}")
     return Operands(
         a,
         b,
@@ -83,3 +89,13 @@ def checked(
         conj_b and b.dtype.kind == "c",
         semiring,
     )
+
+
+def _overlap(x: NDArray[Any], c: NDArray[Any]) -> bool:
+    """Whether two arrays have elements in common. Where that is hard to tell, they are taken to have."""
+    if not np.may_share_memory(x, c):
+        return False
+    try:
+        return bool(np.shares_memory(x, c, max_work=10_000))  # type: ignore[arg-type]  # NumPy takes any number
+    except np.exceptions.TooHardError:
+        return True

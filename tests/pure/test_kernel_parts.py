@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from rma_mm import kernels
-from rma_mm.errors import AlgorithmError, DtypeError, ShapeError
+from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.kernels import blas, choice, dtypes, elementwise, rates, threads
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
+from rma_mm.kernels.epilogue import Epilogue
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 
@@ -117,6 +118,46 @@ def test_refusals() -> None:
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         kernels.bind(one, one, fixed)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "numba", "numpy"])
+def test_matmul_alone(kernel: str) -> None:
+    """The package by itself: types, out, scalars, an epilogue and a semiring."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape) for shape in ((33, 21), (21, 40)))
+    x, y = a.astype("i1"), b.astype("i1")
+    np.testing.assert_array_equal(kernels.matmul(x, y, compute_dtype="int32", kernel=kernel), a @ b)
+    np.testing.assert_array_equal(kernels.matmul(x, y, kernel=kernel), (a @ b).astype("i1"))
+    out = np.ones((33, 40), np.float16)
+    assert kernels.matmul(a.astype("f2"), b.astype("f2"), out, alpha=2, beta=-1, kernel=kernel) is out
+    np.testing.assert_array_equal(out, (2 * (a @ b) - 1).astype("f2"))
+    bias = np.arange(33, dtype=np.float32)
+    epilogue = Epilogue(bias=bias, per="row", activation="relu", dtype="float64")
+    found = kernels.matmul(a.astype("f4"), b.astype("f4"), kernel=kernel, epilogue=epilogue)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, np.maximum(a @ b + bias[:, None], 0))
+    least = (a[:, :, None] + b[None]).min(axis=1)
+    np.testing.assert_array_equal(kernels.matmul(a, b, kernel=kernel, semiring="min_plus"), least)
+
+
+def test_matmul_refuses() -> None:
+    x, y = np.zeros((9, 9), np.float32), np.zeros((3, 9), np.float32)
+    with pytest.raises(LayoutError, match="memory with a"):
+        kernels.matmul(x, x.copy(), out=x)
+    with pytest.raises(LayoutError, match="memory with b"):
+        kernels.matmul(x[:3].copy(), x, out=x[6:])
+    with pytest.raises(DtypeError, match="float64; the result is float32"):
+        kernels.matmul(y, x, out=np.zeros((3, 9)))
+    with pytest.raises(DtypeError, match="foreign byte order"):
+        kernels.matmul(y.astype(y.dtype.newbyteorder()), x)
+    with pytest.raises(DtypeError, match="compute_dtype"):
+        kernels.matmul(y, x, compute_dtype="int32")
+    with pytest.raises(OptionError, match="pass out"):
+        kernels.matmul(y, x, beta=1)
+    with pytest.raises(ShapeError, match="matrices"):
+        kernels.matmul(y[0], x)
+    disjoint = np.zeros((9, 20), np.float32)
+    kernels.matmul(disjoint[:, :9], x, out=disjoint[:, 10:19])
 
 
 def test_scratch_bytes() -> None:
