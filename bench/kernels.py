@@ -64,8 +64,9 @@ def kinds() -> dict[str, Kind]:
         found.append(Kind("bfloat16", BFLOAT16, BFLOAT16))
     found += [Kind(f"{a}→int32", parse_dtype(a), np.dtype("int32")) for a in ("int8", "uint8")]
     for name, semiring in SEMIRINGS.items():
-        if semiring not in (PLUS_TIMES, SEMIRINGS["or_and"]):
-            found.append(Kind(f"{name} float32", np.dtype("float32"), np.dtype("float32"), semiring))
+        dtype = np.dtype("bool" if name == "or_and" else "float32")
+        if semiring != PLUS_TIMES:
+            found.append(Kind(f"{name} {dtype.name}", dtype, dtype, semiring))
     return {kind.name: kind for kind in found}
 
 
@@ -134,17 +135,13 @@ def operand(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def by_numpy(kind: Kind, a: NDArray[Any], b: NDArray[Any]) -> Callable[[], object]:
-    """What a user of NumPy would write: matmul, or the terms by broadcasting, some rows at a time."""
+    """What a user of NumPy would write: matmul, or all terms by broadcasting."""
     if kind.semiring == PLUS_TIMES and kind.operand == kind.result:
         return lambda: np.matmul(a, b)
     if kind.semiring == PLUS_TIMES:
         return lambda: np.matmul(a, b, dtype=kind.result)
 
-    def terms() -> None:
-        for row in a:
-            kind.semiring.add.reduce(kind.semiring.multiply(row[:, None], b), axis=0)
-
-    return terms
+    return lambda: kind.semiring.add.reduce(kind.semiring.multiply(a[:, :, None], b[None]), axis=1)
 
 
 def is_right(kind: Kind, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> bool:

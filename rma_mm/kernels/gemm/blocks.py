@@ -39,8 +39,8 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
     """Blocks for a product of this size: equal ones, as large as the caches allow."""
     cell_a, cell_b = form.panel_bytes("a"), form.panel_bytes("b")
     first, second, third = cpu.caches
-    # a sliver of b twice as large as the first level: it streams from the second, and c is read and written less often
-    depth = _equal(k, max(64, 2 * first // (form.columns * cell_b)), 4 * form.group)
+    # slivers of b some 2.5 times as large as the first level: they stream from the second, and c is touched less often
+    depth = _equal(k, max(64, 5 * first // 2 // (form.columns * cell_b)), 4 * form.group)
     rows = _equal(m, max(form.rows, second // 2 // (depth * cell_a)), form.rows)
     columns = _equal(n, max(form.columns, min(third // 4, 4 << 20) // (depth * cell_b)), form.columns)
     cells = -(-depth // form.group) * form.group

@@ -61,13 +61,13 @@ def identity(form: Form) -> Any:
     return int(np.iinfo(total).min if low else np.iinfo(total).max)
 
 
-def combine(builder: ir.IRBuilder, form: Form, old: Value, new: Value) -> Value:
-    """The semiring's addition. Of min and max, NaN wins."""
+def combine(builder: ir.IRBuilder, form: Form, old: Value, new: Value, no_nan: bool = False) -> Value:
+    """The semiring's addition. Of min and max, NaN wins, if there is any."""
     if form.semiring == "plus_times":
         return builder.fadd(old, new) if _floating(old) else builder.add(old, new)
     if form.semiring == "or_and":
         return builder.or_(old, new)
-    return _better(builder, form, "min" if form.semiring.startswith("min") else "max", old, new)
+    return _better(builder, form, "min" if form.semiring.startswith("min") else "max", old, new, no_nan)
 
 
 def times(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
@@ -84,15 +84,17 @@ def step(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
     if form.semiring == "or_and":
         return builder.or_(old, builder.and_(a, b))
     if form.semiring == "max_min":
-        return combine(builder, form, old, _better(builder, form, "min", a, b))
-    return combine(builder, form, old, builder.fadd(a, b) if _floating(a) else builder.add(a, b))
+        return combine(builder, form, old, _better(builder, form, "min", a, b, form.no_nan), form.no_nan)
+    term = builder.fadd(a, b) if _floating(a) else builder.add(a, b)
+    return combine(builder, form, old, term, form.no_nan)
 
 
-def _better(builder: ir.IRBuilder, form: Form, which: str, old: Value, new: Value) -> Value:
+def _better(builder: ir.IRBuilder, form: Form, which: str, old: Value, new: Value, no_nan: bool) -> Value:
     sign = "<" if which == "min" else ">"
     if _floating(old):
-        is_nan = builder.fcmp_unordered("uno", new, new)
-        wins = builder.or_(builder.fcmp_ordered(sign, new, old), is_nan)
+        wins = builder.fcmp_ordered(sign, new, old)
+        if not no_nan:
+            wins = builder.or_(wins, builder.fcmp_unordered("uno", new, new))
     elif np.dtype(form.total).kind == "u":
         wins = builder.icmp_unsigned(sign, new, old)
     else:
@@ -134,10 +136,15 @@ def _dot(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
 
 
 class Tile:
-    """Emits the kernel of a form: sums over `depth` steps of a sliver of a and one of b, then stored or combined."""
+    """Emits the kernel of a form: sums over `depth` steps of a sliver of a and one of b, then stored or combined.
 
-    def __init__(self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, out: Value, stride: Value) -> None:
-        self.builder, self.form = builder, form
+    vectors: how many of those of a row are wanted; a sliver of b at the edge may hold no more.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, form: Form, a: Value, b: Value, out: Value, stride: Value, vectors: int
+    ) -> None:
+        self.builder, self.form, self.vectors = builder, form, vectors
         self.a, self.b, self.out, self.stride = a, b, out, stride
         self.total = type_of(form.total)
         self.vector = ir.VectorType(self.total, form.lanes)
@@ -163,11 +170,11 @@ class Tile:
     def begun(self) -> list[Value]:
         """The sums before the first step."""
         form, builder = self.form, self.builder
-        count = form.rows * form.vectors * form.planes
+        count = form.rows * self.vectors * form.planes
         if not form.correction:
             return [ir.Constant(self.vector, [identity(form)] * form.lanes)] * count
         width = form.lanes * 4
-        heads = [load(builder, at(builder, self.b, v * width, self.vector), self.vector) for v in range(form.vectors)]
+        heads = [load(builder, at(builder, self.b, v * width, self.vector), self.vector) for v in range(self.vectors)]
         return heads * form.rows
 
     def loop(self, sums: list[Value], first: Value, last: Value, unrolled: int) -> list[Value]:
@@ -207,18 +214,17 @@ class Tile:
         """One step of every sum."""
         builder, form = self.builder, self.form
         width = form.lanes * self.size
-        bs = [
-            load(builder, at(builder, bp, u * self.step_b + v * width, self.vector_b), self.vector_b)
-            for v in range(form.vectors * form.planes)
-        ]
+        places = [part * form.vectors + v for part in range(form.planes) for v in range(self.vectors)]
+        starts = (at(builder, bp, u * self.step_b + place * width, self.vector_b) for place in places)
+        bs = [load(builder, start, self.vector_b) for start in starts]
         out = list(sums)
         for i in range(form.rows):
             if form.planes == 2:
                 self.complex_row(out, ap, bs, u, i)
                 continue
             a = self.spread(ap, u, i)
-            for v in range(form.vectors):
-                at_sum = i * form.vectors + v
+            for v in range(self.vectors):
+                at_sum = i * self.vectors + v
                 add = _dot if form.group > 1 else step
                 out[at_sum] = add(builder, form, out[at_sum], a, bs[v])
         return out
@@ -234,10 +240,10 @@ class Tile:
         builder, form = self.builder, self.form
         real, imaginary = self.spread(ap, u, i), self.spread(ap, u, form.rows + i)
         minus = builder.fneg(imaginary)
-        half = form.rows * form.vectors
-        for v in range(form.vectors):
-            re, im = i * form.vectors + v, half + i * form.vectors + v
-            b_re, b_im = bs[v], bs[form.vectors + v]
+        half = form.rows * self.vectors
+        for v in range(self.vectors):
+            re, im = i * self.vectors + v, half + i * self.vectors + v
+            b_re, b_im = bs[v], bs[self.vectors + v]
             sums[re] = step(builder, form, sums[re], real, b_re)
             sums[im] = step(builder, form, sums[im], real, b_im)
             sums[re] = step(builder, form, sums[re], minus, b_im)
@@ -258,11 +264,11 @@ class Tile:
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
         """The vectors of one row, real and imaginary parts taking turns."""
         form = self.form
-        row = sums[i * form.vectors : (i + 1) * form.vectors]
+        row = sums[i * self.vectors : (i + 1) * self.vectors]
         if form.planes == 1:
             return row
-        half = form.rows * form.vectors
-        other = sums[half + i * form.vectors : half + (i + 1) * form.vectors]
+        half = form.rows * self.vectors
+        other = sums[half + i * self.vectors : half + (i + 1) * self.vectors]
         turns = [lane + part * form.lanes for lane in range(form.lanes) for part in (0, 1)]
         mask = ir.Constant(ir.VectorType(_WORD, len(turns)), turns)
         return [self.builder.shuffle_vector(re, im, mask) for re, im in zip(row, other, strict=True)]

@@ -11,6 +11,7 @@ arguments `sums`, `left`, `right` and `side` say which, and hold nothing. Stride
 from __future__ import annotations
 
 import numba
+import numpy as np
 
 from rma_mm.kernels.gemm.memory import (
     combined,
@@ -18,6 +19,7 @@ from rma_mm.kernels.gemm.memory import (
     fill,
     half,
     moved,
+    narrow_tile,
     put,
     read,
     set_word,
@@ -59,10 +61,13 @@ def copy_line(side, source, along, flips, steps, stride, target):
 def copy_sliver(side, source, across, along, flips, here, depth, stride, target):
     """Fill one plane of a sliver."""
     steps = depth // side.group
-    if across == side.item and here == side.width:
+    if across == side.item:
         for g in range(steps):
-            line = moved(source, g * side.group * along)
-            copy_cells(side, line, side.item, along, flips, side.width, side.group, moved(target, g * stride))
+            line, place = moved(source, g * side.group * along), moved(target, g * stride)
+            if here == side.width:
+                copy_cells(side, line, side.item, along, flips, side.width, side.group, place)
+            else:
+                copy_cells(side, line, side.item, along, flips, here, side.group, place)
     elif along == side.item:
         for j in range(here):
             copy_line(side, moved(source, j * across), side.item, flips, steps, stride, moved(target, j * side.cell))
@@ -181,7 +186,10 @@ def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns
             if sums.direct and whole and plain and mode != SCALES:
                 tile(sums, a, b, place, row, cells, mode)
             else:
-                tile(sums, a, b, spare, width, cells, OVERWRITES)
+                if n <= sums.lanes:
+                    narrow_tile(sums, a, b, spare, width, cells, OVERWRITES)
+                else:
+                    tile(sums, a, b, spare, width, cells, OVERWRITES)
                 merge(sums, spare, place, row, col, m, n, mode, plain, scalars)
 
 
@@ -217,3 +225,15 @@ def least_exponents(source, row, col, rows, columns, out):
             exponent = bits >> 7 if bits != 0 else 256
             least = min(least, exponent)
     set_word(out, 0, least)
+
+
+def specials(side, source, row, col, rows, columns, out):
+    """Set `out` to what a matrix of floats holds, added up: 1 for NaN, 2 for infinity, 4 for minus infinity."""
+    nan = above = below = numba.int32(0)
+    for i in range(rows):
+        for j in range(columns):
+            value = read(side, source, i * row + j * col, 0, 1)
+            nan |= numba.int32(np.isnan(value))
+            above |= numba.int32(value == np.inf)
+            below |= numba.int32(value == -np.inf)
+    set_word(out, 0, nan + 2 * above + 4 * below)

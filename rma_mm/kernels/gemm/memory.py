@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core import cgutils
-from numba.core.compiler import Flags
+from numba.core.compiler import Flags, compile_internal
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model
@@ -65,6 +65,7 @@ def _width(side: Any) -> int:
 _SUM: dict[str, Callable[[Any], int]] = {
     "rows": lambda sums: sums.form.rows,
     "columns": lambda sums: sums.form.columns,
+    "lanes": lambda sums: sums.form.lanes,
     "group": lambda sums: sums.form.group,
     "parts": lambda sums: sums.form.planes,
     "item": lambda sums: np.dtype(sums.stored).itemsize,
@@ -107,12 +108,14 @@ _constants(SideType, _SIDE)
 def subroutine(inlined: bool = False, only: Callable[[Any], bool] = bool) -> Callable[[Callable[..., None]], Any]:
     """Make a function without a result part of the code that calls it.
 
-    Numba would compile and load each of them apart as well, which takes time. inlined: what is constant in a call is
-    then constant in the function. only: for which types of the first argument anything is to be done; for others
-    nothing is compiled.
+    Numba would optimise and load each of them apart as well, which takes twice the time. inlined: what is constant in a
+    call is then constant in the function. only: for which types of the first argument anything is to be done; for
+    others nothing is compiled.
     """
 
     def made(body: Callable[..., None]) -> Any:
+        known: dict[Any, Any] = {}
+
         @function
         def call(typing: Any, *given: Any) -> Any:
             inner = types.void(*(types.unliteral(kind) for kind in given))
@@ -120,13 +123,12 @@ def subroutine(inlined: bool = False, only: Callable[[Any], bool] = bool) -> Cal
             def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 if not only(given[0]):
                     return context.get_dummy_value()
-                flags = Flags()
-                flags.error_model, flags.forceinline = "numpy", inlined
-                flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+                if inner not in known:
+                    known[inner] = _unfinished(context, body, inner, inlined)
+                context.active_code_library.add_linking_library(known[inner].library)
                 passed = zip(cgutils.unpack_tuple(builder, args[0]), given, inner.args, strict=True)
                 values = [context.cast(builder, value, kind, wanted) for value, kind, wanted in passed]
-                code = context.compile_subroutine(builder, body, inner, flags=flags)
-                context.call_internal(builder, code.fndesc, inner, values)
+                context.call_internal(builder, known[inner].fndesc, inner, values)
                 return context.get_dummy_value()
 
             return types.void(types.StarArgTuple.from_types(given)), generate
@@ -134,6 +136,19 @@ def subroutine(inlined: bool = False, only: Callable[[Any], bool] = bool) -> Cal
         return call
 
     return made
+
+
+def _unfinished(context: Any, body: Callable[..., None], signature: Any, inlined: bool) -> Any:
+    """A function translated for LLVM, but not optimised: that is done where it has become part of its callers."""
+    flags = Flags()
+    flags.error_model, flags.forceinline = "numpy", inlined
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    library = context.codegen().create_library(body.__name__)
+    library._optimize_final_module = lambda: None
+    library._finalize_final_module = lambda: setattr(library, "_finalized", True)
+    return compile_internal(
+        context.typing_context, context, library, body, signature.args, signature.return_type, flags, locals={}
+    )
 
 
 def numba_type(name: str) -> Any:
@@ -291,16 +306,23 @@ def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
     return old(sums, old, old), generate
 
 
-@function
-def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
-    """Emit the innermost kernel: cells of k from a sliver of a and one of b go to `out`, or are added to it."""
+def _tile(vectors_of: Callable[[Form], int]) -> Any:
+    """tile(sums, sliver of a, sliver of b, out, bytes between its rows, cells of k, whether out is added to)."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        made = emit.Tile(builder, sums.form, *args[1:5])
-        made.emit(args[5], cgutils.is_true(builder, args[6]))
-        return context.get_dummy_value()
+    @function
+    def tile(typing: Any, sums: Any, a: Any, b: Any, out: Any, stride: Any, depth: Any, adds: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            made = emit.Tile(builder, sums.form, args[1], args[2], args[3], args[4], vectors_of(sums.form))
+            made.emit(args[5], cgutils.is_true(builder, args[6]))
+            return context.get_dummy_value()
 
-    return types.void(sums, a, b, out, types.int64, types.int64, types.int64), generate
+        return types.void(sums, a, b, out, types.int64, types.int64, types.int64), generate
+
+    return tile
+
+
+tile, narrow_tile = _tile(lambda form: form.vectors), _tile(lambda form: 1)
+"""The innermost kernel, and the same for one vector of each row."""
 
 
 @function

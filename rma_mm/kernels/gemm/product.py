@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import compiled
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator, is_half
+from rma_mm.kernels.dtypes import accumulator, is_half
 from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
-from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply
+from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 from rma_mm.kernels.product import Operands, Product
 from rma_mm.kernels.semiring import SEMIRINGS
@@ -54,12 +54,14 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
 
 
 @cache
-def exponents() -> Callable[..., None]:
-    """`least_exponents`, compiled."""
+def looks(form: Form | None, source: str) -> Callable[..., None]:
+    """`least_exponents` of bfloat16, or `specials` of elements that a form packs, compiled."""
     from numba import types
 
-    kinds = (BYTES, *(types.int64,) * 4, BYTES)
-    return compiled(least_exponents, kinds, (_ADDRESS, *(_SIZE,) * 4, _ADDRESS))
+    kinds, arguments = (BYTES, *(types.int64,) * 4, BYTES), (_ADDRESS, *(_SIZE,) * 4, _ADDRESS)
+    if form is None:
+        return compiled(least_exponents, kinds, arguments)
+    return compiled(specials, (SideType(form, "a", source), *kinds), (_ADDRESS, *arguments))
 
 
 def storage(dtype: np.dtype[Any], ordered: bool) -> str:
@@ -113,8 +115,8 @@ def scratch_of(semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dt
         a, b, c = blocking.types(a, b, c)
     most = 0
     for x, y, height, width in ((a, b, m, n), (b, a, n, m)):  # a c stored by columns swaps them
-        for dots in (True, False):
-            blocks = blocks_of(form_of(semiring, x, y, c, host(), dots), height, width, k, host())
+        for safe in (True, False):
+            blocks = blocks_of(form_of(semiring, x, y, c, host(), safe), height, width, k, host())
             most = max(most, blocks.total_bytes)
     return outer + most * get_threads()
 
@@ -126,10 +128,10 @@ _scratch = Scratch()
 
 
 def _code_of(
-    semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], dots: bool
+    semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], safe: bool
 ) -> tuple[Form, Callable[..., None]]:
     """The form, and its loops."""
-    form = form_of(semiring, a, b, c, host(), dots)
+    form = form_of(semiring, a, b, c, host(), safe)
     ordered = form.semiring != "plus_times"
     widens = form.correction != 0 or form.panel_a != form.panel_b
     return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
@@ -138,8 +140,9 @@ def _code_of(
 def _compile_all(semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
     """Compile what blocks of these types need, whichever way c is stored."""
     for x, y in ((a, b), (b, a)):
-        for dots in (True, False) if _may_flush(a, b) else (True,):
-            _code_of(semiring, x, y, c, dots)
+        forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
+        if len(forms) > 1:
+            _look(semiring, np.zeros((1, 1), x), forms.pop())
 
 
 def _bound(problem: Operands) -> Call:
@@ -150,21 +153,18 @@ def _bound(problem: Operands) -> Call:
     else:
         a, b, c, conj_a, conj_b = p.a, p.b, p.c, p.conj_a, p.conj_b
     facts = (p.semiring.name, a, b, c, p.alpha, p.beta, conj_a, conj_b)
-    if _may_flush(a.dtype, b.dtype) and p.semiring.name == "plus_times":
-        return partial(_choose, a, b, _call(*facts, dots=True), _call(*facts, dots=False))
-    return _call(*facts, dots=True)
-
-
-def _may_flush(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
-    """Whether products of these types are taken by an instruction that knows no subnormals."""
-    return a == b == BFLOAT16 and "bfloat16" in host().dots
+    careful, _ = _code_of(p.semiring.name, a.dtype, b.dtype, c.dtype, safe=False)
+    if _code_of(p.semiring.name, a.dtype, b.dtype, c.dtype, safe=True)[0] == careful:
+        return _call(*facts, safe=False)
+    _look(p.semiring.name, a[:0], careful)  # compile it now
+    return partial(_choose, p.semiring.name, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
 
 
 def _call(
-    semiring: str, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, dots: bool
+    semiring: str, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, safe: bool
 ) -> Call:
     """A call of compiled loops."""
-    form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, dots)
+    form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
     (m, n), k = c.shape, a.shape[1]
     blocks = blocks_of(form, m, n, k, host())
     mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
@@ -191,15 +191,24 @@ def _run(loops: Callable[..., None], given: list[Any], blocks: Blocks, _: object
     loops(*given, base, second, second + blocks.bytes_b)
 
 
-def _choose(a: Array, b: Array, by_dots: Call, by_parts: Call) -> None:
-    """Products of bfloat16 by dot products, which flush subnormals to zero, only where none can arise."""
-    (by_dots if _least(a) + _least(b) >= _SAFE else by_parts)()
+def _choose(semiring: str, a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
+    """Take the fast instructions where the operands hold nothing that those get wrong."""
+    found = _look(semiring, a, form), _look(semiring, b, form)
+    if semiring == "plus_times":
+        is_safe = sum(found) >= _SAFE
+    else:
+        infinities = 0 if semiring == "max_min" else (found[0] >> 1 & found[1] >> 2) | (found[0] >> 2 & found[1] >> 1)
+        is_safe = not (found[0] | found[1] | infinities) & 1  # ∞ − ∞ is NaN too
+    (fast if is_safe else careful)()
 
 
-def _least(x: Array) -> int:
-    """The least exponent of what is not zero in `x`, as it is stored."""
-    out = ctypes.c_int32()
-    exponents()(_address(x), *x.strides, *x.shape, ctypes.addressof(out))
+def _look(semiring: str, x: Array, form: Form) -> int:
+    """What decides about the fast instructions: the least exponent in `x`, or which special values there are."""
+    out, place = ctypes.c_int32(), (_address(x), *x.strides, *x.shape)
+    if semiring == "plus_times":
+        looks(None, "")(*place, ctypes.addressof(out))
+    else:
+        looks(form, storage(x.dtype, True))(None, *place, ctypes.addressof(out))
     return out.value
 
 
