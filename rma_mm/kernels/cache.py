@@ -6,8 +6,9 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -40,14 +41,22 @@ def _sources() -> str:
     return found.hexdigest()[:16]
 
 
+_turn = threading.RLock()
+_depth = 0
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Hold the lock of the folder: other processes of this machine wait meanwhile. Without a folder nobody waits."""
+    global _depth  # noqa: PLW0603 - a process that holds the lock must not wait for itself
     folder = cache_folder()
-    if folder is None:
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        with suppress(OSError):  # a file system without locks: better twice the work than none
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with ExitStack() as held, _turn:
+        if folder is not None and not _depth:
+            file = held.enter_context((folder / "lock").open("w"))
+            with suppress(OSError):  # a file system without locks: better twice the work than none
+                fcntl.flock(file, fcntl.LOCK_EX)
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1

@@ -32,6 +32,8 @@ CLASSES = tuple(map("".join, product("sl", repeat=3)))
 Rates = dict[str, dict[str, float]]
 """Class of shapes → kernel → 10⁹ operations a second."""
 
+_unwritten: dict[str, Rates] = {}
+
 
 def shape_class(m: int, n: int, k: int) -> str:
     """The class that a product belongs to.
@@ -47,18 +49,30 @@ def rates(dtype: np.dtype[Any]) -> Rates | None:
     return _table().get(dtype.name)
 
 
-def measured(dtype: np.dtype[Any]) -> Rates:
-    """Measure products of this type by both kernels, and keep the figures. One process at a time."""
-    found = {name: _measured_class(dtype, name) for name in CLASSES}
+def measured(dtype: np.dtype[Any], again: bool = False) -> Rates:
+    """Measure products of this type by both kernels, and keep the figures; unless another process has, or `again`.
+
+    One process of a machine at a time, so that ranks that start together do not measure each other, and agree.
+    """
     with alone():
         _table.cache_clear()
-        table = _table() | {dtype.name: found}
-        folder = cache_folder()
-        if folder is not None:
-            beside = folder / f"rates.{os.getpid()}"
-            beside.write_text(json.dumps(table, indent=1) + "\n")
-            beside.replace(_file(folder))
+        found = rates(dtype)
+        if found is None or again:
+            found = {name: _measured_class(dtype, name) for name in CLASSES}
+            _keep(_table() | {dtype.name: found})
     return found
+
+
+def _keep(table: dict[str, Rates]) -> None:
+    """Write the figures, under their name once they are complete; where nothing can be written, remember them."""
+    folder = cache_folder()
+    if folder is None:
+        _unwritten.update(table)
+    else:
+        beside = folder / f"rates.{os.getpid()}"
+        beside.write_text(json.dumps(table, indent=1) + "\n")
+        beside.replace(_file(folder))
+    _table.cache_clear()
 
 
 def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
@@ -84,7 +98,7 @@ def _table() -> dict[str, Rates]:
     """What is known of this machine, by type; read once, so that a process does not change its mind."""
     folder = cache_folder()
     if folder is None:
-        return {}
+        return dict(_unwritten)
     try:
         found = json.loads(_file(folder).read_text())
         return {

@@ -58,6 +58,7 @@ def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_pa
     try:
         assert rates.rates(np.dtype("f4")) is None
         found = rates.measured(np.dtype("f4"))
+        assert rates.measured(np.dtype("f4")) == found  # and not measured again
         assert {name: sorted(by) for name, by in found.items()} == {name: ["blas", "numba"] for name in rates.CLASSES}
         rates._table.cache_clear()
         assert rates.rates(np.dtype("f4")) == found
@@ -67,6 +68,12 @@ def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_pa
             file.write_text(damaged)
             rates._table.cache_clear()
             assert rates.rates(np.dtype("f4")) is None
+        monkeypatch.setattr(rates, "cache_folder", lambda: None)
+        monkeypatch.setattr(rates, "_unwritten", {})
+        rates._table.cache_clear()
+        kept = rates.measured(np.dtype("f4"))
+        assert rates.rates(np.dtype("f4")) is not None
+        assert rates.measured(np.dtype("f4")) == kept
     finally:
         rates._table.cache_clear()
 
