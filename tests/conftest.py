@@ -1,4 +1,4 @@
-"""Settings of the whole suite, and the life of the job that parallel tests share."""
+"""Settings of the whole suite, who runs what, and the life of the job that parallel tests share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,32 @@ if Path(rma_mm.__file__ or "").parent != ROOT / "rma_mm":
 hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("suite")
 
+WORKERS = 4
+"""The most processes that share the whole suite: one has all tests that start jobs, and takes longest."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests by the job they need."""
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share the whole suite among processes, as -n would; chosen tests, -n 0 and -p no:xdist have one process."""
+    options = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    cores = len(os.sched_getaffinity(0))
+    is_whole = config.args_source is not config.ArgsSource.ARGS
+    if options.numprocesses is None and is_whole and cores > 1 and not options.usepdb:
+        options.numprocesses = min(cores, WORKERS)
+    if options.numprocesses and options.dist == "no":
+        options.dist = "loadgroup"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group the tests by the job they need; one process has all that start jobs, which would hinder each other."""
     items.sort(key=launch.order)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.path.parent == ROOT / "tests" / "mpi":
+                item.add_marker(pytest.mark.xdist_group("mpi"))
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

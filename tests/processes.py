@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,21 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parent.parent
-"""The checkout: the code under test is always the one beside these tests, installed or not."""
+from bench.processes import ROOT, clean_environment, kill_marked, marked, mpiexec_of
 
 MARKER = "RMA_MM_TEST_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
-
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-}
-"""Open MPI's names for --allow-run-as-root, --oversubscribe and --bind-to none; MPICH ignores them."""
 
 OPEN_MPI_SAYS = re.compile(
     r"^-{60,}\nprterun detected that one or more processes exited with non-zero status,\n(?:.*\n)*?-{60,}\n"
@@ -45,17 +33,13 @@ NAMESPACES = (("unshare", "--uts"), ("unshare", "--map-root-user", "--user", "--
 DIRECTORY = "RMA_MM_TEST_DIRECTORY"
 """Environment variable: the directory of a job of `tests.jobs`, with its socket and stack dumps."""
 
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "OMPI_COMM_WORLD_")
-"""Left by an outer mpiexec; with them a new job would believe to be a rank of that one."""
-
 
 def find_mpiexec() -> str:
     """The mpiexec beside this interpreter, else the one on PATH.
 
     Raises FileNotFoundError, naming the extra that brings one.
     """
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    found = mpiexec_of(sys.executable)
     if found is None:
         raise FileNotFoundError(
             f"no mpiexec beside {sys.executable} nor on PATH: install one with pip install '.[mpich]'"
@@ -107,18 +91,9 @@ def pretended_nodes(ranks: int, variables: Mapping[str, str]) -> tuple[list[str]
 
 def job_environment(variables: Mapping[str, str], controlled: Sequence[str] = ()) -> dict[str, str]:
     """The caller's environment without the `controlled` names, with `variables` and a fresh marker."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in controlled and not name.startswith(LAUNCHER_PREFIXES)
-    }
-    paths = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]
     return {
-        **OPEN_MPI,
-        **kept,
-        "PYTHONPATH": os.pathsep.join(paths),
+        **clean_environment(controlled),
         "PYTHONFAULTHANDLER": "1",
-        "PYTHONUNBUFFERED": "1",
         **variables,
         MARKER: uuid.uuid4().hex,
     }
@@ -159,36 +134,20 @@ class Mpiexec:
 
     def remember_segments(self) -> None:
         """Note the shared memory files of the ranks that live now, for `kill` to remove."""
-        for process in _marked(self.marker):
+        for process in marked(self.marker):
             self.segments |= _shared_segments(process)
 
     def kill(self) -> None:
         """End every process of the job, at once, and remove what only MPI_Finalize would have removed."""
         self.remember_segments()
-        processes = _marked(self.marker)
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        while processes:
-            for process in processes:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGKILL)
-            self.wait(0.02)
-            processes = _marked(self.marker)
+        kill_marked(self.marker)
         self.process.wait()
         for segment in self.segments:
             with suppress(OSError):
                 segment.unlink()
-
-
-def _marked(marker: bytes) -> list[int]:
-    """Ids of the living processes whose environment holds `marker` (none where there is no /proc)."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if marker in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
 
 
 def _shared_segments(process: int) -> set[Path]:

@@ -1,10 +1,12 @@
-"""Plain NumPy helpers of the tests: matrices cut into tiles and put together again, and the product itself.
+"""Plain helpers of the tests: matrices cut into tiles and put together again, the product itself, kept schedules.
 
 Everything is small whole numbers in float64, so that every order of summation gives the same result.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.schedule.ops import Schedule
 
 Matrix = NDArray[np.float64]
 
@@ -63,6 +66,11 @@ def expected(
     right = b.T if "B" in transposed else b
     product = alpha * (left @ right)
     return product if c is None or beta == 0 else product + beta * c
+
+
+def kept(schedule: Schedule) -> Schedule:
+    """The same schedule, with every rank's operations made once: who verifies and who interprets both want them all."""
+    return replace(schedule, program=cache(schedule.program))
 
 
 def _number(axes: tuple[str, ...], mesh: MeshShape, rank: int) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,25 +22,16 @@ from bench.peers.cases import Case
 from bench.peers.registry import Peer
 from bench.peers.systems import Task
 from bench.peers.worker import ADDRESS, DIRECTORY, KEY, RANK, START, address_of
+from bench.processes import clean_environment, kill_marked, mpiexec_of
 
 MARKER = "BENCH_PEERS_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
 PATIENCE = 3.0
 """Seconds for a job to end by itself."""
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "HYDRA_", "HYDI_", "OMPI_COMM_WORLD_")
-"""Left by an outer mpiexec; with them a new job would believe to be a rank of that one."""
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NPROC")
 """NPROC is XLA's."""
-SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
-"""What Open MPI needs for more ranks than cores and for root; where gloo's processes meet."""
+MEETING_PLACE = {"GLOO_SOCKET_IFNAME": "lo"}
+"""Where gloo's processes meet, unless the caller's environment says so."""
 
 
 class JobError(Exception):
@@ -74,8 +63,7 @@ class Launcher:
         worker = [python, "-m", peer.program]
         if peer.start != "mpi":
             return worker
-        beside = Path(python).parent / "mpiexec"
-        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        mpiexec = mpiexec_of(python)
         if mpiexec is None:
             raise JobError(f"no mpiexec beside {python} nor on PATH: pip install '.[mpich]'")
         return [*shlex.split(self.prefix.replace("{mpiexec}", shlex.quote(mpiexec))), "-n", str(ranks), *worker]
@@ -109,10 +97,11 @@ class Job:
             KEY: key.hex(),
             START: self.peer.start,
             MARKER: self.marker,
+            "PYTHONWARNINGS": "ignore",
             "TMPDIR": self.directory.name,
             DIRECTORY: self.directory.name,
         }
-        environment = clean_environment() | mine | dict.fromkeys(THREADS, str(threads))
+        environment = MEETING_PLACE | clean_environment() | mine | dict.fromkeys(THREADS, str(threads))
         count = 1 if self.peer.start == "one" else ranks
         with Listener(address_of(address), backlog=count, authkey=key) as listener:
             command = launcher.command(self.peer, ranks)
@@ -211,33 +200,9 @@ class Job:
                 process.terminate()  # mpiexec then ends its ranks, on other hosts too
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(PATIENCE)
-        left = marked(f"{MARKER}={self.marker}".encode())
-        while left:
-            for process_id in left:
-                with suppress(OSError):
-                    os.kill(process_id, signal.SIGKILL)
-            time.sleep(0.02)
-            left = marked(f"{MARKER}={self.marker}".encode())
+        kill_marked(f"{MARKER}={self.marker}".encode())
         for process in self.processes:
             process.wait()
-
-
-def marked(marker: bytes) -> list[int]:
-    """Ids of the living processes whose environment holds `marker`."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if marker in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
-
-
-def clean_environment() -> dict[str, str]:
-    """This process's environment without traces of an outer mpiexec, and with this checkout to import from."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
-    root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
-    return SETTINGS | kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def free_port() -> int:

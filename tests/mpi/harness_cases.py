@@ -1,4 +1,4 @@
-"""Bodies that misbehave, for `tests/pure/test_harness.py`: pytest does not collect this file."""
+"""Bodies that misbehave, for `tests/mpi/test_harness.py`: pytest does not collect this file."""
 
 from __future__ import annotations
 

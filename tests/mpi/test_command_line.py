@@ -19,9 +19,10 @@ import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
+from bench.processes import marked
 from rma_mm.algorithms import list_algorithms
 from tests.launch import ENVS
-from tests.processes import can_pretend_nodes, find_mpiexec, is_open_mpi, job_environment, mpirun
+from tests.processes import MARKER, can_pretend_nodes, find_mpiexec, is_open_mpi, job_environment, mpirun
 
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
@@ -234,26 +235,20 @@ def test_interrupted(tmp_path: Path, how: str) -> None:
 
 def wait_for_ranks(environment: dict[str, str], where: Path) -> list[int]:
     """The processes of the ranks, once they multiply: the unfinished output is there and matrices are made."""
-    from tests.processes import MARKER
-
     marker = f"{MARKER}={environment[MARKER]}".encode()
     limit = time.monotonic() + 60
     while time.monotonic() < limit:
         time.sleep(0.1)
         if any(name.endswith(".partial") for name in os.listdir(where)):
             time.sleep(1.5)
-            return sorted(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_rank(pid, marker))
+            return sorted(filter(is_rank, marked(marker)))
     raise AssertionError((where / "log").read_text())
 
 
-def is_rank(pid: int, marker: bytes) -> bool:
-    """Whether a process is a Python of the job."""
-    try:
-        at = Path(f"/proc/{pid}")
-        return marker in (at / "environ").read_bytes().split(b"\0") and b"rma_mm.run" in (at / "cmdline").read_bytes(
-        ).split(b"\0") and b"-n" not in (at / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+def is_rank(pid: int) -> bool:
+    """Whether a process of the job is a rank and not mpiexec, or a proxy of it, which names the ranks' command."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b"rma_mm.run" in words and b"-n" not in words
 
 
 def test_progress_on_a_terminal(tmp_path: Path) -> None:

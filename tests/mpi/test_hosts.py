@@ -13,9 +13,11 @@ import pytest
 from bench.hosts import Cluster, ClusterError, obstacle
 from bench.hosts.link import link_rate
 from bench.hosts.namespaces import parent_of
-from tests.processes import ROOT, job_environment
+from bench.processes import marked
+from tests.processes import MARKER, ROOT, is_open_mpi, job_environment
 
-pytestmark = pytest.mark.skipif((reason := obstacle()) is not None, reason=str(reason))
+reason = "only MPICH's mpiexec starts ranks on these hosts" if is_open_mpi() else obstacle()
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 SHAPE = "768,640,512"
 """Large enough that a product's words outweigh what surrounds them."""
@@ -198,18 +200,6 @@ def network():
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def alive(marker):
-    """Processes that belong to a command, wherever they live."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if marker in environ.read_bytes():
-                found.append(environ.parent.name)
-        except OSError:
-            continue
-    return found
-
-
 def children():
     """Processes that this one has started and not yet waited for."""
     return {p for p in Path("/proc").glob("[0-9]*") if parent_of(int(p.name)) == os.getpid()}
@@ -226,18 +216,18 @@ def wait_for(condition, seconds=10):
 def test_nothing_is_left_behind(tmp_path, end):
     """However the command ends: no process, link, namespace, mount, shared memory or temporary file."""
     environment = job_environment(variables(TMPDIR=str(tmp_path / "tmp"), LINGER="1" if end else ""))
-    marker = environment["RMA_MM_TEST_JOB"].encode()
+    marker = f"{MARKER}={environment[MARKER]}".encode()
     (tmp_path / "tmp").mkdir()
     before = network(), Path("/proc/self/mounts").read_text(), os.listdir("/tmp")
     words = [sys.executable, "-m", "bench.hosts", "--hosts", "3", "--", sys.executable, "-c", SEGMENTS]
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     if end:
         wait_for(lambda: len(list(tmp_path.glob("segments.*"))) == 3)
-        assert len(alive(marker)) > 6
+        assert len(marked(marker)) > 6
         process.send_signal(end)
     code = process.wait(20)
     assert code == {None: 0, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[end]
-    wait_for(lambda: not alive(marker), 5 if end == signal.SIGKILL else 0.5)
+    wait_for(lambda: not marked(marker), 5 if end == signal.SIGKILL else 0.5)
     assert (network(), Path("/proc/self/mounts").read_text()) == before[:2]
     segments = [name for file in tmp_path.glob("segments.*") for name in json.loads(file.read_text())]
     assert len(segments) >= 3

@@ -20,7 +20,7 @@ from rma_mm.schedule.ops import Schedule, foreign
 from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.closed_forms import FORMS, MESHES, Extents, Form, Grid, even_shape, skewing
 from tests.pure.test_schedules import limits, run
-from tests.reference import Matrix, nothing
+from tests.reference import Matrix, kept, nothing
 from tests.strategies import Case
 
 ALL = [(form, grid) for form in FORMS.values() for grid in MESHES[form.axes]]
@@ -37,7 +37,7 @@ def zeros(problem: Problem) -> dict[str, list[Matrix]]:
 
 def counted(name: str, problem: Problem) -> tuple[Outcome, list[int]]:
     """What a product moves, and the messages of each rank."""
-    schedule = lower(find_algorithm(name), problem)
+    schedule = kept(lower(find_algorithm(name), problem))
     return interpret(schedule, zeros(problem)), messages(schedule)
 
 

@@ -19,6 +19,7 @@ from rma_mm.schedule.lower import lower
 from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Schedule, Shift, expand, foreign
 from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem, Row
+from tests.reference import kept
 
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
@@ -99,7 +100,7 @@ def made(row: Row, shape: tuple[int, int, int], mesh: MeshShape) -> Iterator[Sch
     else:
         layouts = [] if isinstance(row.placements(mesh), str) else [*placements_taken(row, request)]
     for each in layouts:
-        yield lower(row, Problem(shape, mesh, each))
+        yield kept(lower(row, Problem(shape, mesh, each)))
 
 
 def named(name: str, shape: tuple[int, int, int], mesh: MeshShape) -> Schedule:
