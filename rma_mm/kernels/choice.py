@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,7 +43,7 @@ def choose_kernel(
     """
     if kernel not in ("auto", *NAMES):
         raise AlgorithmError(f"kernel {kernel!r} is unknown; use one of {', '.join(('auto', *NAMES))}")
-    if kernel == "numba" and find_spec("numba") is None:
+    if kernel == "numba" and not _has_numba():
         raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
     if kernel == "blas":
         _check_semiring(semiring)
@@ -66,9 +67,14 @@ def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     return max(by_kernel, key=lambda name: by_kernel[name])
 
 
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
 def _compiles() -> bool:
     """Whether Numba is there, and not told to let Python do its work."""
-    if find_spec("numba") is None:
+    if not _has_numba():
         return False
     loaded = sys.modules.get("numba")
     disabled = loaded.config.DISABLE_JIT if loaded else os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")

@@ -111,10 +111,10 @@ def pack(side, source, across, along, flips, extent, depth, panel):
         head = moved(panel, (first // side.width) * (side.head + steps * stride))
         body = moved(head, side.head)
         begin = moved(source, first * across)
-        if here < side.width or (side.parts == 2 and not side.is_complex):
+        if here < side.width:
             clear(body, steps * stride)
         copy_sliver(side, begin, across, along, False, here, depth, stride, body)
-        if side.is_complex:
+        if side.parts == 2:
             plane = moved(body, side.width * side.cell)
             copy_sliver(side, moved(begin, side.part), across, along, flips, here, depth, stride, plane)
         correct(side, begin, across, along, here, depth, head)

@@ -77,7 +77,6 @@ _SIDE: dict[str, Callable[[Any], int]] = {
     "width": _width,
     "group": lambda side: side.form.group,
     "parts": lambda side: side.form.planes,
-    "is_complex": lambda side: side.read == "complex",
     "item": lambda side: np.dtype(side.source).itemsize * (2 if side.read == "complex" else 1),
     "part": lambda side: np.dtype(side.source).itemsize,
     "cell": lambda side: side.form.group * np.dtype(side.panel).itemsize,
