@@ -93,7 +93,7 @@ class Scratch:
         for filled in self.slots.values():
             if filled.slot == op.filled:
                 for fill in filled.fills:
-                    if fill.rank == rank and rank in filled.slot.group:
+                    if fill.rank == rank:
                         fill.landed = fill.landed or moment
 
     def contents(self, rank: int, op: Op, ref: Ref) -> list[Region]:

@@ -58,8 +58,9 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        self._is_alone = is_needed and not can_help()
-        if is_needed and can_help():
+        helps = is_needed and can_help()
+        self._is_alone = is_needed and not helps
+        if helps:
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
             self._thread.start()
 
@@ -80,8 +81,10 @@ class Progress:
     def during(self, work: Callable[[], None]) -> None:
         """Do `work`, which gives MPI no progress itself. Without a helper, MPI gets some after it."""
         self.is_working = True
-        work()
-        self.is_working = False
+        try:
+            work()
+        finally:
+            self.is_working = False
         if self._is_alone:
             self._probe()
             self.poll()
