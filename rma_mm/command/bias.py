@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None) -> NDArray[Any]
     if comm.rank == 0:
         try:
             bias = _vector(path, dtype)
-        except RmaError as caught:
+        except Exception as caught:  # noqa: BLE001 - agreed on below: the others are waiting there
             error = caught
     agree_error(comm, error)
     shared: NDArray[Any] = comm.bcast(bias)
@@ -38,7 +39,7 @@ def _vector(path: str, dtype: str | None) -> NDArray[Any]:
         raise FileFormatError(f"--bias {path}: is not there, or not a regular file; a .npy file is needed")
     try:
         found: Any = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise FileFormatError(f"--bias {path}: cannot be read as a .npy file: {error}") from None
     if not isinstance(found, np.ndarray) or found.ndim != 1:
         what = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else "an .npz archive"

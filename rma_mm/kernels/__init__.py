@@ -19,9 +19,9 @@ from rma_mm.kernels.blas import bind_blas, plan_blas
 from rma_mm.kernels.choice import COMPILE_FROM, choose_kernel
 from rma_mm.kernels.dtypes import accumulator, result_dtype
 from rma_mm.kernels.elementwise import cast, scale
-from rma_mm.kernels.epilogue import Closing, Epilogue, blocks, compiles, in_turn
+from rma_mm.kernels.epilogue import Closing, Epilogue, blocks, check_epilogue, compiles, element_type, in_turn
 from rma_mm.kernels.plain import bind_numpy, bind_terms, plan_numpy, terms_bytes
-from rma_mm.kernels.product import Binder, Operands, Product, checked
+from rma_mm.kernels.product import Binder, Operands, Product, check_apart, checked
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, find_semiring
 
 __all__ = ["COMPILE_FROM", "KERNELS", "Product", "bind", "choose_kernel", "matmul", "scratch_bytes"]
@@ -95,14 +95,19 @@ def matmul(
     a, b = np.asarray(a), np.asarray(b)
     if not a.ndim == b.ndim == 2:
         raise ShapeError(f"a {a.shape} @ b {b.shape}: both must be matrices, (m, k) and (k, n)")
-    product = result_dtype(a.dtype, b.dtype, None if compute_dtype is None else np.dtype(compute_dtype))
+    check_epilogue(epilogue)
+    if epilogue is not None and semiring != PLUS_TIMES.name:
+        raise OptionError(f"epilogue: got one with semiring {semiring!r}; it belongs to plus_times")
+    product = result_dtype(a.dtype, b.dtype, None if compute_dtype is None else element_type(compute_dtype))
     shape = a.shape[0], b.shape[1]
     stored = product if epilogue is None else epilogue.check(shape, product)
     if out is None and beta != 0:
         raise OptionError(f"beta: got {beta}; beta other than 0 adds to out, so pass out")
-    if out is not None and out.dtype != stored:
-        raise DtypeError(f"out: got {out.dtype.name}; the result is {stored.name}: pass out of that type, or none")
+    if out is not None and (not isinstance(out, np.ndarray) or out.dtype != stored):
+        got = out.dtype.name if isinstance(out, np.ndarray) else type(out).__name__
+        raise DtypeError(f"out: got {got}; the result is {stored.name}: pass an array of that type, or none")
     out = np.empty(shape, stored) if out is None else out
+    check_apart(a, b, out)
     working = product if epilogue is None else accumulator(product)
     total = out if stored == working else np.empty(out.shape, working)
     if total is not out and beta != 0:

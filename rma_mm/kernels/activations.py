@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -145,12 +145,18 @@ def bind_compiled(c: Array, bias: Array | None, per: str | None, activation: str
     if compiled is None or ld is None:
         return None
     rows, columns = c.shape
-    per_column, per_row = np.zeros(columns, c.dtype), np.zeros(rows, c.dtype)
+    per_column, per_row = _zeros(columns, c.dtype), _zeros(rows, c.dtype)
     if bias is not None:
         per_column, per_row = (bias, per_row) if per == "column" else (per_column, bias)
     kept = tuple(np.ascontiguousarray(x) for x in (per_column, per_row))
     addresses = [x.ctypes.data for x in (c, *kept)]
     return _Call(compiled, addresses[0], rows, ld, columns, *addresses[1:], _CODES[activation]).keeping(c, *kept)
+
+
+@lru_cache(maxsize=8)
+def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
+    """What is added where there is no bias: one vector for all pieces of a tile."""
+    return np.zeros(count, dtype)
 
 
 class _Call(partial[None]):

@@ -21,7 +21,7 @@ def cache_folder() -> Path | None:
     """
     try:
         folder = _home() / f"kernels-{_sources()}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is run
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError):  # RuntimeError: nobody's home
         return None
@@ -30,7 +30,9 @@ def cache_folder() -> Path | None:
 
 def _home() -> Path:
     named = os.environ.get("RMA_MM_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rma_mm"
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rma_mm"
 
 
 def _sources() -> str:
@@ -52,8 +54,8 @@ def alone() -> Iterator[None]:
     folder = cache_folder()
     with ExitStack() as held, _turn:
         if folder is not None and not _depth:
-            file = held.enter_context((folder / "lock").open("w"))
-            with suppress(OSError):  # a file system without locks: better twice the work than none
+            with suppress(OSError):  # no locks here, or no folder any more: better twice the work than none
+                file = held.enter_context((folder / "lock").open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX)
         _depth += 1
         try:

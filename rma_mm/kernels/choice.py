@@ -5,8 +5,6 @@ Where both multiply a type, and both have been measured on this machine, the fas
 
 from __future__ import annotations
 
-import os
-import sys
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -49,19 +47,19 @@ def choose_kernel(
         _check_semiring(semiring)
         check_type(dtype)
     worth = kernel == "numba" or (kernel == "auto" and m * n * k >= COMPILE_FROM)
-    generated = worth and _compiles()
     if kernel == "blas" or (kernel == "auto" and semiring.is_arithmetic and fits(dtype)):
-        other = "blas" if library() is not None else "numpy"
-        return _faster(dtype if operands is None else operands, m, n, k) if generated and other == "blas" else other
-    return "numba" if generated else "numpy"
+        if library() is None:
+            return "numpy"
+        return _faster(dtype if operands is None else operands, m, n, k) if worth and kernel == "auto" else "blas"
+    return "numba" if worth and _compiles() else "numpy"
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
     """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
     found = rates(dtype)
-    if found is None and is_half(dtype):
+    if found is None and is_half(dtype) and _compiles():
         found = measured(dtype)
-    if found is None:
+    if found is None or not _compiles():
         return "blas"
     by_kernel = found[shape_class(m, n, k)]
     return max(by_kernel, key=lambda name: by_kernel[name])
@@ -76,9 +74,11 @@ def _compiles() -> bool:
     """Whether Numba is there, and not told to let Python do its work."""
     if not _has_numba():
         return False
-    loaded = sys.modules.get("numba")
-    disabled = loaded.config.DISABLE_JIT if loaded else os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
-    return not disabled
+    try:
+        from numba import config
+    except ImportError:  # it is broken, or too old for this NumPy
+        return False
+    return not config.DISABLE_JIT
 
 
 def _check_semiring(semiring: Semiring) -> None:
@@ -91,7 +91,8 @@ def _check_semiring(semiring: Semiring) -> None:
 
 def reason(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES) -> str:
     """Why `kernel` was chosen for two operands of type `dtype`, as far as a measurement says; else nothing."""
-    found = rates(dtype) if semiring.is_arithmetic and kernel != "numpy" else None
+    consulted = semiring.is_arithmetic and kernel != "numpy" and m * n * k >= COMPILE_FROM
+    found = rates(dtype) if consulted else None
     if found is None:
         return ""
     name = shape_class(m, n, k)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from numba.core import types
@@ -42,6 +43,14 @@ class _Files(CompileResultCacheImpl):  # type: ignore[misc]
 
 class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _Files
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk only costs time
+            super().save_overload(sig, data)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
 
 
 def compiled(function: Callable[..., None], kinds: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., None]:

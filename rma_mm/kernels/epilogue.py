@@ -90,7 +90,7 @@ class Epilogue:
         self._check_activation(summed)
         if self.dtype is None:
             return product
-        stored = _element_type(self.dtype)
+        stored = element_type(self.dtype)
         _check_ladder(summed, stored, f"got dtype={stored.name} for a product summed in {summed.name}")
         return stored
 
@@ -125,7 +125,7 @@ class Epilogue:
     def _check_activation(self, summed: np.dtype[Any]) -> None:
         if self.activation is None:
             return
-        if self.activation not in ACTIVATIONS:
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
             raise OptionError(f"epilogue: got activation={self.activation!r}; use {', '.join(ACTIVATIONS)} or None")
         if rank(summed) not in ACTIVATIONS[self.activation]:
             takes = {"relu": "integers and real numbers", "gelu": "real numbers"}[self.activation]
@@ -134,7 +134,7 @@ class Epilogue:
 
     def prepare(self, summed: np.dtype[Any], shape: tuple[int, int], kernel: str) -> None:
         """Compile now what products of such a shape will take."""
-        if compiles(kernel, shape):
+        if compiles(kernel, shape) and (self.bias is not None or self.activation is not None):
             one = np.zeros((1, 1), summed)
             Closing(one, None, None, self.activation or "relu", True).bound(one)
 
@@ -165,10 +165,10 @@ def _check_ladder(src: np.dtype[Any], dst: np.dtype[Any], got: str) -> None:
         )
 
 
-def _element_type(dtype: Any) -> np.dtype[Any]:
-    """The element type of C that was named. Raises DtypeError."""
+def element_type(dtype: Any) -> np.dtype[Any]:
+    """The element type that was named, in NumPy's way or ours. Raises DtypeError."""
     try:
-        return check_dtype(np.dtype(dtype), "epilogue: dtype")
+        return check_dtype(np.dtype(dtype))
     except TypeError:
         return parse_dtype(str(dtype))
 

@@ -74,11 +74,7 @@ def checked(
     check_cast(a.dtype, c.dtype, "a", "c")
     check_cast(b.dtype, c.dtype, "b", "c")
     check_semiring(semiring, c.dtype, alpha, beta, conj_a or conj_b)
-    if not c.flags.writeable:
-        raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
-    for name, x in (("a", a), ("b", b)):
-        if _overlap(x, c):
-            raise LayoutError(f"c shares memory with {name}, which is read while c is written: pass a copy of {name}")
+    check_apart(a, b, c)
     return Operands(
         a,
         b,
@@ -89,6 +85,15 @@ def checked(
         conj_b and b.dtype.kind == "c",
         semiring,
     )
+
+
+def check_apart(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
+    """Raises: ValueError where `c` cannot be written, LayoutError where it overlaps an operand."""
+    if not c.flags.writeable:
+        raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
+    for name, x in (("a", a), ("b", b)):
+        if _overlap(x, c):
+            raise LayoutError(f"c shares memory with {name}, which is read while c is written: pass a copy of {name}")
 
 
 def _overlap(x: NDArray[Any], c: NDArray[Any]) -> bool:

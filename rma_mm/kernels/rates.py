@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.kernels.blas import library
 from rma_mm.kernels.cache import alone, cache_folder
 from rma_mm.kernels.dtypes import accumulator
 from rma_mm.kernels.speed import calls_a_second
@@ -66,12 +67,15 @@ def measured(dtype: np.dtype[Any], again: bool = False) -> Rates:
 def _keep(table: dict[str, Rates]) -> None:
     """Write the figures, under their name once they are complete; where nothing can be written, remember them."""
     folder = cache_folder()
+    try:
+        if folder is not None:
+            beside = folder / f"rates.{platform.node()}.{os.getpid()}"
+            beside.write_text(json.dumps(table, indent=1) + "\n")
+            beside.replace(_file(folder))
+    except OSError:  # a full disk, or the folder is gone
+        folder = None
     if folder is None:
         _unwritten.update(table)
-    else:
-        beside = folder / f"rates.{os.getpid()}"
-        beside.write_text(json.dumps(table, indent=1) + "\n")
-        beside.replace(_file(folder))
     _table.cache_clear()
 
 
@@ -97,7 +101,7 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
 def _table() -> dict[str, Rates]:
     """What is known of this machine, by type; read once, so that a process does not change its mind."""
     folder = cache_folder()
-    if folder is None:
+    if folder is None or _unwritten:
         return dict(_unwritten)
     try:
         found = json.loads(_file(folder).read_text())
@@ -113,7 +117,9 @@ def _file(folder: Path) -> Path:
     """One file for each processor, BLAS and number of threads."""
     import threadpoolctl
 
-    blas: dict[str, Any] = next((x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"), {})
+    used = library()
+    loaded = (x for x in threadpoolctl.threadpool_info() if used is not None and x["filepath"] == used.path)
+    blas: dict[str, Any] = next(loaded, {})
     facts = (_processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), get_threads())
     return folder / ("rates-" + "-".join("".join(filter(str.isalnum, str(fact))) for fact in facts) + ".json")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,19 @@ def set_threads(n: int) -> None:
     import threadpoolctl
 
     threadpoolctl.threadpool_limits(n, user_api="blas")
+
+
+@contextmanager
+def using_threads(n: int) -> Iterator[None]:
+    """Let the local products use `n` threads meanwhile."""
+    before = get_threads()
+    if before != n:
+        set_threads(n)
+    try:
+        yield
+    finally:
+        if before != n:
+            set_threads(before)
 
 
 def get_threads() -> int:

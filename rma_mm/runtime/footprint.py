@@ -58,6 +58,8 @@ class Operands:
     b: Operand
     c: Operand
     options: Options
+    kernel: str = ""
+    """The local kernel, the same on every rank; chosen for the whole product, so that pieces do not choose another."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -86,9 +88,8 @@ class Operands:
         """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
         return self.options.deterministic and not self.semiring.in_any_order
 
-    @property
-    def kernel(self) -> str:
-        """The local kernel; chosen for the whole product, so that small pieces do not choose another."""
+    def choose_kernel(self) -> str:
+        """The local kernel that this rank would choose now."""
         m, n, k = self.shape
         return choose_kernel(self.options.kernel, self.summed, m, n, k, self.semiring, self.operand_dtype)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
-from ..kernels.threads import get_threads, set_threads
+from ..kernels.threads import using_threads
 from ..policy.picture import drawn
 from ..policy.picture_html import page
 from ..policy.planner import Candidate, adds_in_any_order
@@ -236,14 +236,8 @@ class Plan:
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         before = executable.traffic()
-        threads = get_threads()
-        if threads != self.mesh.threads:
-            set_threads(self.mesh.threads)
-        try:
+        with using_threads(self.mesh.threads):
             executable.run(progress)
-        finally:
-            if threads != self.mesh.threads:
-                set_threads(threads)
         self.claims = executable.claims
         self.words = Counters(*(new - old for new, old in zip(executable.traffic(), before, strict=True)))
 
@@ -354,7 +348,8 @@ class Plan:
         if found is None:
             if len(self.bound) >= BOUND:
                 self.bound.popitem(last=False)[1].close()
-            found = self.bound[key] = self._bind(A, B, C)
+            with using_threads(self.mesh.threads):  # products are cut for them
+                found = self.bound[key] = self._bind(A, B, C)
         self.bound.move_to_end(key)
         return found
 

@@ -12,10 +12,12 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
+from ..kernels.choice import NAMES
 from ..kernels.dtypes import check_dtype
 from ..kernels.elementwise import check_cast, scalar
 from ..kernels.epilogue import Epilogue, check_epilogue
 from ..kernels.semiring import PLUS_TIMES, check_semiring
+from ..kernels.threads import using_threads
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule, remembered
@@ -58,7 +60,7 @@ def make_plan(
     DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
     mesh = common_mesh(mesh, A, B)
-    with agreed(mesh.comm, "plan", layout=layout) as facts:
+    with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout) as facts:
         facts |= {"A": describe(A), "B": describe(B)}
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
         options = Options(
@@ -70,6 +72,7 @@ def make_plan(
         operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
         request = _request(mesh, operands)
         found = choose(request)
+    operands = _settled(mesh, operands)
     if found[0].row.by_speed:
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
@@ -81,9 +84,17 @@ def make_plan(
     return plan
 
 
+def _settled(mesh: Mesh, operands: Operands) -> Operands:
+    """The same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
+    choice = np.array([NAMES.index(operands.kernel)])
+    wait(mesh.comm.Ibcast(choice))
+    return replace(operands, kernel=NAMES[choice[0]])
+
+
 def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Plan:
     """The plan for what the planner found, on the windows that the mesh has. Collective."""
-    fitted = _fitted(mesh, operands, request, found)
+    with using_threads(mesh.threads):  # of which each has scratch
+        fitted = _fitted(mesh, operands, request, found)
     assert fitted[0].layouts is not None
     problem = problem_of(request, fitted[0].layouts)
     later = []
@@ -155,6 +166,7 @@ def _operands(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, o
     limit: object = options.memory_limit
     if limit is not None and (not isinstance(limit, Integral) or limit < 0):
         raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
+    operands = replace(operands, kernel=operands.choose_kernel())
     _probe(operands)
     return operands
 
@@ -213,10 +225,11 @@ def _request(mesh: Mesh, operands: Operands) -> Request:
 def _probe(operands: Operands) -> None:
     """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
     dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
-    one_a, one_b, one_c = (np.zeros((1, 1), dtype) for dtype in dtypes)
+    a, b, c = (np.zeros((2, 2), dtype) for dtype in dtypes)
     if operands.options.epilogue is not None:
         operands.options.epilogue.prepare(operands.summed, operands.c.shape, operands.kernel)
-    bind(one_a, one_b, one_c, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
+    for stored in (c, c.T):  # a C that is stored by columns may want other code
+        bind(a, b, stored, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
 
 
 def _fitted(

@@ -66,8 +66,8 @@ def verify(
     comm = c.mesh.comm
     with np.errstate(all="ignore"):
         if not semiring.is_arithmetic:
-            reason = wrong_rows(a, b, c, before, semiring, seed)
-            verdict = Verdict(not reason, None if reason else 0.0, reason)
+            reason, rows = wrong_rows(a, b, c, before, semiring, seed)
+            verdict = Verdict(not reason, None if reason else 0.0, reason, rows)
         elif epilogue is not None:
             closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue, product or c.dtype)
             reason, worst, rows = wrong_closed(closed, seed)

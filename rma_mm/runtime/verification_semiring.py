@@ -10,20 +10,20 @@ from rma_mm.kernels.dtypes import accumulator
 from rma_mm.kernels.ordered import from_keys, has_keys, key_type, to_keys
 from rma_mm.kernels.semiring import Semiring
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
-from rma_mm.runtime.verification_rows import ROWS, row_chunks
+from rma_mm.runtime.verification_rows import random_rows, row_chunks
 
 
 def wrong_rows(
     a: MatrixView, b: MatrixView, c: MatrixView, before: MatrixView | None, semiring: Semiring, seed: int
-) -> str:
-    """Where one of `ROWS` random rows of C = A ⊗ B (⊕ C0) is not what it should be, bit for bit; "" if none is.
+) -> tuple[str, int]:
+    """Where one of `ROWS` random rows of C = A ⊗ B (⊕ C0) is not what it should be ("" if none is), and how many.
 
-    Zeros of either sign are equal, and so are all NaN. Collective.
+    Exactly, but that zeros of either sign are equal, and so are all NaN. Collective.
     """
     comm, working = c.mesh.comm, accumulator(c.dtype)
     left, right, made = (Part(x, working) for x in (a, b, c))
     old = None if before is None else Part(before, working)
-    rows = np.sort(np.random.default_rng(seed).permutation(c.shape[0])[:ROWS]).astype(np.int64)
+    rows = random_rows(c.shape[0], seed)
     for some in row_chunks(rows, max(c.shape[1], a.shape[1])):
         exact = _again(comm, summed(comm, left.some_rows(some))[0], right, semiring)
         if old is not None:
@@ -33,8 +33,8 @@ def wrong_rows(
         wrong = (actual != exact) & ~((actual != actual) & (exact != exact))
         if wrong.any():
             row, col = np.argwhere(wrong)[0]
-            return f"C[{some[row]}, {col}] is {actual[row, col]}, computed again it is {exact[row, col]}"
-    return ""
+            return f"C[{some[row]}, {col}] is {actual[row, col]}, computed again it is {exact[row, col]}", len(rows)
+    return "", len(rows)
 
 
 def _again(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -80,11 +81,12 @@ def test_every_float16_is_read() -> None:
 
 
 @pytest.mark.skipif(BFLOAT16 is None, reason="ml_dtypes is not installed")
-@pytest.mark.parametrize("scale", [1e-39, 1e-25, 1e-19, 1.0, 1e18])
-def test_bfloat16_keeps_subnormals(scale: float) -> None:
+@pytest.mark.parametrize("scales", [(1e-39, 1e-39), (1e-39, 1e38), (1e-25, 1e-14), (1e-19, 1e-19), (1e18, 1e18)])
+def test_bfloat16_keeps_subnormals(scales: tuple[float, float]) -> None:
     """The instruction for its products flushes them to zero; then it must not be used."""
     rng = np.random.default_rng(0)
-    a, b = ((rng.standard_normal(s) * scale).astype(BFLOAT16) for s in ((14, 51), (51, 40)))
+    shapes = (14, 51), (51, 40)
+    a, b = ((rng.standard_normal(s) * x).astype(BFLOAT16) for s, x in zip(shapes, scales, strict=True))
     c = times(a, b, np.empty((14, 40), np.float32))
     wide = a.astype(np.float64) @ b.astype(np.float64)
     size = abs(a.astype(np.float64)) @ abs(b.astype(np.float64))
@@ -162,6 +164,24 @@ def test_threads_share_a_product(shape: tuple[int, int, int], name: str, monkeyp
     finally:
         set_threads(before)
     np.testing.assert_array_equal(c, a @ b)
+
+
+def test_a_forked_child_multiplies() -> None:
+    """The threads of the parent are not there; others must be made."""
+    before = get_threads()
+    set_threads(2)
+    try:
+        a = np.ones((300, 300), np.int64)
+        bound = kernels.bind(a, a, np.empty_like(a), kernel="numba")
+        bound()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            bound()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        set_threads(before)
 
 
 def test_scratch_is_bounded() -> None:

@@ -153,6 +153,19 @@ def test_matmul_refuses() -> None:
         kernels.matmul(x, x.copy(), out=x)
     with pytest.raises(LayoutError, match="memory with b"):
         kernels.matmul(x[:3].copy(), x, out=x[6:])
+    half = np.zeros((9, 9), np.float16)
+    with pytest.raises(LayoutError, match="memory with a"):
+        kernels.matmul(half, half.copy(), out=half, epilogue=Epilogue(activation="relu"))
+    with pytest.raises(OptionError, match="min_plus"):
+        kernels.matmul(y, x, semiring="min_plus", epilogue=Epilogue(activation="relu"))
+    with pytest.raises(OptionError, match="Epilogue"):
+        kernels.matmul(y, x, epilogue="relu")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="activation"):
+        kernels.matmul(y, x, epilogue=Epilogue(activation=["relu"]))  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="'foo'"):
+        kernels.matmul(y, x, compute_dtype="foo")
+    with pytest.raises(DtypeError, match="got list"):
+        kernels.matmul(y, x, out=[[1]])  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="float64; the result is float32"):
         kernels.matmul(y, x, out=np.zeros((3, 9)))
     with pytest.raises(DtypeError, match="foreign byte order"):

@@ -28,15 +28,19 @@ class Cpu:
 
 @cache
 def host() -> Cpu:
-    """The core this process runs on. Needs llvmlite, which comes with Numba."""
+    """The core that Numba compiles for: this process's own, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say else."""
     from llvmlite import binding
+    from numba import config
 
-    has = {name for name, found in binding.get_host_cpu_features().items() if found}
+    if config.CPU_FEATURES is None:
+        has = {name for name, found in binding.get_host_cpu_features().items() if found}
+    else:
+        has = {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
     wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
     dots = {kind for kind, feature in (("int8", "avx512vnni"), ("bfloat16", "avx512bf16")) if wide and feature in has}
     vector_bytes = 64 if wide else 32 if {"avx2", "fma"} <= has else 16
     registers = 32 if wide or "neon" in has else 16
-    return Cpu(binding.get_host_cpu_name(), vector_bytes, registers, frozenset(dots), _caches())
+    return Cpu(config.CPU_NAME or binding.get_host_cpu_name(), vector_bytes, registers, frozenset(dots), _caches())
 
 
 def _caches() -> tuple[int, int, int]:

@@ -282,7 +282,6 @@ def read_truth(builder: ir.IRBuilder, value: Value) -> Value:
     return builder.zext(builder.icmp_unsigned("!=", value, value.type(0)), _BYTE)
 
 
-
 def read_bfloat16(builder: ir.IRBuilder, value: Value) -> Value:
     """float32 from the bits of a bfloat16."""
     return builder.bitcast(builder.shl(builder.zext(value, _WORD), _WORD(16)), type_of("float32"))

@@ -27,7 +27,7 @@ class Form:
     total: str
     """Type in which a tile is summed; of one part where numbers are complex."""
     read_a: str
-    """How an element of a becomes one of the panel: see `converting`."""
+    """How an element of a is read: as it is, as truth, complex, or from the bits of float16 or bfloat16."""
     read_b: str
     """How an element of b becomes one of the panel."""
     rows: int

@@ -71,7 +71,6 @@ _SUM: dict[str, Callable[[Any], int]] = {
     "item": lambda sums: np.dtype(sums.stored).itemsize,
     "total": lambda sums: np.dtype(sums.form.total).itemsize,
     "direct": lambda sums: sums.stored == sums.form.total,
-    "ring": lambda sums: sums.form.semiring == "plus_times",
 }
 _SIDE: dict[str, Callable[[Any], int]] = {
     "width": _width,

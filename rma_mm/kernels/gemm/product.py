@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _ARGUMENTS = (
 )  # fmt: skip
 WORTH = 1 << 20
 """Multiply-adds from which a thread of its own pays."""
+_MARGIN = 1 << 10  # bytes; alignment
 _UNIT = 96  # rows or columns: whole tiles of most forms
 _SAFE = 127 + 127 + 16 - 126
 """Sum of the stored exponents from which products of bfloat16 and their sums are never subnormal."""
@@ -106,19 +108,29 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
     return Blocking(working, *packs, accumulate=c != working, spare=c != working)
 
 
-def scratch_of(semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> int:
-    """Bytes of scratch of one product at most."""
+@lru_cache(maxsize=1024)
+def _scratch_of(
+    semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], threads: int
+) -> int:
+    """`scratch_of` for so many threads."""
     blocking, outer = plan_numba(a, b, c), 0
     if blocking is not None:
         outer = blocking.scratch_bytes(m, n, k)
         m, n, k = blocking.block(m, n, k)
         a, b, c = blocking.types(a, b, c)
     most = 0
-    for x, y, height, width in ((a, b, m, n), (b, a, n, m)):  # a c stored by columns swaps them
-        for safe in (True, False):
-            blocks = blocks_of(form_of(semiring, x, y, c, host(), safe), height, width, k, host())
-            most = max(most, blocks.total_bytes)
-    return outer + most * get_threads()
+    for some in _slices(m, n, k, threads):
+        rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
+        for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
+            for safe in (True, False):
+                blocks = blocks_of(form_of(semiring, x, y, c, host(), safe), height, width, k, host())
+                most = max(most, blocks.total_bytes + _MARGIN)
+    return outer + most * threads
+
+
+def scratch_of(semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> int:
+    """Bytes of scratch of one product at most, all threads' together."""
+    return _scratch_of(semiring, m, n, k, a, b, c, get_threads())
 
 
 # -- one product, one thread ------------------------------------------------------------------------
@@ -195,7 +207,7 @@ def _choose(semiring: str, a: Array, b: Array, form: Form, fast: Call, careful: 
     """Take the fast instructions where the operands hold nothing that those get wrong."""
     found = _look(semiring, a, form), _look(semiring, b, form)
     if semiring == "plus_times":
-        is_safe = sum(found) >= _SAFE
+        is_safe = min(found) > 0 and sum(found) >= _SAFE  # subnormal operands count as 0 too
     else:
         infinities = 0 if semiring == "max_min" else (found[0] >> 1 & found[1] >> 2) | (found[0] >> 2 & found[1] >> 1)
         is_safe = not (found[0] | found[1] | infinities) & 1  # ∞ − ∞ is NaN too
@@ -225,15 +237,28 @@ def _step(
 # -- several threads --------------------------------------------------------------------------------
 
 
+def _slices(m: int, n: int, k: int, threads: int) -> list[slice]:
+    """Equal parts of the longer of m and n."""
+    extent = max(m, n)
+    parts = max(1, min(threads, m * n * k // WORTH))
+    share = -(-extent // parts)
+    size = extent if parts == 1 else -(-share // _UNIT) * _UNIT
+    return [slice(start, min(start + size, extent)) for start in range(0, extent, size)]
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Threads beside the caller's own."""
     return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
 
 
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
+
+
 def _together(calls: list[Call]) -> None:
     """Make calls at the same time, the last one here."""
-    others = [_pool(len(calls) - 1).submit(call) for call in calls[:-1]]
+    pool = _pool(max(get_threads() - 1, 1))
+    others = [pool.submit(call) for call in calls[:-1]]
     calls[-1]()
     for other in others:
         other.result()
@@ -242,14 +267,8 @@ def _together(calls: list[Call]) -> None:
 def _parts(problem: Operands, threads: int) -> list[Operands]:
     """Equal parts of a product, along the longer side of c: one for each thread, if they are worth it."""
     m, n, k = problem.sizes
-    parts = max(1, min(threads, m * n * k // WORTH))
-    size = -(-max(m, n) // parts)
-    size = -(-size // _UNIT) * _UNIT
-    if parts == 1:
-        return [problem]
     made = []
-    for start in range(0, max(m, n), size):
-        some = slice(start, start + size)
+    for some in _slices(m, n, k, threads):
         if m >= n:
             made.append(replace(problem, a=problem.a[some], c=problem.c[some]))
         else:
