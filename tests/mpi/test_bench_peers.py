@@ -21,7 +21,7 @@ from bench.peers.registry import NUMPY, PEERS, RMA_MM, Peer
 from bench.peers.report import met
 from bench.peers.systems import OverMPI
 from bench.peers.systems.solo import Solo
-from bench.processes import marked
+from bench.processes import kill_marked, marked
 from tests.processes import ROOT
 
 HERE = "tests.mpi.test_bench_peers"
@@ -177,11 +177,18 @@ def test_nothing_outlives_the_coordinator(sent, tmp_path):
     command = ["-m", "bench.peers", "--case", "8,8,8", "--ranks", "2", "--rounds", "10000", "--peers", NUMPY, "SUMMA"]
     environment = os.environ | {name: value, "TMPDIR": str(tmp_path)}
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, **quiet) as coordinator:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored here is ignored there
+    try:
+        coordinator = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, **quiet)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
         wait_for(lambda: len(marked(mark.encode())) >= 5)  # itself, NumPy, mpiexec, two ranks
         coordinator.send_signal(sent)
         coordinator.communicate(timeout=30)
         wait_for(lambda: not marked(mark.encode()))
+    finally:
+        kill_marked(mark.encode())
     assert list(tmp_path.iterdir()) == []
     assert coordinator.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[sent]
 
