@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -27,6 +28,8 @@ SMALL, LARGE, LIMIT = 96, 768, 256
 """Extents at which both are measured, and up to which an extent counts as small."""
 SECONDS, TIMES = 0.01, 5
 """For how long each product is repeated, and how often: the median counts."""
+SETTLE = 0.04
+"""Seconds before a sample: the threads of OpenBLAS go on spinning for about 30 ms after their last product."""
 CLASSES = tuple(map("".join, product("sl", repeat=3)))
 """The classes of shapes: which of m, n, k are small and which large."""
 
@@ -92,6 +95,7 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     samples: dict[str, list[float]] = {kernel: [] for kernel in calls}
     for _ in range(TIMES):
         for kernel, call in calls.items():
+            time.sleep(SETTLE if get_threads() > 1 else 0)
             samples[kernel].append(calls_a_second(call, SECONDS))
     work = 2e-9 * m * n * k * (4 if dtype.kind == "c" else 1)
     return {kernel: work * median(found) for kernel, found in samples.items()}
