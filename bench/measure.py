@@ -68,26 +68,35 @@ def slowest(comm: MPI.Intracomm, samples: Sequence[float]) -> list[float]:
 
 
 def interleaved(
-    comm: MPI.Intracomm, cases: Mapping[str, Callable[[], object]], repeat: int, warmup: int = 1
+    comm: MPI.Intracomm,
+    cases: Mapping[str, Callable[[], object]],
+    repeat: int,
+    warmup: int = 1,
+    settle: float = SETTLE,
 ) -> dict[str, list[float]]:
     """Seconds of every case, `repeat` times, on the slowest rank; in turn, each round starting with another case.
 
-    What a case returns is dropped after the clock has stopped. Collective.
+    What a case returns is dropped after the clock has stopped. settle: seconds before each sample; with 0 it begins
+    when all ranks have met, which is enough where every case ends alike on all of them and none has threads that spin.
+    Collective.
     """
+    from rma_mm.windows.waiting import barrier
+
     names = list(cases)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-warmup, repeat):
         for at in range(len(names)):
             name = names[(turn + at) % len(names)]
-            time.sleep(SETTLE)
-            meet(comm)
+            time.sleep(settle)
+            (meet if settle else barrier)(comm)
             start = time.perf_counter()
             kept = cases[name]()
             took = time.perf_counter() - start
             del kept
             if turn >= 0:
                 samples[name].append(took)
-    return {name: slowest(comm, found) for name, found in samples.items()}
+    every = iter(slowest(comm, [took for found in samples.values() for took in found]))
+    return {name: [next(every) for _ in found] for name, found in samples.items()}
 
 
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -17,10 +17,9 @@ import numpy as np
 import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import bind
-from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.footprint import Operand, peak_bytes
+from rma_mm.runtime.pricing import best_grid
 from rma_mm.runtime.product import PLANS
-from rma_mm.windows.mpi import node_map
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +47,7 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--calls", type=int, default=5000, help="matmul calls watched for growth (5000)")
     options = parser.parse_args()
     size = options.size
-    grid = default_mesh(comm.size, (size, size, size), node_map(comm))
+    grid = best_grid(comm, (size, size, size), options.dtype)
     where = measure.machine(comm, ", ".join(options.windows))
     warm(options.dtype)
     start = baseline(comm)
@@ -57,7 +56,7 @@ def main(comm: MPI.Intracomm) -> int:
         for algorithm in options.algorithms:
             before = baseline(comm)
             left = max(comm.allgather(sum(before) - sum(start)))
-            own = default_mesh(comm.size, (size, size, size), node_map(comm), algorithm)
+            own = best_grid(comm, (size, size, size), options.dtype, algorithm)
             with rma_mm.Mesh(own, comm, window=window) as mesh:
                 peaks.append(measured(mesh, algorithm, size, options.dtype, before) | {"left": left})
     loops = repeated(comm, grid, options.calls)

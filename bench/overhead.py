@@ -18,10 +18,9 @@ import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import Product, bind
 from rma_mm.kernels.threads import get_threads, set_threads
-from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.executor import Executable
+from rma_mm.runtime.pricing import best_grid
 from rma_mm.schedule.ops import Multiply
-from rma_mm.windows.mpi import node_map
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--window", choices=measure.WINDOWS, help="RMA_MM_WINDOW, or shared")
     options = parser.parse_args()
     size = options.size
-    mesh = rma_mm.Mesh(default_mesh(comm.size, (size, size, size), node_map(comm)), comm, window=options.window)
+    mesh = rma_mm.Mesh(best_grid(comm, (size, size, size), options.dtype), comm, window=options.window)
     with mesh:
         where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "threads": mesh.threads}
         a, b = (

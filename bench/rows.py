@@ -13,9 +13,8 @@ import numpy as np
 
 import rma_mm
 from bench import measure
-from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.footprint import Operand, merged
-from rma_mm.windows.mpi import node_map
+from rma_mm.runtime.pricing import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +45,7 @@ def main(comm: MPI.Intracomm) -> int:
 
 def measured(comm: MPI.Intracomm, name: str, shape: tuple[int, int, int], options: Any) -> dict[str, Any]:
     """One row in turn with SUMMA. Collective."""
-    grids = [default_mesh(comm.size, shape, node_map(comm), each) for each in (SUMMA, name)]
+    grids = [best_grid(comm, shape, options.dtype, each) for each in (SUMMA, name)]
     with rma_mm.Mesh(grids[0], comm) as first, rma_mm.Mesh(grids[1], comm) as second:
         summa, row = (Product(mesh, each, shape, options.dtype) for mesh, each in ((first, SUMMA), (second, name)))
         right = row.is_right()

@@ -17,8 +17,7 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.kernels.threads import get_threads, set_threads
-from rma_mm.policy.planner import default_mesh
-from rma_mm.windows.mpi import node_map
+from rma_mm.runtime.pricing import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,7 +36,7 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--window", choices=measure.WINDOWS, help="RMA_MM_WINDOW, or shared")
     options = parser.parse_args()
     size = options.size
-    grid = measure.grid(options.mesh) if options.mesh else default_mesh(comm.size, (size, size, size), node_map(comm))
+    grid = measure.grid(options.mesh) if options.mesh else best_grid(comm, (size, size, size), options.dtype[0])
     with rma_mm.Mesh(grid, comm, window=options.window) as mesh:
         where = measure.machine(comm, mesh.window_flavour)
         results = [measured(mesh, size, dtype, options.repeat) for dtype in options.dtype]

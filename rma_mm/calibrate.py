@@ -1,22 +1,242 @@
-"""`python -m rma_mm.calibrate`: measure what the choice of a local kernel rests on, and keep it for this machine.
+"""`mpiexec -n P python -m rma_mm.calibrate`: measure what products are priced by here, keep it, and show it.
 
-From then on `kernel="auto"` takes the faster of BLAS and generated code for each type and class of shapes. BLAS uses as
-many threads as OPENBLAS_NUM_THREADS or OMP_NUM_THREADS says, else all cores: measure with those that a rank will have.
+What is kept holds for jobs with as many ranks, placed alike, with as many threads. With --kernels also what the choice
+of a local kernel rests on: from then on `kernel="auto"` takes the faster of BLAS and generated code for each type and
+class of shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from .command.launcher import LauncherError, connect, launcher_rank
+from .command.signals import Interruption
+from .errors import OptionError, RmaError
 from .kernels.dtypes import BFLOAT16, BLAS_TYPES
 from .kernels.rates import CLASSES, LARGE, SMALL, measured
+from .kernels.threads import using_threads
+from .policy.machine import FLAVOURS, Cost, Machine
+from .run import DONE, REFUSED, _abort
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .runtime.calibration.survey import Survey
+    from .runtime.mesh import Mesh
+
+PROGRAM = "python -m rma_mm.calibrate"
+SECONDS = 12.0
+"""Of a calibration, unless the user says otherwise."""
+FAILED = 1
 
 
-def main() -> None:
-    """Measure every type that BLAS multiplies, and print the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    seconds: float
+    flavours: tuple[str, ...]
+    threads: int | None
+    json: str | None
+    plot: str | None
+    kernels: bool
+    help: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but errors are raised and not printed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; {PROGRAM} --help lists the arguments")
+
+
+def _parser() -> _Parser:
+    usage = f"mpiexec -n P {PROGRAM} [options]"
+    assert __doc__ is not None
+    parser = _Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
+    add = parser.add_argument
+    add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
+    add("--flavours", type=_flavours, default=FLAVOURS, metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
+    add("--threads", type=_threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
+    add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")
+    add("--plot", metavar="FILE", help="draw seconds against bytes of all movements; needs matplotlib")
+    add("--kernels", action="store_true", help="also measure BLAS against generated code; takes a minute")
+    add("-h", "--help", action="store_true", help="print this")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes a number of seconds above 0")
+    return found
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes a whole number of at least 1")
+    return int(text)
+
+
+def _flavours(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(FLAVOURS):
+        raise argparse.ArgumentTypeError(f"got {text!r}, it takes some of {','.join(FLAVOURS)}")
+    return names
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options. Raises OptionError, also for a plot that cannot be drawn here."""
+    options = Options(**vars(_parser().parse_args(argv)))
+    if options.plot and find_spec("matplotlib") is None:
+        raise OptionError("--plot: needs matplotlib, which is not installed: pip install matplotlib, or use --json")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, the same on every rank. Collective over COMM_WORLD."""
+    with Interruption() as interruption:
+        try:
+            comm = connect()
+        except LauncherError as error:
+            if launcher_rank() == 0:
+                sys.stderr.write(f"rma_mm: {error}\n")
+            return REFUSED
+        interruption.enlist(comm)
+        try:
+            return _run(sys.argv[1:] if argv is None else argv, comm)
+        except Exception:  # the other ranks wait in a collective: nothing but the end can follow
+            _abort(comm, interruption)
+            raise
+
+
+def _run(argv: Sequence[str], comm: MPI.Intracomm) -> int:
+    """Parse on every rank, then measure."""
+    from .command.job import complain
+    from .runtime.agreement import agreed
+    from .runtime.mesh import Mesh
+
+    try:
+        with agreed(comm, "command line", arguments=" ".join(argv)):
+            options = parse(argv)
+        if options.help:
+            _say(comm, _parser().format_help().rstrip())
+            return DONE
+        with Mesh((comm.size,), comm, threads=options.threads) as mesh:
+            return _calibrated(mesh, options)
+    except RmaError as error:
+        complain(comm.rank, str(error))
+        return REFUSED
+
+
+def _say(comm: MPI.Intracomm, text: str) -> None:
+    if comm.rank == 0:
+        print(text, flush=True)
+
+
+def _calibrated(mesh: Mesh, options: Options) -> int:
+    """Measure, keep and show."""
+    from .command.job import complain
+    from .runtime.calibration import cache
+    from .runtime.calibration.sampling import rest
+    from .runtime.calibration.site import Site
+    from .runtime.calibration.survey import Wanted, survey
+
+    comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
+    _say(comm, f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
+    products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
+    found = survey(comm, site, Wanted(products, options.flavours, thorough=True), options.seconds)
+    problem = ""
+    if comm.rank == 0:
+        key = cache.key_of(site)
+        kept = cache.write(key, found.machine)
+        print(*table(found), sep="\n")
+        print(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written", flush=True)
+        problem = _written(found, options)
+    problem = comm.bcast(problem)
+    if problem:
+        complain(comm.rank, problem)
+        return FAILED
+    if options.kernels:
+        if comm.rank == 0:
+            with using_threads(mesh.threads):
+                print_kernels()
+        rest(comm)
+    return DONE
+
+
+def _ranks(mesh: Mesh) -> str:
+    counts = {"rank": mesh.size, "thread": mesh.threads, "node": mesh.nodes}
+    ranks, threads, nodes = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+    return f"{ranks} with {threads} each on {nodes}"
+
+
+def _written(found: Survey, options: Options) -> str:
+    """Write the files that were asked for; what went wrong, if anything."""
+    try:
+        if options.json:
+            Path(options.json).write_text(json.dumps(found.machine.as_json(), indent=1) + "\n")
+        if options.plot:
+            draw(found, options.plot)
+    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+        return f"cannot be written: {error}"
+    return ""
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+
+def table(found: Survey) -> Iterator[str]:
+    """Lines that show a calibration."""
+    machine = found.machine
+    yield f"{machine.name}; {machine.cores} cores a host; median of {found.rounds} rounds"
+    yield f"{'link':8} {'movement':22} {'idle: µs':>9} {'GB/s':>7} {'busy: µs':>9} {'GB/s':>7}"
+    for link, costs in machine.costs.items():
+        for name, cost in costs.items():
+            if (link, name) in found.points and not name.endswith(" busy"):
+                yield f"{link:8} {name:22} {_figures(cost)} {_figures(costs.get(f'{name} busy'))}".rstrip()
+    yield from _contention(found)
+    yield f"{'product':24} {'256³: GF/s':>10} {'1024³: GF/s':>11}"
+    for name in machine.kernels:
+        yield f"{name:24} {_rate(machine, name, 256):10.1f} {_rate(machine, name, 1024):11.1f}"
+    yield f"an operation takes {machine.operation * 1e6:.2f} µs, a meeting {machine.meeting * 1e6:.1f} µs a doubling"
+    if ("between", "shift") in found.points:
+        yield f"of a transfer between nodes, {machine.hidden:.0%} goes on behind a multiply"
+
+
+def _figures(cost: Cost | None) -> str:
+    """α and 1/β."""
+    if cost is None:
+        return " " * 17
+    return f"{cost.alpha * 1e6:9.2f} " + (f"{1e-9 / cost.beta:7.2f}" if cost.beta else f"{'':7}")
+
+
+def _rate(machine: Machine, name: str, size: int) -> float:
+    """10⁹ operations a second on a product of squares."""
+    return 2e-9 * size**3 / machine.kernels[name].seconds(size, size, size) * (4 if name.startswith("complex") else 1)
+
+
+def _contention(found: Survey) -> Iterator[str]:
+    for (link, flavour), (readers, ratio) in found.contention.items():
+        yield f"{link}, {flavour}: {readers} readers of one owner take {ratio:.2f} times as long as of {readers} owners"
+
+
+def print_kernels() -> None:
+    """Measure both kernels for every type that BLAS multiplies, keep the figures, and print the table."""
     print(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {LARGE} (l)")
     print(f"{'':10}", *(f"{name:>11}" for name in CLASSES))
     for dtype in (*BLAS_TYPES, np.dtype(np.float16), *([BFLOAT16] if BFLOAT16 is not None else [])):
@@ -25,5 +245,40 @@ def main() -> None:
         print(f"{dtype.name:10}", *(f"{cell:>11}" for cell in cells), flush=True)
 
 
+# -- as a picture ---------------------------------------------------------------------------------
+
+
+def draw(found: Survey, file: str) -> None:
+    """Seconds against bytes of every movement, a panel for each class of link: idle solid, busy dashed."""
+    import_module("matplotlib").use("Agg")
+    pyplot: Any = import_module("matplotlib.pyplot")
+    links = list(dict.fromkeys(link for link, _ in found.points))
+    figure, panels = pyplot.subplots(1, len(links), figsize=(7 * len(links), 6), squeeze=False, layout="constrained")
+    for link, panel in zip(links, panels[0], strict=True):
+        _panel(found, link, panel, pyplot.get_cmap("tab20"))
+    figure.suptitle(f"{found.machine.name}: targets idle (solid), and inside a multiply (dashed)")
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def _panel(found: Survey, link: str, panel: Any, colours: Callable[[int], Any]) -> None:
+    """One class of link."""
+    sizes = np.logspace(np.log10(8), np.log10(2**24), 60)
+    names = dict.fromkeys(name.removesuffix(" busy") for where, name in found.points if where == link)
+    for n, name in enumerate(names):
+        for suffix, line in (("", "-"), (" busy", "--")):
+            points = found.points.get((link, name + suffix))
+            if points is None:
+                continue
+            cost = found.machine.costs[link][name + suffix]
+            label = None if suffix else name
+            panel.plot(sizes, [cost.seconds(size) for size in sizes], line, color=colours(n), label=label)
+            marks = [(nbytes / transfers, seconds / transfers) for transfers, nbytes, seconds in points]
+            panel.plot(*zip(*marks, strict=True), "o", color=colours(n), markersize=3)
+    panel.set(xscale="log", yscale="log", title=link, xlabel="bytes", ylabel="seconds of a transfer")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

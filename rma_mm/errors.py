@@ -45,6 +45,10 @@ class DisagreementError(RmaError, ValueError):
     """Ranks passed different arguments to a collective call; the message names them and their values."""
 
 
+class MachineError(RmaError, ValueError):
+    """A description of a machine with a figure that is missing or impossible."""
+
+
 class ClosedError(RmaError, ValueError):
     """Use of a matrix, plan, mesh or window after it was closed."""
 

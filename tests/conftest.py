@@ -15,6 +15,8 @@ from tests.processes import ROOT
 if Path(rma_mm.__file__ or "").parent != ROOT / "rma_mm":
     raise pytest.UsageError(f"the tests of {ROOT} would run against {rma_mm.__file__}: start pytest in the checkout")
 
+os.environ.setdefault("RMA_MM_MACHINE", "typical")  # plans are the same wherever they are tested, and wait for nothing
+
 hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("suite")
 

@@ -19,7 +19,7 @@ from bench import measure
 from bench.hosts.cluster import INTERFACE
 from bench.rows import Product
 from rma_mm.kernels.threads import set_threads
-from rma_mm.policy.planner import default_mesh
+from rma_mm.runtime.pricing import best_grid
 from rma_mm.schedule.ops import Multiply, expand
 from rma_mm.windows.mpi import node_map
 
@@ -40,7 +40,7 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--repeat", type=int, default=5, help="samples of each case (5)")
     options = parser.parse_args()
     m, n, k = map(int, options.shape.split(","))
-    chosen = default_mesh(comm.size, (m, n, k), node_map(comm), options.algorithm)
+    chosen = best_grid(comm, (m, n, k), DTYPE, options.algorithm)
     with rma_mm.Mesh(measure.grid(options.mesh) if options.mesh else chosen, comm) as mesh:
         set_threads(mesh.threads)
         product = Product(mesh, options.algorithm, (m, n, k), DTYPE)

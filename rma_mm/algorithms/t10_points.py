@@ -11,7 +11,10 @@ from functools import lru_cache
 from itertools import product
 
 from ..geometry.layout import Layout, Level, Split
-from ..geometry.mesh import MeshShape, grids
+from ..geometry.mesh import MeshShape, divisors, grids
+
+ROUNDED = 8
+"""Words by which plans with as many ranks along each dimension differ at most: whole numbers are rounded."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def points(size: int) -> Iterator[Point]:
     """Every plan for `size` ranks: factors of it, and divisors of those."""
     for ranks in grids(size, 3):
         m, n, k = ranks
-        for rings in product(*([d for d in range(1, count + 1) if count % d == 0] for count in (n, m, k))):
+        for rings in product(divisors(n), divisors(m), divisors(k)):
             yield Point((m, n, k), (rings[0], rings[1], rings[2]))
 
 
@@ -114,8 +117,32 @@ def best_point(shape: tuple[int, int, int], size: int, memory: int | None = None
 
     memory: elements of A, B and C that a rank may hold.
     """
-    found = list(points(size))
-    fitting = [p for p in found if memory is None or p.held(shape) <= memory]
+    leanest = [Point((m, n, k), (n, m, k)) for m, n, k in grids(size, 3)]
+    fitting = [point for point in leanest if memory is None or point.held(shape) <= memory]
     if not fitting:
-        return f"needs {min(p.held(shape) for p in found)} elements a rank, and {memory} may be held"
-    return min(fitting, key=lambda p: (p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)))
+        return f"needs {min(point.held(shape) for point in leanest)} elements a rank, and {memory} may be held"
+    least = min(point.moved(shape) for point in fitting)
+    near = [point.ranks for point in fitting if point.moved(shape) <= least + ROUNDED]
+    found = [point for ranks in near for point in _promising(shape, ranks, memory)]
+    return min(found, key=lambda p: (p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)))
+
+
+def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory: int | None) -> list[Point]:
+    """The plans of one F_op that fit and may be the best.
+
+    What an operand moves and holds depends on its own ring only, so the best rings are chosen apart, unless memory is
+    short. C's ring saves memory and moves nothing.
+    """
+
+    def figures(*rings: int) -> tuple[int, int]:
+        point = Point(ranks, (rings[0], rings[1], rings[2]))
+        return point.moved(shape) + point.placing(shape), point.held(shape)
+
+    m, n, k = ranks
+    of_a, of_b = {a: figures(a, 1, 1) for a in divisors(n)}, {b: figures(1, b, 1) for b in divisors(m)}
+    of_c = {c: figures(1, 1, c) for c in divisors(k)}
+    a, b, c = ([ring for ring in found if found[ring] == min(found.values())] for found in (of_a, of_b, of_c))
+    if memory is not None and figures(a[0], b[0], c[0])[1] > memory:
+        a, b = list(of_a), list(of_b)
+    found = [Point(ranks, rings) for rings in product(a, b, c)]
+    return [point for point in found if memory is None or point.held(shape) <= memory]

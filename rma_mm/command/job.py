@@ -23,7 +23,6 @@ from rma_mm.kernels.elementwise import check_cast
 from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import set_threads
-from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.files import NpyFile, NpyOutput, read_header
 from rma_mm.runtime.footprint import Operand
@@ -32,10 +31,11 @@ from rma_mm.runtime.matrix import DistMatrix
 from rma_mm.runtime.mesh import Mesh
 from rma_mm.runtime.plan import Plan
 from rma_mm.runtime.planning import make_plan
+from rma_mm.runtime.pricing import best_grid
+from rma_mm.runtime.steering import late_note
 from rma_mm.runtime.tracing import Trace
 from rma_mm.runtime.transport import load
 from rma_mm.runtime.verification import Verdict, verify
-from rma_mm.windows.mpi import node_map
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Job:
         o = self.options
         self._read_headers()
         shape = self._shape()
-        grid = o.mesh or default_mesh(self.comm.size, shape, node_map(self.comm), o.algorithm)
+        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
         mesh.when_lost = self.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
@@ -94,6 +94,8 @@ class Job:
         self.is_running = True
         seconds = self._execute(plan, a, b, c, before)
         verdict = self._verify(plan, a, b, c, before) if o.is_checked else None
+        if late := late_note(plan, seconds):
+            mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
         code = DONE if verdict is None or verdict.ok else WRONG
         if code == DONE:
@@ -138,7 +140,7 @@ class Job:
     def _plan(self, mesh: Mesh, shape: tuple[int, int, int]) -> Plan:
         o = self.options
         m, n, k = shape
-        made = np.dtype(parse_dtype(o.dtype or DEFAULT_DTYPE))
+        made = self._made_dtype()
         shapes = {"A": (k, m) if o.transpose_a else (m, k), "B": (n, k) if o.transpose_b else (k, n)}
         operands = [
             Operand(shapes[name], self.files[name].dtype if name in self.files else made, self._layout(name, mesh))
@@ -160,6 +162,12 @@ class Job:
             semiring=o.semiring,
             epilogue=self._epilogue(),
         )
+
+    def _made_dtype(self) -> np.dtype[Any]:
+        """The type of generated matrices; of files, that of A's counts where grids are compared."""
+        if "A" in self.files:
+            return self.files["A"].dtype
+        return np.dtype(parse_dtype(self.options.dtype or DEFAULT_DTYPE))
 
     def _epilogue(self) -> Epilogue | None:
         """What is to become of C once it is summed. Raises FileFormatError on every rank."""

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
-from math import prod
+from math import isqrt, prod
 
 from ..errors import MeshError
 
 AXIS_NAMES = ("i", "j", "l")
+
+
+class _Nodes(tuple[int, ...]):
+    """The node of each rank: a tuple, but its hash is worked out once, for there may be a million ranks."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True)
@@ -44,10 +55,21 @@ class MeshShape:
                     f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum"
                 )
         object.__setattr__(self, "names", names)
-        nodes = tuple(self.nodes) or (0,) * prod(self.shape)
+        nodes = self.nodes if isinstance(self.nodes, _Nodes) else tuple(self.nodes) or (0,) * prod(self.shape)
         if len(nodes) < prod(self.shape):
             raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.shape)} ranks; each rank needs one")
-        object.__setattr__(self, "nodes", nodes[: prod(self.shape)])
+        is_ready = isinstance(nodes, _Nodes) and len(nodes) == prod(self.shape)
+        object.__setattr__(self, "nodes", nodes if is_ready else _Nodes(nodes[: prod(self.shape)]))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.names, self.nodes))
+
+    def __hash__(self) -> int:
+        return self._hash  # meshes are looked up all the time, and there may be many nodes
+
+    def __reduce__(self) -> tuple[type[MeshShape], tuple[object, ...]]:
+        return MeshShape, (self.shape, self.names, self.nodes)  # in another process texts have other hashes
 
     @property
     def size(self) -> int:
@@ -93,11 +115,17 @@ def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
 
 
 def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write `count` as an ordered product of `dims` factors."""
+    """All ways to write `count` as an ordered product of `dims` factors, smaller first factors first."""
     if dims == 1:
         yield (count,)
         return
-    for first in range(1, count + 1):
-        if count % first == 0:
-            for rest in grids(count // first, dims - 1):
-                yield (first, *rest)
+    for first in divisors(count):
+        for rest in grids(count // first, dims - 1):
+            yield (first, *rest)
+
+
+@lru_cache(maxsize=1024)
+def divisors(count: int) -> tuple[int, ...]:
+    """All whole numbers that divide `count`, ascending."""
+    small = [n for n in range(1, isqrt(count) + 1) if count % n == 0]
+    return (*small, *(count // n for n in reversed(small) if n * n != count))

@@ -1,4 +1,4 @@
-"""Choose among rows and placements by the words they move. Pure: no MPI, no measurement.
+"""Choose among rows, their forms and placements by the seconds they would take. Pure: no MPI, no measurement.
 
 Every candidate is priced from its placements and work map alone, without making its operations.
 """
@@ -6,7 +6,7 @@ Every candidate is priced from its placements and work map alone, without making
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -15,15 +15,20 @@ from ..algorithms import ALGORITHMS, find_algorithm
 from ..errors import AlgorithmError
 from ..geometry.layout import Layout, Level, everywhere
 from ..geometry.mesh import MeshShape, grids
-from ..geometry.span import Region
-from ..schedule.lower import task_boxes
-from ..schedule.ops import held
-from ..schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place, side
+from ..schedule.boxes import WIDTH
+from ..schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
+from .account import NO_TRAFFIC, Traffic, traffic
+from .accounting import account, distance
+from .cost import NOTHING, TYPICALLY, Bill, Tariff, bill
 
-BETWEEN, WITHIN, IN_PLACE = 10.0, 1.0, 0.1
-"""Relative price of a word that crosses nodes, is copied within a node, or is read where it lies."""
-SAMPLE = 16
-"""Ranks that are priced, evenly spread, on larger meshes."""
+NARROWER = (256,)
+"""Panel widths that are tried beside `WIDTH`, on the best candidates."""
+REFINED = 4
+"""How many of these there are."""
+CLOSEST = 8
+"""Combinations of placements that are priced of one row: those with the fewest words from afar."""
+PULL = "pull"
+"""The form of a row that moves by groups in which everything is pulled or pushed."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +50,10 @@ class Request:
     """Elements of A, B and C that a rank may hold."""
     speeds: tuple[float, ...] = ()
     """How fast each rank multiplies; empty where they count as equal."""
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Words of a whole product, all ranks together."""
-
-    between: float = 0
-    """Words that cross nodes."""
-    within: float = 0
-    """Words copied or added within nodes."""
-    in_place: float = 0
-    """Words of node-mates that are multiplied where they lie."""
-
-    @property
-    def price(self) -> float:
-        """One figure to compare candidates by."""
-        return BETWEEN * self.between + WITHIN * self.within + IN_PLACE * self.in_place
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.between + other.between, self.within + other.within, self.in_place + other.in_place)
-
-    def times(self, factor: float) -> Traffic:
-        """The traffic of `factor` such ranks."""
-        return Traffic(self.between * factor, self.within * factor, self.in_place * factor)
+    copyable: str = ""
+    """Operands that node-mates cannot read where they lie, but could in a copy."""
+    tariff: Tariff = TYPICALLY
+    """What it is priced by."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +62,73 @@ class Candidate:
 
     row: Row
     layouts: Layouts | None
-    traffic: Traffic
+    traffic: Traffic = NO_TRAFFIC
+    bill: Bill = NOTHING
     rejected: str = ""
     """Why it cannot be taken; empty where it can."""
+    width: int = WIDTH
+    """Indices of a panel."""
+    copied: str = ""
+    """Operands that are copied first to where node-mates can read them in place."""
+    correction: float = 1.0
+    """What products of its kind turned out to take here, over what was predicted."""
+
+    @property
+    def seconds(self) -> float:
+        """What it would take."""
+        return self.bill.seconds * self.correction
+
+    @property
+    def kind(self) -> str:
+        """How it moves operands, in a word: by groups, one-sided, or not at all."""
+        if self.row.grouped:
+            return "two-sided"
+        return "one-sided" if self.traffic.messages else "in place"
 
 
 def candidates(request: Request) -> list[Candidate]:
-    """Every row of the registry on its best placements, cheapest first, those that cannot serve last."""
-    rows = list(ALGORITHMS.values()) if request.algorithm == "auto" else [find_algorithm(request.algorithm)]
-    found = [_best(row, request) for row in rows]
-    return sorted(found, key=lambda c: (bool(c.rejected), c.traffic.price))
+    """Every row of the registry and its one-sided form on its best placements, fastest first; last those that cannot.
+
+    Of a product that was asked for before, what was found then.
+    """
+    rows = every_form() if request.algorithm == "auto" else [find_algorithm(request.algorithm)]
+    return list(_candidates(request, tuple(rows)))
+
+
+def every_form() -> list[Row]:
+    """The rows of the registry, and the one-sided forms of those that move by groups."""
+    rows = []
+    for row in ALGORITHMS.values():
+        pulled = row.form(PULL) if row.form and row.grouped else None
+        rows += [row, pulled] if isinstance(pulled, Row) else [row]
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _candidates(request: Request, rows: tuple[Row, ...]) -> tuple[Candidate, ...]:
+    found = sorted((_best(row, request) for row in rows), key=_order)
+    refined = [_refined(candidate, request) for candidate in found[:REFINED]]
+    return tuple(sorted([*refined, *found[REFINED:]], key=_order))
+
+
+def _order(candidate: Candidate) -> tuple[bool, float]:
+    return bool(candidate.rejected), candidate.seconds
+
+
+def _refined(candidate: Candidate, request: Request) -> Candidate:
+    """The same with the panel width that serves it best."""
+    if candidate.rejected or candidate.layouts is None:
+        return candidate
+    problem = problem_of(request, candidate.layouts, candidate.copied)
+    bills = {width: _bill(candidate.row, problem, request, width) for width in NARROWER}
+    width = min(bills, key=lambda each: bills[each].seconds)
+    if bills[width].seconds >= candidate.bill.seconds:
+        return candidate
+    return replace(candidate, bill=bills[width], width=width)
+
+
+def _bill(row: Row, problem: Problem, request: Request, width: int = WIDTH) -> Bill:
+    return bill(account(row, problem, width), request.tariff)
 
 
 def choose(request: Request) -> list[Candidate]:
@@ -105,17 +147,24 @@ def _best(row: Row, request: Request) -> Candidate:
             Setting(request.shape, request.mesh, request.memory, request.layouts, request.speeds, may_idle)
         )
         if isinstance(fitted, str):
-            return Candidate(row, None, Traffic(), fitted)
+            return Candidate(row, None, rejected=fitted)
         row = fitted
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
-        return Candidate(row, None, Traffic(), f"{what} in no fixed order, and deterministic=True excludes that")
+        return Candidate(row, None, rejected=f"{what} in no fixed order, and deterministic=True excludes that")
     options = _placements(row, request)
     if isinstance(options, str):
-        return Candidate(row, None, Traffic(), options)
-    priced = [(traffic(row, problem_of(request, layouts)), layouts) for layouts in options]
-    cheapest, layouts = min(priced, key=lambda pair: pair[0].price)
-    return Candidate(row, layouts, cheapest)
+        return Candidate(row, None, rejected=options)
+    if len(options) > CLOSEST:
+        options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
+    copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
+    ways = list(product(copies, options))
+    found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
+    bills = [bill(each, request.tariff) for each in found]
+    best = min(range(len(ways)), key=lambda n: bills[n].seconds)
+    copied, layouts = ways[best]
+    candidate = Candidate(row, layouts, traffic(found[best]), bills[best], copied=copied)
+    return replace(candidate, correction=request.tariff.machine.corrections.get(candidate.kind, 1.0))
 
 
 def _placements(row: Row, request: Request) -> list[Layouts] | str:
@@ -183,9 +232,11 @@ def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool
     return any(prod(layout.mesh(mesh).axis_size(axis) for axis in layout.partial) > 2 for layout in given)
 
 
-def problem_of(request: Request, layouts: Layouts) -> Problem:
+def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
     """The problem that a request becomes once its placements are settled."""
-    return Problem(request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares)
+    return Problem(
+        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied
+    )
 
 
 def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
@@ -199,124 +250,24 @@ def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
         yield Layout((tuple(levels[:cut]), tuple(levels[cut:])))
 
 
-def traffic(row: Row, problem: Problem) -> Traffic:
-    """Words that `row` moves for `problem`, all ranks together; exact but for the queue and for large meshes."""
-    mesh = problem.mesh
-    count = min(mesh.size, SAMPLE)
-    sample = [n * mesh.size // count for n in range(count)]
-    total = Traffic()
-    problem = row.adapted(problem)
-    read, staged = row.reads(problem)
-    for rank in sample:
-        total += _summed(problem, rank) + _rank_traffic(row, read, rank) + _gathered(problem, rank)
-        for x, layout in staged.items():
-            total += _moved(problem, x, problem.layout(x), held(layout, problem.extent(x), mesh, rank), rank)
-    return total.times(mesh.size / count)
-
-
-def _summed(problem: Problem, rank: int) -> Traffic:
-    """What `rank` pushes to sum partial operands; of several replicas one does."""
-    mesh = problem.mesh
-    total = Traffic()
-    for x in "AB":
-        layout = problem.layout(x)
-        coords = layout.coords(mesh, rank) or {}
-        if layout.partial and not any(coords.get(axis) for axis in layout.replicated_axes(mesh)):
-            region = held(layout, problem.extent(x), mesh, rank)
-            total += _moved(problem, x, layout.single(mesh), region, rank)
-    return total
-
-
-def _rank_traffic(row: Row, problem: Problem, rank: int) -> Traffic:
-    """What `rank` pulls and pushes for its own box, or is expected to for its share of a queue."""
-    if row.order == "ticket":
-        return _expected(problem, rank)
-    work = row.work(problem)
-    box = work.region(problem.shape, problem.mesh, rank)
-    total = Traffic()
-    for x in "AB" if box else "":
-        in_place = x in problem.in_place and x not in row.grouped
-        moved = _moved(problem, x, problem.layout(x), side(box, x), rank, in_place)
-        sharers = _sharers(problem, work, x, rank) if problem.shares and not row.grouped else 1
-        total += Traffic(moved.between / sharers, moved.within, moved.in_place + moved.between * (1 - 1 / sharers))
-    if row.result == "reduce" or (box and row.result == "accumulate"):
-        moved = _moved(problem, "C", problem.target, side(box, "C"), rank)
-        sharers = _sharers(problem, work, "C", rank) if problem.shares and not row.grouped and moved.between else 1
-        summed = side(box, "C").size * (1 - 1 / sharers)
-        total += Traffic(moved.between / sharers, moved.within / sharers + summed)
-    return total
-
-
-def _sharers(problem: Problem, work: Layout, x: str, rank: int) -> int:
-    """How many ranks of a node, `rank` among them, want the same part of `x`, and so fetch it together."""
-    nodes = problem.mesh.nodes
-    boxes = {q: work.region(problem.shape, problem.mesh, q) for q in problem.mesh.ranks if nodes[q] == nodes[rank]}
-    return sum(side(box, x) == side(boxes[rank], x) for box in boxes.values() if box)
-
-
-def _expected(problem: Problem, rank: int) -> Traffic:
-    """An equal share of a queue's boxes, which fall to any rank, from owners that may be anywhere."""
-    mesh = problem.mesh
-    other_nodes = 1 - mesh.nodes.count(mesh.nodes[rank]) / mesh.size
-    node_mates = 1 - 1 / mesh.size - other_nodes
-    total = Traffic()
-    for x, all_words in zip("ABC", _task_words(problem), strict=True):
-        words = all_words / mesh.size
-        within = words * node_mates
-        is_viewed = x in problem.in_place
-        total += Traffic(words * other_nodes, 0 if is_viewed else within, within if is_viewed else 0)
-    return total
-
-
-@lru_cache(maxsize=256)
-def _task_words(problem: Problem) -> tuple[int, int, int]:
-    """Words of A, B and C in all boxes of a queue."""
-    boxes = task_boxes(problem)
-    a, b, c = (sum(side(box, x).size for box in boxes) for x in "ABC")
-    return a, b, c
-
-
-def _gathered(problem: Problem, rank: int) -> Traffic:
-    """What `rank` takes of a replicated C that others computed."""
-    mine = held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
-    return _moved(problem, "C", problem.share, mine, rank)
-
-
-def _moved(problem: Problem, x: str, layout: Layout, region: Region, rank: int, in_place: bool = False) -> Traffic:
-    """Words of `region` of `x`, placed by `layout`, that are not `rank`'s own."""
-    between, within = _foreign(problem.mesh, layout, problem.extent(x), region, rank)
-    return Traffic(between, 0 if in_place else within, within if in_place else 0)
-
-
-@lru_cache(maxsize=2**15)
-def _foreign(mesh: MeshShape, layout: Layout, shape: tuple[int, int], region: Region, rank: int) -> tuple[int, int]:
-    """Words of `region` on other nodes, and on other ranks of `rank`'s node; candidates share most of these."""
-    own = region & held(layout, shape, mesh, rank)
-    if len(set(mesh.nodes)) == 1:
-        return 0, region.size - own.size  # whichever node-mate gives it
-    between = within = 0
-    if region and own != region:
-        for owner, part in layout.overlapping(shape, mesh, region, rank):
-            if mesh.nodes[owner] != mesh.nodes[rank]:
-                between += part.size
-            elif owner != rank:
-                within += part.size
-    return between, within
-
-
 def default_mesh(
-    size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), algorithm: str = "auto"
+    size: int,
+    shape: tuple[int, int, int],
+    nodes: tuple[int, ...] = (),
+    algorithm: str = "auto",
+    tariff: Tariff = TYPICALLY,
 ) -> tuple[int, ...]:
-    """The grid of `size` ranks on which a product of `shape` = (m, n, k) moves least; of two axes where those will do.
+    """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
 
     Raises AlgorithmError for an algorithm that is not there.
     """
     for axes in (2, 3, 1):
         priced = []
         for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
-            best = candidates(Request(shape, MeshShape(grid, nodes=nodes), algorithm=algorithm))[0]
+            mesh = MeshShape(grid, nodes=nodes)
+            best = candidates(Request(shape, mesh, algorithm=algorithm, tariff=tariff))[0]
             if not best.rejected:
-                priced.append((best.traffic.price, grid))
+                priced.append((best.seconds, grid))
         if priced:
             return min(priced, key=lambda pair: pair[0])[1]
     return (1, size)

@@ -7,6 +7,7 @@ from ..geometry.layout import Layout
 from ..geometry.mesh import MeshShape
 from ..geometry.notation import notations
 from .bounds import least_words
+from .cost import Bill
 from .planner import Candidate
 
 
@@ -18,29 +19,51 @@ def table(rows: list[list[str]]) -> str:
 
 
 def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
-    """The candidates, cheapest first, with what each moves and why each loser lost."""
-    rows = [["algorithm", "A", "B", "C", "words between nodes", "copied within", "read in place", "why"]]
+    """The candidates, fastest first, with what each takes and moves and why each loser lost."""
+    head = ["seconds", "words between nodes", "copied within", "read in place", "messages", "elements held"]
+    rows = [["algorithm", "A", "B", "C", *head, "why"]]
     for candidate in found:
-        layouts = [str(layout) for layout in candidate.layouts] if candidate.layouts else ["", "", ""]
-        words = candidate.traffic
-        figures = (
-            [f"{words.between:.0f}", f"{words.within:.0f}", f"{words.in_place:.0f}"] if candidate.layouts else [""] * 3
-        )
+        layouts, figures = ["", "", ""], [""] * len(head)
+        if candidate.layouts:
+            words = candidate.traffic
+            copied = [" copied" if x in candidate.copied else "" for x in "ABC"]
+            layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
+            counts = (words.between, words.within, words.in_place, words.messages, words.held)
+            figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
         rows.append([candidate.row.name, *layouts, *figures, _why(candidate, chosen, asked)])
     return table(rows)
 
 
 def _why(candidate: Candidate, chosen: Candidate, asked: str) -> str:
     if candidate is chosen:
-        return "chosen: it was named" if asked != "auto" else "chosen: it moves least"
+        return "chosen: it was named" if asked != "auto" else "chosen: the fastest"
     if candidate.rejected:
         return f"cannot: {candidate.rejected}"
-    ours, best = candidate.traffic.price, chosen.traffic.price
+    ours, best = candidate.seconds, chosen.seconds
     if ours < best:
         return "does not fit the memory limit"
     if ours == best:
-        return "moves as much, and comes later in the list"
-    return f"moves {ours / best:.2f} times the price" if best else "moves words where the chosen one moves none"
+        return "as fast, and later in the list"
+    return f"{100 * (ours / best - 1):.0f} % slower: {_where(candidate.bill, chosen.bill)}"
+
+
+def _where(bill: Bill, best: Bill) -> str:
+    """What a bill loses most by."""
+    lost = {
+        "local products": bill.multiplying - best.multiplying,
+        "transfers": bill.moving - best.moving,
+        "meetings and calls": bill.meeting - best.meeting,
+    }
+    name = max(lost, key=lambda each: lost[each])
+    return f"{seconds_text(lost[name])} more in {name}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for people."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def frontier_table(shape: tuple[int, int, int], size: int) -> str:

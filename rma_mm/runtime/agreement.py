@@ -27,19 +27,24 @@ def digest(*facts: object) -> int:
 class Ballot:
     """The one non-blocking allreduce that opens an execution: agreement and start barrier at once.
 
-    MAX over h and −h shows whether all ranks brought the same h.
+    MAX over h and −h shows whether all ranks brought the same h. On the way it brings the largest of what they tell.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
         self.comm, self.max = comm, MPI.MAX
-        self.mine = np.empty(3, np.int64)
-        self.all = np.empty(3, np.int64)
+        self.mine = np.empty(4, np.int64)
+        self.all = np.empty(4, np.int64)
 
-    def cast(self, value: int, failed: bool = False) -> bool:
+    @property
+    def told(self) -> int:
+        """The largest number that a rank told with the last ballot."""
+        return int(self.all[3])
+
+    def cast(self, value: int, failed: bool = False, told: int = 0) -> bool:
         """Whether every rank brought the same value and none failed. Collective."""
-        self.mine[:] = value, -value, failed
+        self.mine[:] = value, -value, failed, told
         wait(self.comm.Iallreduce(self.mine, self.all, self.max))
         return bool(self.all[0] == -self.all[1] and not self.all[2])
 

@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from .agreement import agree
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..policy.watch import Watch
     from ..windows.channel import Channel
     from ..windows.progress import Progress
     from .arena import Arena
@@ -75,11 +76,15 @@ class Mesh:
         """The ranks on the grid (on the others, the ranks that are not)."""
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
-        self.threads = threads_per_rank(self._ranks_beside(MPI.Get_processor_name()), threads)
+        self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
         self.fallbacks: list[str] = []
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
         """What `matmul` keeps, oldest use first."""
+        self.set_aside: dict[object, Plan] = {}
+        """Plans of products that are done by another for the time being."""
+        self.watches: dict[object, Watch] = {}
+        """What is known of products that `matmul` repeats."""
         self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
         """Plans that hold bound operands."""
         self.when_lost: Callable[[], str] = str
@@ -113,18 +118,6 @@ class Mesh:
         if self.window_flavour not in WINDOWS:
             return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None
-
-    def _ranks_beside(self, host: str) -> int:
-        """Ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
-
-        Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away.
-        """
-        mine = cores()
-        told = self.comm.allgather((host, mine))
-        return sum(
-            bool(theirs & mine) and (where == host or node == self.node_of[self.rank])
-            for (where, theirs), node in zip(told, self.node_of, strict=True)
-        )
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -201,6 +194,7 @@ class Mesh:
         for plan in list(self.prepared):
             plan.close()
         self.plans.clear()
+        self.set_aside.clear()
         self.progress.close()
         if "arena" in self.__dict__:
             self.arena.close()
@@ -236,6 +230,21 @@ def _close_all() -> None:
     if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
         for mesh in reversed(list(_OPEN)):
             mesh.close()
+
+
+def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
+    """Ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
+
+    Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away. Collective.
+    """
+    from mpi4py import MPI
+
+    host, mine = MPI.Get_processor_name(), cores()
+    told = comm.allgather((host, mine))
+    return sum(
+        bool(theirs & mine) and (where == host or node == node_of[comm.rank])
+        for (where, theirs), node in zip(told, node_of, strict=True)
+    )
 
 
 def check_launcher() -> None:

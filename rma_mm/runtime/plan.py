@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..kernels.threads import using_threads
 from ..policy.picture import drawn
 from ..policy.picture_html import page
 from ..policy.planner import Candidate, adds_in_any_order
-from ..policy.report import frontier_table
+from ..policy.report import frontier_table, seconds_text
 from ..schedule.lower import Tuning
 from ..schedule.ops import STAGE, Schedule
 from ..windows import Counters, Window
@@ -51,9 +52,12 @@ class Plan:
         is_ordered: bool,
         in_place: str,
         shares: bool,
+        predicted_seconds: float | None = None,
     ) -> None:
         self.mesh, self.options, self.found = mesh, operands.options, found
         self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
+        self.predicted_seconds = predicted_seconds
+        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         self.is_ordered = is_ordered
         """Whether no rank adds to another's memory, where sums come in any order."""
         self.given = operands
@@ -77,6 +81,9 @@ class Plan:
         self.ballot = Ballot(mesh.comm)
         self.words = Counters()
         """What this rank moved in the last execution."""
+        self._elapsed = 0
+        self.last_seconds = 0.0
+        """What the last execution but one took on the slowest rank: the ranks tell each other when they meet again."""
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self.trace: Trace | None = None
@@ -105,8 +112,9 @@ class Plan:
         """Why it was chosen."""
         if self.options.algorithm != "auto":
             return "it was named"
-        cheaper = self.found.index(self.chosen)
-        return "it moves least" if not cheaper else "it moves least of those that fit the memory limit"
+        faster = self.found.index(self.chosen)
+        known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
+        return f"the fastest{known}" if not faster else f"the fastest that fits the memory limit{known}"
 
     @property
     def c_shape(self) -> tuple[int, int]:
@@ -123,11 +131,6 @@ class Plan:
         """Whether the same operands give the same bits again."""
         free = adds_in_any_order(self.mesh.shape, self.chosen.layouts or ())
         return self.given.semiring.in_any_order or (self.is_ordered and not free)
-
-    @property
-    def predicted_seconds(self) -> float | None:
-        """None: seconds are not predicted yet, only words."""
-        return None
 
     @property
     def kernel(self) -> str:
@@ -230,14 +233,17 @@ class Plan:
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        if not self.ballot.cast(hashed, error is not None):
+        is_agreed = self.ballot.cast(hashed, error is not None, self._elapsed)
+        self.last_seconds = 1e-9 * self.ballot.told
+        if not is_agreed:
             names = ("plan", "A", "B", "C")
             disagree(self.mesh.comm, "execute", in_words(dict(zip(names, facts, strict=False))), error)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
-        before = executable.traffic()
+        before, begun = executable.traffic(), perf_counter_ns()
         with using_threads(self.mesh.threads):
             executable.run(progress)
+        self._elapsed = perf_counter_ns() - begun
         self.claims = executable.claims
         self.words = Counters(*(new - old for new, old in zip(executable.traffic(), before, strict=True)))
 

@@ -18,6 +18,7 @@ from ..kernels.elementwise import check_cast, scalar
 from ..kernels.epilogue import Epilogue, check_epilogue
 from ..kernels.semiring import PLUS_TIMES, check_semiring
 from ..kernels.threads import using_threads
+from ..policy.cost import Tariff
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule, remembered
@@ -28,8 +29,9 @@ from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
 from .matrix import DistMatrix, as_dtype, placed
 from .mesh import Mesh
 from .plan import Plan
+from .pricing import is_known, tariff_of
 
-TUNINGS = tuple(Tuning(width, depth) for width in (1024, 256, 64, 16) for depth in (2, 1, 0))
+WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 
 
@@ -70,16 +72,17 @@ def make_plan(
         )  # fmt: skip
         facts |= vars(options)
         operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
-        request = _request(mesh, operands)
-        found = choose(request)
     operands = _settled(mesh, operands)
+    tariff = tariff_of(mesh, operands)
+    request = _request(mesh, operands, tariff)
+    found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
     if found[0].row.by_speed:
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
     plan = _made(mesh, operands, request, found)
     if mesh.window_flavour == "created" and (plan.in_place or plan.shared):  # shared memory turned out too small
         plan.close()
-        request = _request(mesh, operands)
+        request = _request(mesh, operands, tariff)
         plan = _made(mesh, operands, request, choose(request))
     return plan
 
@@ -96,14 +99,17 @@ def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidat
     with using_threads(mesh.threads):  # of which each has scratch
         fitted = _fitted(mesh, operands, request, found)
     assert fitted[0].layouts is not None
-    problem = problem_of(request, fitted[0].layouts)
+    problem = problem_of(request, fitted[0].layouts, fitted[0].copied)
     later = []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    plan = Plan(mesh, operands, found, *fitted, request.in_place, request.shares and not fitted[0].row.grouped)
+    plan = Plan(
+        mesh, operands, found, *fitted, request.in_place, request.shares and not fitted[0].row.grouped,
+        fitted[0].seconds if is_known(request.tariff, operands) else None,
+    )  # fmt: skip
     _check_volume(plan)
     return plan
 
@@ -203,22 +209,24 @@ def _with_epilogue(operands: Operands) -> Operands:
     return replace(operands, c=replace(c, dtype=stored))
 
 
-def _request(mesh: Mesh, operands: Operands) -> Request:
+def _request(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     """The question to the planner, in terms of op(A), op(B) and C."""
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
     ours = mesh.window_flavour == "shared"
-    in_place = ""
+    in_place = copyable = ""
     for x, operand in (("A", operands.a), ("B", operands.b)):
         is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
         if ours if is_made_here else operand.in_place:
             in_place += x
+        elif ours and len(set(mesh.shape.nodes)) < mesh.shape.size:
+            copyable += x
     itemsize = max(operands.dtype(x).itemsize for x in "ABC")
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
         operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
-        o.algorithm, operands.needs_order, memory,
+        o.algorithm, operands.needs_order, memory, copyable=copyable, tariff=tariff,
     )  # fmt: skip
 
 
@@ -242,13 +250,14 @@ def _fitted(
     from mpi4py import MPI
 
     limit = operands.options.memory_limit
-    tunings = TUNINGS if limit is not None else TUNINGS[:1]
     least: list[tuple[int, str]] = []
     unordered = ""
     for candidate in found:
         if candidate.rejected or candidate.layouts is None:
             continue
-        problem = problem_of(request, candidate.layouts)
+        problem = problem_of(request, candidate.layouts, candidate.copied)
+        widths = [candidate.width, *(width for width in WIDTHS if width < candidate.width)]
+        tunings = [Tuning(width, depth) for width in widths for depth in DEPTHS][: None if limit is not None else 1]
         schedules = [remembered(lower(candidate.row, problem, tuning)) for tuning in tunings]
         needs = np.array(
             [[peak_bytes(mesh, schedule, operands), not is_ordered(schedule, mesh)] for schedule in schedules], np.int64

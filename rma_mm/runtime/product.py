@@ -17,6 +17,7 @@ from .matrix import DistMatrix, allocated, placed
 from .mesh import Mesh
 from .plan import Plan
 from .planning import common_mesh, describe, make_plan
+from .steering import steered
 
 PLANS = 16
 """Plans that `matmul` keeps for a mesh, with their scratch memory."""
@@ -111,7 +112,23 @@ def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: 
     plans = mesh.plans
     if key not in plans:
         if len(plans) >= PLANS:
-            plans.popitem(last=False)[1].close()
+            _forget(mesh)
         plans[key] = make_plan(operands[0], operands[1], mesh, layout=layout, **options)
     plans.move_to_end(key)
-    return plans[key]
+    if options["algorithm"] != "auto":
+        return plans[key]
+
+    def make(algorithm: str, place: Layout) -> Plan:
+        named = {**options, "algorithm": algorithm}
+        return make_plan(operands[0], operands[1], mesh, layout=place, **named)
+
+    return steered(mesh, key, make)
+
+
+def _forget(mesh: Mesh) -> None:
+    """Drop the plan that was used longest ago, with what is known of its product."""
+    key, plan = mesh.plans.popitem(last=False)
+    plan.close()
+    mesh.watches.pop(key, None)
+    if key in mesh.set_aside:
+        mesh.set_aside.pop(key).close()

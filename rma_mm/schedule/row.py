@@ -42,6 +42,8 @@ class Problem:
     """Whether ranks of a node can fetch slices from other nodes into memory that all of them read."""
     computed: Layout | None = None
     """How replicas of C share it out, where a row has its own way."""
+    copied: str = ""
+    """Operands that every rank first copies to where its node-mates can read them in place."""
 
     def extent(self, operand: str) -> tuple[int, int]:
         """(rows, columns) of an operand."""
@@ -161,7 +163,9 @@ class Row:
     def adapted(self, problem: Problem) -> Problem:
         """The problem with a C that is wanted everywhere computed where this row computes it."""
         c = problem.layout("C")
-        if self.placements is None or c.split_axes or c.pins or c.partial or problem.computed:
+        grid = c.mesh(problem.mesh)
+        is_cut = any(grid.axis_size(axis) > 1 for axis in (*c.split_axes, *(axis for axis, _ in c.pins)))
+        if self.placements is None or is_cut or c.partial or problem.computed or grid.size < problem.mesh.size:
             return problem
         needed = self.placements(problem.mesh)
         return problem if isinstance(needed, str) else replace(problem, computed=needed[2])
@@ -169,7 +173,9 @@ class Row:
     def reads(self, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
         """The problem with A and B placed as its multiplies read them, and the placements they are brought to."""
         problem = self.adapted(problem).summed
-        staged: dict[str, Layout] = {}
+        staged = {x: problem.layout(x) for x in problem.copied}
+        if staged:
+            problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))
         for x, layout in (self.stage(problem) if self.stage else {}).items():
             if not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
                 staged[x] = layout
@@ -198,9 +204,19 @@ def same_place(one: Layout, other: Layout, shape: tuple[int, int], mesh: MeshSha
     """Whether two placements give every rank the same part of a matrix, however they say it."""
     if one == other:
         return True
-    return one.partial == other.partial == () and all(
-        one.region(shape, mesh, rank) == other.region(shape, mesh, rank) for rank in mesh.ranks
-    )
+    if one.partial or other.partial:
+        return False
+    if (one.grid, one.pins) == (other.grid, other.pins):  # as many comparisons as there are different spans
+        return all(_same_spans(one, other, dim, extent, one.mesh(mesh)) for dim, extent in enumerate(shape))
+    return all(one.region(shape, mesh, rank) == other.region(shape, mesh, rank) for rank in mesh.ranks)
+
+
+def _same_spans(one: Layout, other: Layout, dim: int, extent: int, grid: MeshShape) -> bool:
+    """Whether two placements on one grid cut a dimension alike."""
+    levels = [level for layout in (one, other) for level in layout.splits[dim]]
+    axes = tuple(dict.fromkeys(axis for level in levels for axis in (*level.axes, *level.skew)))
+    places = grid.along(axes, dict.fromkeys(grid.names, 0))
+    return all(one.span(dim, extent, grid, at) == other.span(dim, extent, grid, at) for at in places)
 
 
 def stationary(operand: Operand) -> WorkMap:

@@ -110,7 +110,7 @@ class Channel:
     def reduce(
         self, summand: Array, owner: int, result: Array | None, tag: int, add: np.ufunc = np.add, join: Join = added
     ) -> GroupTransfer:
-        """Every member's dense `summand`, added up by `add` in the order of the members; the owner's `result` joins it.
+        """Every member's dense `summand`, added up by `add`, the owner's first; the owner's `result` joins the sum.
 
         Sent to the owner directly and in pieces: libraries hold a second copy of the whole.
         """
@@ -218,7 +218,8 @@ class SumTransfer(GroupTransfer):
     def _received(self) -> Iterator[MPI.Request]:
         """Requests to wait for, one by one; what has come is added while the next piece is on its way."""
         comm, dtype = self._channel.comm, self._summand.dtype
-        wanted = [(member, piece) for member in range(comm.size) if member != comm.rank for piece in self._pieces]
+        members = [(comm.rank + n) % comm.size for n in range(1, comm.size)]  # so that owners do not queue up
+        wanted = [(member, piece) for member in members for piece in self._pieces]
         rooms = [self._channel.room() for _ in range(2)]
 
         def ask(n: int) -> MPI.Request:

@@ -15,7 +15,6 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner import (
     Request,
-    Traffic,
     adds_in_any_order,
     candidates,
     choose,
@@ -43,16 +42,18 @@ def test_squares_on_one_node_are_read_in_place() -> None:
     best, *_ = choose(Request((512, 512, 512), NODE))
     assert best.row.name == "stationary_c"
     assert texts(best.layouts) == ["P('i', 'j')"] * 3
-    assert best.traffic == Traffic(in_place=2 * 512 * 512)  # a/R · (C − 1)/C + b/C · (R − 1)/R, on four ranks
+    words = best.traffic
+    assert (words.between, words.within, words.messages) == (0, 0, 0)
+    assert words.in_place == 2 * 512 * 512  # a/R · (C − 1)/C + b/C · (R − 1)/R, on four ranks
 
 
 def test_a_dominant_k_is_split_over_all_ranks() -> None:
     """algorithms.md §3 (b): one-dimensional in k while P ≤ K/max(M, N); only C moves."""
     best, *others = choose(Request((64, 64, 65536), TWO_NODES))
     assert texts(best.layouts)[:2] == ["P(None, ('i', 'j'))", "P(('i', 'j'), None)"]
-    assert best.row.result == "accumulate"
+    assert best.row.result in ("accumulate", "reduce")
     assert best.traffic.between + best.traffic.within == 15 * 64 * 64
-    assert min(c.traffic.price for c in others if c.row.name == "stationary_c") > 100 * best.traffic.price
+    assert min(c.seconds for c in others if c.row.name == "stationary_c") > 5 * best.seconds
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,9 @@ def test_a_dominant_k_is_split_over_all_ranks() -> None:
 def test_the_largest_operand_stays(shape: tuple[int, int, int], name: str, kept: int) -> None:
     """With blocks of all three given, the owner of the largest works."""
     place = parse_layout("i, j", TWO_NODES)
-    best, *_ = choose(Request(shape, TWO_NODES, (place,) * 3))
-    assert best.row.name == name
-    assert best.layouts and best.layouts[kept] == place
+    found = {c.row.name: c.seconds for c in choose(Request(shape, TWO_NODES, (place,) * 3))}
+    forms = [f"stationary_{x}" for x in "abc"]
+    assert min(forms, key=found.__getitem__) == name == forms[kept]
 
 
 def test_given_placements_are_kept() -> None:
@@ -81,7 +82,8 @@ def test_deterministic_excludes_accumulation() -> None:
     found = choose(Request((64, 64, 65536), TWO_NODES, deterministic=True))
     assert found[0].row.reproducible
     rejected = {c.row.name for c in found if "deterministic=True" in c.rejected}
-    assert rejected == {"stationary_a", "stationary_b", "queue"}
+    assert rejected >= {"stationary_a", "stationary_b", "queue", "cosma:pull"}
+    assert not rejected & {"stationary_c", "cosma", "row_parallel", "gemm_scatter"}
     with pytest.raises(AlgorithmError, match=r"queue: accumulates in no fixed order"):
         choose(Request((8, 8, 8), NODE, algorithm="queue", deterministic=True))
 
@@ -130,9 +132,8 @@ def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
         return
     found = choose(request)
     serving = [c for c in found if not c.rejected]
-    assert len(found) == len(ALGORITHMS)
-    assert found[0].traffic.price == min(c.traffic.price for c in serving)
-    assert [c.traffic.price for c in serving] == sorted(c.traffic.price for c in serving)
+    assert {c.row.name for c in found} >= set(ALGORITHMS)
+    assert [c.seconds for c in serving] == sorted(c.seconds for c in serving)
     assert found[0].layouts
     for given_layout, layout in zip(request.layouts, found[0].layouts, strict=True):
         assert given_layout in (None, layout)
@@ -174,26 +175,33 @@ def test_the_table_has_every_row_and_a_reason() -> None:
     assert head.startswith("algorithm") and head.endswith("why")
     assert set(line) == {"-"}
     assert [row.split()[0] for row in rows] == [c.row.name for c in found]
-    assert set(list_algorithms()) == {row.split()[0] for row in rows}
+    assert set(list_algorithms()) <= {row.split()[0] for row in rows}
     assert all(len(row) > head.index("why") for row in rows)
-    assert "chosen: it moves least" in rows[0]
+    assert "chosen: the fastest" in rows[0]
     assert all("cannot: accumulates" in row for row in rows if row.startswith(("queue", "stationary_a")))
 
 
 def test_reasons() -> None:
     found = choose(Request((512, 512, 512), NODE))
     text = explain(found, found[0], "auto")
-    assert "moves as much, and comes later in the list" in text  # srumma
-    assert "times the price" in text
+    assert "as fast, and later in the list" in text  # srumma
+    assert "slower: " in text and "more in transfers" in text
     assert "chosen: it was named" in explain(found[:1], found[0], "stationary_c")
     dearest = [c for c in found if not c.rejected][-1]
     assert "does not fit the memory limit" in explain(found, dearest, "auto")
-    alone = choose(Request((8, 8, 8), MeshShape((1,))))
-    assert "moves as much" in explain(alone, alone[0], "auto")
-    free = choose(Request((64, 64, 64), NODE, (parse_layout("i, *", NODE), parse_layout("*, j", NODE), None)))
-    assert free[0].traffic.price == 0
-    assert "moves words where the chosen one moves none" in explain(free, free[0], "auto")
 
 
 def test_table_aligns_columns() -> None:
     assert table([["a", "bb"], ["ccc", "d"]]).splitlines() == ["a    bb", "-------", "ccc  d"]
+
+
+@pytest.mark.parametrize("name", ["column_parallel", "column_parallel:pull", "data_parallel", "mixed_2d", "cannon"])
+@pytest.mark.parametrize("text", ["j, *", "*, j", "*, *, j=0", "*, *"])
+def test_a_c_that_is_everywhere_is_so_however_it_says_it(name: str, text: str) -> None:
+    """On an axis of one rank a cut, or a pin, is none: every rank gets all of C."""
+    mesh = MeshShape((3, 1))
+    a = parse_layout("*, *", mesh) if name.startswith("column") else None
+    request = Request((6, 6, 6), mesh, (a, None, parse_layout(text, mesh)), algorithm=name)
+    found = choose(request)[0]
+    assert found.layouts
+    verify(lower(found.row, problem_of(request, found.layouts)))

@@ -16,7 +16,8 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.planner import traffic
+from rma_mm.policy.account import traffic
+from rma_mm.policy.accounting import account
 from rma_mm.schedule import boxes as lowering
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lower import Tuning, lower
@@ -209,7 +210,7 @@ def test_words_of_stationary_c(name: str, grid: tuple[int, int], nodes: int, in_
 
 
 def assert_price_is_exact(row: Row, problem: Problem) -> None:
-    outcome, price = words(row, problem), traffic(row, problem)
+    outcome, price = words(row, problem), traffic(account(row, problem))
     if not (row.grouped and row.order == "rotated"):  # in a ring words come from a neighbour and not from their owner
         assert price.between == pytest.approx(outcome.words_between_nodes)
     if not problem.shares:  # what is shared is read in place by all but the rank that holds the frame
@@ -242,8 +243,8 @@ def test_price_where_tiles_are_read_again_in_place() -> None:
     mesh = MeshShape((3,))
     problem = Problem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
     with limits({"NARROW": 1}):
-        outcome = words(ALGORITHMS["stationary_c"], problem)
-    assert traffic(ALGORITHMS["stationary_c"], problem).in_place == 24 + 36
+        outcome, found = words(ALGORITHMS["stationary_c"], problem), account(ALGORITHMS["stationary_c"], problem)
+    assert traffic(found).in_place == 24 + 36
     assert outcome.words == [24 + 3 * 36, 0, 0]
 
 

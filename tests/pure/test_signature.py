@@ -12,7 +12,9 @@ from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_layout, signatures
-from rma_mm.policy.planner import Request, placements_taken, traffic
+from rma_mm.policy.account import traffic
+from rma_mm.policy.accounting import account
+from rma_mm.policy.planner import Request, placements_taken
 from rma_mm.schedule.lower import Tuning
 from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.pure.test_schedules import LIMITS, limits, run, words
@@ -117,7 +119,7 @@ def test_the_registry_comes_out_of_signatures(name: str, a: str, b: str, mesh: M
     for layouts in dict.fromkeys(taken(known, mesh)):
         problem = Problem(SHAPE, mesh, layouts)
         assert words(row, problem).words == words(known, problem).words
-        assert traffic(row, problem) == traffic(known, problem)
+        assert traffic(account(row, problem)) == traffic(account(known, problem))
 
 
 # -- what there is not ----------------------------------------------------------------------------

@@ -10,9 +10,8 @@ import rma_mm
 from bench import measure
 from bench.peers.operands import Piece, elements
 from bench.peers.systems import OverMPI, Task, mpi_library
-from rma_mm.policy.planner import default_mesh
 from rma_mm.runtime.footprint import Operand, merged
-from rma_mm.windows.mpi import node_map
+from rma_mm.runtime.pricing import best_grid
 
 
 class RmaMM(OverMPI):
@@ -22,7 +21,7 @@ class RmaMM(OverMPI):
         super().__init__(task)
         case, comm = task.case, self.comm
         m, n, k = case.m, case.n, case.k
-        self.mesh = rma_mm.Mesh(default_mesh(comm.size, (m, n, k), node_map(comm)), comm)
+        self.mesh = rma_mm.Mesh(best_grid(comm, (m, n, k), case.dtype), comm)
         a, b = (Operand(shape, np.dtype(case.dtype)) for shape in ((m, k), (k, n)))
         self.plan = rma_mm.plan(a, b, self.mesh)
         self.a, self.b = (

@@ -1,0 +1,82 @@
+"""One mpiexec job for each setting: started, watched, and certainly ended."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.policy.cases import Case
+from bench.processes import clean_environment, kill_marked, mpiexec_of
+
+MARKER = "BENCH_POLICY_JOB"
+"""Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
+CONTROLLED = ("RMA_MM_WINDOW", "MPIR_CVAR_NUM_CLIQUES", "MPIR_CVAR_NOLOCAL")
+"""Variables that a case decides."""
+LOOK = 0.1
+"""Seconds between two looks at whether a job goes on."""
+PATIENCE = 5.0
+"""Seconds for an mpiexec to end its ranks."""
+
+
+class JobError(Exception):
+    """There is no way to start jobs here."""
+
+
+class Job:
+    """The cases of one setting on as many ranks. Raises JobError."""
+
+    def __init__(self, cases: Sequence[Case], quick: bool, budget: float | None) -> None:
+        mpiexec = mpiexec_of(sys.executable)
+        if mpiexec is None:
+            raise JobError(f"no mpiexec beside {sys.executable} nor on PATH: pip install '.[mpich]'")
+        self.directory = tempfile.TemporaryDirectory(prefix="bench-policy-")
+        given, self.file = (Path(self.directory.name) / name for name in ("cases.json", "results.jsonl"))
+        given.write_text(json.dumps([asdict(case) for case in cases]))
+        self.file.touch()
+        self.marker = secrets.token_hex(8)
+        environment = clean_environment(CONTROLLED) | {MARKER: self.marker}
+        if cases[0].nodes > 1:
+            environment["MPIR_CVAR_NUM_CLIQUES"] = str(cases[0].nodes)
+        worker = [sys.executable, "-m", "bench.policy.worker", str(given), str(self.file)]
+        worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
+        self.process = subprocess.Popen(
+            [mpiexec, "-n", str(cases[0].ranks), *worker],
+            env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE)
+        kill_marked(f"{MARKER}={self.marker}".encode())
+        self.process.wait()
+        self.directory.cleanup()
+
+    def wait(self, limit: float) -> str | None:
+        """Return when it has ended, or has added nothing for `limit` seconds: what went wrong, if anything did."""
+        size, since = -1, time.monotonic()
+        while self.process.poll() is None:
+            time.sleep(LOOK)
+            if self.file.stat().st_size != size:
+                size, since = self.file.stat().st_size, time.monotonic()
+            elif time.monotonic() - since > limit:
+                return f"no case was finished within {limit:g} s"
+        return f"it ended with {self.process.returncode}" if self.process.returncode else None
+
+    def written(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The machine and the records that it wrote so far; the machine is empty before it has started."""
+        lines = [json.loads(line) for line in self.file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return (lines[0]["machine"], lines[1:]) if lines else ({}, [])

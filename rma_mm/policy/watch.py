@@ -1,0 +1,75 @@
+"""Predicted against measured: when a repeated product changes from one-sided transfers to those of groups, and back.
+
+A product changes its plan twice at most: to the best two-sided plan where the one-sided one is late, and back where
+that turns out to be no faster. So it cannot flap.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+LATE = 1.2
+"""Measured over predicted from which a one-sided plan is late."""
+LOOKS = 3
+"""Executions of a plan that are looked at, after a first one that touches its memory."""
+LEAST, MOST = 0.5, 2.0
+"""How far a correction goes."""
+WORTH = 0.1
+"""A ratio that is further from 1 corrects the calibration."""
+
+
+class Watch:
+    """One product that is repeated, and the plans that it has been done by."""
+
+    def __init__(self, name: str, kind: str, predicted: float) -> None:
+        """kind: `planner.Candidate.kind` of the plan called `name`; predicted: its seconds."""
+        self.name, self.kind, self.predicted = name, kind, predicted
+        self.changes = 0
+        """How often the plan was changed."""
+        self._seen: list[float] = []
+        self._before: tuple[str, float] | None = None
+
+    def note(self, seconds: float) -> None:
+        """An execution took so long, on the slowest rank."""
+        self._seen.append(seconds)
+
+    @property
+    def measured(self) -> float | None:
+        """What an execution takes; None before enough were seen."""
+        return median(self._seen[-LOOKS:]) if len(self._seen) > LOOKS else None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether enough has been seen just now."""
+        return len(self._seen) == LOOKS + 1
+
+    def should_change(self) -> bool:
+        """Whether the next product is better done by a two-sided plan."""
+        measured = self.measured
+        is_late = measured is not None and measured > LATE * self.predicted
+        return is_late and self.kind == "one-sided" and not self.changes
+
+    def should_return(self) -> bool:
+        """Whether what it was changed to is slower than what it was changed from."""
+        measured = self.measured
+        return self.changes == 1 and measured is not None and self._before is not None and measured > self._before[1]
+
+    def change(self, name: str, kind: str, predicted: float) -> str:
+        """It is done by another plan from now on. What is to be reported of that."""
+        measured = self.measured
+        assert measured is not None
+        ratio, before = measured / self.predicted, self.name
+        self._before = before, measured
+        self.name, self.kind, self.predicted = name, kind, predicted
+        self._seen = []
+        self.changes += 1
+        return f"{before}: took {ratio:.2f} times the seconds predicted; {name} does the next products"
+
+    def correction(self, before: float) -> float | None:
+        """What products of this kind take over what calibration says, where it has been `before`; None for no news."""
+        if self.measured is None or not self.predicted:
+            return None
+        ratio = self.measured / self.predicted
+        if abs(ratio - 1) < WORTH:
+            return None
+        return float(min(MOST, max(LEAST, before * ratio**0.5)))

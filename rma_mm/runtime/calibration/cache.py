@@ -1,0 +1,94 @@
+"""Where calibrations are kept between jobs: one readable file for each key, beside what the kernels keep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ...errors import MachineError
+from ...kernels.cache import cache_folder
+from ...kernels.rates import _processor as processor
+from ...policy.machine import Machine
+from .site import Site
+
+FORMAT = 1
+"""Of the files; another one is not read."""
+SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")
+"""Environment variables that change what MPI does."""
+FLEETING = re.compile(r".*(_verbose|HOSTNAME)$|OMPI_MCA_(orte_|ess_|pmix|initial_wdir|num_procs|PREFIXES).*")
+"""Those of them that launchers set anew for each job, or that only change what is said."""
+
+Key = dict[str, Any]
+
+
+def key_of(site: Site) -> Key:
+    """What figures depend on, as text and numbers that JSON holds."""
+    from mpi4py import MPI
+
+    return {
+        "format": FORMAT,
+        "version": import_module("rma_mm").__version__,  # of the whole package, which is above this floor
+        "mpi": " ".join(MPI.Get_library_version().strip("\0").split()),
+        "nodes": " ".join(map(str, site.node_of)),
+        "ranks_per_node": max(map(len, site.nodes)),
+        "nodes_per_host": site.nodes_per_host,
+        "threads": site.threads,
+        "cpu": processor().strip(),
+        "cores": site.cores,
+        "settings": settings(os.environ),
+    }
+
+
+def settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that belong to the key.
+
+    >>> settings({"UCX_TLS": "tcp", "FI_LOG_verbose": "1", "HOME": "/", "OMPI_MCA_initial_wdir": "/"})
+    {'UCX_TLS': 'tcp'}
+    """
+    return {
+        name: variables[name] for name in sorted(variables) if SETTINGS.match(name) and not FLEETING.fullmatch(name)
+    }
+
+
+def file_of(key: Key) -> Path | None:
+    """Where the machine of a key is kept; None where nothing can be written."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return folder.parent / "machines" / f"{name}.json"
+
+
+def read(key: Key) -> Machine | None:
+    """The machine that is kept under a key; None where there is none, or it is stale, broken or somebody else's."""
+    file = file_of(key)
+    try:
+        found = json.loads(file.read_text()) if file is not None else None
+        if not isinstance(found, dict) or found.get("key") != key:
+            return None
+        machine = Machine.from_json(found["machine"])
+    except (OSError, ValueError, KeyError, RecursionError, MachineError):
+        return None
+    return machine if machine.measured else None
+
+
+def write(key: Key, machine: Machine) -> Path | None:
+    """Keep a machine: under its name once it is complete. None where nothing can be written."""
+    file = file_of(key)
+    if file is None:
+        return None
+    beside = file.with_name(f"{file.stem}.{platform.node()}.{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        beside.write_text(json.dumps({"key": key, "machine": machine.as_json()}, indent=1) + "\n")
+        beside.replace(file)
+    except OSError:  # a full disk, or the folder is gone
+        return None
+    return file

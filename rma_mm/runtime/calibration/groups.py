@@ -1,0 +1,149 @@
+"""Movements of groups to be timed, through channels: broadcasts, all-gathers, shifts and reductions."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from ...geometry.span import Region
+from ...policy.machine import TOGETHER
+from ...windows import Transfer
+from ...windows.channel import Channel
+from ...windows.progress import Progress
+from .sampling import BUSY, Act, Lap, Movement, multiply_for
+from .site import Load, Site
+from .transfers import WIDTH, Array
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIZES = (1, 64, 512)
+"""Rows of what each member sends: 2 KiB, 128 KiB and 1 MiB."""
+TAG = 1
+"""Of shifts."""
+SUMS = 100
+"""Where tags of reductions begin."""
+
+
+class Together:
+    """The groups on one class of link, and this rank's part in its own."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, site: Site, link: str, home: Array, room: Array, progress: Progress, multiply: Act
+    ) -> None:
+        """home, room: memory that parts come from, and go to. Collective over `comm`."""
+        from mpi4py import MPI
+
+        self.site, self.link, self.progress = site, link, progress
+        self.all = site.groups(link)
+        self.group: tuple[int, ...] = next((group for group in self.all if site.rank in group), ())
+        colour = self.all.index(self.group) if self.group else MPI.UNDEFINED
+        self.comm = MPI.Intracomm(comm.Split(colour, comm.rank))
+        self.channel = Channel(self.comm, self.group, site.node_of) if self.group else None
+        self.home, self.room, self.multiply = home, room, multiply
+        self.transfers: list[Transfer] = []
+
+    def cases(self, is_thorough: bool) -> list[Movement]:
+        """Every movement in every size, its targets idle, and busy where that is asked for."""
+        found: list[Movement] = []
+        for name in TOGETHER:
+            for rows in SIZES:
+                parts, nbytes = self.parts(name, rows), rows * WIDTH * 4
+                found.append(Movement(self.link, name, nbytes, self.load(name), [Joint(parts)] if parts else []))
+                if is_thorough and rows != SIZES[1]:
+                    found.append(BusyTogether(self, name, nbytes, parts))
+        return found
+
+    def load(self, name: str) -> Load:
+        """What the time of a movement is made of; every member's share is as long as every other's."""
+        sent, received = Counter[int](), Counter[int]()
+        for group in self.all:
+            for member in group:
+                first, last = member == group[0], member == group[-1]
+                others = len(group) - 1
+                sent[member] += {"broadcast": others * first, "shift": 1, "reduce": 1 - last}.get(name, others)
+                received[member] += {"broadcast": 1 - first, "shift": 1, "reduce": others * last}.get(name, others)
+        if self.link == "between":
+            return self.site.wire_load(sent, received)
+        return self.site.processor_load(sent + received)
+
+    def parts(self, name: str, rows: int) -> list[Transfer]:
+        """This rank's part: of a reduce-scatter one transfer for each owner, of all others one."""
+        if self.channel is None:
+            return []
+        channel, group, me = self.channel, self.group, self.site.rank
+        at = group.index(me)
+        boxes = [Region.box((n * rows, (n + 1) * rows), (0, WIDTH)) for n in range(len(group))]
+        mine = (self.home, boxes[0])
+        made: list[Transfer]
+        if name == "broadcast":
+            made = [channel.broadcast(group[0], mine if at == 0 else (self.room, boxes[0]), True)]
+        elif name == "all-gather":
+            theirs = {owner: (self.room, box) for owner, box in zip(group, boxes, strict=True) if owner != me}
+            made = [channel.gather(mine, theirs, True)]
+        elif name == "shift":
+            to, source = group[(at + 1) % len(group)], group[at - 1]
+            made = [channel.shift(mine, to, (self.room, boxes[0]), source, True, TAG)]
+        elif name == "reduce":
+            made = [self.sum(0, rows, group[-1])]
+        else:
+            made = [self.sum(n, rows, owner) for n, owner in enumerate(group)]
+        self.transfers += made
+        return made
+
+    def sum(self, n: int, rows: int, owner: int) -> Transfer:
+        """The sum of everyone's n-th part, at its owner."""
+        assert self.channel is not None
+        summand = self.home[n * rows : (n + 1) * rows]
+        result: Array | None = self.room[:rows] if owner == self.site.rank else None
+        return self.channel.reduce(summand, owner, result, SUMS + n)
+
+    def close(self) -> None:
+        """Collective over the group."""
+        from mpi4py import MPI
+
+        for transfer in self.transfers:
+            transfer.close()
+        if self.comm != MPI.COMM_NULL:
+            self.comm.Free()
+
+
+class Joint:
+    """A rank's part in a movement, from start to end."""
+
+    def __init__(self, parts: Sequence[Transfer]) -> None:
+        self.parts = parts
+
+    def __call__(self) -> None:
+        """Start and await every transfer."""
+        for part in self.parts:
+            part.start()
+        for part in self.parts:
+            part.wait()
+
+
+class BusyTogether(Movement):
+    """A movement that half of the members begin and then multiply: what it takes the other half."""
+
+    def __init__(self, all_groups: Together, name: str, nbytes: int, parts: Sequence[Transfer]) -> None:
+        super().__init__(all_groups.link, f"{name} busy", nbytes, all_groups.load(name), [])
+        self.parts, self.progress = parts, all_groups.progress
+        group = all_groups.group
+        is_target = bool(group) and group.index(all_groups.site.rank) >= len(group) // 2
+        self.multiply: Act | None = all_groups.multiply if is_target else None
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        begin = time.perf_counter()
+        with self.progress:
+            for part in self.parts:
+                part.start()
+            if self.multiply is not None:
+                multiply_for(BUSY, self.multiply, self.progress)
+            for part in self.parts:
+                part.wait()
+        is_origin = bool(self.parts) and self.multiply is None
+        return [Lap(begin, time.perf_counter()) if is_origin else Lap(begin, begin, inf)]

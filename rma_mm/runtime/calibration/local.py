@@ -1,0 +1,220 @@
+"""What a rank does by itself, to be timed: copies, local products, the runtime's own work; and meetings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...kernels import bind
+from ...kernels.dtypes import accumulator, parse_dtype
+from ...policy.machine import COPY, Cost
+from ...windows.copying import CopyTransfer
+from ...windows.progress import Progress
+from ...windows.waiting import barrier
+from .sampling import Act, Lap, Movement
+from .site import Site
+from .transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SHAPES = (
+    (32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 256, 256),
+    (32, 512, 512), (512, 32, 512), (512, 512, 32), (64, 64, 1024),
+    (64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (512, 512, 512), (768, 768, 768),
+)  # fmt: skip
+"""m, n, k of the products that are timed, the quickest first."""
+PRODUCTS = 6e-3
+"""Seconds for which each is repeated: longer than the system's slices of time."""
+GUESSED = 2
+"""The one that tells how long others take."""
+SLOW = 0.1
+"""Seconds beyond which one is left out: some types have no fast kernel."""
+LARGEST, OPERANDS, PLACES = 2**23, 2**23, 16
+"""Bytes of an operand at most, of the memory that operands of one kind lie in, and how many lie there at most."""
+FILL = 0x3C
+"""What every byte of an operand is: a small number in every type, so that nothing is denormal nor overflows soon."""
+SETTLE = 0.04
+"""Seconds until BLAS's threads have stopped to spin after their last product."""
+NARROW = 16
+"""Columns of what is copied in pieces."""
+MEETINGS, OPERATIONS = 20, 1000
+"""How often ranks meet, and how many operations run, for one sample."""
+
+
+def copies(site: Site, source: Array, target: Array) -> list[Movement]:
+    """Copies within a rank's own memory, by all ranks at once."""
+    load = site.processor_load(dict.fromkeys(range(site.size), 1))
+    found = []
+    for rows in SIZES:
+        pairs = [(target[box[0].start : box[0].stop], source[box[0].start : box[0].stop]) for box in boxes(rows)]
+        moves = [at_once(CopyTransfer([pair], None, _always_open, same_node=True)) for pair in pairs]
+        found.append(Movement("own", COPY, rows * WIDTH * 4, load, moves))
+    return found
+
+
+class Pieces(Movement):
+    """A copy of a few columns, of which no two rows lie together."""
+
+    def __init__(self, site: Site, source: Array, target: Array) -> None:
+        load = site.processor_load(dict.fromkeys(range(site.size), 1))
+        pair = target[:, :NARROW], source[:, :NARROW]
+        move = at_once(CopyTransfer([pair], None, _always_open, same_node=True))
+        super().__init__("own", "pieces", pair[1].nbytes, load, [move])
+
+    def seconds(self, found: float, copy: Cost) -> float:
+        """Of one piece, beside its bytes."""
+        return max(0.0, found / self.load[0] - copy.seconds(self.nbytes)) / ROWS
+
+
+def _always_open() -> None:
+    """Ordinary memory is."""
+
+
+class Scratch:
+    """Memory for the operands of products of any type, too much of it for a cache to hold."""
+
+    def __init__(self) -> None:
+        self.a, self.b, self.c = (np.full(OPERANDS, FILL, np.uint8) for _ in range(3))
+
+    def product(self, shape: tuple[int, int, int], dtype: np.dtype[Any], kernel: str) -> Act:
+        """The product c += a @ b as a walk over panels does it: each time on operands that were not read just now."""
+        m, n, k = shape
+        faces = ((self.a, m, k, dtype), (self.b, k, n, dtype), (self.c, m, n, accumulator(dtype)))
+        places = min(PLACES, *(OPERANDS // (rows * cols * of.itemsize) for _, rows, cols, of in faces))
+        calls = []
+        for place in range(places):
+            a, b, c = (
+                memory[place * OPERANDS // places :][: rows * cols * of.itemsize].view(of).reshape(rows, cols)
+                for memory, rows, cols, of in faces
+            )
+            calls.append(bind(a, b, c, beta=1, kernel=kernel))
+        following = cycle(calls)
+
+        def product() -> None:
+            next(following)()
+
+        return product
+
+
+class Products:
+    """Local products of one type by one kernel, by all ranks at once: they share the processors as in a product."""
+
+    begins_together = True
+
+    def __init__(self, comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, scratch: Scratch) -> None:
+        """Raises DtypeError, or AlgorithmError for a kernel that cannot be had."""
+        self.comm, self.name, self.scratch = comm, f"{dtype} {kernel}", scratch
+        self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
+        self.settles = site.threads > 1
+        of = parse_dtype(dtype)
+        widest = accumulator(of).itemsize
+        self.shapes = [(m, n, k) for m, n, k in SHAPES if max(m * n, m * k, k * n) * widest <= LARGEST]
+        self.figures = len(self.shapes)
+        self.calls = [scratch.product(shape, of, kernel) for shape in self.shapes]
+        self.counts = [0] * self.figures
+        """How many of each go into a sample; none of what would take too long."""
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        if not any(self.counts):
+            self.counts = self.guessed()
+        self.scratch.c.fill(FILL)
+        laps = []
+        for call, count in zip(self.calls, self.counts, strict=True):
+            barrier(self.comm)
+            begin = time.perf_counter()
+            for _ in range(count):
+                call()
+            laps.append(Lap(begin, time.perf_counter(), count) if count else Lap())
+        time.sleep(SETTLE * self.settles)
+        return laps
+
+    def guessed(self) -> list[int]:
+        """How many of each make a sample, from the time of a small one. Collective."""
+        m, n, k = self.shapes[GUESSED]
+        self.calls[GUESSED]()
+        begin = time.perf_counter()
+        self.calls[GUESSED]()
+        point = max(self.comm.allgather(time.perf_counter() - begin)) / (m * n * k)
+        takes = [point * self.load * m * n * k for m, n, k in self.shapes]
+        return [self.count_of(each) if each < SLOW else 0 for each in takes]
+
+    def count_of(self, seconds: float) -> int:
+        """How many make a sample, each of which takes so long on all ranks at once."""
+        return max(1, round(PRODUCTS * self.load / max(1e-9, seconds)))
+
+    def learn(self, seconds: Sequence[float]) -> None:
+        """As many of each as make a sample."""
+        self.counts = [
+            self.count_of(each) if count else 0 for each, count in zip(seconds, self.counts, strict=True)
+        ]
+
+    def timed(self, seconds: Sequence[float]) -> tuple[list[tuple[int, int, int]], list[float]]:
+        """Shapes, and the seconds of each on a processor of its own, without those that would take too long."""
+        kept = [(shape, each / self.load) for shape, each in zip(self.shapes, seconds, strict=True) if each]
+        return [shape for shape, _ in kept], [each for _, each in kept]
+
+
+class Meeting:
+    """All ranks meet."""
+
+    figures, begins_together = 1, True
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        begin = time.perf_counter()
+        for _ in range(MEETINGS):
+            barrier(self.comm)
+        return [Lap(begin, time.perf_counter(), MEETINGS)]
+
+    def learn(self, seconds: Sequence[float]) -> None:
+        """Nothing to prepare."""
+
+
+class Operation:
+    """A small product as the executor calls it, and called directly: the difference is the runtime's own."""
+
+    figures, begins_together = 2, True
+
+    def __init__(self, comm: MPI.Intracomm, site: Site, progress: Progress) -> None:
+        self.comm = comm
+        self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
+        a, b, c = (np.ones((8, 8), np.float32) for _ in range(3))
+        product = bind(a, b, c)
+
+        def multiply() -> None:
+            progress.during(product)
+            self.count(512.0)
+
+        self.done = 0.0
+        self.actions: list[list[Act]] = [[multiply] * OPERATIONS, [product] * OPERATIONS]
+
+    def count(self, work: float) -> None:
+        """Stands for the executor's count of what is done."""
+        self.done += work
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        found = []
+        for actions in self.actions:
+            barrier(self.comm)
+            begin = time.perf_counter()
+            for action in actions:
+                action()
+            found.append(Lap(begin, time.perf_counter(), OPERATIONS))
+        return found
+
+    def learn(self, seconds: Sequence[float]) -> None:
+        """Nothing to prepare."""
+
+    def seconds(self, found: Sequence[float]) -> float:
+        """Of one operation, without the product."""
+        return max(0.0, found[0] - found[1]) / self.load

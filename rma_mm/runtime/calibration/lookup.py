@@ -1,0 +1,157 @@
+"""The machine that a product is priced by: named by the user, kept from earlier, or measured now."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MachineError
+from ...policy.machine import COPY, TOGETHER, TYPICAL, Machine
+from ..agreement import agreed
+from . import cache
+from .site import Site
+from .survey import Wanted, survey
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+VARIABLE = "RMA_MM_MACHINE"
+"""Environment variable: `typical`, or a file as `Machine.as_json` gives it."""
+SHORT, KERNEL = 2.2, 0.5
+"""Seconds of the automatic calibration, and of that of one kernel."""
+Memo = dict[Any, Any]
+
+
+def machine_of(
+    comm: MPI.Intracomm,
+    node_of: Sequence[int],
+    *,
+    threads: int,
+    dtype: str,
+    kernel: str,
+    may_measure: bool,
+    flavours: tuple[str, ...] = ("shared",),
+) -> Machine | None:
+    """The machine for products of this type, by this kernel and through these windows; None where nothing is known.
+
+    RMA_MM_MACHINE names one. Else rank 0 looks for what was kept; what it lacks is measured where that is allowed, in
+    at most three seconds, and kept. The same on every rank; collective over `comm` when first asked this, of which a
+    communicator remembers the answer. Raises MachineError, on every rank, for a file with a wrong figure.
+    """
+    memo = _memo(comm)
+    asked = (tuple(node_of), threads, dtype, kernel, may_measure, flavours)
+    if asked not in memo:
+        memo[asked] = _found(comm, _site(comm, memo, node_of, threads), dtype, kernel, may_measure, flavours)
+    found: Machine | None = memo[asked]
+    return found
+
+
+def remember_correction(
+    comm: MPI.Intracomm, node_of: Sequence[int], *, threads: int, corrections: Mapping[str, float]
+) -> None:
+    """Keep what products turned out to take, over what was predicted, by kind of movement.
+
+    Every rank passes the same, after `machine_of`, which gives it from now on; rank 0 writes it. No communication.
+    """
+    memo = _memo(comm)
+    for asked, machine in memo.items():
+        if isinstance(machine, Machine) and asked[:2] == (tuple(node_of), threads):
+            memo[asked] = _corrected(machine, corrections)
+    site = memo.get((tuple(node_of), threads))
+    if comm.rank == 0 and site is not None and not os.environ.get(VARIABLE):
+        key = cache.key_of(site)
+        kept = cache.read(key)
+        if kept is not None:
+            cache.write(key, _corrected(kept, corrections))
+
+
+def _corrected(machine: Machine, corrections: Mapping[str, float]) -> Machine:
+    usable = {kind: ratio for kind, ratio in corrections.items() if isfinite(ratio) and ratio > 0}
+    return replace(machine, corrections={**machine.corrections, **usable})
+
+
+def _found(
+    comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, may_measure: bool, flavours: tuple[str, ...]
+) -> Machine | None:
+    """See `machine_of`. Collective."""
+    told: tuple[Any, bool] | None = None
+    with agreed(comm, "machine", dtype=dtype, kernel=kernel, may_measure=may_measure, flavours=flavours):
+        if comm.rank == 0:
+            named = _named(os.environ.get(VARIABLE, ""))
+            kept = named or _whole(cache.read(cache.key_of(site)), site)
+            told = kept and kept.as_json(), named is not None
+    given, is_named = comm.bcast(told)
+    base = None if given is None else Machine.from_json(given)
+    wanted = _lacking(base, site, (dtype, kernel), flavours)
+    if is_named or wanted is None or not may_measure:
+        return base
+    machine = survey(comm, site, wanted, SHORT if base is None else KERNEL, base).machine
+    if comm.rank == 0:
+        cache.write(cache.key_of(site), machine)
+    return machine
+
+
+def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]) -> Wanted | None:
+    """What is to be measured before products can be priced; None where nothing is."""
+    if base is None:
+        return Wanted((product,), flavours)
+    links = [link for link in ("node", "between") if site.has(link)]
+    missing = tuple(name for name in flavours if any(f"{name}.get" not in base.costs[link] for link in links))
+    products = () if base.has(*product) else (product,)
+    return Wanted(products, missing, basis=False) if products or missing else None
+
+
+def _whole(machine: Machine | None, site: Site) -> Machine | None:
+    """The machine, if it has the figures that every calibration gives."""
+    links = [link for link in ("node", "between") if site.has(link)]
+    if machine is None or any(name not in machine.costs[link] for link in links for name in TOGETHER):
+        return None
+    return machine if COPY in machine.costs["own"] else None
+
+
+def _named(name: str) -> Machine | None:
+    """The machine that the user named, if one was. Raises MachineError naming the file, and the figure."""
+    if not name:
+        return None
+    if name == "typical":
+        return TYPICAL
+    rule = f"{VARIABLE} is 'typical', or a file as `python -m rma_mm.calibrate --json FILE` writes"
+    try:
+        return Machine.from_json(json.loads(Path(name).read_text()))
+    except MachineError as error:
+        raise MachineError(f"{name}: {error}; {rule}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise MachineError(f"{name}: it cannot be read as a machine ({error}); {rule}") from None
+
+
+def _site(comm: MPI.Intracomm, memo: Memo, node_of: Sequence[int], threads: int) -> Site:
+    """Where the ranks are. Collective when first asked."""
+    asked = (tuple(node_of), threads)
+    if asked not in memo:
+        memo[asked] = Site.of(comm, node_of, threads)
+    found: Site = memo[asked]
+    return found
+
+
+@functools.cache
+def _keyval() -> int:
+    """MPI's number for what is remembered with a communicator."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
+
+def _memo(comm: MPI.Intracomm) -> Memo:
+    """What was found for a communicator: all its ranks have asked the same, so that they remember the same."""
+    memo: Any = comm.Get_attr(_keyval())
+    if memo is None:
+        memo = {}
+        comm.Set_attr(_keyval(), memo)
+    found: Memo = memo
+    return found

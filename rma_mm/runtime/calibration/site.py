@@ -1,0 +1,158 @@
+"""Who is where: hosts, nodes and processors of the ranks, who moves what to whom, and what the laws make of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...kernels.threads import cores
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FLAT = 4
+"""Ranks of a group that is measured: up to so many a broadcast goes to each directly, and its law is plain."""
+
+Load = tuple[float, float]
+"""How many transfers, and how many times a transfer's bytes, the time of a movement is made of."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the ranks of a communicator are, the same on all of them."""
+
+    rank: int
+    node_of: tuple[int, ...]
+    """The node of each rank."""
+    host_of: tuple[int, ...]
+    """The host of each rank; hosts have several nodes where nodes are pretended."""
+    cores: int
+    """Processors of the host that has fewest."""
+    threads: int
+    """BLAS threads of a rank."""
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm, node_of: Sequence[int], threads: int) -> Site:
+        """Ask every rank. Collective over `comm`."""
+        from mpi4py import MPI
+
+        told = comm.allgather((MPI.Get_processor_name() + _boot(), cores()))
+        hosts: dict[str, set[int]] = defaultdict(set)
+        for host, theirs in told:
+            hosts[host] |= theirs
+        numbers = {host: number for number, host in enumerate(hosts)}
+        host_of = tuple(numbers[host] for host, _ in told)
+        return cls(comm.rank, tuple(node_of), host_of, min(map(len, hosts.values())), threads)
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return len(self.node_of)
+
+    @property
+    def slots(self) -> int:
+        """Ranks of a host that multiply at full speed at once."""
+        return max(1, self.cores // self.threads)
+
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """The ranks of each node."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for rank, node in enumerate(self.node_of):
+            found[node].append(rank)
+        return list(found.values())
+
+    @cached_property
+    def nodes_per_host(self) -> int:
+        """Nodes that share the processors of one host."""
+        return max(Counter(host for _, host in set(zip(self.node_of, self.host_of, strict=True))).values())
+
+    def has(self, link: str) -> bool:
+        """Whether any two ranks are linked so."""
+        return len(self.nodes) > 1 if link == "between" else any(len(ranks) > 1 for ranks in self.nodes)
+
+    # -- who moves what ---------------------------------------------------------------------------
+
+    def pairs(self, link: str, busy: bool = False) -> dict[int, int]:
+        """Origin → target of one-sided movements that go on at once.
+
+        Everyone reads from someone else; with busy targets, half of the ranks (or nodes) from the other half.
+        """
+        if link == "between":
+            found: dict[int, int] = {}
+            for at, ranks in enumerate(self.nodes):
+                targets = self.nodes[at - 1] if busy else self.nodes[(at + 1) % len(self.nodes)]
+                if len(self.nodes) > 1 and (at % 2 or not busy):
+                    found |= {rank: targets[n % len(targets)] for n, rank in enumerate(ranks)}
+            return found
+        if busy:
+            halves = [(ranks, -(-len(ranks) // 2)) for ranks in self.nodes]
+            return {origin: ranks[n] for ranks, half in halves for n, origin in enumerate(ranks[half:])}
+        return {rank: ranks[n - 1] for ranks in self.nodes if len(ranks) > 1 for n, rank in enumerate(ranks)}
+
+    def readers(self, link: str) -> tuple[dict[int, int], dict[int, int]]:
+        """Reader → owner, where several read from one, and where each reads from another; empty where they cannot."""
+        if link == "node":
+            crowds = [ranks for ranks in self.nodes if len(ranks) > 2]
+            each = {reader: ranks[(n + 2) % len(ranks)] for ranks in crowds for n, reader in enumerate(ranks[1:])}
+        else:
+            each = self.pairs("between", busy=True)
+        firsts = {rank: ranks[0] for ranks in self.nodes for rank in ranks}
+        one = {reader: firsts[reader if link == "node" else owner] for reader, owner in each.items()}
+        return (one, each) if one != each else ({}, {})
+
+    def groups(self, link: str) -> list[tuple[int, ...]]:
+        """Disjoint groups that move something together: ranks of a node, or one of each of some nodes."""
+        together = self.nodes
+        if link == "between":
+            longest = max(map(len, self.nodes))
+            together = [[ranks[n] for ranks in self.nodes if len(ranks) > n] for n in range(longest)]
+        return [part for ranks in together for part in _parts(ranks) if len(part) > 1]
+
+    # -- the laws of `rma_mm.policy.machine` ------------------------------------------------------
+
+    def pair_load(self, link: str, pairs: Mapping[int, int], busy: bool = False) -> Load:
+        """Of a transfer on each of these pairs; busy targets take a processor too."""
+        if link == "between":
+            return self.wire_load(Counter(pairs.values()), Counter(list(pairs)))
+        active = set(pairs) | (set(pairs.values()) if busy else set())
+        return self.processor_load(dict.fromkeys(active, 1))
+
+    def processor_load(self, charges: Mapping[int, float]) -> Load:
+        """Of transfers that processors move; charges: how many each rank takes part in."""
+        hosts: dict[int, float] = defaultdict(float)
+        for rank, charge in charges.items():
+            hosts[self.host_of[rank]] += charge
+        most = max(*charges.values(), *(charge / self.slots for charge in hosts.values()))
+        return most, most
+
+    def wire_load(self, sent: Mapping[int, float], received: Mapping[int, float]) -> Load:
+        """Of transfers that wires move; sent, received: how many of each rank."""
+        calls, volumes = [], []
+        for way in (sent, received):
+            nodes: dict[int, float] = defaultdict(float)
+            for rank, count in way.items():
+                nodes[self.node_of[rank]] += count
+            calls.append(max(way.values()))
+            volumes.append(max(nodes.values()))
+        return max(calls), max(volumes)
+
+
+def _parts(ranks: list[int]) -> list[tuple[int, ...]]:
+    """Ranks in as few groups of at most `FLAT` as there can be, as even as can be."""
+    count = -(-len(ranks) // FLAT)
+    bounds = [len(ranks) * n // count for n in range(count + 1)]
+    return [tuple(ranks[a:b]) for a, b in pairwise(bounds)]
+
+
+def _boot() -> str:
+    """What tells hosts of the same name apart, whose clocks differ; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,211 @@
+"""A whole calibration: what there is to time here, and the machine that comes out of it. Collective throughout."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import log2
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.rates import _processor as processor
+from ...kernels.threads import using_threads
+from ...policy.machine import COPY, LINKS, TYPICAL, Cost, Machine
+from ...windows.waiting import barrier
+from ..agreement import agreed
+from .fitting import cost_of, kernel_of
+from .sampling import Case, Movement, sampled, typical
+from .site import Site
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .local import Products
+
+BUSY_TOO = " busy"
+"""Behind the name of a movement whose targets are inside a multiply."""
+Pair = tuple[str, str]
+"""An element type and a kernel; or a class of link, and a movement or a flavour of windows."""
+Point = tuple[float, float, float]
+"""Transfers, bytes and seconds of a movement in one size."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be measured."""
+
+    products: tuple[Pair, ...] = ()
+    """Local products: element type and kernel."""
+    flavours: tuple[str, ...] = ()
+    """Windows."""
+    basis: bool = True
+    """What belongs to neither: copies, groups, meetings, the runtime's own work."""
+    thorough: bool = False
+    """Whether groups are also timed with busy targets, and several readers of one owner."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured, the same on every rank."""
+
+    machine: Machine
+    points: Mapping[Pair, list[Point]] = field(default_factory=dict)
+    """Class of link and movement → its sizes."""
+    contention: Mapping[Pair, tuple[int, float]] = field(default_factory=dict)
+    """Class of link and flavour → readers of one owner, and what they take over as many with an owner each."""
+    rounds: int = 0
+    """How often each case was timed."""
+
+
+def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None) -> Survey:
+    """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
+    deadline = time.perf_counter() + seconds
+    with using_threads(site.threads), _prepared(comm, site, wanted) as cases:
+        found = cases.measured(deadline)
+    costs = _costs(found.points, base)
+    _complete(costs, site)
+    new = Machine(f"{processor().strip()}, {site.size} ranks on {len(site.nodes)} nodes", {}, hidden=TYPICAL.hidden)
+    machine = replace(
+        base or new, costs=costs, measured=True, **found.facts,
+        kernels={**(base or new).kernels, **{name: kernel_of(*timed) for name, timed in found.products.items()}},
+        cores=site.cores, threads=site.threads, nodes_per_host=site.nodes_per_host,
+    )  # fmt: skip
+    told = comm.bcast((machine.as_json(), found.points, found.contention) if comm.rank == 0 else None)
+    return Survey(Machine.from_json(told[0]), told[1], told[2], found.rounds)
+
+
+def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, dict[str, Cost]]:
+    """Costs of what was measured, beside those that were known.
+
+    A busy target within a node: what waits for it takes no processor. So the points of what took longer than the ranks
+    that share the processors explain are put right: a transfer, and that waiting.
+    """
+    costs = {link: dict(base.costs[link]) if base else {} for link in LINKS}
+    for link, name in sorted(points, key=lambda pair: pair[1].endswith(BUSY_TOO)):
+        idle = costs[link].get(name.removesuffix(BUSY_TOO))
+        if name.endswith(BUSY_TOO) and link == "node" and idle is not None:
+            points[link, name] = [_late(point, idle) for point in points[link, name]]
+        costs[link][name] = cost_of(points[link, name])
+    return costs
+
+
+def _late(point: Point, idle: Cost) -> Point:
+    transfers, nbytes, seconds = point
+    each = nbytes / transfers
+    alone = idle.seconds(each)
+    return 1.0, each, alone + max(0.0, seconds - transfers * alone)
+
+
+def _complete(costs: dict[str, dict[str, Cost]], site: Site) -> None:
+    """Put what is nearest in place of what there was nothing to measure by."""
+    if not site.has("node"):
+        costs["node"] = {COPY: costs["own"][COPY]}
+    elif "shared.get" not in costs["node"]:
+        costs["node"].setdefault(COPY, costs["own"][COPY])
+    if not site.has("between"):
+        costs["between"] = dict(TYPICAL.costs["between"])
+    elif "shared.get" not in costs["between"]:
+        gets = [cost for name, cost in costs["between"].items() if name.endswith(".get")]
+        costs["between"].setdefault(COPY, gets[0] if gets else costs["between"]["shift"])
+
+
+@dataclass
+class _Found:
+    """Figures, each already the median of the rounds."""
+
+    points: dict[Pair, list[Point]] = field(default_factory=lambda: defaultdict(list))
+    products: dict[str, tuple[list[tuple[int, int, int]], list[float]]] = field(default_factory=dict)
+    contention: dict[Pair, tuple[int, float]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of the machine."""
+    rounds: int = 0
+
+
+class _Cases:
+    """What is timed on this rank, prepared. Collective to make and to close."""
+
+    def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
+        from ...windows.progress import Progress
+        from .groups import Together
+        from .local import Meeting, Operation, Pieces, copies
+        from .overlap import Overlap
+        from .transfers import buffer, opened, square
+
+        self.site, self.comm, self.products = site, comm, products
+        self.host: MPI.Intracomm = cast("MPI.Intracomm", comm.Split(site.host_of[site.rank], site.rank))
+        is_far = site.has("between")
+        self.progress = {is_needed: Progress(comm, is_needed or is_far) for is_needed in (False, True)}
+        home, room, multiply = buffer(), buffer(), square()
+        flavours = wanted.flavours if site.size > 1 else ()
+        self.windows = opened(comm, site, flavours, room, self.progress, multiply)
+        links = [link for link in ("node", "between") if wanted.basis and site.has(link)]
+        self.groups = [Together(comm, site, link, home, room, self.progress[is_far], multiply) for link in links]
+        self.movements: list[Movement] = copies(site, home, room) if wanted.basis else []
+        for each in self.windows:
+            self.movements += each.cases()
+        for group in self.groups:
+            self.movements += group.cases(wanted.thorough)
+        self.contention = [case for each in self.windows for case in each.contention() if wanted.thorough]
+        self.pieces = [Pieces(site, home, room)] if wanted.basis else []
+        self.meetings = [Meeting(comm)] if wanted.basis else []
+        self.operations = [Operation(comm, site, self.progress[False])] if wanted.basis else []
+        hiding = self.windows[:1] if is_far and wanted.basis else []
+        self.overlaps = [Overlap(comm, each, self.progress[is_far], multiply) for each in hiding]
+
+    def measured(self, deadline: float) -> _Found:
+        """Time them all, in turn."""
+        cases: list[Case] = [
+            *self.movements, *self.contention, *self.overlaps, *self.pieces, *self.meetings, *self.operations,
+            *self.products,
+        ]  # fmt: skip
+        samples = sampled(self.comm, self.host, cases, deadline)
+        rounds: dict[Case, NDArray[np.float64]] = dict(zip(cases, samples, strict=True))
+        figures = {case: typical(each) for case, each in rounds.items()}
+        found = _Found(rounds=max(map(len, samples), default=0))
+        for case in self.movements:
+            found.points[case.link, case.name].append(case.point(figures[case][0]))
+        for crowd in self.contention:
+            one, each = figures[crowd]
+            found.contention[crowd.link, crowd.flavour] = crowd.readers, one / each
+        for product in self.products:
+            found.products[product.name] = product.timed(figures[product])
+        for overlap in self.overlaps:
+            found.facts["hidden"] = overlap.share(rounds[overlap])
+        for pieces in self.pieces:
+            found.facts["piece"] = pieces.seconds(figures[pieces][0], cost_of(found.points["own", COPY]))
+        for meeting in self.meetings:
+            found.facts["meeting"] = figures[meeting][0] / max(1.0, log2(self.site.size))
+        for operation in self.operations:
+            found.facts["operation"] = operation.seconds(figures[operation])
+        return found
+
+    def close(self) -> None:
+        """Free windows, communicators and threads."""
+        for group in self.groups:
+            group.close()
+        for window in self.windows:
+            window.close()
+        for progress in self.progress.values():
+            progress.close()
+        self.host.Free()
+
+
+@contextmanager
+def _prepared(comm: MPI.Intracomm, site: Site, wanted: Wanted) -> Iterator[_Cases]:
+    """Cases on a communicator of their own; closed where all went well: after an error others may never come."""
+    from .local import Products, Scratch
+
+    own = comm.Dup()
+    with agreed(comm, "calibration"):
+        scratch = Scratch() if wanted.products else None
+        products = [Products(own, site, dtype, kernel, scratch) for dtype, kernel in wanted.products if scratch]
+    cases = _Cases(own, site, wanted, products)
+    yield cases
+    barrier(own)
+    cases.close()
+    own.Free()

@@ -1,0 +1,183 @@
+"""One-sided movements to be timed: prepared transfers on windows, started and awaited as the executor does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import MemoryLimitError
+from ...geometry.span import Region
+from ...kernels import bind
+from ...windows import Patch, Transfer, Window, open_window
+from ...windows.progress import Progress
+from ...windows.waiting import barrier
+from .sampling import Act, BusyMovement, Lap, Movement
+from .site import Site
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = NDArray[np.float32]
+
+WIDTH, ROWS = 512, 2048
+"""Columns and rows, in float32, of what a rank exposes and of where it puts what it gets: 4 MiB each."""
+SIZES = (1, 64, 1024)
+"""Rows of transfers: 2 KiB, 128 KiB and 2 MiB."""
+BUSY_SIZES = (1, 512)
+"""Rows of those whose target is inside a multiply."""
+PLACES = 4
+"""Places that transfers of one size go to and come from in turn, where there is room."""
+TICKET = ROWS * WIDTH * 4
+"""Where the counter for fetch-and-add lies."""
+EXPOSED = TICKET + 64
+"""Bytes that a rank exposes."""
+TURNS = 4
+"""How often each place is read where owners are contended for."""
+SIDE = 512
+"""Of the square products that targets are inside of."""
+
+
+def buffer() -> Array:
+    """Memory that has been touched: zeros, so that sums stay what they are."""
+    made = np.empty((ROWS, WIDTH), np.float32)
+    made.fill(0)
+    return made
+
+
+def square() -> Act:
+    """The product that targets are inside of."""
+    a, b, c = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
+    return bind(a, b, c)
+
+
+def boxes(rows: int) -> list[Region]:
+    """The places of transfers of so many rows."""
+    return [Region.box((n * rows, (n + 1) * rows), (0, WIDTH)) for n in range(min(PLACES, ROWS // rows))]
+
+
+def at_once(transfer: Transfer) -> Act:
+    """Start and await a transfer."""
+
+    def act() -> None:
+        transfer.start()
+        transfer.wait()
+
+    return act
+
+
+class OneSided:
+    """A window of one flavour, and what is to be timed through it."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, site: Site, flavour: str, room: Array, progress: Progress,
+        multiply: Act,
+    ) -> None:  # fmt: skip
+        """room: this rank's own memory. Collective over `comm`. Raises MemoryLimitError, on every rank."""
+        self.site, self.flavour, self.room, self.progress, self.multiply = site, flavour, room, progress, multiply
+        self.comm = comm
+        self.window: Window = open_window(flavour, comm, EXPOSED, node_of=site.node_of)
+        self.window.local.fill(0)
+        self.transfers: list[Transfer] = []
+
+    def cases(self) -> list[Movement]:
+        """Every movement on every class of link that there is, its targets idle and busy."""
+        links = [link for link in ("node", "between") if self.site.has(link)]
+        return [case for link in links for busy in (False, True) for case in self._cases(link, busy)]
+
+    def contention(self) -> list[Contention]:
+        """What is to be timed of several readers, where there are several."""
+        return [Contention(self, link) for link in ("node", "between") if self.site.readers(link)[0]]
+
+    def _cases(self, link: str, busy: bool) -> list[Movement]:
+        pairs = self.site.pairs(link, busy)
+        makers: dict[str, Callable[[int, Region], Transfer]] = {"get": self.get, "accumulate": self.accumulate}
+        sizes = BUSY_SIZES if busy else SIZES
+        found = [
+            self._case(link, name, rows, pairs, partial(self.prepared, make, rows), busy)
+            for name, make in makers.items()
+            for rows in sizes
+        ]
+        return [*found, self._case(link, "fetch_add", 0, pairs, self._tickets, busy)]
+
+    def _case(
+        self, link: str, name: str, rows: int, pairs: dict[int, int], prepare: Callable[[int], list[Act]], busy: bool
+    ) -> Movement:
+        """One movement of so many rows; `prepare` makes it for a target."""
+        target = pairs.get(self.site.rank)
+        moves = [] if target is None else prepare(target)
+        finish = self.window.flush if name == "accumulate" and moves else None
+        load = self.site.pair_load(link, pairs, busy)
+        nbytes, name = rows * WIDTH * 4 or 8, f"{self.flavour}.{name}"
+        if not busy:
+            return Movement(link, name, nbytes, load, moves, finish)
+        multiply = self.multiply if self.site.rank in pairs.values() else None
+        return BusyMovement(link, name, nbytes, load, moves, finish, self.progress, multiply)
+
+    def prepared(self, make: Callable[[int, Region], Transfer], rows: int, target: int) -> list[Act]:
+        """Transfers of so many rows, at different places."""
+        made = [make(target, box) for box in boxes(rows)]
+        self.transfers += made
+        return [at_once(transfer) for transfer in made]
+
+    def _tickets(self, target: int) -> list[Act]:
+        return [partial(self.window.fetch_add, target, TICKET, 1)]
+
+    def get(self, target: int, box: Region) -> Transfer:
+        """A get of this box from a rank."""
+        return self.window.get(target, Patch(0, (WIDTH, 1), *box), self.room, *box)
+
+    def accumulate(self, target: int, box: Region) -> Transfer:
+        """An add of this box to a rank's."""
+        return self.window.accumulate(target, Patch(0, (WIDTH, 1), *box), self.room, *box)
+
+    def close(self) -> None:
+        """Collective."""
+        for transfer in self.transfers:
+            transfer.close()
+        self.window.close()
+
+
+class Contention:
+    """What several readers of one owner take, and as many that each read from another."""
+
+    figures, begins_together = 2, True
+
+    def __init__(self, via: OneSided, link: str) -> None:
+        self.link, self.flavour = link, via.flavour
+        ways = via.site.readers(link)
+        self.readers = len(ways[0])
+        mine = [way.get(via.site.rank) for way in ways]
+        self.ways = [[] if owner is None else via.prepared(via.get, BUSY_SIZES[-1], owner) for owner in mine]
+        self.comm = via.comm
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        found = []
+        for moves in self.ways:
+            barrier(self.comm)
+            begin = time.perf_counter()
+            for move in moves * TURNS:
+                move()
+            found.append(Lap(begin, time.perf_counter()) if moves else Lap())
+        return found
+
+    def learn(self, seconds: Sequence[float]) -> None:
+        """Nothing to prepare."""
+
+
+def opened(
+    comm: MPI.Intracomm, site: Site, flavours: Sequence[str], room: Array, progress: dict[bool, Progress], multiply: Act
+) -> list[OneSided]:
+    """Windows of these flavours, but for those that there is too little memory for. Collective over `comm`."""
+    found: list[OneSided] = []
+    for flavour in flavours:
+        try:
+            found.append(OneSided(comm, site, flavour, room, progress[flavour != "shared"], multiply))
+        except MemoryLimitError:
+            continue
+    return found
