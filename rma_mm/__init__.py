@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "ChainPlan": ".runtime.chain",
     "DistMatrix": ".runtime.matrix",
     "Epilogue": ".kernels.epilogue",
     "Mesh": ".runtime.mesh",
@@ -21,18 +22,32 @@ _PUBLIC = {
     "load": ".runtime.transport",
     "matmul": ".runtime.product",
     "plan": ".runtime.product",
+    "plan_chain": ".runtime.chain",
 }
 
 if TYPE_CHECKING:
     from .algorithms import list_algorithms
     from .kernels.epilogue import Epilogue
+    from .runtime.chain import ChainPlan, plan_chain
     from .runtime.matrix import DistMatrix
     from .runtime.mesh import Mesh
     from .runtime.plan import Plan
     from .runtime.product import matmul, plan
     from .runtime.transport import load
 
-__all__ = ["DistMatrix", "Epilogue", "Mesh", "Plan", "__version__", "list_algorithms", "load", "matmul", "plan"]
+__all__ = [
+    "ChainPlan",
+    "DistMatrix",
+    "Epilogue",
+    "Mesh",
+    "Plan",
+    "__version__",
+    "list_algorithms",
+    "load",
+    "matmul",
+    "plan",
+    "plan_chain",
+]
 
 
 def __getattr__(name: str) -> Any:

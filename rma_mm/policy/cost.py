@@ -63,6 +63,8 @@ class Bill:
         return self.multiplying + self.moving + self.meeting
 
 
+STALLED = 0.25
+"""The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
 TYPICALLY = Tariff()
 """What products of float32 are priced by where nothing was measured."""
 NOTHING = Bill()
@@ -81,6 +83,8 @@ class _Load:
     waiting: Figures
     """Seconds until its transfers begin to arrive."""
     operations: Figures
+    stalled: Figures
+    """Seconds for which it waits for a neighbour that multiplies."""
 
 
 def bill(found: Account, tariff: Tariff) -> Bill:
@@ -98,27 +102,31 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     """The seconds of a phase."""
     machine, crowd = tariff.machine, found.crowd
     load = _load(found, phase, tariff)
+    ranks = crowd.mesh.size * machine.nodes_per_host / crowd.node_count
 
     def together(figures: Figures) -> float:
         """When the processors of the fullest host are done."""
         total = crowd.by_node(figures, machine.nodes_per_host)
+        if ranks > machine.slots:
+            total *= machine.crowding
         if phase.is_shared:
-            return total / min(machine.slots, crowd.mesh.size * machine.nodes_per_host / crowd.node_count)
+            return total / min(machine.slots, ranks)
         return max(float(figures.max()), total / machine.slots)
 
     multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
     busy = together(load.processor + load.operations * machine.operation)
     wire = crowd.by_node(load.wire) + float(load.waiting.max())
     behind = 0.0
-    if phase.work is not None and not phase.is_shared:  # what one task of a queue wants is not fetched during another
+    if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
-    moving = max(0.0, busy - multiplying - overhead) + wire - behind
+    stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
+    moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
     return Bill(multiplying, moving, phase.barriers * machine.meet(crowd.mesh.size) + overhead)
 
 
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     machine, zero = tariff.machine, np.zeros(found.crowd.count)
-    load = _Load(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero.copy())
+    load = _Load(*(zero.copy() for _ in range(6)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff.local)
@@ -150,7 +158,11 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
     load.operations += moved.messages
     words = moved.own + moved.node + moved.between
-    load.processor += machine.cost("own", COPY).beta * size * moved.own + machine.piece / moved.run * words
+    load.processor += machine.cost("own", COPY).beta * size * moved.own
+    is_packed = moved.how in TOGETHER or flavour != "shared"
+    load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
+    packed = moved.between if not is_packed else moved.node + moved.between
+    load.processor += machine.packed / moved.run * packed
     foreign = np.maximum(1.0, moved.node + moved.between)
     near, far = moved.messages * moved.node / foreign, moved.messages * moved.between / foreign
     both = 2.0 if moved.how in TOGETHER else 1.0  # each word is sent and received
@@ -159,6 +171,8 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
         both = rounds = float(ceil(log2(moved.group)))
     node = machine.cost("node", moved.how, flavour)
     load.processor += (node.alpha * near + node.beta * size * moved.node) * both
+    if moved.how == "shift" and moved.x == "C":  # a sum is waited for, and its sender may be inside a multiply
+        load.stalled += STALLED * load.multiplying
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
     wire = machine.cost("between", moved.how, flavour)
     busy = machine.cost("between", moved.how, flavour, busy=True) if is_met else wire

@@ -30,6 +30,8 @@ TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
 FLAVOURS = ("shared", "allocated", "created")
 """Windows that movements go through."""
+FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
+"""Fields of a machine that are one figure each."""
 COPY = "copy"
 """The one movement within a rank's own memory."""
 
@@ -90,6 +92,10 @@ class Machine:
     """Seconds in which all ranks meet, for each doubling of their number."""
     piece: float = 30e-9
     """Seconds of a processor for each piece of what does not lie together, beside its bytes."""
+    packed: float = 100e-9
+    """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
+    crowding: float = 1.0
+    """How much longer ranks that share processors take than processors that are never idle would."""
     hidden: float = 1.0
     """The share of a transfer between nodes that goes on behind a multiply, 0 to 1."""
     memory: int | None = None
@@ -138,8 +144,7 @@ class Machine:
         return {
             "name": self.name,
             "cores": self.cores, "threads": self.threads, "nodes_per_host": self.nodes_per_host,
-            "operation": self.operation, "meeting": self.meeting, "piece": self.piece, "hidden": self.hidden,
-            "memory": self.memory, "measured": self.measured,
+            **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
             "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
             "kernels": {name: [k.call, k.point, k.a, k.b, k.c] for name, k in self.kernels.items()},
             "corrections": dict(self.corrections),
@@ -159,10 +164,11 @@ class Machine:
         corrections = {name: _figures([v], f"corrections.{name}", 1)[0] for name, v in _items(given, "corrections")}
         memory = given.get("memory")
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
-        operation, meeting, piece, hidden = (_number(given, x) for x in ("operation", "meeting", "piece", "hidden"))
+        figures = {name: _number(given, name) for name in FIGURES}
         return cls(
-            str(given.get("name", "")), costs, kernels, cores, threads, nodes, operation, meeting, piece, hidden,
-            None if memory is None else _count(memory, "memory"), bool(given.get("measured")), corrections,
+            str(given.get("name", "")), costs, kernels, cores, threads, nodes,
+            memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
+            corrections=corrections, **figures,
         )  # fmt: skip
 
 

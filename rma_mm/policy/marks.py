@@ -50,6 +50,8 @@ class Marks:
     @cached_property
     def run(self) -> float:
         """Indices that lie together, on average."""
+        if self.edges is not None and self.low.shape[1] == 1:
+            return max(1.0, self.extent / max(1, len(self.edges)))
         return max(1.0, float(self.lengths.sum()) / max(1, int((self.low < self.high).sum())))
 
     @property
@@ -92,7 +94,8 @@ def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers
         return None
     if any(level.kind in ("bounds", "weights") for level in split[1:]):
         return None
-    base, length, shift = np.int64(0) * next(iter(at.values())), np.int64(extent), np.int64(0)
+    base: Numbers = 0 * next(iter(at.values()))
+    length, shift = base + extent, base
     begin, end = base, base + length
     for level in split:
         base, length = begin, end - begin

@@ -89,14 +89,14 @@ class Countdown:
 
 
 class Server:
-    """Serves all its jobs at once: each of n at the rate min(1, slots / n), exactly.
+    """Serves all its jobs at once: each of n at the rate min(1, slots / n), less where more of them crowd it; exactly.
 
     All jobs get the same service, so that those who came last need not be looked at: a job ends when what each has got
     since the server was empty reaches what that was when it came, and its own seconds.
     """
 
-    def __init__(self, clock: Clock, slots: float = 1.0) -> None:
-        self._clock, self._slots = clock, slots
+    def __init__(self, clock: Clock, slots: float = 1.0, crowding: float = 1.0) -> None:
+        self._clock, self._slots, self._crowding = clock, slots, crowding
         self._jobs: list[tuple[float, int, Act]] = []
         self._numbers = 0
         self._served = 0.0
@@ -125,7 +125,7 @@ class Server:
 
     @property
     def _rate(self) -> float:
-        return min(1.0, self._slots / len(self._jobs))
+        return min(1.0, self._slots / self._crowding / len(self._jobs)) if len(self._jobs) > self._slots else 1.0
 
     def _change(self) -> None:
         if not self._is_changed:

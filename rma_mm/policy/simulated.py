@@ -30,7 +30,7 @@ class World:
         self.nodes, self.size = schedule.mesh.nodes, schedule.mesh.size
         self.clock = clock = Clock()
         nodes = dict.fromkeys(self.nodes)
-        hosts = {node // machine.nodes_per_host: Server(clock, machine.slots) for node in nodes}
+        hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
         self.inward, self.outward = ({node: Server(clock) for node in nodes} for _ in range(2))
         self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
@@ -57,7 +57,7 @@ class World:
 
     def stretches(self, ref: Ref) -> int:
         """Into how many pieces a box falls in the memory that stores it; 0 where that is for nothing, or it is one."""
-        if not self.machine.piece:
+        if not self.machine.piece and not self.machine.packed:
             return 0
         holds = self.schedule.holds(ref)
         rows, cols = holds.locate(ref.region)

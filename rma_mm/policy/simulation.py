@@ -140,14 +140,25 @@ class _Program:
 
     def run(self) -> Waits:
         """All of it, up to when nothing is under way."""
-        operation, piece = self.world.machine.operation, self.world.machine.piece
+        operation = self.world.machine.operation
         for op in self.ops:
             self.rank.op = op
             self.rank.count(op)
-            yield operation + piece * self.pieces(op)
+            yield operation + self.gathering(op)
             name = type(op).__name__.lower()
             yield from getattr(self, name + "_" * iskeyword(name))(op)
         yield from self.wait(self.under_way)
+
+    def gathering(self, op: Op) -> float:
+        """Seconds for the pieces of memory that an operation moves; where MPI packs them, on either side."""
+        machine, pieces = self.world.machine, self.pieces(op)
+        packed = not isinstance(op, Copy | Accumulate)
+        if isinstance(op, Copy | Accumulate):
+            other = op.src.rank if isinstance(op, Copy) else op.dst.rank
+            link = self.world.link(self.rank.number, other)
+            is_ours = self.world.flavours.get(kind_of(op.dst), "shared") == "shared"
+            packed = link == "between" or (link == "node" and not is_ours)
+        return pieces * (machine.packed if packed else machine.piece)
 
     def pieces(self, op: Op) -> int:
         """Into how many pieces of memory falls what an operation gets, adds, or receives."""

@@ -2,7 +2,7 @@
 
 Everything is a product of lengths along rows and columns, so it is worked out for the few different spans of each
 dimension and then looked up for every rank. On meshes of more than `LIMIT` ranks about as many stand for all: those of
-whole nodes, drawn evenly from all parts of the mesh, and of the nodes at its corners.
+whole nodes, which are drawn evenly from all parts of the mesh, or lie at its corners, or astride its rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from .marks import Common, Figures, Marks, Numbers, marks
 
 LIMIT = 1024
 """Ranks up to which all are looked at; of more, about so many."""
-MATES = 64
-"""Ranks of a node up to which all are looked at; of more, so many."""
 NODES = 16
 """Nodes that are looked at, at least."""
+PAIRS = 2**18
+"""Ranks that are looked at, times those of their nodes: of large nodes not all are looked at."""
+MATES = 1024
+"""Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
+ROUNDS = 8
+"""Rounds in which weights settle."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +57,13 @@ class Spread:
 
 @dataclass(eq=False)
 class Crowd:
-    """The ranks of a mesh that are looked at: all of them, or all (of many, some) of those on a few nodes."""
+    """The ranks of a mesh that are looked at, and their node-mates."""
 
     mesh: MeshShape
     people: Numbers
-    """The ranks that are looked at."""
+    """Ranks whose holdings matter: those that are looked at first, then others of their nodes."""
+    count: int
+    """How many of them are looked at."""
     weights: Figures
     """How many ranks each of these stands for."""
     mates: Numbers | None
@@ -66,17 +72,14 @@ class Crowd:
     """The node of each that is looked at."""
     populations: Figures
     """How many ranks there are on the node of each."""
+    stands: Figures
+    """How many ranks of its node each stands for."""
     node_count: int
     _coords: dict[MeshShape, dict[str, Numbers]] = field(default_factory=dict)
     _marks: dict[object, Marks] = field(default_factory=dict)
     _common: dict[tuple[int, int], Common] = field(default_factory=dict)
     _spreads: dict[object, Spread] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """How many are looked at."""
-        return len(self.people)
 
     def coords(self, grid: MeshShape) -> dict[str, Numbers]:
         """Coordinates of the people on a grid over the first ranks; those beyond it count as its first rank."""
@@ -98,7 +101,7 @@ class Crowd:
         split, grid = layout.splits[dim], layout.mesh(self.mesh)
         key = (split, grid.shape, grid.names, extent)
         if key not in self._marks:
-            self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), self.count)
+            self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), len(self.people))
         return self._marks[key]
 
     def common(self, wanted: Marks, held: Marks) -> Common:
@@ -120,15 +123,13 @@ class Crowd:
     def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any) -> Spread:
         held = [self.marks(layout, dim, extent) for dim, extent in enumerate(shape)]
         common = [self.common(want, have) for want, have in zip(wanted, held, strict=True)]
-        size = wanted[0].each * wanted[1].each
-        size = size if is_any is None else size * is_any
-        own = common[0].at(wanted[0].of, held[0].of) * common[1].at(wanted[1].of, held[1].of)
-        own = np.minimum(own * self.holds(layout), size)
-        cuts = tuple(np.maximum(1.0, each.parts())[each.wanted.of] for each in common)
-        turns = tuple(np.maximum(cut, want.each / have.run) for cut, want, have in zip(cuts, wanted, held, strict=True))
+        each = [want.each[: self.count] for want in wanted]
+        size = each[0] * each[1] * (1.0 if is_any is None else is_any[: self.count])
+        mine = [pair.at(pair.wanted.of[: self.count], pair.held.of[: self.count]) for pair in common]
+        own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
+        cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
+        turns = tuple(np.maximum(cut, want / have.run) for cut, want, have in zip(cuts, each, held, strict=True))
         run = min(wanted[1].run, held[1].run)
-        if wanted[1].run == held[1].run:  # rows of the whole width lie one after the other
-            run *= min(wanted[0].run, held[0].run)
         if self.mates is None:
             return Spread(own, size - own, np.zeros_like(own), cuts, turns, run)  # type: ignore[arg-type]
         near = own + self._near(layout, common) * (size > 0)
@@ -143,15 +144,15 @@ class Crowd:
         alone = set(layout.skew_axes) & set(layout.replicated_axes(self.mesh))  # replicas with other windows
         for axis in alone | set(layout.partial):  # or with other summands
             at = self.coords(layout.mesh(self.mesh))[axis]
-            is_there &= at[mates] == at[:, None]
-        rows, cols = (each.held for each in common)
+            is_there &= at[mates] == at[: self.count, None]
+        rows, cols = (pair.held for pair in common)
         held = rows.of * cols.count + cols.of
-        mine = np.where(self.holds(layout), held, -1)[:, None]
+        mine = np.where(self.holds(layout), held, -1)[: self.count, None]
         keys = np.sort(np.where(is_there, held[mates], -1), axis=1)
         there = (keys >= 0) & (keys != mine)
         there[:, 1:] &= keys[:, 1:] != keys[:, :-1]  # of replicas one
         found = np.divmod(np.maximum(keys, 0), cols.count)
-        words = [each.at(each.wanted.of[:, None], have) for each, have in zip(common, found, strict=True)]
+        words = [pair.at(pair.wanted.of[: self.count, None], have) for pair, have in zip(common, found, strict=True)]
         return np.asarray((words[0] * words[1] * there).sum(axis=1) * self._unseen)
 
     @property
@@ -165,7 +166,7 @@ class Crowd:
         if self.mates is None:
             return np.ones(self.count)
         keys = np.where(is_any, wanted[0].of * wanted[1].count + wanted[1].of, -1)
-        same = (self.mates >= 0) & (keys[self.mates] == keys[:, None])
+        same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
         return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
 
     def mean(self, figures: Figures) -> float:
@@ -173,17 +174,16 @@ class Crowd:
         return float(figures @ self.weights / self.mesh.size)
 
     def by_node(self, figures: Figures, nodes_together: int = 1) -> float:
-        """The largest sum over the ranks of a node, or of several in a row; of few ranks of one large node, the mean's.
+        """The largest sum over the ranks of a node, or of several in a row; of a large mesh, of a node looked at.
 
-        Of a large mesh the largest of the nodes that are looked at.
+        The average node's where not all ranks of a node are looked at, for the largest would be so by chance.
         """
         if self.count == self.mesh.size:
             return float(np.bincount(self.nodes // nodes_together, weights=figures).max())
-        if self.mates is None:
-            return self.mean(figures) * self.mesh.size
-        _, of, seen = np.unique(self.nodes, return_inverse=True, return_counts=True)
-        sums = np.bincount(of, weights=figures * self.populations / seen[of])
-        return float(sums.max()) * min(nodes_together, self.node_count)
+        _, of = np.unique(self.nodes, return_inverse=True)
+        sums = np.bincount(of, weights=figures * self.stands)
+        found = np.average(sums, weights=np.bincount(of, self.weights)) if self.stands.max() > 1 else sums.max()
+        return float(found) * min(nodes_together, self.node_count)
 
 
 @lru_cache(maxsize=64)
@@ -193,14 +193,18 @@ def crowd(mesh: MeshShape) -> Crowd:
     sizes = np.bincount(nodes)
     count = int((sizes > 0).sum())
     people, weights = np.arange(mesh.size), np.ones(mesh.size)
+    stands = weights
     if mesh.size > LIMIT and count == 1:
         people, weights = _some(mesh, LIMIT)
+        stands = weights
     elif mesh.size > LIMIT:
-        usual = min(MATES, int(np.median(sizes[sizes > 0])))
-        people, weights = _with_mates(nodes, *_some(mesh, max(NODES, LIMIT // usual)))
+        usual = int(np.median(sizes[sizes > 0]))
+        people, weights, stands = _with_mates(mesh, nodes, *_some(mesh, max(NODES, LIMIT // usual)))
+    looked = len(weights)
+    weights = _fair(mesh, people[:looked], weights) if mesh.size > LIMIT else weights
     on = nodes[people]
-    mates = None if count == 1 else _mates(on)
-    return Crowd(mesh, people, weights, mates, on, sizes[on].astype(float), count)
+    mates = None if count == 1 else _mates(on)[:looked]
+    return Crowd(mesh, people, looked, weights, mates, on[:looked], sizes[on[:looked]].astype(float), stands, count)
 
 
 def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
@@ -221,6 +225,18 @@ def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
     return np.concatenate([ranks, corners]), np.concatenate([weights, np.zeros(len(corners))])
 
 
+def _fair(mesh: MeshShape, people: Numbers, weights: Figures) -> Figures:
+    """The weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
+    weights = np.where(weights > 0, weights, 1.0)
+    coords = np.unravel_index(people, mesh.shape)
+    for _ in range(ROUNDS):
+        for at, extent in zip(coords, mesh.shape, strict=True):
+            for layer, count in ((at == 0, 1), (at == extent - 1, 1), ((at > 0) & (at < extent - 1), extent - 2)):
+                if count > 0 and layer.any():
+                    weights[layer] *= mesh.size / extent * count / weights[layer].sum()
+    return np.asarray(weights * (mesh.size / weights.sum()))
+
+
 def _steps(dims: int) -> list[float]:
     """Steps of an evenly spread sequence of points (M. Roberts 2018): powers of 1/x, where x^(dims + 1) = x + 1."""
     root = 2.0
@@ -238,18 +254,56 @@ def _cells(mesh: MeshShape, about: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _with_mates(nodes: Numbers, ranks: Numbers, weights: Figures) -> tuple[Numbers, Figures]:
-    """All ranks of the nodes of these, or `MATES` of each, and how many others each stands for."""
+def _astride(mesh: MeshShape, nodes: Numbers) -> Numbers:
+    """Ranks on nodes with the fewest on one side of where a row, or a layer, of the mesh ends, who find least there.
+
+    None where nodes are not of consecutive ranks.
+    """
+    found: list[int] = []
+    if np.any(np.diff(nodes) < 0):
+        return np.array(found, np.int64)
+    for axis in range(1, len(mesh.shape)):
+        stride = prod(mesh.shape[axis:])
+        edges = np.arange(stride, mesh.size, stride)
+        edges = edges[nodes[edges - 1] == nodes[edges]]
+        before = edges - np.searchsorted(nodes, nodes[edges])
+        after = np.searchsorted(nodes, nodes[edges], "right") - edges
+        found += [int(edges[sides.argmin()]) for sides in (before, after) if len(edges)]
+    return np.array(found, np.int64)
+
+
+def _with_mates(
+    mesh: MeshShape, nodes: Numbers, ranks: Numbers, weights: Figures
+) -> tuple[Numbers, Figures, Figures]:
+    """Ranks of the nodes of these, then more of these nodes; how many the former stand for, in all and on their nodes.
+
+    The first and the last of a node, and those that are given, stand for themselves alone on it.
+    """
+    astride = _astride(mesh, nodes)
+    ranks, weights = np.append(ranks, astride), np.append(weights, np.zeros(len(astride)))
     drawn, of = np.unique(nodes[ranks], return_inverse=True)
-    stands = np.bincount(of, weights=weights)
     order = np.argsort(nodes, kind="stable")
     begins, ends = (np.searchsorted(nodes, drawn, side, sorter=order) for side in ("left", "right"))
-    people = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        people.append(order[np.unique(np.linspace(begin, end - 1, MATES).astype(int))])
-    return np.concatenate(people), np.concatenate([
-        np.full(len(found), each / len(found)) for found, each in zip(people, stands, strict=True)
-    ])  # fmt: skip
+    few = int(max(NODES, PAIRS / np.median(ends - begins) / len(drawn)))
+    looked, others, stands, whole = [], [], [], np.bincount(of, weights=weights)
+    for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        single = np.union1d(order[[begin, end - 1]], ranks[of == number])
+        several = np.setdiff1d(order[begin + _drawn(end - begin, few)], single)
+        looked.append(np.append(single, several))
+        others.append(np.setdiff1d(order[begin + _drawn(end - begin, MATES)], looked[-1]))
+        rest = (end - begin - len(single)) / max(1, len(several))
+        stands.append(np.append(np.ones(len(single)), np.full(len(several), rest)))
+    shares = [found / found.sum() * each for found, each in zip(stands, whole, strict=True)]
+    return np.concatenate([*looked, *others]), np.concatenate(shares), np.concatenate(stands)
+
+
+def _drawn(count: int, most: int) -> Numbers:
+    """All numbers below `count`, or so many, one of each stretch."""
+    if count <= most:
+        return np.arange(count)
+    numbers = np.arange(most)
+    low, high = numbers * count // most, (numbers + 1) * count // most
+    return np.asarray(low + (numbers * _steps(1)[0] % 1 * (high - low)).astype(np.int64))
 
 
 def _mates(on: Numbers) -> Numbers:

@@ -89,7 +89,7 @@ def segments():
     return sum("/dev/shm/" in line or "SYSV" in line for line in lines)
 
 
-@parallel(ranks=(1, 2, 4), env=("node", "cliques"))
+@parallel(ranks=(1, 4), env=("node", "cliques"))
 def test_a_short_calibration(comm):
     nodes = node_map(comm)
     comm.Barrier()
@@ -111,7 +111,7 @@ def test_nothing_is_left_behind(comm):
     assert segments() - mapped < times
 
 
-@parallel(ranks=(3,), env=("node", "nolocal", "cliques"))
+@parallel(ranks=(3,), env=("cliques",))
 def test_all_windows_and_several_types(comm):
     """On two nodes one of these has a rank by itself."""
     nodes, dtypes = node_map(comm), (("float64", "blas"), ("int32", "numpy"), ("complex64", "blas"))

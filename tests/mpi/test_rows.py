@@ -234,10 +234,10 @@ def misnamed(ways, traffic, moved, allowed):
 def rows_on(grid, number):
     """Rows that can use a mesh, with the place of each in the registry.
 
-    All of them; of the many meshes of five ranks and more with an axis of one rank, a third each takes its turn.
+    All of them; of the many meshes of five ranks and more with an axis of one rank, a fifth each takes its turn.
     """
     for at, name in enumerate(ALGORITHMS):
-        is_taken = 1 not in grid or prod(grid) < 5 or (at + number) % 3 == 0
+        is_taken = 1 not in grid or prod(grid) < 5 or (at + number) % 5 == 0
         if is_taken and AXES.get(name, len(grid)) == len(grid):
             yield at, name
 

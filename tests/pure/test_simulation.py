@@ -57,7 +57,7 @@ def machine(
     kernels = {"float32 blas": Kernel(0, 1)}
     return Machine(
         "by hand", costs, kernels, cores, nodes_per_host=nodes_per_host, operation=operation, meeting=meeting,
-        piece=piece, hidden=hidden,
+        piece=piece, packed=piece, hidden=hidden,
     )  # fmt: skip
 
 

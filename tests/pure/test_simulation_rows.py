@@ -46,7 +46,8 @@ def machines(draw: st.DrawFn) -> Machine:
     return Machine(
         "drawn", {"own": {COPY: draw(figures)}, **links}, {"float32 blas": kernel}, cores=draw(st.integers(1, 4)),
         nodes_per_host=draw(st.integers(1, 2)), operation=draw(st.floats(0, 1e-6)), meeting=draw(st.floats(0, 1e-5)),
-        piece=draw(st.sampled_from((0, 1e-8))), hidden=draw(st.sampled_from((0, 0.5, 1))),
+        piece=draw(st.sampled_from((0, 1e-8))), packed=draw(st.sampled_from((0, 1e-7))),
+        hidden=draw(st.sampled_from((0, 0.5, 1))),
     )  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def test_a_rank_alone_takes_the_sum_of_its_operations(name: str) -> None:
     @pure(6)
     @given(cases(ALGORITHMS[name], max_ranks=1), machines())
     def check(case: Case, on: Machine) -> None:
-        schedule, on = lowered(case), replace(on, piece=0)
+        schedule, on = lowered(case), replace(on, piece=0, packed=0)
         outcome = simulate(schedule, on)
         ops = expand(schedule, 0, outcome.claims[0])
         tickets = len(outcome.claims[0]) + 1 if schedule.pool else 0
@@ -178,7 +179,7 @@ def scaled(on: Machine, alpha: float, beta: float, rest: float) -> Machine:
     slower = Kernel(*(rest * figure for figure in (kernel.call, kernel.point, kernel.a, kernel.b, kernel.c)))
     return replace(
         on, costs=costs, kernels={"float32 blas": slower}, operation=rest * on.operation, meeting=rest * on.meeting,
-        piece=rest * on.piece,
+        piece=rest * on.piece, packed=rest * on.packed,
     )  # fmt: skip
 
 

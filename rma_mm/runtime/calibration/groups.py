@@ -9,13 +9,13 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ...geometry.span import Region
-from ...policy.machine import TOGETHER
+from ...policy.machine import TOGETHER, Cost
 from ...windows import Transfer
 from ...windows.channel import Channel
 from ...windows.progress import Progress
 from .sampling import BUSY, Act, Lap, Movement, multiply_for
-from .site import Load, Site
-from .transfers import WIDTH, Array
+from .site import FLAT, Load, Site
+from .transfers import ROWS, WIDTH, Array
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,11 +51,17 @@ class Together:
         found: list[Movement] = []
         for name in TOGETHER:
             for rows in SIZES:
-                parts, nbytes = self.parts(name, rows), rows * WIDTH * 4
-                found.append(Movement(self.link, name, nbytes, self.load(name), [Joint(parts)] if parts else []))
+                nbytes = rows * WIDTH * 4
+                places = [self.parts(name, rows, place) for place in range(ROWS // (FLAT * SIZES[-1]))]
+                moves = [Joint(parts) for parts in places if parts]
+                found.append(Movement(self.link, name, nbytes, self.load(name), moves))
                 if is_thorough and rows != SIZES[1]:
-                    found.append(BusyTogether(self, name, nbytes, parts))
+                    found.append(BusyTogether(self, name, nbytes, places[0]))
         return found
+
+    def pieces(self, columns: int) -> Packed:
+        """A shift of a few columns, of which no two rows lie together."""
+        return Packed(self, columns)
 
     def load(self, name: str) -> Load:
         """What the time of a movement is made of; every member's share is as long as every other's."""
@@ -70,13 +76,14 @@ class Together:
             return self.site.wire_load(sent, received)
         return self.site.processor_load(sent + received)
 
-    def parts(self, name: str, rows: int) -> list[Transfer]:
+    def parts(self, name: str, rows: int, place: int) -> list[Transfer]:
         """This rank's part: of a reduce-scatter one transfer for each owner, of all others one."""
         if self.channel is None:
             return []
         channel, group, me = self.channel, self.group, self.site.rank
         at = group.index(me)
-        boxes = [Region.box((n * rows, (n + 1) * rows), (0, WIDTH)) for n in range(len(group))]
+        first = place * len(group)
+        boxes = [Region.box((n * rows, (n + 1) * rows), (0, WIDTH)) for n in range(first, first + len(group))]
         mine = (self.home, boxes[0])
         made: list[Transfer]
         if name == "broadcast":
@@ -88,17 +95,17 @@ class Together:
             to, source = group[(at + 1) % len(group)], group[at - 1]
             made = [channel.shift(mine, to, (self.room, boxes[0]), source, True, TAG)]
         elif name == "reduce":
-            made = [self.sum(0, rows, group[-1])]
+            made = [self.sum(first, rows, group[-1])]
         else:
-            made = [self.sum(n, rows, owner) for n, owner in enumerate(group)]
+            made = [self.sum(first + n, rows, owner) for n, owner in enumerate(group)]
         self.transfers += made
         return made
 
     def sum(self, n: int, rows: int, owner: int) -> Transfer:
         """The sum of everyone's n-th part, at its owner."""
         assert self.channel is not None
-        summand = self.home[n * rows : (n + 1) * rows]
-        result: Array | None = self.room[:rows] if owner == self.site.rank else None
+        summand, place = (x[n * rows : (n + 1) * rows] for x in (self.home, self.room))
+        result: Array | None = place if owner == self.site.rank else None
         return self.channel.reduce(summand, owner, result, SUMS + n)
 
     def close(self) -> None:
@@ -109,6 +116,25 @@ class Together:
             transfer.close()
         if self.comm != MPI.COMM_NULL:
             self.comm.Free()
+
+
+class Packed(Movement):
+    """What MPI packs and unpacks on its way round a ring."""
+
+    def __init__(self, groups: Together, columns: int) -> None:
+        moves: list[Act] = []
+        if groups.channel is not None:
+            group, at = groups.group, groups.group.index(groups.site.rank)
+            box = Region.box((0, ROWS), (0, columns))
+            to, source = group[(at + 1) % len(group)], group[at - 1]
+            made = groups.channel.shift((groups.home, box), to, (groups.room, box), source, True, TAG + 1)
+            groups.transfers.append(made)
+            moves = [Joint([made])]
+        super().__init__(groups.link, "packed", ROWS * columns * 4, groups.load("shift"), moves)
+
+    def seconds(self, found: float, shift: Cost) -> float:
+        """Of one piece on one side, beside its bytes."""
+        return max(0.0, found / self.load[0] - shift.seconds(self.nbytes)) / ROWS
 
 
 class Joint:

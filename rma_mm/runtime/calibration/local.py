@@ -14,7 +14,7 @@ from ...kernels.dtypes import accumulator, parse_dtype
 from ...policy.machine import COPY, Cost
 from ...windows.copying import CopyTransfer
 from ...windows.progress import Progress
-from ...windows.waiting import barrier
+from ...windows.waiting import barrier, wait
 from .sampling import Act, Lap, Movement
 from .site import Site
 from .transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
@@ -28,10 +28,10 @@ SHAPES = (
     (64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (512, 512, 512), (768, 768, 768),
 )  # fmt: skip
 """m, n, k of the products that are timed, the quickest first."""
-PRODUCTS = 6e-3
-"""Seconds for which each is repeated: longer than the system's slices of time."""
-GUESSED = 2
-"""The one that tells how long others take."""
+PRODUCTS = 4e-3
+"""Seconds for which each is repeated."""
+GUESSED, TRIES = 2, 3
+"""The one that tells how long others take, and how often it is tried: the first time it finds nothing prepared."""
 SLOW = 0.1
 """Seconds beyond which one is left out: some types have no fast kernel."""
 LARGEST, OPERANDS, PLACES = 2**23, 2**23, 16
@@ -42,6 +42,10 @@ SETTLE = 0.04
 """Seconds until BLAS's threads have stopped to spin after their last product."""
 NARROW = 16
 """Columns of what is copied in pieces."""
+MOST_CROWDED = 1.5
+"""What is more than this is not the ranks' own doing."""
+CROWDED = 8e-3
+"""Seconds of a processor for which each rank multiplies where they are in each other's way."""
 MEETINGS, OPERATIONS = 20, 1000
 """How often ranks meet, and how many operations run, for one sample."""
 
@@ -102,9 +106,13 @@ class Scratch:
 
 
 class Products:
-    """Local products of one type by one kernel, by all ranks at once: they share the processors as in a product."""
+    """Local products of one type by one kernel, by all ranks at once, which share the processors as in a product.
 
-    begins_together = True
+    Of a rank with one thread the processor's own time counts, on average: nobody else who is at work on this machine
+    enters it.
+    """
+
+    begins_together = False
 
     def __init__(self, comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, scratch: Scratch) -> None:
         """Raises DtypeError, or AlgorithmError for a kernel that cannot be had."""
@@ -123,30 +131,36 @@ class Products:
         """See `Case`."""
         if not any(self.counts):
             self.counts = self.guessed()
+        from mpi4py import MPI
+
         self.scratch.c.fill(FILL)
-        laps = []
-        for call, count in zip(self.calls, self.counts, strict=True):
+        clock = time.perf_counter if self.settles else time.process_time
+        found = np.zeros(self.figures)
+        for at, (call, count) in enumerate(zip(self.calls, self.counts, strict=True)):
             barrier(self.comm)
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(count):
                 call()
-            laps.append(Lap(begin, time.perf_counter(), count) if count else Lap())
+            found[at] = (clock() - begin) / count if count else 0.0
         time.sleep(SETTLE * self.settles)
-        return laps
+        wait(self.comm.Iallreduce(MPI.IN_PLACE, found, MPI.SUM))
+        return [Lap(0.0, each / self.comm.size) for each in found]
 
     def guessed(self) -> list[int]:
         """How many of each make a sample, from the time of a small one. Collective."""
         m, n, k = self.shapes[GUESSED]
-        self.calls[GUESSED]()
-        begin = time.perf_counter()
-        self.calls[GUESSED]()
-        point = max(self.comm.allgather(time.perf_counter() - begin)) / (m * n * k)
+        took = []
+        for _ in range(TRIES):
+            begin = time.process_time()
+            self.calls[GUESSED]()
+            took.append(time.process_time() - begin)
+        point = max(self.comm.allgather(min(took))) / (m * n * k)
         takes = [point * self.load * m * n * k for m, n, k in self.shapes]
         return [self.count_of(each) if each < SLOW else 0 for each in takes]
 
     def count_of(self, seconds: float) -> int:
-        """How many make a sample, each of which takes so long on all ranks at once."""
-        return max(1, round(PRODUCTS * self.load / max(1e-9, seconds)))
+        """How many make a sample, each of which takes so long."""
+        return max(1, round(PRODUCTS / max(1e-9, seconds)))
 
     def learn(self, seconds: Sequence[float]) -> None:
         """As many of each as make a sample."""
@@ -155,9 +169,42 @@ class Products:
         ]
 
     def timed(self, seconds: Sequence[float]) -> tuple[list[tuple[int, int, int]], list[float]]:
-        """Shapes, and the seconds of each on a processor of its own, without those that would take too long."""
-        kept = [(shape, each / self.load) for shape, each in zip(self.shapes, seconds, strict=True) if each]
+        """Shapes, and the seconds of each on processors of its own, without those that would take too long."""
+        shared = self.load if self.settles else 1.0
+        kept = [(shape, each / shared) for shape, each in zip(self.shapes, seconds, strict=True) if each]
         return [shape for shape, _ in kept], [each for _, each in kept]
+
+
+class Crowding:
+    """Small products for some milliseconds by all ranks of a host at once, which share its processors."""
+
+    figures, begins_together = 1, True
+
+    def __init__(self, comm: MPI.Intracomm, site: Site, multiply: Act) -> None:
+        self.comm, self.multiply = comm, multiply
+        self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
+        self.count = 1
+        self.own: list[float] = []
+        """Seconds of a processor that each sample took a rank, on average."""
+
+    def sample(self) -> list[Lap]:
+        """See `Case`."""
+        begin, before = time.perf_counter(), time.process_time()
+        for _ in range(self.count):
+            self.multiply()
+        took = time.process_time() - before
+        end = time.perf_counter()
+        self.own.append(float(np.mean(self.comm.allgather(took))))
+        return [Lap(begin, end)]
+
+    def learn(self, seconds: Sequence[float]) -> None:
+        """As many products as make a sample."""
+        self.count = max(1, round(self.count * CROWDED / max(1e-9, self.own[-1])))
+
+    def share(self, rounds: np.ndarray[Any, Any]) -> float:
+        """How much longer they took than processors that are never idle would have, at best: others may be at work."""
+        ratios = [took / (own * self.load) for took, own in zip(rounds[1:, 0], self.own[1:], strict=True)]
+        return float(min(MOST_CROWDED, max(1.0, min(ratios)))) if self.load > 1 else 1.0
 
 
 class Meeting:

@@ -31,7 +31,7 @@ class Overlap:
         """Every rank gets from one of another node. multiply: a short product."""
         self.comm, self.progress = comm, progress
         self.product, self.products = multiply, 4
-        self.transfer = via.get(via.site.pairs("between")[via.site.rank], Region.whole((ROWS, WIDTH)))
+        self.transfer = via.get(via.site.pairs("between")[via.site.rank], Region.box((0, ROWS // 4), (0, WIDTH)))
         via.transfers.append(self.transfer)
 
     def sample(self) -> list[Lap]:

@@ -132,7 +132,7 @@ class _Cases:
     def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
         from ...windows.progress import Progress
         from .groups import Together
-        from .local import Meeting, Operation, Pieces, copies
+        from .local import NARROW, Crowding, Meeting, Operation, Pieces, copies
         from .overlap import Overlap
         from .transfers import buffer, opened, square
 
@@ -152,7 +152,9 @@ class _Cases:
             self.movements += group.cases(wanted.thorough)
         self.contention = [case for each in self.windows for case in each.contention() if wanted.thorough]
         self.pieces = [Pieces(site, home, room)] if wanted.basis else []
+        self.packed = [group.pieces(NARROW) for group in self.groups[:1]]
         self.meetings = [Meeting(comm)] if wanted.basis else []
+        self.crowding = [Crowding(comm, site, multiply)] if wanted.basis else []
         self.operations = [Operation(comm, site, self.progress[False])] if wanted.basis else []
         hiding = self.windows[:1] if is_far and wanted.basis else []
         self.overlaps = [Overlap(comm, each, self.progress[is_far], multiply) for each in hiding]
@@ -160,8 +162,8 @@ class _Cases:
     def measured(self, deadline: float) -> _Found:
         """Time them all, in turn."""
         cases: list[Case] = [
-            *self.movements, *self.contention, *self.overlaps, *self.pieces, *self.meetings, *self.operations,
-            *self.products,
+            *self.movements, *self.contention, *self.overlaps, *self.pieces, *self.packed, *self.meetings,
+            *self.crowding, *self.operations, *self.products,
         ]  # fmt: skip
         samples = sampled(self.comm, self.host, cases, deadline)
         rounds: dict[Case, NDArray[np.float64]] = dict(zip(cases, samples, strict=True))
@@ -178,8 +180,12 @@ class _Cases:
             found.facts["hidden"] = overlap.share(rounds[overlap])
         for pieces in self.pieces:
             found.facts["piece"] = pieces.seconds(figures[pieces][0], cost_of(found.points["own", COPY]))
+        for packed in self.packed:
+            found.facts["packed"] = packed.seconds(figures[packed][0], cost_of(found.points[packed.link, "shift"]))
         for meeting in self.meetings:
             found.facts["meeting"] = figures[meeting][0] / max(1.0, log2(self.site.size))
+        for crowding in self.crowding:
+            found.facts["crowding"] = crowding.share(rounds[crowding])
         for operation in self.operations:
             found.facts["operation"] = operation.seconds(figures[operation])
         return found

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
-WIDTH, ROWS = 512, 2048
-"""Columns and rows, in float32, of what a rank exposes and of where it puts what it gets: 4 MiB each."""
+WIDTH, ROWS = 512, 8192
+"""Columns and rows, in float32, of what a rank exposes and of where it puts what it gets: 16 MiB each, so that large
+transfers find their memory cold, as those of matrices do."""
 SIZES = (1, 64, 1024)
 """Rows of transfers: 2 KiB, 128 KiB and 2 MiB."""
 BUSY_SIZES = (1, 512)
 """Rows of those whose target is inside a multiply."""
-PLACES = 4
+PLACES = 8
 """Places that transfers of one size go to and come from in turn, where there is room."""
 TICKET = ROWS * WIDTH * 4
 """Where the counter for fetch-and-add lies."""

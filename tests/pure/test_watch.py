@@ -1,0 +1,89 @@
+"""When a repeated product changes its plan: once to groups, once back, and never again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rma_mm.policy.watch import LATE, LEAST, LOOKS, MOST, Watch
+from tests.strategies import pure
+
+
+def seen(watch: Watch, seconds: float, times: int = LOOKS + 1) -> Watch:
+    for _ in range(times):
+        watch.note(seconds)
+    return watch
+
+
+def test_nothing_is_said_of_a_few_executions() -> None:
+    watch = seen(Watch("stationary_c", "one-sided", 1.0), 5.0, LOOKS)
+    assert watch.measured is None
+    assert not watch.should_change()
+    assert not watch.should_return()
+    assert watch.correction(1.0) is None
+
+
+def test_the_first_execution_does_not_count() -> None:
+    watch = Watch("stationary_c", "one-sided", 1.0)
+    watch.note(100.0)
+    assert seen(watch, 1.0, LOOKS).measured == 1.0
+    assert not watch.should_change()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio", "changes"),
+    [
+        ("one-sided", LATE * 1.01, True),
+        ("one-sided", LATE * 0.99, False),
+        ("two-sided", 9.0, False),
+        ("in place", 9.0, False),
+    ],
+)
+def test_a_late_one_sided_plan_is_left(kind: str, ratio: float, changes: bool) -> None:
+    watch = seen(Watch("stationary_c", kind, 2.0), 2.0 * ratio)
+    assert watch.should_change() == changes
+
+
+def test_there_and_back_and_never_again() -> None:
+    watch = seen(Watch("stationary_c", "one-sided", 1.0), 1.5)
+    assert watch.change("summa_c", "two-sided", 1.2) == (
+        "stationary_c: took 1.50 times the seconds predicted; summa_c does the next products"
+    )
+    assert not watch.should_return()  # nothing was seen of it yet
+    assert seen(watch, 1.6).should_return()
+    assert not watch.should_change()
+    watch.change("stationary_c", "one-sided", 1.0)
+    seen(watch, 9.0)
+    assert not watch.should_change()
+    assert not watch.should_return()
+
+
+def test_what_is_faster_stays() -> None:
+    watch = seen(Watch("stationary_c", "one-sided", 1.0), 1.5)
+    watch.change("summa_c", "two-sided", 0.5)
+    assert not seen(watch, 1.4).should_return()  # later than predicted, but faster than before
+
+
+@pure(50)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60), st.floats(1e-6, 1e3))
+def test_it_cannot_flap(seconds: list[float], predicted: float) -> None:
+    watch = Watch("a", "one-sided", predicted)
+    for each in seconds:
+        watch.note(each)
+        if watch.should_change():
+            watch.change("b", "two-sided", predicted)
+        elif watch.should_return():
+            watch.change("a", "one-sided", predicted)
+    assert watch.changes <= 2
+
+
+@pure(50)
+@given(st.floats(1e-3, 1e3), st.floats(LEAST, MOST))
+def test_corrections_go_the_right_way_and_not_too_far(ratio: float, before: float) -> None:
+    found = seen(Watch("a", "two-sided", 1.0), ratio).correction(before)
+    if found is None:
+        assert 0.9 <= ratio <= 1.1
+    else:
+        assert LEAST <= found <= MOST
+        assert (found >= before) == (ratio > 1) or found in (LEAST, MOST)
