@@ -27,7 +27,7 @@ from .kernels.dtypes import BFLOAT16, BLAS_TYPES
 from .kernels.rates import CLASSES, LARGE, SMALL, measured
 from .kernels.threads import using_threads
 from .policy.machine import FLAVOURS, Cost, Machine
-from .run import DONE, REFUSED, _abort
+from .run import DONE, REFUSED, abort
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if argv is None else argv, comm)
         except Exception:  # the other ranks wait in a collective: nothing but the end can follow
-            _abort(comm, interruption)
+            abort(comm, interruption)
             raise
 
 

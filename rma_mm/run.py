@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if argv is None else argv, comm, interruption)
         except Exception:  # the other ranks wait in a collective: nothing but the end can follow
-            _abort(comm, interruption)
+            abort(comm, interruption)
             raise
 
 
@@ -77,7 +77,7 @@ def _say(rank: int, text: str) -> None:
         sys.stdout.flush()
 
 
-def _abort(comm: MPI.Intracomm, interruption: Interruption) -> None:
+def abort(comm: MPI.Intracomm, interruption: Interruption) -> None:
     """End the job from this rank, after its traceback."""
     if comm.rank:
         time.sleep(0.3)  # where all ranks fail alike, rank 0 is the one to be heard

@@ -1,7 +1,7 @@
 """How fast BLAS and generated code multiply here: a small table for this machine, kept in the user's cache.
 
 The 16-bit floats, which BLAS multiplies in float32 only, are measured on first use; the other types that BLAS has by
-`python -m rma_mm.calibrate`, so that an ordinary run neither waits for it nor loads Numba.
+`python -m rma_mm.calibrate --kernels`, so that an ordinary run neither waits for it nor loads Numba.
 """
 
 from __future__ import annotations
@@ -124,11 +124,12 @@ def _file(folder: Path) -> Path:
     used = library()
     loaded = (x for x in threadpoolctl.threadpool_info() if used is not None and x["filepath"] == used.path)
     blas: dict[str, Any] = next(loaded, {})
-    facts = (_processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), get_threads())
+    facts = (processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), get_threads())
     return folder / ("rates-" + "-".join("".join(filter(str.isalnum, str(fact))) for fact in facts) + ".json")
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

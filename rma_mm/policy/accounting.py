@@ -300,12 +300,14 @@ class _Accounting:
             marks = self.marks_of(self.owners(x), x)
             owners = max(1.0, prod(marks[d].parts / max(1, counts[at]) for d, at in enumerate(OPERAND_DIMS[x])))
             mine, calls = ones * words / mesh.size, ones * shares * owners
+            column = OPERAND_DIMS[x][1]
+            run = min(marks[1].run, max(1.0, self.given.shape[column] / max(1, counts[column])))
             if x == "C":
-                moved.append(Moved(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls))
+                moved.append(Moved(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
             how, zero = "view" if x in self.problem.in_place else "get", np.zeros_like(ones)
-            moved.append(Moved(x, how, zero, mine * near, zero, calls * near * (how == "get")))
-            moved.append(Moved(x, "get", zero, zero, mine * beyond, calls * beyond))
+            moved.append(Moved(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
+            moved.append(Moved(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
         panels = max(1.0, ceil(k / max(1, counts[2]) / self.width))

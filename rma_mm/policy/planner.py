@@ -25,6 +25,8 @@ NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
 REFINED = 4
 """How many of these there are."""
+WAITING = 1.04
+"""What ranks that wait for each other are taken to lose."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 PULL = "pull"
@@ -72,11 +74,18 @@ class Candidate:
     """Operands that are copied first to where node-mates can read them in place."""
     correction: float = 1.0
     """What products of its kind turned out to take here, over what was predicted."""
+    reads_in_place: bool = False
+    """Whether A and B are read where they lie, so that no rank waits for another."""
 
     @property
     def seconds(self) -> float:
         """What it would take."""
         return self.bill.seconds * self.correction
+
+    @property
+    def weighed(self) -> float:
+        """Its seconds, more where ranks wait for each other: prices do not see how that goes on a busy machine."""
+        return self.seconds if self.reads_in_place else WAITING * self.seconds
 
     @property
     def kind(self) -> str:
@@ -112,7 +121,7 @@ def _candidates(request: Request, rows: tuple[Row, ...]) -> tuple[Candidate, ...
 
 
 def _order(candidate: Candidate) -> tuple[bool, float]:
-    return bool(candidate.rejected), candidate.seconds
+    return bool(candidate.rejected), candidate.weighed
 
 
 def _refined(candidate: Candidate, request: Request) -> Candidate:
@@ -163,7 +172,11 @@ def _best(row: Row, request: Request) -> Candidate:
     bills = [bill(each, request.tariff) for each in found]
     best = min(range(len(ways)), key=lambda n: bills[n].seconds)
     copied, layouts = ways[best]
-    candidate = Candidate(row, layouts, traffic(found[best]), bills[best], copied=copied)
+    fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
+    reads_in_place = all(moved.how == "view" for moved in fetched)
+    candidate = Candidate(
+        row, layouts, traffic(found[best]), bills[best], copied=copied, reads_in_place=reads_in_place
+    )
     return replace(candidate, correction=request.tariff.machine.corrections.get(candidate.kind, 1.0))
 
 

@@ -40,10 +40,10 @@ def _why(candidate: Candidate, chosen: Candidate, asked: str) -> str:
     if candidate.rejected:
         return f"cannot: {candidate.rejected}"
     ours, best = candidate.seconds, chosen.seconds
-    if ours < best:
+    if candidate.weighed < chosen.weighed:
         return "does not fit the memory limit"
-    if ours == best:
-        return "as fast, and later in the list"
+    if ours <= best:
+        return "as fast, and later in the list" if ours == best else "hardly faster, and ranks wait for each other"
     return f"{100 * (ours / best - 1):.0f} % slower: {_where(candidate.bill, chosen.bill)}"
 
 

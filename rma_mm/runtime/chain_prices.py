@@ -24,7 +24,7 @@ from .agreement import agreed
 from .footprint import Operand, Operands, Options
 from .matrix import DistMatrix, as_dtype, checked_shape, placed
 from .mesh import Mesh
-from .planning import _operand, _operands, _request, _settled
+from .planning import operand_of, operands_of, request_of, settled
 from .pricing import is_known, tariff_of
 
 
@@ -78,7 +78,7 @@ class Chain:
                 1, 0, *turns, options["algorithm"], options["memory_limit"],
                 None if compute is None else as_dtype(compute).name, bool(options["deterministic"]), options["kernel"],
             )  # fmt: skip
-            products.append(_operands(a, b, mesh, layouts.get(step.result), asked))
+            products.append(operands_of(a, b, mesh, layouts.get(step.result), asked))
             matrices[step.result] = products[-1].c
         return cls(found, matrices, tuple(inputs), outputs_of(found, outputs), tuple(products))
 
@@ -94,7 +94,7 @@ def _input(name: str, x: object, mesh: Mesh, layout: str | Layout | None) -> Ope
         raise OptionError(
             f"{name}: got {type(x).__name__}; pass a DistMatrix, or (shape, dtype) of a matrix that is to be placed"
         )
-    operand = _operand(name, x, mesh)
+    operand = operand_of(name, x, mesh)
     if layout is None:
         return operand
     if isinstance(x, DistMatrix):
@@ -107,7 +107,7 @@ class Prices:
 
     def __init__(self, mesh: Mesh, chain: Chain) -> None:
         self.mesh, self.chain = mesh, chain
-        self.products = [_settled(mesh, each) for each in chain.products]
+        self.products = [settled(mesh, each) for each in chain.products]
         self.tariffs = [self._tariffs(each) for each in self.products]
         self.is_known = all(
             is_known(tariff, each) for each, found in zip(self.products, self.tariffs, strict=True)
@@ -142,7 +142,7 @@ class Prices:
         names = (step.a.name, step.b.name, step.result)
         a, b, c = (self.matrix(name, layout) for name, layout in zip(names, layouts, strict=True))
         tariff = self.tariffs[number][a.in_place is False, b.in_place is False]
-        return _request(self.mesh, replace(given, a=a, b=b, c=c), tariff)
+        return request_of(self.mesh, replace(given, a=a, b=b, c=c), tariff)
 
     def product(self, number: int, layouts: Layouts) -> float:
         """Seconds of a step on these placements; infinite where it cannot be done so."""

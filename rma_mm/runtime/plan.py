@@ -112,9 +112,12 @@ class Plan:
         """Why it was chosen."""
         if self.options.algorithm != "auto":
             return "it was named"
-        faster = self.found.index(self.chosen)
+        first = self.found[0]
         known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
-        return f"the fastest{known}" if not faster else f"the fastest that fits the memory limit{known}"
+        if self.chosen is not first:
+            return f"the fastest that fits the memory limit{known}"
+        is_fastest = all(first.seconds <= other.seconds for other in self.found if not other.rejected)
+        return f"the fastest{known}" if is_fastest else f"as good as the fastest, and no rank waits for another{known}"
 
     @property
     def c_shape(self) -> tuple[int, int]:

@@ -71,10 +71,10 @@ def make_plan(
             "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
         )  # fmt: skip
         facts |= vars(options)
-        operands = _operands(_operand("A", A, mesh), _operand("B", B, mesh), mesh, layout, options)
-    operands = _settled(mesh, operands)
+        operands = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, layout, options)
+    operands = settled(mesh, operands)
     tariff = tariff_of(mesh, operands)
-    request = _request(mesh, operands, tariff)
+    request = request_of(mesh, operands, tariff)
     found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
     if found[0].row.by_speed:
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
@@ -82,12 +82,12 @@ def make_plan(
     plan = _made(mesh, operands, request, found)
     if mesh.window_flavour == "created" and (plan.in_place or plan.shared):  # shared memory turned out too small
         plan.close()
-        request = _request(mesh, operands, tariff)
+        request = request_of(mesh, operands, tariff)
         plan = _made(mesh, operands, request, choose(request))
     return plan
 
 
-def _settled(mesh: Mesh, operands: Operands) -> Operands:
+def settled(mesh: Mesh, operands: Operands) -> Operands:
     """The same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
     choice = np.array([NAMES.index(operands.kernel)])
     wait(mesh.comm.Ibcast(choice))
@@ -131,7 +131,8 @@ def describe(x: object) -> str:
     return repr(x)
 
 
-def _operand(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
+def operand_of(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
+    """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
         if len(x.shape) != 2:
             raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
@@ -149,7 +150,7 @@ def _operand(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> O
     return Operand((array.shape[0], array.shape[1]), check_dtype(array.dtype, f"{name}'s dtype"))
 
 
-def _operands(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: Options) -> Operands:
+def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: Options) -> Operands:
     """A, B and C with everything that the arguments alone decide; raises where they do not fit."""
     m, k = a.shape[::-1] if options.transpose_a else a.shape
     k2, n = b.shape[::-1] if options.transpose_b else b.shape
@@ -209,7 +210,7 @@ def _with_epilogue(operands: Operands) -> Operands:
     return replace(operands, c=replace(c, dtype=stored))
 
 
-def _request(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
+def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     """The question to the planner, in terms of op(A), op(B) and C."""
     o = operands.options
     a, b = operands.a.layout, operands.b.layout

@@ -86,7 +86,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-@parallel(ranks=(4, 6), env=("node", "cliques"))
+@parallel(ranks=(4,), env=("node", "cliques"))
 def test_an_mlp_forward_and_backward(comm, joint):
     """Inputs given or left to the chain; several executions, on other matrices too, into the same results."""
     with Mesh(GRIDS[comm.size], comm) as mesh:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -23,10 +24,10 @@ from tests.launch import parallel
 def too_fast() -> Machine:
     """A machine that no product can keep up with, on which pulls are better than what groups do."""
     pulls = {f"{flavour}.{move}": Cost(1e-9, 1e-15) for flavour in FLAVOURS for move in ONE_SIDED}
-    moves = pulls | dict.fromkeys(TOGETHER, Cost(1e-7, 1e-13))
+    moves = pulls | dict.fromkeys(TOGETHER, Cost(1e-6, 1e-10))
     costs = {"own": {"copy": Cost(1e-9, 1e-15)}, "node": moves, "between": moves}
     kernels = {"float64 blas": Kernel(1e-9, 1e-18)}
-    return Machine("too fast", costs, kernels, 64, operation=0, meeting=1e-9, measured=True)
+    return Machine("too fast", costs, kernels, 64, operation=0, meeting=1e-9, piece=0, packed=0, measured=True)
 
 
 @parallel(ranks=(2, 4, 6), env=("node",))
@@ -45,7 +46,7 @@ def test_a_late_product_changes_to_groups(comm):
             plan = next(iter(mesh.plans.values()))
             kinds.append(plan.chosen.kind)
             algorithms.append(plan.algorithm)
-        changes = sum(one != other for one, other in zip(algorithms, algorithms[1:], strict=False))
+        changes = sum(one != other for one, other in pairwise(algorithms))
         assert kinds[0] == "one-sided"
         assert "two-sided" in kinds
         assert 1 <= changes <= 2

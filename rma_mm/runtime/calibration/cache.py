@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import MachineError
 from ...kernels.cache import cache_folder
-from ...kernels.rates import _processor as processor
+from ...kernels.rates import processor
 from ...policy.machine import Machine
 from .site import Site
 

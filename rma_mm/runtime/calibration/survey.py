@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.rates import _processor as processor
+from ...kernels.rates import processor
 from ...kernels.threads import using_threads
 from ...policy.machine import COPY, LINKS, TYPICAL, Cost, Machine
 from ...windows.waiting import barrier
