@@ -20,6 +20,7 @@ from ..schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_pl
 from .account import NO_TRAFFIC, Traffic, traffic
 from .accounting import account, distance
 from .cost import NOTHING, TYPICALLY, Bill, Tariff, bill
+from .machine import TOGETHER
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
@@ -74,6 +75,8 @@ class Candidate:
     """Operands that are copied first to where node-mates can read them in place."""
     correction: float = 1.0
     """What products of its kind turned out to take here, over what was predicted."""
+    kind: str = ""
+    """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
     reads_in_place: bool = False
     """Whether A and B are read where they lie, so that no rank waits for another."""
 
@@ -86,13 +89,6 @@ class Candidate:
     def weighed(self) -> float:
         """Its seconds, more where ranks wait for each other: prices do not see how that goes on a busy machine."""
         return self.seconds if self.reads_in_place else WAITING * self.seconds
-
-    @property
-    def kind(self) -> str:
-        """How it moves operands, in a word: by groups, one-sided, or not at all."""
-        if self.row.grouped:
-            return "two-sided"
-        return "one-sided" if self.traffic.messages else "in place"
 
 
 def candidates(request: Request) -> list[Candidate]:
@@ -174,10 +170,14 @@ def _best(row: Row, request: Request) -> Candidate:
     copied, layouts = ways[best]
     fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
     reads_in_place = all(moved.how == "view" for moved in fetched)
-    candidate = Candidate(
-        row, layouts, traffic(found[best]), bills[best], copied=copied, reads_in_place=reads_in_place
+    moved = traffic(found[best])
+    kind = "one-sided" if moved.messages else "in place"
+    if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
+        kind = "two-sided"
+    correction = request.tariff.machine.corrections.get(kind, 1.0)
+    return Candidate(
+        row, layouts, moved, bills[best], copied=copied, kind=kind, reads_in_place=reads_in_place, correction=correction
     )
-    return replace(candidate, correction=request.tariff.machine.corrections.get(candidate.kind, 1.0))
 
 
 def _placements(row: Row, request: Request) -> list[Layouts] | str:

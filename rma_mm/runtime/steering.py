@@ -41,8 +41,10 @@ def steered(mesh: Mesh, key: object, make: Make) -> Plan:
 
 
 def _two_sided(plan: Plan) -> str | None:
-    """The fastest candidate that moves operands by groups."""
-    return next((c.row.name for c in plan.found if c.kind == "two-sided" and not c.rejected), None)
+    """The fastest candidate that moves operands by groups, and leaves C where it is."""
+    here = plan.chosen.layouts and plan.chosen.layouts[2]
+    others = (c for c in plan.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
+    return next((c.row.name for c in others), None)
 
 
 def late_note(plan: Plan, seconds: Sequence[float]) -> str:
