@@ -24,6 +24,12 @@ class _Nodes(tuple[int, ...]):
         return self._hash
 
 
+@lru_cache(maxsize=64)
+def _one_node(ranks: int) -> _Nodes:
+    """So many ranks on one node: always the same value, for grids without nodes are compared again and again."""
+    return _Nodes((0,) * ranks)
+
+
 @dataclass(frozen=True)
 class MeshShape:
     """Ranks 0…size − 1 on a row-major grid with named axes.
@@ -55,7 +61,7 @@ class MeshShape:
                     f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum"
                 )
         object.__setattr__(self, "names", names)
-        nodes = self.nodes if isinstance(self.nodes, _Nodes) else tuple(self.nodes) or (0,) * prod(self.shape)
+        nodes = self.nodes if isinstance(self.nodes, _Nodes) else tuple(self.nodes) or _one_node(prod(self.shape))
         if len(nodes) < prod(self.shape):
             raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.shape)} ranks; each rank needs one")
         is_ready = isinstance(nodes, _Nodes) and len(nodes) == prod(self.shape)
