@@ -99,9 +99,7 @@ def _within(shape: tuple[int, int, int], size: int, memory: float, by: Callable[
 
 
 @lru_cache(maxsize=256)
-def best_grid(
-    shape: tuple[int, int, int], size: int, memory: int | None = None, may_idle: bool = True
-) -> Grid | str:
+def best_grid(shape: tuple[int, int, int], size: int, memory: int | None = None, may_idle: bool = True) -> Grid | str:
     """The cheapest grid whose memory fits (or why none does); of equals the one with the fewest ranks.
 
     memory: elements of A, B and C that a rank may hold. may_idle: whether ranks may be left out.

@@ -272,9 +272,7 @@ def _astride(mesh: MeshShape, nodes: Numbers) -> Numbers:
     return np.array(found, np.int64)
 
 
-def _with_mates(
-    mesh: MeshShape, nodes: Numbers, ranks: Numbers, weights: Figures
-) -> tuple[Numbers, Figures, Figures]:
+def _with_mates(mesh: MeshShape, nodes: Numbers, ranks: Numbers, weights: Figures) -> tuple[Numbers, Figures, Figures]:
     """Ranks of the nodes of these, then more of these nodes; how many the former stand for, in all and on their nodes.
 
     The first and the last of a node, and those that are given, stand for themselves alone on it.
