@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .command.arguments import Parser
 from .command.launcher import LauncherError, connect, launcher_rank
 from .command.signals import Interruption
 from .errors import OptionError, RmaError
@@ -54,17 +55,10 @@ class Options:
     help: bool
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but errors are raised and not printed."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; {PROGRAM} --help lists the arguments")
-
-
-def _parser() -> _Parser:
+def _parser() -> Parser:
     usage = f"mpiexec -n P {PROGRAM} [options]"
     assert __doc__ is not None
-    parser = _Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
+    parser = Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
     add = parser.add_argument
     add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
     add("--flavours", type=_flavours, default=FLAVOURS, metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import NoReturn
 
 from .algorithms import find_algorithm
-from .command.arguments import _count, _dtype, _mesh, _shape, _size
+from .command.arguments import Parser, _count, _dtype, _mesh, _shape, _size
 from .errors import OptionError, RmaError
 from .kernels.dtypes import accumulator, parse_dtype
 from .policy.cost import Tariff
@@ -58,18 +57,11 @@ class Options:
     help: bool
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but errors are raised and not printed."""
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; {PROGRAM} --help lists the arguments")
-
-
-def _parser() -> _Parser:
+def _parser() -> Parser:
     assert __doc__ is not None
     about = __doc__.partition("\n\n")[2]
     usage = f"{PROGRAM} --shape M,N,K [options]"
-    parser = _Parser(prog=PROGRAM, usage=usage, description=about, add_help=False, allow_abbrev=False)
+    parser = Parser(prog=PROGRAM, usage=usage, description=about, add_help=False, allow_abbrev=False)
     add = parser.add_argument
     add("--machine", default="typical", metavar="FILE", help="TOML (see --example), what rma_mm.calibrate --json "
         "writes, or typical (typical)")  # fmt: skip

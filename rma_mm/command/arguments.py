@@ -100,11 +100,12 @@ def help_text() -> str:
     return _parser().format_help()
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse, but errors are raised and not printed."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; {PROGRAM} --help lists the arguments")
+        """Raise OptionError."""
+        raise OptionError(f"{message}; {self.prog} --help lists the arguments")
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -126,8 +127,8 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROGRAM,
         usage=f"mpiexec -n P {PROGRAM} [A.npy B.npy] [-o C.npy] [options]",
         description="C = alpha · op(A) @ op(B) + beta · C0 on all ranks of the job. Without files, generated "

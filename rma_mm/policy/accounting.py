@@ -141,9 +141,8 @@ class _Accounting:
 
     def spread(self, x: str) -> Spread:
         """Where ranks find what their boxes want of an operand."""
-        layout = self.problem.target if x == "C" else self.problem.layout(x)
         who = self.has_place if x == "C" and self.row.result == "reduce" else self.has_work  # it may have zeros to add
-        return self.crowd.spread(layout, self.problem.extent(x), self.face(x), who)
+        return self.crowd.spread(self.owners(x), self.problem.extent(x), self.face(x), who)
 
     def face(self, x: str) -> tuple[Marks, Marks]:
         """What boxes want of an operand."""

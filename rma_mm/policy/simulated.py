@@ -9,11 +9,9 @@ from functools import cache, partial
 from ..errors import ScheduleError
 from ..schedule.ops import Broadcast, Op, Reduce, Ref, Schedule, Shift, foreign
 from ..schedule.passes import frame_sizes, kind_of
+from .account import FLAT
 from .machine import Kernel, Machine
 from .servers import Clock, Countdown, Processor, Server, Signal
-
-FLAT = 4
-"""Ranks of a group up to which its owner sends a broadcast to each; larger ones take turns in sending it on."""
 
 Together = Broadcast | Shift | Reduce
 

@@ -11,13 +11,10 @@ from numpy.typing import DTypeLike
 from ..errors import (
     AlgorithmError,
     ClosedError,
-    DtypeError,
     LayoutError,
     MemoryLimitError,
-    MeshError,
     OptionError,
     RmaError,
-    ShapeError,
 )
 from ..geometry.layout import Layout
 from ..policy.chains import Shape
@@ -29,7 +26,7 @@ from .agreement import agreed
 from .chain_prices import Chain, Prices, nbytes
 from .conversion import Conversion, scratch_bytes
 from .footprint import Operand, peak_bytes
-from .matrix import DistMatrix, allocated, overlap
+from .matrix import DistMatrix, allocated, check_matrix, overlap
 from .mesh import Mesh
 from .plan import Plan
 from .planning import common_mesh, describe, make_plan
@@ -160,26 +157,9 @@ class ChainPlan:
 
     def _check(self, name: str, matrix: DistMatrix) -> None:
         """Raise where an input is not what the chain was planned for."""
-        wanted, layout = self.chain.matrices[name], self.layouts[name]
-        if not isinstance(matrix, DistMatrix):
-            raise LayoutError(f"{name}: got {type(matrix).__name__}; execute takes DistMatrix")
-        if matrix.mesh is not self.mesh:
-            raise MeshError(f"{name}: it lives on {matrix.mesh!r}; the chain is for {self.mesh!r}")
-        for got, needed, kind in (
-            (matrix.dtype, wanted.dtype, DtypeError),
-            (matrix.shape, wanted.shape, ShapeError),
-            (matrix.layout, layout, LayoutError),
-        ):
-            if got != needed:
-                raise kind(
-                    f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
-                    f"the chain is for {wanted.dtype} of shape {wanted.shape} placed as {layout}"
-                )
-        if name in self._in_place and not matrix.in_place:
-            raise LayoutError(
-                f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
-                f"chain does; make a chain for it"
-            )
+        wanted = self.chain.matrices[name]
+        facts = (wanted.dtype, wanted.shape, self.layouts[name])
+        check_matrix(name, matrix, self.mesh, facts, name in self._in_place, "chain")
         for (other, _), own in self._made.items():
             if overlap(matrix, own):
                 raise LayoutError(f"{name}: it shares memory with {other}, which the chain writes; pass a copy")

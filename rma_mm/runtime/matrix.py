@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import ClosedError, LayoutError, MeshError, ShapeError
+from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError
 from ..geometry.layout import Layout
 from ..geometry.notation import parse_layout
 from ..geometry.span import Region
@@ -331,3 +331,29 @@ def _fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
     step = max(1, FILL_BLOCK // cols.size)
     for start in range(0, rows.shape[0], step):
         tile[start : start + step] = f(rows[start : start + step], cols)
+
+
+def check_matrix(
+    name: str, matrix: object, mesh: Mesh, facts: tuple[Any, tuple[int, int], Layout], in_place: bool, what: str
+) -> None:
+    """Raise where an operand is not what a plan, or a chain (`what`), was made for.
+
+    facts: its element type, shape and placement. in_place: whether node-mates read its memory where it lies. Raises
+    LayoutError, MeshError, DtypeError, ShapeError.
+    """
+    if not isinstance(matrix, DistMatrix):
+        raise LayoutError(f"{name}: got {type(matrix).__name__}; execute takes DistMatrix")
+    if matrix.mesh is not mesh:
+        raise MeshError(f"{name}: it lives on {matrix.mesh!r}; the {what} is for {mesh!r}")
+    got = (matrix.dtype, matrix.shape, matrix.layout)
+    for mine, wanted, kind in zip(got, facts, (DtypeError, ShapeError, LayoutError), strict=True):
+        if mine != wanted:
+            raise kind(
+                f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
+                f"the {what} is for {facts[0]} of shape {facts[1]} placed as {facts[2]}"
+            )
+    if in_place and not matrix.in_place:
+        raise LayoutError(
+            f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
+            f"{what} does; make a {what} for it"
+        )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from ..errors import ClosedError, LayoutError, OptionError, ShapeError
 from ..kernels.threads import using_threads
 from ..policy.picture import drawn
 from ..policy.picture_html import page
@@ -25,7 +25,7 @@ from .binding import Scalars
 from .executor import Executable, Progress
 from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
-from .matrix import DistMatrix, allocated, overlap, pinned
+from .matrix import DistMatrix, allocated, check_matrix, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
 from .shared import Shared
@@ -331,25 +331,9 @@ class Plan:
 
     def _check(self, name: str, matrix: DistMatrix) -> None:
         operand = self.operands[name]
-        if not isinstance(matrix, DistMatrix):
-            raise LayoutError(f"{name}: got {type(matrix).__name__}; execute takes DistMatrix")
-        if matrix.mesh is not self.mesh:
-            raise MeshError(f"{name}: it lives on {matrix.mesh!r}; the plan is for {self.mesh!r}")
-        for got, wanted, kind in (
-            (matrix.dtype, operand.dtype, DtypeError),
-            (matrix.shape, operand.shape, ShapeError),
-            (matrix.layout, operand.layout, LayoutError),
-        ):
-            if got != wanted:
-                raise kind(
-                    f"{name}: got {matrix.dtype} of shape {matrix.shape} placed as {matrix.layout}; "
-                    f"the plan is for {operand.dtype} of shape {operand.shape} placed as {operand.layout}"
-                )
-        if name in self.in_place and not matrix.in_place:
-            raise LayoutError(
-                f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
-                f"plan does; make a plan for it"
-            )
+        assert operand.layout is not None
+        facts = (operand.dtype, operand.shape, operand.layout)
+        check_matrix(name, matrix, self.mesh, facts, name in self.in_place, "plan")
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
         key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))

@@ -9,12 +9,13 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ...geometry.span import Region
+from ...policy.account import FLAT
 from ...policy.machine import TOGETHER, Cost
 from ...windows import Transfer
 from ...windows.channel import Channel
 from ...windows.progress import Progress
 from .sampling import BUSY, Act, Lap, Movement, multiply_for
-from .site import FLAT, Load, Site
+from .site import Load, Site
 from .transfers import ROWS, WIDTH, Array
 
 if TYPE_CHECKING:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...kernels.threads import cores
+from ...policy.account import FLAT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-FLAT = 4
-"""Ranks of a group that is measured: up to so many a broadcast goes to each directly, and its law is plain."""
 
 Load = tuple[float, float]
 """How many transfers, and how many times a transfer's bytes, the time of a movement is made of."""
