@@ -1,6 +1,7 @@
 """`mpiexec -n P python -m rma_mm.calibrate`: measure what products are priced by here, keep it, and show it.
 
-What is kept holds for jobs with as many ranks, placed alike, with as many threads. With --kernels also what the choice
+First the parts are measured, each by itself; then whole products, by which the figures are put right. What is kept
+holds for jobs with as many ranks, placed alike, with as many threads. With --kernels also what the choice
 of a local kernel rests on: from then on `kernel="auto"` takes the faster of BLAS and generated code for each type and
 class of shapes.
 """
@@ -11,8 +12,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from .runtime.mesh import Mesh
 
 PROGRAM = "python -m rma_mm.calibrate"
-SECONDS = 12.0
-"""Of a calibration, unless the user says otherwise."""
+SECONDS, TO_PARTS = 14.0, 0.55
+"""Of a calibration, unless the user says otherwise; the share that goes to parts, the rest to whole products."""
 FAILED = 1
 
 
@@ -149,16 +150,19 @@ def _calibrated(mesh: Mesh, options: Options) -> int:
     from .runtime.calibration.sampling import rest
     from .runtime.calibration.site import Site
     from .runtime.calibration.survey import Wanted, survey
+    from .runtime.trial import tried
 
     comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
     _say(comm, f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
     products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
-    found = survey(comm, site, Wanted(products, options.flavours, thorough=True), options.seconds)
+    found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
+    machine, factors = tried(mesh, found.machine)
+    found = replace(found, machine=machine)
     problem = ""
     if comm.rank == 0:
         key = cache.key_of(site)
         kept = cache.write(key, found.machine)
-        print(*table(found), sep="\n")
+        print(*table(found), told(factors), sep="\n")
         print(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written", flush=True)
         problem = _written(found, options)
     problem = comm.bcast(problem)
@@ -222,6 +226,12 @@ def _figures(cost: Cost | None) -> str:
 def _rate(machine: Machine, name: str, size: int) -> float:
     """10⁹ operations a second on a product of squares."""
     return 2e-9 * size**3 / machine.kernels[name].seconds(size, size, size) * (4 if name.startswith("complex") else 1)
+
+
+def told(factors: Mapping[str, float]) -> str:
+    """What the figures were multiplied by."""
+    changed = (f"{kind} {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
+    return f"in whole products, which is already in the figures, times: {'; '.join(changed) or 'all the same'}"
 
 
 def _contention(found: Survey) -> Iterator[str]:

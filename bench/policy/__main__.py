@@ -56,6 +56,7 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
     add("--ranks", nargs="+", type=int, default=[2, 4, 6], choices=[2, 4, 6], help="numbers of ranks (2 4 6)")
     add("--nodes", nargs="+", type=int, default=[1, 2], choices=[1, 2], help="numbers of nodes (1 2)")
     add("--only", nargs="+", default=[""], metavar="TEXT", help="cases with one of these in their names (see --list)")
+    add("--calibrated", action="store_true", help="price by what was calibrated before, or is in the course of this")
     add("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
     add("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="so many drawn cases in place of the table")
     add("--budget", type=float, metavar="SECONDS", help="leave out what does not fit")
@@ -95,7 +96,7 @@ def measure_all(
         print(f"{ranks} ranks, {nodes} nodes: {len(group)} cases", file=sys.stderr, flush=True)
         with Job(group, options.quick, share) as job:
             try:
-                fault = job.wait(options.limit)
+                fault = (None if options.calibrated else job.calibrate()) or job.work(options.limit)
             finally:  # what was measured counts, also where the user ends it
                 machine, found = job.written()
                 results += found

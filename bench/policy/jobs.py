@@ -25,6 +25,8 @@ LOOK = 0.1
 """Seconds between two looks at whether a job goes on."""
 PATIENCE = 5.0
 """Seconds for an mpiexec to end its ranks."""
+CALIBRATION = 120.0
+"""Seconds that a calibration may take, start and end of its ranks included."""
 
 
 class JobError(Exception):
@@ -46,35 +48,51 @@ class Job:
         environment = clean_environment(CONTROLLED) | {MARKER: self.marker}
         if cases[0].nodes > 1:
             environment["MPIR_CVAR_NUM_CLIQUES"] = str(cases[0].nodes)
-        worker = [sys.executable, "-m", "bench.policy.worker", str(given), str(self.file)]
-        worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
-        self.process = subprocess.Popen(
-            [mpiexec, "-n", str(cases[0].ranks), *worker],
-            env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
-        )  # fmt: skip
+        self.environment, self.ranks = environment, [mpiexec, "-n", str(cases[0].ranks), sys.executable, "-m"]
+        self.worker = ["bench.policy.worker", str(given), str(self.file)]
+        self.worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
+        self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(PATIENCE)
         kill_marked(f"{MARKER}={self.marker}".encode())
-        self.process.wait()
+        if self.process is not None:
+            self.process.wait()
         self.directory.cleanup()
 
-    def wait(self, limit: float) -> str | None:
-        """Return when it has ended, or has added nothing for `limit` seconds: what went wrong, if anything did."""
+    def start(self, module: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Run a module on all ranks."""
+        self.process = subprocess.Popen(
+            [*self.ranks, *module],
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
+        )  # fmt: skip
+        return self.process
+
+    def calibrate(self) -> str | None:
+        """Measure what these ranks can do here: what went wrong, if anything did."""
+        try:
+            code = self.start(["rma_mm.calibrate"]).wait(CALIBRATION)
+        except subprocess.TimeoutExpired:
+            return f"it was not calibrated within {CALIBRATION:g} s"
+        return f"its calibration ended with {code}" if code else None
+
+    def work(self, limit: float) -> str | None:
+        """Measure the cases until all are, or none is added for `limit` seconds: what went wrong, if anything did."""
+        process = self.start(self.worker)
         size, since = -1, time.monotonic()
-        while self.process.poll() is None:
+        while process.poll() is None:
             time.sleep(LOOK)
             if self.file.stat().st_size != size:
                 size, since = self.file.stat().st_size, time.monotonic()
             elif time.monotonic() - since > limit:
                 return f"no case was finished within {limit:g} s"
-        return f"it ended with {self.process.returncode}" if self.process.returncode else None
+        return f"it ended with {process.returncode}" if process.returncode else None
 
     def written(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The machine and the records that it wrote so far; the machine is empty before it has started."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any, Literal
 
 from ..geometry.layout import Layout, Split
-from ..geometry.mesh import AXIS_NAMES, MeshShape
+from ..geometry.mesh import AXIS_NAMES, MeshShape, divisors
 from ..geometry.notation import parse_layout
 from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap
 
@@ -109,12 +110,8 @@ def _as_placed(problem: Problem, plan: Layout, dim: int) -> Split:
 
 def _as_in(mesh: MeshShape, axes: int) -> str:
     """A mesh of so many axes for the ranks at hand."""
-    if axes == 2:
-        rows = max(n for n in range(1, mesh.size + 1) if mesh.size % n == 0 and n * n <= mesh.size)
-        fits = (rows, mesh.size // rows)
-    else:
-        first = max(n for n in range(1, mesh.size + 1) if mesh.size % n == 0 and n**3 <= mesh.size)
-        rest = mesh.size // first
-        second = max(n for n in range(1, rest + 1) if rest % n == 0 and n * n <= rest)
-        fits = (first, second, rest // second)  # type: ignore[assignment]
-    return f"as {fits}; this one is {mesh.shape}"
+    fits: list[int] = []
+    for left in range(axes, 0, -1):
+        rest = mesh.size // prod(fits)
+        fits.append(max(n for n in divisors(rest) if n**left <= rest) if left > 1 else rest)
+    return f"as {tuple(fits)}; this one is {mesh.shape}"

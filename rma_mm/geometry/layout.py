@@ -265,6 +265,8 @@ class Layout:
         here, and dense there.
         """
         extra = tuple(Level((axis,)) for axis in self.replicated_axes(mesh))
+        if not extra:
+            return self
         dim = int(any(level.skew for level in self.splits[0]))
         return replace(self, splits=tuple(split + extra * (d == dim) for d, split in enumerate(self.splits)))
 

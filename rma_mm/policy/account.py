@@ -39,6 +39,8 @@ class Moved:
     """Words that lie together on their way, on average."""
     rounds: Figures | float = 1.0
     """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""
+    served: Figures | float = 0.0
+    """Words that go to, or come from, other nodes because of what a rank holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,8 @@ class Work:
     """m, n, k of a rank's box."""
     pieces: tuple[Figures, Figures, Figures]
     """Into how many pieces each is cut."""
+    columns: Figures
+    """Of the memory that a rank's products are added in."""
 
 
 @dataclass(eq=False)

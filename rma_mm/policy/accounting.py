@@ -11,10 +11,11 @@ from ..geometry.layout import Layout
 from ..geometry.mesh import AXIS_NAMES
 from ..schedule import boxes
 from ..schedule.lower import TASKS_PER_RANK
-from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row
+from ..schedule.row import OPERAND_DIMS, Problem, Row
 from .account import FLAT, Account, Moved, Phase, Work
+from .cutting import Cutting
 from .marks import Figures, Marks
-from .spread import Spread, crowd, together
+from .spread import Spread
 
 PANELS = 3
 """Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
@@ -22,8 +23,6 @@ AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
 FAR = 10.0
 """How much further away another node is than a rank of the same node."""
-UNCUT = 1e12
-"""Indices of a panel that is never cut."""
 
 
 def account(row: Row, problem: Problem, width: int = boxes.WIDTH) -> Account:
@@ -35,29 +34,18 @@ def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     found = _Accounting(row, problem, boxes.WIDTH)
     spreads = [found.spread(x) for x in ("AB" if row.result == "here" else "ABC")]
-    return sum(float((FAR * spread.between + spread.node).sum()) for spread in spreads)
+    return sum(found.crowd.mean(FAR * spread.between + spread.node) for spread in spreads)
 
 
-class _Accounting:
-    """One row applied to one problem."""
-
-    def __init__(self, row: Row, problem: Problem, width: int) -> None:
-        self.row, self.width = row, width
-        self.given = row.adapted(problem)
-        self.problem, self.staged = row.reads(self.given)
-        self.crowd = crowd(problem.mesh)
-        self.work = row.work(self.problem)
-        self.dim = DIMS.index(row.over)
-        self.is_queue = row.order == "ticket"
-        self.by_chunks = bool(row.grouped) or (row.result != "here" and row.over == "k")
-        self.marks = [self.crowd.marks(self.work, dim, extent) for dim, extent in enumerate(problem.shape)]
-        self.has_place = self.crowd.holds(self.work)
-        is_any = [marks.each > 0 for marks in self.marks]
-        self.has_work = self.has_place & is_any[0] & is_any[1] & is_any[2]
+class _Accounting(Cutting):
+    """What it moves and multiplies."""
 
     def account(self) -> Account:
         phases = [*self.summed(), *self.brought()]
-        phases += self.queue() if self.is_queue else self.walk()
+        found = self.queue() if self.is_queue else self.walk()
+        for phase in found:
+            phase.moved = [self.served(moved, self.owners(moved.x)) for moved in phase.moved]
+        phases += found
         return Account(self.crowd, [*phases, *self.gathered()], self.held(phases))
 
     def held(self, phases: list[Phase]) -> Figures:
@@ -120,6 +108,15 @@ class _Accounting:
         moved = self.moved("C", how, share, self.given.extent("C"), wanted, self.crowd.holds(layout), group=group)
         return [Phase([moved])] if group > 1 else [Phase([moved], barriers=1)]
 
+    def moved(
+        self, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks],
+        is_any: np.ndarray, group: int = 1,
+    ) -> Moved:  # fmt: skip
+        """A part of a matrix that moves as a whole."""
+        found = self.crowd.spread(source, shape, wanted, is_any)
+        calls = found.cuts[0] * found.cuts[1]
+        return self.served(Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source)
+
     # -- the walk ---------------------------------------------------------------------------------
 
     def walk(self) -> list[Phase]:
@@ -138,46 +135,6 @@ class _Accounting:
         phase.moved += self.pushed(phase)
         phase.barriers = 1
         return [Phase(opened=self.each(self.marks_of(self.given.share, "C")), barriers=1), *first, phase]
-
-    def spread(self, x: str) -> Spread:
-        """Where ranks find what their boxes want of an operand."""
-        who = self.has_place if x == "C" and self.row.result == "reduce" else self.has_work  # it may have zeros to add
-        return self.crowd.spread(self.owners(x), self.problem.extent(x), self.face(x), who)
-
-    def face(self, x: str) -> tuple[Marks, Marks]:
-        """What boxes want of an operand."""
-        rows, cols = OPERAND_DIMS[x]
-        return self.marks[rows], self.marks[cols]
-
-    def cut(self, spreads: dict[str, Spread]) -> tuple[Work, Figures]:
-        """Into how many pieces boxes are cut along each dimension, and the turns of the walk."""
-        count = self.crowd.count
-        extents = [marks.each[:count] * self.has_work[:count] for marks in self.marks]
-        pieces = []
-        for dim, extent in enumerate(extents):
-            found = np.ones(count)
-            for x, spread in spreads.items():
-                is_cut = dim in OPERAND_DIMS[x] and (dim == self.dim or x not in self.row.grouped)
-                if is_cut and not (x in self.row.whole and dim == self.dim):
-                    owners = spread.turns if dim == self.dim and self.by_chunks else spread.cuts
-                    found = together(found, owners[OPERAND_DIMS[x].index(dim)])
-            wide = np.maximum(1.0, np.floor(extent / boxes.NARROW))
-            found = np.minimum(found, wide) if dim == self.dim else np.where(found <= wide, found, 1.0)
-            if dim == self.dim:
-                found = np.maximum(found, np.ceil(extent / self.longest(spreads)))
-                found = np.maximum(found, np.minimum(self.row.pieces * found, np.maximum(1, extent)))
-            pieces.append(found)
-        m, n, k = extents
-        return Work((m, n, k), (pieces[0], pieces[1], pieces[2])), pieces[self.dim]
-
-    def longest(self, spreads: dict[str, Spread]) -> float:
-        """The most indices of a panel: as many as there are where all is read in place."""
-        in_place = all(
-            x in self.problem.in_place and x not in self.row.grouped and not spread.between.any()
-            for x, spread in spreads.items()
-        )
-        is_whole = in_place and self.row.result == "here"
-        return UNCUT if is_whole or self.row.whole == "AB" else float(self.width)
 
     def fetched(self, x: str, found: Spread, phase: Phase) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""
@@ -198,12 +155,12 @@ class _Accounting:
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
         is_viewed = x in self.problem.in_place
-        gathered = self.is_gathered(x, found, phase)
+        gathered = self.torn[x]
         again = np.maximum(1.0, phase.steps / np.maximum(1.0, owners)) if self.dim in OPERAND_DIMS[x] else 1.0
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
         sharers = self.sharers(x, self.has_work)
         crossing = found.between / sharers
-        viewed, copied = is_viewed * ~gathered, 1.0 * (gathered | (not is_viewed))
+        viewed, copied = is_viewed * (1 - gathered), np.maximum(gathered, not is_viewed)
         seen = Moved(x, "view", zero, found.node * viewed, zero, zero)
         alone = calls * (1 - share) * copied
         near = Moved(x, "get", found.own * gathered, found.node * copied, zero, alone, run=found.run)
@@ -250,12 +207,6 @@ class _Accounting:
         there = np.array([mesh.nodes[rank] for rank in ranks.tolist()])
         return np.asarray(there[: self.crowd.count] != self.crowd.nodes[: self.crowd.count])
 
-    def is_gathered(self, x: str, found: Spread, phase: Phase) -> NDArray[np.bool_]:
-        """Whether parts of several owners are put together in a slot: the multiply is not cut where they change."""
-        assert phase.work is not None
-        cut = [phase.work.pieces[dim] for dim in OPERAND_DIMS[x]]
-        return np.asarray((found.cuts[0] > cut[0]) | (found.cuts[1] > cut[1]))
-
     def pushed(self, phase: Phase) -> list[Moved]:
         """How products come to the owners of C."""
         found = self.spread("C")
@@ -290,8 +241,7 @@ class _Accounting:
         total = float(prod(counts))
         shares = total / mesh.size
         ones = np.ones(self.crowd.count)
-        beyond = 1 - np.bincount(self.crowd.nodes).take(self.crowd.nodes) / max(1, self.crowd.count)
-        beyond = beyond if self.crowd.mates is not None else np.zeros(self.crowd.count)
+        beyond = 1 - self.crowd.populations / mesh.size
         near = 1 - 1 / mesh.size - beyond
         moved = []
         faces = {"A": float(m * k * counts[1]), "B": float(k * n * counts[0]), "C": float(m * n * counts[2])}
@@ -310,14 +260,10 @@ class _Accounting:
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
         panels = max(1.0, ceil(k / max(1, counts[2]) / self.width))
-        work = Work(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels))
+        work = Work(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
         opened = self.each(self.marks_of(self.given.share, "C"))
         walk = Phase(moved, work, steps=max(1.0, shares), claims=shares + 1, is_shared=True, barriers=1)
         return [Phase(opened=opened, barriers=1), walk]
-
-    def owners(self, x: str) -> Layout:
-        """The placement that an operand is read by, or pushed to."""
-        return self.problem.target if x == "C" else self.problem.layout(x)
 
     def tasks(self) -> tuple[int, int, int]:
         """Boxes of the queue along m, n and k, as `lower.task_boxes` cuts them."""
@@ -341,54 +287,3 @@ class _Accounting:
             counts[widest] *= 2
             widths[widest] = -(-widths[widest] // 2)
         return counts[0], counts[1], counts[2]
-
-    # -- who is like whom -------------------------------------------------------------------------
-
-    def marks_of(self, layout: Layout, x: str) -> tuple[Marks, Marks]:
-        """What ranks hold of an operand."""
-        rows, cols = self.given.extent(x)
-        return self.crowd.marks(layout, 0, rows), self.crowd.marks(layout, 1, cols)
-
-    def each(self, marks: tuple[Marks, Marks]) -> Figures:
-        """Words of each rank's box."""
-        return marks[0].each[: self.crowd.count] * marks[1].each[: self.crowd.count]
-
-    def moved(
-        self, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks],
-        is_any: np.ndarray, group: int = 1,
-    ) -> Moved:  # fmt: skip
-        """A part of a matrix that moves as a whole."""
-        found = self.crowd.spread(source, shape, wanted, is_any)
-        return Moved(x, how, found.own, found.node, found.between, found.cuts[0] * found.cuts[1], group, found.run)
-
-    def sharers(self, x: str, is_any: np.ndarray) -> Figures | float:
-        """Ranks of a node that fetch, or push, the same part together."""
-        if not self.problem.shares or self.row.grouped:
-            return 1.0
-        return self.crowd.alike(self.face(x), is_any)
-
-    def group(self, x: str) -> int:
-        """Ranks that work on the same slices of A or B, or add to the same part of C (as `lower` finds them)."""
-        grid = self.work.mesh(self.given.mesh)
-        return prod(grid.axis_size(axis) for axis in self.free_axes(x))
-
-    def free_axes(self, x: str) -> tuple[str, ...]:
-        """The axes along which ranks work on the same slices."""
-        grid, layout = self.work.mesh(self.given.mesh), self.owners(x)
-        if layout.mesh(self.given.mesh) != grid:
-            return ()
-        cutting = {axis for dim in OPERAND_DIMS[x] for level in self.work.splits[dim] for axis in level.axes}
-        if x != "C":
-            cutting |= set(layout.replicated_axes(grid))
-        return tuple(axis for axis in grid.names if axis not in cutting)
-
-    def alike(self, to: Layout, source: Layout) -> int:
-        """Ranks that hold the same part of a matrix placed by `to`, and not of one placed by `source`."""
-        mesh = self.given.mesh
-        if not to.split_axes and not to.pins and not to.partial:
-            return mesh.size
-        grid = to.mesh(mesh)
-        if source.mesh(mesh) != grid:
-            return 1
-        free = [axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid)]
-        return prod(grid.axis_size(axis) for axis in free)

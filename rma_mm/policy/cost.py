@@ -13,7 +13,7 @@ from math import ceil, log2
 import numpy as np
 
 from .account import FLAT, Account, Moved, Phase, Work
-from .machine import COPY, TOGETHER, TYPICAL, Kernel, Machine
+from .machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
 from .marks import Figures
 
 
@@ -80,6 +80,8 @@ class _Load:
     """Seconds of processors, products included."""
     wire: Figures
     """Seconds of the wire for its words."""
+    serving: Figures
+    """Seconds of the wire the other way, for what others want of what it holds."""
     waiting: Figures
     """Seconds until its transfers begin to arrive."""
     operations: Figures
@@ -115,7 +117,7 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
 
     multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
     busy = together(load.processor + load.operations * machine.operation)
-    wire = crowd.by_node(load.wire) + float(load.waiting.max())
+    wire = max(crowd.by_node(load.wire), crowd.by_node(load.serving)) + float(load.waiting.max())
     behind = 0.0
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
@@ -126,10 +128,10 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
 
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     machine, zero = tariff.machine, np.zeros(found.crowd.count)
-    load = _Load(*(zero.copy() for _ in range(6)))
+    load = _Load(*(zero.copy() for _ in range(7)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
-        load.multiplying, calls = _products(phase.work, tariff.local)
+        load.multiplying, calls = _products(phase.work, tariff)
         if phase.is_shared:
             load.multiplying /= found.crowd.mesh.size
             calls = calls / found.crowd.mesh.size
@@ -143,11 +145,13 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     return load
 
 
-def _products(work: Work, kernel: Kernel) -> tuple[Figures, Figures]:
+def _products(work: Work, tariff: Tariff) -> tuple[Figures, Figures]:
     """Seconds of a rank's local products, and how many there are."""
+    kernel = tariff.local
     (m, n, k), (cut_m, cut_n, cut_k) = work.extents, work.pieces
     calls = cut_m * cut_n * cut_k * (m * n * k > 0)
-    touched = kernel.a * m * k * cut_n + kernel.b * k * n * cut_m + kernel.c * m * n * cut_k
+    added = kernel.c + kernel.aliased * (work.columns * tariff.summed % PAGE == 0)
+    touched = kernel.a * m * k * cut_n + kernel.b * k * n * cut_m + added * m * n * cut_k
     return kernel.call * calls + kernel.point * m * n * k + touched * (calls > 0), calls
 
 
@@ -176,7 +180,9 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
     wire = machine.cost("between", moved.how, flavour)
     busy = machine.cost("between", moved.how, flavour, busy=True) if is_met else wire
-    load.wire += max(wire.beta, busy.beta) * size * moved.between * moved.rounds
+    each = max(wire.beta, busy.beta) * size
+    load.wire += each * moved.between * moved.rounds
+    load.serving += each * moved.served
     load.waiting += wire.alpha * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step
         late = max(0.0, machine.cost("node", moved.how, flavour, busy=True).alpha - node.alpha)

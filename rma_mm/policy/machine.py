@@ -10,7 +10,8 @@ The laws behind the figures, which calibration inverts and every price obeys:
 - On a link of class `between` the wire of a node moves the bytes, in and out at once: alpha + beta · w, where w is what
   all ranks of the node send, or receive, whichever is more. A share `hidden` of it goes on behind a multiply.
 - A local product of m × n × k takes call + point · m·n·k + a · m·k + b · k·n + c · m·n seconds: a and b for reading
-  and packing the operands, c for reading and writing C.
+  and packing the operands, c for reading and writing C. Where rows of C lie a multiple of a page apart, all of them
+  fall into the same few lines of the cache, and each element takes `aliased` more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
 """Fields of a machine that are one figure each."""
 COPY = "copy"
 """The one movement within a rank's own memory."""
+PAGE = 4096
+"""Bytes after which addresses share lines of a first-level cache."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,13 @@ class Kernel:
     """Seconds of an element of B that is read."""
     c: float = 0.0
     """Seconds of an element of C that is added to."""
+    aliased: float = 0.0
+    """Seconds more of such an element, where rows of C lie a multiple of `PAGE` apart."""
 
-    def seconds(self, m: float, n: float, k: float) -> float:
-        """Seconds of one product of m × n × k."""
-        return self.call + self.point * m * n * k + self.a * m * k + self.b * k * n + self.c * m * n
+    def seconds(self, m: float, n: float, k: float, stride: float = 1) -> float:
+        """Seconds of one product of m × n × k into rows of C that lie `stride` bytes apart."""
+        added = self.c + self.aliased * (stride % PAGE == 0)
+        return self.call + self.point * m * n * k + self.a * m * k + self.b * k * n + added * m * n
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Machine:
             "cores": self.cores, "threads": self.threads, "nodes_per_host": self.nodes_per_host,
             **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
             "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
-            "kernels": {name: [k.call, k.point, k.a, k.b, k.c] for name, k in self.kernels.items()},
+            "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
             "corrections": dict(self.corrections),
         }  # fmt: skip
 
@@ -158,7 +164,7 @@ class Machine:
             link: {move: Cost(*_figures(pair, f"links.{link}.{move}", 2)) for move, pair in _items(table, link)}
             for link in LINKS
         }
-        kernels = {name: Kernel(*_figures(v, f"kernels.{name}", 5)) for name, v in _items(given, "kernels")}
+        kernels = {name: Kernel(*_figures(v, f"kernels.{name}", 6)) for name, v in _items(given, "kernels")}
         if not kernels or any(not moves for moves in costs.values()):
             raise MachineError("machine: its figures for links or kernels are missing; each needs one at least")
         corrections = {name: _figures([v], f"corrections.{name}", 1)[0] for name, v in _items(given, "corrections")}
@@ -232,10 +238,10 @@ def described(
     moves = [*(f"{flavour}.{move}" for flavour in FLAVOURS for move in ONE_SIDED), *TOGETHER]
     costs = {"own": {COPY: own}, "node": dict.fromkeys(moves, node), "between": dict.fromkeys(moves, wire)}
     touch = 0.5 * itemsize / memory_rate
-    sizes = {"float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
+    parts = {"float32": 4, "float64": 8, "complex64": 4, "complex128": 8, "float16": 2, "bfloat16": 2}
     kernels = {}
-    for dtype, size in sizes.items():
-        point = 2e-9 / gflops * max(1.0, size / itemsize) * (2 if dtype == "complex128" else 1)
+    for dtype, size in parts.items():
+        point = 2e-9 / gflops * max(1.0, size / itemsize) * (4 if dtype.startswith("complex") else 1)
         kernels[f"{dtype} blas"] = Kernel(1e-6, point, touch, touch, touch)
     return Machine(name, costs, kernels, cores, threads, hidden=hidden, memory=memory)
 

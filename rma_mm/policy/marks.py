@@ -204,6 +204,16 @@ class Common:
                 met += np.maximum(0, high - np.maximum(wanted.low[:, one][want], held.low[:, other][have]))
         return met
 
+    @property
+    def run(self) -> float:
+        """Indices that lie together where they are held and where they are wanted, on average.
+
+        Blocks lie one behind the other in their owner's memory: who wants the same ones finds them so.
+        """
+        if self.wanted is self.held:
+            return max(1.0, float(self.wanted.lengths.mean()))
+        return min(self.wanted.run, self.held.run)
+
     def parts(self) -> Figures:
         """Parts of the one dimension that each wanted span meets."""
         wanted, held = self.wanted, self.held

@@ -125,15 +125,12 @@ def _refined(candidate: Candidate, request: Request) -> Candidate:
     if candidate.rejected or candidate.layouts is None:
         return candidate
     problem = problem_of(request, candidate.layouts, candidate.copied)
-    bills = {width: _bill(candidate.row, problem, request, width) for width in NARROWER}
+    found = {width: account(candidate.row, problem, width) for width in NARROWER}
+    bills = {width: bill(each, request.tariff) for width, each in found.items()}
     width = min(bills, key=lambda each: bills[each].seconds)
     if bills[width].seconds >= candidate.bill.seconds:
         return candidate
-    return replace(candidate, bill=bills[width], width=width)
-
-
-def _bill(row: Row, problem: Problem, request: Request, width: int = WIDTH) -> Bill:
-    return bill(account(row, problem, width), request.tariff)
+    return replace(candidate, traffic=traffic(found[width]), bill=bills[width], width=width)
 
 
 def choose(request: Request) -> list[Candidate]:

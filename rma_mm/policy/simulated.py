@@ -53,6 +53,10 @@ class World:
         """Bytes that a transfer of a box moves."""
         return ref.region.size * self.bytes_of[kind_of(ref)]
 
+    def stride(self, ref: Ref) -> int:
+        """Bytes from one row to the next of the memory that a box is stored in."""
+        return len(self.schedule.holds(ref)[1]) * self.bytes_of[kind_of(ref)]
+
     def stretches(self, ref: Ref) -> int:
         """Into how many pieces a box falls in the memory that stores it; 0 where that is for nothing, or it is one."""
         if not self.machine.piece and not self.machine.packed:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..geometry.layout import Layout
 from ..geometry.mesh import MeshShape
+from .joint import Joint, joint
 from .marks import Common, Figures, Marks, Numbers, marks
 
 LIMIT = 1024
@@ -78,6 +79,7 @@ class Crowd:
     _coords: dict[MeshShape, dict[str, Numbers]] = field(default_factory=dict)
     _marks: dict[object, Marks] = field(default_factory=dict)
     _common: dict[tuple[int, int], Common] = field(default_factory=dict)
+    _joints: dict[object, Joint] = field(default_factory=dict)
     _spreads: dict[object, Spread] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
@@ -112,6 +114,14 @@ class Crowd:
             self._common[key] = Common.of(wanted, held)
         return self._common[key]
 
+    def joint(self, wanted: Marks, helds: tuple[Marks, ...], least: int) -> Joint:
+        """Into what those who hold parts of one dimension cut, together, the spans that are wanted."""
+        key = (id(wanted), *map(id, helds), least)
+        if key not in self._joints:
+            self._kept += [wanted, *helds]
+            self._joints[key] = joint(wanted, helds, [self.common(wanted, held).parts() for held in helds], least)
+        return self._joints[key]
+
     def spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any = None) -> Spread:
         """Where the boxes `wanted` of a matrix lie, placed by `layout`. is_any: who wants anything; all by default."""
         key = (layout, shape, id(wanted[0]), id(wanted[1]), None if is_any is None else is_any.tobytes())
@@ -129,7 +139,7 @@ class Crowd:
         own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
         cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
         turns = tuple(np.maximum(cut, want / have.run) for cut, want, have in zip(cuts, each, held, strict=True))
-        run = min(wanted[1].run, held[1].run)
+        run = common[1].run
         if self.mates is None:
             return Spread(own, size - own, np.zeros_like(own), cuts, turns, run)  # type: ignore[arg-type]
         near = own + self._near(layout, common) * (size > 0)
@@ -312,9 +322,3 @@ def _mates(on: Numbers) -> Numbers:
     numbers = np.arange(seen.max())
     found = order[np.minimum(begins[:, None] + numbers, len(on) - 1)]
     return np.asarray(np.where(numbers < seen[:, None], found, -1)[of])
-
-
-def together(one: Figures, other: Figures) -> Figures:
-    """Pieces into which two even cuts of the same indices, into so many parts each, cut them together."""
-    whole = np.gcd(one.astype(np.int64), other.astype(np.int64))
-    return np.asarray(one + other - whole)

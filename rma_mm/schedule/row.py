@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Literal
 
 from ..geometry.layout import Layout, Level
@@ -70,15 +70,17 @@ class Problem:
         mesh = self.mesh
         return replace(self, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
 
-    @property
+    @cached_property
     def share(self) -> Layout:
         """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
         return self.computed or self.layout("C").unshared(self.mesh)
 
-    @property
+    @cached_property
     def target(self) -> Layout:
         """Where pushed products go: one rank for each element, of partial sums the first summand."""
         share = self.share
+        if not share.partial:
+            return share
         return replace(share, partial=(), pins=(*share.pins, *((axis, 0) for axis in share.partial)))
 
 

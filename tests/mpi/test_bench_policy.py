@@ -25,7 +25,8 @@ TINY = Case("tiny", "free", (30, 20, 10), 2, mesh="2x1")
 
 def test_two_tiny_cases(tmp_path, capfd):
     file = tmp_path / "report.json"
-    arguments = ["--ranks", "2", "--only", "small 256", "--quick", "--limit", "100", "--json", str(file)]
+    arguments = ["--ranks", "2", "--only", "small 256", "--quick", "--calibrated", "--limit", "100"]
+    arguments += ["--json", str(file)]
     assert main(arguments) == 0, capfd.readouterr().err
     said = capfd.readouterr().out
     assert said.startswith("bench.policy on cpu ")
@@ -60,7 +61,7 @@ def _check_record(result):
 
 def test_a_job_that_takes_too_long_is_ended_and_told_of(capfd, monkeypatch):
     monkeypatch.setattr(jobs.secrets, "token_hex", lambda _: "that-job")
-    assert main(["--ranks", "2", "--only", "small 256 on 2 ranks", "--quick", "--limit", "0"]) == 1
+    assert main(["--ranks", "2", "--only", "small 256 on 2 ranks", "--quick", "--calibrated", "--limit", "0"]) == 1
     said = capfd.readouterr().out
     assert "the job on 2 ranks, 1 nodes FAILED at small 256 on 2 ranks: no case was finished within 0 s" in said
     assert "left out: 2 cases" in said

@@ -18,7 +18,7 @@ from ...kernels.rates import processor
 from ...policy.machine import Machine
 from .site import Site
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; another one is not read."""
 SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")
 """Environment variables that change what MPI does."""

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from ...policy.machine import Cost, Kernel
 
 Vector = NDArray[np.float64]
+Shape = tuple[int, int, int, bool]
+"""m, n, k of a product, and whether rows of C lie a multiple of a page apart."""
 
 
 def nonnegative(table: Vector, wanted: Vector) -> Vector:
     """The x ≥ 0 that minimises |table · x − wanted|.
 
-    table: (samples, unknowns). By trying every set of unknowns that are not 0, which is exact and quick for the five
+    table: (samples, unknowns). By trying every set of unknowns that are not 0, which is exact and quick for the six
     or fewer that there are here. A minimum without a bound solves its own set's normal equations, and the true one is
     such a minimum; columns that depend on each other leave several, of which one is taken.
 
@@ -64,9 +66,9 @@ def scaled(table: Vector, wanted: Vector, unit: Vector) -> Vector:
     return found
 
 
-def kernel_of(shapes: Sequence[tuple[int, int, int]], seconds: Sequence[float]) -> Kernel:
-    """The kernel behind the seconds of products of these shapes (m, n, k), by the least relative deviations."""
-    m, n, k = np.array(shapes, np.float64).T
-    table = np.stack([np.ones(len(m)), m * n * k, m * k, k * n, m * n], axis=1)
+def kernel_of(shapes: Sequence[Shape], seconds: Sequence[float]) -> Kernel:
+    """The kernel behind the seconds of products of these shapes, by the least relative deviations."""
+    m, n, k, is_aliased = np.array(shapes, np.float64).T
+    table = np.stack([np.ones(len(m)), m * n * k, m * k, k * n, m * n, m * n * is_aliased], axis=1)
     measured = np.array(seconds, np.float64)
     return Kernel(*map(float, scaled(table, measured, measured)))

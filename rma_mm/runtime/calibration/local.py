@@ -11,10 +11,11 @@ import numpy as np
 
 from ...kernels import bind
 from ...kernels.dtypes import accumulator, parse_dtype
-from ...policy.machine import COPY, Cost
+from ...policy.machine import COPY, PAGE, Cost
 from ...windows.copying import CopyTransfer
 from ...windows.progress import Progress
 from ...windows.waiting import barrier, wait
+from .fitting import Shape
 from .sampling import Act, Lap, Movement
 from .site import Site
 from .transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
@@ -22,30 +23,33 @@ from .transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SHAPES = (
-    (32, 32, 32), (64, 64, 64), (128, 128, 128), (256, 256, 256),
-    (32, 512, 512), (512, 32, 512), (512, 512, 32), (64, 64, 1024),
-    (64, 1024, 1024), (1024, 64, 1024), (1024, 1024, 64), (512, 512, 512), (768, 768, 768),
+SHAPES: tuple[Shape, ...] = (
+    (32, 32, 32, False), (64, 64, 64, False), (128, 128, 128, False), (256, 256, 256, False),
+    (32, 512, 512, False), (512, 32, 512, False), (512, 512, 32, False), (64, 64, 1024, False),
+    (64, 1024, 1024, False), (1024, 64, 1024, False), (256, 1024, 32, True), (1024, 1024, 64, False),
+    (1024, 1024, 64, True), (512, 512, 512, False), (768, 768, 768, False),
 )  # fmt: skip
-"""m, n, k of the products that are timed, the quickest first."""
+"""m, n, k of the products that are timed, and whether rows of C lie a multiple of a page apart; the quickest first."""
 PRODUCTS = 4e-3
 """Seconds for which each is repeated."""
 GUESSED, TRIES = 2, 3
 """The one that tells how long others take, and how often it is tried: the first time it finds nothing prepared."""
 SLOW = 0.1
 """Seconds beyond which one is left out: some types have no fast kernel."""
-LARGEST, OPERANDS, PLACES = 2**23, 2**23, 16
+LARGEST, OPERANDS, PLACES = 2**23, 2**23 + 2**17, 16
 """Bytes of an operand at most, of the memory that operands of one kind lie in, and how many lie there at most."""
 FILL = 0x3C
 """What every byte of an operand is: a small number in every type, so that nothing is denormal nor overflows soon."""
 SETTLE = 0.04
 """Seconds until BLAS's threads have stopped to spin after their last product."""
-NARROW = 16
-"""Columns of what is copied in pieces."""
+APART = 64
+"""Bytes by which rows are set apart that would else lie a multiple of a page apart."""
+NARROW = 32
+"""Columns of what is copied in pieces: those of the smallest blocks that are usually dealt out."""
 MOST_CROWDED = 1.5
 """What is more than this is not the ranks' own doing."""
-CROWDED = 8e-3
-"""Seconds of a processor for which each rank multiplies where they are in each other's way."""
+CROWDED, CROWDS = 6e-3, 4
+"""Seconds of a processor for which each rank multiplies where they are in each other's way, and how often in a row."""
 MEETINGS, OPERATIONS = 20, 1000
 """How often ranks meet, and how many operations run, for one sample."""
 
@@ -75,6 +79,12 @@ class Pieces(Movement):
         return max(0.0, found / self.load[0] - copy.seconds(self.nbytes)) / ROWS
 
 
+def largest(shape: Shape) -> int:
+    """Elements of the largest operand of a product."""
+    m, n, k, _ = shape
+    return max(m * n, m * k, k * n)
+
+
 def _always_open() -> None:
     """Ordinary memory is."""
 
@@ -85,18 +95,21 @@ class Scratch:
     def __init__(self) -> None:
         self.a, self.b, self.c = (np.full(OPERANDS, FILL, np.uint8) for _ in range(3))
 
-    def product(self, shape: tuple[int, int, int], dtype: np.dtype[Any], kernel: str) -> Act:
+    def product(self, shape: Shape, dtype: np.dtype[Any], kernel: str) -> Act:
         """The product c += a @ b as a walk over panels does it: each time on operands that were not read just now."""
-        m, n, k = shape
-        faces = ((self.a, m, k, dtype), (self.b, k, n, dtype), (self.c, m, n, accumulator(dtype)))
+        m, n, k, is_aliased = shape
+        summed = accumulator(dtype)
+        stride = n if is_aliased or n * summed.itemsize % PAGE else n + APART // summed.itemsize
+        faces = ((self.a, m, k, dtype), (self.b, k, n, dtype), (self.c, m, stride, summed))
         places = min(PLACES, *(OPERANDS // (rows * cols * of.itemsize) for _, rows, cols, of in faces))
         calls = []
         for place in range(places):
+            start = place * (OPERANDS // places // APART * APART)
             a, b, c = (
-                memory[place * OPERANDS // places :][: rows * cols * of.itemsize].view(of).reshape(rows, cols)
+                memory[start:][: rows * cols * of.itemsize].view(of).reshape(rows, cols)
                 for memory, rows, cols, of in faces
             )
-            calls.append(bind(a, b, c, beta=1, kernel=kernel))
+            calls.append(bind(a, b, c[:, :n], beta=1, kernel=kernel))
         following = cycle(calls)
 
         def product() -> None:
@@ -121,7 +134,7 @@ class Products:
         self.settles = site.threads > 1
         of = parse_dtype(dtype)
         widest = accumulator(of).itemsize
-        self.shapes = [(m, n, k) for m, n, k in SHAPES if max(m * n, m * k, k * n) * widest <= LARGEST]
+        self.shapes = [shape for shape in SHAPES if largest(shape) * widest <= LARGEST]
         self.figures = len(self.shapes)
         self.calls = [scratch.product(shape, of, kernel) for shape in self.shapes]
         self.counts = [0] * self.figures
@@ -148,14 +161,14 @@ class Products:
 
     def guessed(self) -> list[int]:
         """How many of each make a sample, from the time of a small one. Collective."""
-        m, n, k = self.shapes[GUESSED]
+        m, n, k, _ = self.shapes[GUESSED]
         took = []
         for _ in range(TRIES):
             begin = time.process_time()
             self.calls[GUESSED]()
             took.append(time.process_time() - begin)
         point = max(self.comm.allgather(min(took))) / (m * n * k)
-        takes = [point * self.load * m * n * k for m, n, k in self.shapes]
+        takes = [point * self.load * m * n * k for m, n, k, _ in self.shapes]
         return [self.count_of(each) if each < SLOW else 0 for each in takes]
 
     def count_of(self, seconds: float) -> int:
@@ -168,7 +181,7 @@ class Products:
             self.count_of(each) if count else 0 for each, count in zip(seconds, self.counts, strict=True)
         ]
 
-    def timed(self, seconds: Sequence[float]) -> tuple[list[tuple[int, int, int]], list[float]]:
+    def timed(self, seconds: Sequence[float]) -> tuple[list[Shape], list[float]]:
         """Shapes, and the seconds of each on processors of its own, without those that would take too long."""
         shared = self.load if self.settles else 1.0
         kept = [(shape, each / shared) for shape, each in zip(self.shapes, seconds, strict=True) if each]
@@ -178,33 +191,38 @@ class Products:
 class Crowding:
     """Small products for some milliseconds by all ranks of a host at once, which share its processors."""
 
-    figures, begins_together = 1, True
+    figures, begins_together = CROWDS, True
 
     def __init__(self, comm: MPI.Intracomm, site: Site, multiply: Act) -> None:
         self.comm, self.multiply = comm, multiply
         self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
         self.count = 1
-        self.own: list[float] = []
+        self.own: list[list[float]] = []
         """Seconds of a processor that each sample took a rank, on average."""
 
     def sample(self) -> list[Lap]:
         """See `Case`."""
-        begin, before = time.perf_counter(), time.process_time()
-        for _ in range(self.count):
-            self.multiply()
-        took = time.process_time() - before
-        end = time.perf_counter()
-        self.own.append(float(np.mean(self.comm.allgather(took))))
-        return [Lap(begin, end)]
+        laps, took = [], []
+        for _ in range(CROWDS):
+            barrier(self.comm)
+            begin, before = time.perf_counter(), time.process_time()
+            for _ in range(self.count):
+                self.multiply()
+            took.append(time.process_time() - before)
+            laps.append(Lap(begin, time.perf_counter()))
+        self.own.append(np.mean(self.comm.allgather(took), axis=0).tolist())
+        return laps
 
     def learn(self, seconds: Sequence[float]) -> None:
         """As many products as make a sample."""
-        self.count = max(1, round(self.count * CROWDED / max(1e-9, self.own[-1])))
+        self.count = max(1, round(self.count * CROWDED / max(1e-9, *self.own[-1])))
 
     def share(self, rounds: np.ndarray[Any, Any]) -> float:
-        """How much longer they took than processors that are never idle would have, at best: others may be at work."""
-        ratios = [took / (own * self.load) for took, own in zip(rounds[1:, 0], self.own[1:], strict=True)]
-        return float(min(MOST_CROWDED, max(1.0, min(ratios)))) if self.load > 1 else 1.0
+        """How much longer they took than processors that are never idle would have, by their lowest tenth."""
+        if self.load <= 1:
+            return 1.0
+        ratios = rounds[1:] / (np.array(self.own[1:]) * self.load)
+        return float(np.clip(np.quantile(ratios, 0.1), 1.0, MOST_CROWDED))
 
 
 class Meeting:

@@ -18,7 +18,7 @@ from ...kernels.threads import using_threads
 from ...policy.machine import COPY, LINKS, TYPICAL, Cost, Machine
 from ...windows.waiting import barrier
 from ..agreement import agreed
-from .fitting import cost_of, kernel_of
+from .fitting import Shape, cost_of, kernel_of
 from .sampling import Case, Movement, sampled, typical
 from .site import Site
 
@@ -119,7 +119,7 @@ class _Found:
     """Figures, each already the median of the rounds."""
 
     points: dict[Pair, list[Point]] = field(default_factory=lambda: defaultdict(list))
-    products: dict[str, tuple[list[tuple[int, int, int]], list[float]]] = field(default_factory=dict)
+    products: dict[str, tuple[list[Shape], list[float]]] = field(default_factory=dict)
     contention: dict[Pair, tuple[int, float]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of the machine."""

@@ -1,0 +1,103 @@
+"""Whole products that a calibration is tried on, and its figures put right by (`policy.factors`)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import AlgorithmError
+from ..geometry.mesh import grids
+from ..policy.accounting import account
+from ..policy.cost import Tariff
+from ..policy.factors import Factors, Trial, fitted, scaled
+from ..policy.machine import Machine
+from ..policy.planner import problem_of
+from ..windows.waiting import barrier, wait
+from .footprint import Operand
+from .matrix import DistMatrix, allocated
+from .mesh import Mesh
+from .planning import make_plan, request_of
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+SHAPES = ((1000, 900, 800), (2200, 260, 480), (280, 360, 5000), (1700, 1300, 90), (330, 330, 330))
+"""m, n, k."""
+ALGORITHMS = (
+    "stationary_c", "stationary_a", "srumma", "summa_c", "cannon", "row_parallel", "gemm_scatter:pull", "cosma",
+)  # fmt: skip
+"""Rows that move operands in all the ways there are."""
+ROUNDS, WARM = 8, 3
+"""How often each is timed, and from which time on it counts."""
+SAMPLE, MOST = 5e-3, 20
+"""Seconds that a sample takes at least: so many products, but no more than MOST, are timed together."""
+
+
+def tried(mesh: Mesh, machine: Machine) -> tuple[Machine, Factors]:
+    """The machine with its figures put right by whole products, and by how much. Collective; alike on all ranks."""
+    shape = min(grids(mesh.size, 2), key=lambda grid: abs(grid[0] - grid[1]))
+    with Mesh(shape, mesh.comm, threads=mesh.threads) as square:
+        trials = [trial for shape in SHAPES for trial in _timed(square, machine, shape)]
+    factors = mesh.comm.bcast(fitted(machine, trials) if mesh.comm.rank == 0 else None)
+    return scaled(machine, factors), factors
+
+
+def _timed(mesh: Mesh, machine: Machine, shape: tuple[int, int, int]) -> list[Trial]:
+    """Products of one shape, in turn, so that each finds the caches as another left them."""
+    m, n, k = shape
+    a, b = (Operand(extent, np.dtype(np.float32)) for extent in ((m, k), (k, n)))
+    with ExitStack() as stack:
+        plans: list[Plan] = []
+        for name in ALGORITHMS:
+            try:
+                plans.append(make_plan(a, b, mesh, algorithm=name, kernel="blas"))
+            except AlgorithmError:  # it does not run on this mesh, as all ranks find
+                continue
+            stack.callback(plans[-1].close)
+        operands = [_operands(plan, stack) for plan in plans]
+        times, rounds = 1, []
+        for _ in range(ROUNDS):
+            rounds.append([_seconds(plan, each, times) for plan, each in zip(plans, operands, strict=True)])
+            times = min(MOST, ceil(SAMPLE / min(rounds[-1])))
+        took = np.quantile(rounds[WARM:], 0.25, axis=0)  # others who are at work here only make it longer
+        return [_trial(plan, machine, each) for plan, each in zip(plans, took.tolist(), strict=True)]
+
+
+def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
+    """A, B and C where the plan wants them."""
+    found = []
+    for name in "ABC":
+        operand = plan.operands[name]
+        assert operand.layout is not None
+        matrix = allocated(plan.mesh, operand.shape, operand.dtype, operand.layout)
+        matrix.tile.fill(1)
+        stack.callback(matrix.close)
+        found.append(matrix)
+    return found
+
+
+def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
+    """What a product takes the slowest rank, of so many in a row."""
+    from mpi4py import MPI
+
+    comm, (a, b, c) = plan.mesh.comm, operands
+    barrier(comm)
+    begin = time.perf_counter()
+    for _ in range(times):
+        plan.execute(a, b, out=c)
+    took = np.array([(time.perf_counter() - begin) / times])
+    wait(comm.Iallreduce(MPI.IN_PLACE, took, MPI.MAX))
+    return float(took[0])
+
+
+def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
+    mesh, chosen = plan.mesh, plan.chosen
+    flavours = tuple((x, mesh.window_flavour) for x in "ABC")
+    tariff = Tariff(machine, plan.given.summed.name, plan.kernel, 4, 4, flavours)
+    assert chosen.layouts is not None
+    problem = problem_of(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
+    return Trial(account(chosen.row, problem, plan.tuning.width), tariff, seconds)
