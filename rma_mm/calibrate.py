@@ -156,7 +156,7 @@ def _calibrated(mesh: Mesh, options: Options) -> int:
     _say(comm, f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
     products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
     found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
-    machine, factors = tried(mesh, found.machine)
+    machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
     found = replace(found, machine=machine)
     problem = ""
     if comm.rank == 0:

@@ -1,9 +1,9 @@
 """`python -m bench.policy`: how well the planner chooses, and how well it predicts.
 
-For each number of ranks and nodes one job works through its cases. In each case every candidate that the planner does
-not reject is prepared by name, checked exactly and timed, all of them interleaved; then what it chose and the best
-other one are timed again head to head, and regret is the chosen one's time over the best one's. More than one node is
-pretended (MPICH).
+For each number of ranks and nodes the machine is calibrated, and then one job works through its cases. In each case
+every candidate that the planner does not reject is prepared by name, checked exactly and timed, all of them
+interleaved; then what it chose and the best other one are timed again head to head, and regret is the chosen one's time
+over the best one's. More than one node is pretended (MPICH).
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from .account import Account
 from .cost import Tariff, bill
 from .machine import COPY, LINKS, TOGETHER, Cost, Kernel, Machine
 
-MOST = 4.0
+SUMS = ("reduce", "reduce-scatter")
+"""Movements that add."""
+MOST = 3.0
 """Factors lie between 1 / MOST and MOST."""
 STEPS = (1.6, 1.25, 1.1, 1.03)
 """By how much factors are changed in search of better ones."""
@@ -43,7 +45,8 @@ def kind_of(link: str, movement: str) -> str:
     """The kind of a link's figures."""
     if movement == COPY:
         return "copies"
-    return f"{'groups' if movement in TOGETHER else 'one-sided'}, {link}"
+    what = "sums" if movement in SUMS else "groups" if movement in TOGETHER else "one-sided"
+    return f"{what}, {link}"
 
 
 def kinds(machine: Machine) -> list[str]:

@@ -25,8 +25,8 @@ from .planning import make_plan, request_of
 if TYPE_CHECKING:
     from .plan import Plan
 
-SHAPES = ((1000, 900, 800), (2200, 260, 480), (280, 360, 5000), (1700, 1300, 90), (330, 330, 330))
-"""m, n, k."""
+SHAPES = ((1000, 900, 800), (330, 330, 330), (280, 360, 5000), (1700, 1300, 90), (2200, 260, 480))
+"""m, n, k, as far as there is time."""
 ALGORITHMS = (
     "stationary_c", "stationary_a", "srumma", "summa_c", "cannon", "row_parallel", "gemm_scatter:pull", "cosma",
 )  # fmt: skip
@@ -37,11 +37,19 @@ SAMPLE, MOST = 5e-3, 20
 """Seconds that a sample takes at least: so many products, but no more than MOST, are timed together."""
 
 
-def tried(mesh: Mesh, machine: Machine) -> tuple[Machine, Factors]:
-    """The machine with its figures put right by whole products, and by how much. Collective; alike on all ranks."""
-    shape = min(grids(mesh.size, 2), key=lambda grid: abs(grid[0] - grid[1]))
-    with Mesh(shape, mesh.comm, threads=mesh.threads) as square:
-        trials = [trial for shape in SHAPES for trial in _timed(square, machine, shape)]
+def tried(mesh: Mesh, machine: Machine, seconds: float) -> tuple[Machine, Factors]:
+    """The machine with its figures put right by whole products, and by how much. Collective; alike on all ranks.
+
+    seconds: after which no products of another shape are begun.
+    """
+    deadline = time.perf_counter() + seconds
+    grid = min(grids(mesh.size, 2), key=lambda grid: abs(grid[0] - grid[1]))
+    trials: list[Trial] = []
+    with Mesh(grid, mesh.comm, threads=mesh.threads) as square:
+        for shape in SHAPES:
+            trials += _timed(square, machine, shape)
+            if mesh.comm.bcast(time.perf_counter() > deadline):
+                break
     factors = mesh.comm.bcast(fitted(machine, trials) if mesh.comm.rank == 0 else None)
     return scaled(machine, factors), factors
 
