@@ -13,7 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,14 +157,13 @@ def _calibrated(mesh: Mesh, options: Options) -> int:
     products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
     found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
     machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
-    found = replace(found, machine=machine)
     problem = ""
     if comm.rank == 0:
         key = cache.key_of(site)
-        kept = cache.write(key, found.machine)
+        kept = cache.write(key, machine)
         print(*table(found), told(factors), sep="\n")
         print(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written", flush=True)
-        problem = _written(found, options)
+        problem = _written(found, machine, options)
     problem = comm.bcast(problem)
     if problem:
         complain(comm.rank, problem)
@@ -183,11 +182,11 @@ def _ranks(mesh: Mesh) -> str:
     return f"{ranks} with {threads} each on {nodes}"
 
 
-def _written(found: Survey, options: Options) -> str:
+def _written(found: Survey, machine: Machine, options: Options) -> str:
     """Write the files that were asked for; what went wrong, if anything."""
     try:
         if options.json:
-            Path(options.json).write_text(json.dumps(found.machine.as_json(), indent=1) + "\n")
+            Path(options.json).write_text(json.dumps(machine.as_json(), indent=1) + "\n")
         if options.plot:
             draw(found, options.plot)
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
@@ -229,9 +228,9 @@ def _rate(machine: Machine, name: str, size: int) -> float:
 
 
 def told(factors: Mapping[str, float]) -> str:
-    """What the figures were multiplied by."""
-    changed = (f"{kind} {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
-    return f"in whole products, which is already in the figures, times: {'; '.join(changed) or 'all the same'}"
+    """What the figures are multiplied by before they are kept."""
+    changed = (f"{kind} × {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
+    return f"as whole products took, and as is kept: {', '.join(changed) or 'all × 1'}"
 
 
 def _contention(found: Survey) -> Iterator[str]:

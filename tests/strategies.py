@@ -34,9 +34,14 @@ ROLES = ("rows", "cols", "rows", "cols", "replicated", "pinned", "sum")
 """What a mesh axis may be to a matrix; cutting it comes up most."""
 
 
+SHARE = 0.6
+"""Of the examples that tests ask for, so many are drawn: the whole suite has a quarter of an hour."""
+
+
 def pure(max_examples: int) -> hypothesis.settings:
     """The settings of a deterministic test without MPI."""
-    return hypothesis.settings(hypothesis.settings.get_profile("pure"), max_examples=max_examples)
+    drawn = max(2, round(SHARE * max_examples))
+    return hypothesis.settings(hypothesis.settings.get_profile("pure"), max_examples=drawn)
 
 
 # -- meshes ---------------------------------------------------------------------------------------

@@ -79,20 +79,23 @@ def _times(cost: Cost, factor: float) -> Cost:
 def fitted(machine: Machine, trials: Sequence[Trial]) -> Factors:
     """The factors with which predictions are least off, by changing one after the other; 1 where nothing says more."""
 
-    def loss(factors: Factors) -> float:
+    def off(factors: Factors) -> float:
         changed = scaled(machine, factors)
-        off = fmean(min(FAR, trial.off(changed)) for trial in trials)
-        return off + DOUBT * sum(abs(log(factor)) for factor in factors.values())
+        return fmean(min(FAR, trial.off(changed)) for trial in trials)
+
+    def loss(factors: Factors) -> float:
+        return off(factors) + DOUBT * sum(abs(log(factor)) for factor in factors.values())
 
     best = dict.fromkeys(kinds(machine), 1.0)
     if not trials:
         return best
     least = loss(best)
+    heard = [kind for kind in best if off({**best, kind: STEPS[0]}) != least]  # the others are in no product
     for step in STEPS:
         is_better = True
         while is_better:
             is_better = False
-            for kind, change in ((kind, change) for kind in best for change in (step, 1 / step)):
+            for kind, change in ((kind, change) for kind in heard for change in (step, 1 / step)):
                 other = {**best, kind: best[kind] * change}
                 if 1 / MOST <= other[kind] <= MOST and (found := loss(other)) < least:
                     best, least, is_better = other, found, True

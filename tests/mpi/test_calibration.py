@@ -368,7 +368,7 @@ def test_the_command(tmp_path, pretended):
     assert "allocated" not in done.stdout
     assert ("behind a multiply" in done.stdout) == pretended
     assert "readers of one owner" in done.stdout
-    assert "in whole products, which is already in the figures, times: " in done.stdout
+    assert "as whole products took, and as is kept: " in done.stdout
     [file] = (tmp_path / "cache" / "machines").iterdir()
     assert f"kept in {file}" in done.stdout
     assert json.loads(file.read_text())["machine"] == machine.as_json()
