@@ -34,7 +34,7 @@ def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     found = _Accounting(row, problem, boxes.WIDTH)
     spreads = [found.spread(x) for x in ("AB" if row.result == "here" else "ABC")]
-    return sum(found.crowd.mean(FAR * spread.between + spread.node) for spread in spreads)
+    return sum(found.crowd.distance(spread, FAR) for spread in spreads)
 
 
 class _Accounting(Cutting):

@@ -97,7 +97,10 @@ class Cutting(Footing):
         ats = [OPERAND_DIMS[x].index(dim) for x in cutters]
         if dim == self.dim and self.by_chunks:
             return self.chunks(dim, [spreads[x].turns[at] for x, at in zip(cutters, ats, strict=True)])
-        helds = tuple(self.marks_of(self.owners(x), x)[at] for x, at in zip(cutters, ats, strict=True))
+        helds = tuple(
+            self.crowd.marks(self.problem.layout(x), at, self.marks[dim].extent)
+            for x, at in zip(cutters, ats, strict=True)
+        )
         joint = self.crowd.joint(wanted, helds, boxes.NARROW)
         of = wanted.of[:count]
         if dim == self.dim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -57,22 +58,24 @@ def _span_by_edges(
 ) -> tuple[float, ...]:
     """(pieces, fused pieces, narrowest, each operand's torn share) of one span, which may have several runs."""
     runs = sorted((a, b) for a, b in zip(low, high, strict=True) if a < b)
-    own = [{edge for edge in each if any(a < edge < b for a, b in runs)} for each in edges]
+    own = [{edge for a, b in runs for edge in each[bisect_right(each, a) : bisect_left(each, b)]} for each in edges]
     bounds = sorted({edge for run in runs for edge in run}.union(*own))
-    inside = [(a, b) for a, b in pairwise(bounds) if any(x <= a < y for x, y in runs)]
-    fused: list[list[tuple[int, int]]] = []
-    for piece in inside:
-        if fused and min(_width([piece]), _width(fused[-1])) < least:
-            fused[-1].append(piece)
+    ends = {a: b for (_, a), (b, _) in pairwise(runs)}  # between runs lies nothing
+    inside = [(a, b) for a, b in pairwise(bounds) if ends.get(a) != b]
+    joined: list[list[int]] = []
+    """Where the pieces of each panel begin."""
+    widths: list[int] = []
+    for begin, end in inside:
+        if joined and min(end - begin, widths[-1]) < least:
+            joined[-1].append(begin)
+            widths[-1] += end - begin
         else:
-            fused.append([piece])
-    wide = [sum(_width(group) for group in fused if any(a in each for a, _ in group[1:])) for each in own]
-    narrowest = min((_width([piece]) for piece in inside), default=0)
-    return max(1, len(inside)), max(1, len(fused)), narrowest, *(each / max(1, _width(inside)) for each in wide)
-
-
-def _width(pieces: Sequence[tuple[int, int]]) -> int:
-    return sum(end - begin for begin, end in pieces)
+            joined.append([begin])
+            widths.append(end - begin)
+    panels = [(set(begins[1:]), width) for begins, width in zip(joined, widths, strict=True)]
+    torn = (sum(width for begins, width in panels if not begins.isdisjoint(each)) for each in own)
+    narrowest = min((end - begin for begin, end in inside), default=0)
+    return max(1, len(inside)), max(1, len(joined)), narrowest, *(each / max(1, sum(widths)) for each in torn)
 
 
 def _by_counts(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], least: int) -> Joint:

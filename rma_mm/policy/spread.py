@@ -80,6 +80,7 @@ class Crowd:
     _marks: dict[object, Marks] = field(default_factory=dict)
     _common: dict[tuple[int, int], Common] = field(default_factory=dict)
     _joints: dict[object, Joint] = field(default_factory=dict)
+    _distances: dict[int, float] = field(default_factory=dict)
     _spreads: dict[object, Spread] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
@@ -178,6 +179,17 @@ class Crowd:
         keys = np.where(is_any, wanted[0].of * wanted[1].count + wanted[1].of, -1)
         same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
         return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
+
+    def distance(self, spread: Spread, far: float) -> float:
+        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away.
+
+        Remembered: placements share spreads, and many are compared. `far` is always the same.
+        """
+        key = id(spread)
+        if key not in self._distances:
+            self._kept.append(spread)
+            self._distances[key] = self.mean(far * spread.between + spread.node)
+        return self._distances[key]
 
     def mean(self, figures: Figures) -> float:
         """The mean over all ranks of the mesh."""
