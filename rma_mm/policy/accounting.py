@@ -21,8 +21,6 @@ PANELS = 3
 """Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
 AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
-FAR = 10.0
-"""How much further away another node is than a rank of the same node."""
 
 
 def account(row: Row, problem: Problem, width: int = boxes.WIDTH) -> Account:
@@ -34,7 +32,7 @@ def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     found = _Accounting(row, problem, boxes.WIDTH)
     spreads = [found.spread(x) for x in ("AB" if row.result == "here" else "ABC")]
-    return sum(found.crowd.distance(spread, FAR) for spread in spreads)
+    return sum(found.crowd.distance(spread) for spread in spreads)
 
 
 class _Accounting(Cutting):

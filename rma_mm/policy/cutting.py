@@ -8,6 +8,7 @@ from ..schedule import boxes
 from ..schedule.row import OPERAND_DIMS
 from .account import Work
 from .footing import Footing
+from .joint import together
 from .marks import Figures
 from .spread import Spread
 
@@ -116,8 +117,7 @@ class Cutting(Footing):
         """Pieces where every operand moves at its own grain."""
         found = np.ones(self.crowd.count)
         for each in turns:
-            whole = np.gcd(found.astype(np.int64), each.astype(np.int64))
-            found = found + each - whole
+            found = together(found, each)
         extent = self.marks[dim].each[: self.crowd.count] * self.has_work[: self.crowd.count]
         return np.asarray(np.minimum(found, np.maximum(1.0, np.floor(extent / boxes.NARROW))))
 

@@ -87,7 +87,7 @@ def _by_counts(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], 
         combs = np.array([lcm(int(a), int(b)) for a, b in zip(combs, each, strict=True)], float)
     for held, each in zip(helds, parts, strict=True):
         if held.edges is not None:
-            blocks = blocks + each - np.gcd(blocks.astype(np.int64), each.astype(np.int64))
+            blocks = together(blocks, each)
     lengths = np.maximum(1.0, wanted.lengths)
     whole = np.minimum(lengths, combs * blocks)
     width = lengths / whole
@@ -97,4 +97,10 @@ def _by_counts(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], 
     return Joint(whole, fused, width, *(tuple(each.astype(np.float64) for each in flags) for flags in (torn, combed)))
 
 
-__all__ = ["Joint", "joint"]
+def together(one: Figures, other: Figures) -> Figures:
+    """Pieces into which two even cuts of the same indices, into so many parts each, cut them together."""
+    whole = np.gcd(one.astype(np.int64), other.astype(np.int64))
+    return np.asarray(one + other - whole)
+
+
+__all__ = ["Joint", "joint", "together"]

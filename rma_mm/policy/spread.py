@@ -29,6 +29,8 @@ PAIRS = 2**18
 """Ranks that are looked at, times those of their nodes: of large nodes not all are looked at."""
 MATES = 1024
 """Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
+FAR = 10.0
+"""How much further away another node is than a rank of the same node."""
 ROUNDS = 8
 """Rounds in which weights settle."""
 
@@ -180,15 +182,15 @@ class Crowd:
         same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
         return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
 
-    def distance(self, spread: Spread, far: float) -> float:
+    def distance(self, spread: Spread) -> float:
         """Words from other ranks of the mean rank, those of other nodes as many times as those are further away.
 
-        Remembered: placements share spreads, and many are compared. `far` is always the same.
+        Remembered: placements share spreads, and many are compared.
         """
         key = id(spread)
         if key not in self._distances:
             self._kept.append(spread)
-            self._distances[key] = self.mean(far * spread.between + spread.node)
+            self._distances[key] = self.mean(FAR * spread.between + spread.node)
         return self._distances[key]
 
     def mean(self, figures: Figures) -> float:
