@@ -26,7 +26,7 @@ MIXED = (
 """Pairs of element types that have a common one in which small whole numbers stay exact."""
 WIDER = {"int8": "int32", "uint8": "int32", "int16": "int64", "float32": "float64", "float16": "float32",
          "bfloat16": "float32", "complex64": "complex128"}  # fmt: skip
-SOURCES = ("from_numpy", "from_numpy", "root", "function", "moved", "local", "local", "file")
+SOURCES = ("from_numpy", "from_numpy", "root", "function", "moved", "moved", "local", "file")
 """Whence a distributed matrix comes."""
 STRIDES = ("C", "F", "padded C", "padded F", "offset", "stepped", "stepped F")
 """How a caller's own array lies in memory; all are taken in place."""
@@ -35,6 +35,10 @@ READS = ("tiles", "to_numpy", "root", "save", "redistribute", "transposed")
 ALGORITHMS = tuple(row.name for row in every_form())
 FORMS = ("solomonik_25d:cannon", "pblas:2", "pblas:5")
 """Further forms, of those that fit any number of ranks."""
+KERNELS = {"float32": ("blas", "numba"), "float64": ("blas",), "complex64": ("blas",), "int8": ("numba",)}
+"""Local kernels that are named, besides numpy: compiling is slow, so for two types only."""
+AUTO = 0.15
+"""How often no algorithm is named, at least: the planner takes many times as long as the product."""
 REDISTRIBUTED = 6
 """Every so many cases is a redistribution."""
 
@@ -165,7 +169,7 @@ def _product(rng: Random, ranks: int, number: int) -> Case:
         layout = layouts[2]
     return Case(
         number, mesh, a, b, c, layout, transposed=transposed, conjugated=conjugated, algorithm=algorithm,
-        kernel=rng.choice(("numpy", "blas", "numba")) if rng.random() < 0.06 else "auto",
+        kernel=rng.choice(("numpy", *KERNELS.get(result, ()))) if rng.random() < 0.06 else "auto",
         deterministic=rng.random() < 0.1, memory=rng.choice((2**12, 2**16, 2**24)) if rng.random() < 0.06 else None,
         planned=rng.random() < 0.3, **arithmetic, **_frame(rng, ranks, place, (m, n)),
     )  # fmt: skip
@@ -232,10 +236,10 @@ Placed = tuple[Layout | None, Layout | None, Layout | None]
 
 def _placed(rng: Random, ranks: int, shape: tuple[int, int, int]) -> tuple[tuple[int, ...], str, Placed]:
     """A mesh, an algorithm that can use it, and placements of op(A), op(B) and C that it takes."""
-    if rng.random() < 0.65:
-        name = rng.choice((*ALGORITHMS, *FORMS))
+    names = rng.sample((*ALGORITHMS, *FORMS), 3) if rng.random() >= AUTO else []
+    for name in names:
         row = find_algorithm(name)
-        for _ in range(6):
+        for _ in range(4):
             mesh = draw_mesh(rng, ranks)
             found = _taken(rng, row, MeshShape(mesh), shape)
             if found is not None:

@@ -30,9 +30,17 @@ class Trial:
         self.rng = np.random.default_rng([seed, case.number])
         self.maker = Maker(mesh, directory, text=case.text, root=case.root)
         self.kept: list[Any] = []
+        self.differences: list[str] = []
+        """What is not as in NumPy, on this rank: told in the end, for the others go on."""
 
     def run(self) -> None:
         """Do it. Collective; raises Wrong on the ranks that see it, and what the library raises."""
+        self.work()
+        if self.differences:
+            raise Wrong("\n".join(self.differences))
+
+    def work(self) -> None:
+        """Make, do and compare."""
         a, x = self.made(self.case.a)
         if self.case.b is None:
             self.moved(a, x)
@@ -73,7 +81,7 @@ class Trial:
             self.kept.append(c)
             old = self.expected(x, y, old)
             if c.dtype != old.dtype:
-                raise Wrong(f"C is of {c.dtype}, and of {old.dtype} in NumPy")
+                self.differences.append(f"C is of {c.dtype}, and of {old.dtype} in NumPy")
             self.check(c, old)
         if isinstance(b, DistMatrix):
             self.check_tile("B afterwards", b, y)
@@ -169,7 +177,7 @@ class Trial:
         """Equal in every element."""
         if not np.array_equal(got, want):
             place = np.argwhere(got != want) if got.shape == want.shape else []
-            raise Wrong(
+            self.differences.append(
                 f"{what} on rank {self.mesh.rank}: {len(place)} of {want.size} differ; got\n{got}\nin place of\n{want}"
             )
 

@@ -1,4 +1,4 @@
-"""Products and redistributions with everything drawn together, hundreds in one job, as `python -m bench.trust` draws them.
+"""Products and redistributions with everything drawn together, hundreds in one job, as `python -m bench.trust` does.
 
 Rank 0 draws each, and state that one leaves behind may break another. The nightly command runs as many as is wanted,
 and repeats the numbers that it prints.
