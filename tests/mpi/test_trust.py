@@ -12,7 +12,7 @@ import pytest
 
 import rma_mm
 from bench.trust.worker import Worker
-from rma_mm import Mesh
+from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import DisagreementError
 from tests.jobs import VARIANT
 from tests.launch import parallel
@@ -28,6 +28,15 @@ def test_whatever_is_drawn_is_numpys(comm, tmp_path):
         case, (outcome, text) = worker.case(number)
         assert outcome in ("right", "refused"), f"{outcome}: {case}\n{text}"
     worker.close()
+
+
+@parallel(ranks=(2, 3), env=("node",))
+def test_summands_in_the_callers_own_memory_are_multiplied(comm):
+    x = np.arange(12.0).reshape(3, 4)
+    with Mesh((comm.size,), comm) as mesh:
+        A = DistMatrix.from_local(x.copy(), (3, 4), mesh, "*, *, i=sum")
+        for algorithm in ("auto", "stationary_c", "queue"):
+            assert np.array_equal(rma_mm.matmul(A, x.T, mesh, algorithm=algorithm).to_numpy(), comm.size * x @ x.T)
 
 
 @parallel(ranks=(2,), env=("node",))
