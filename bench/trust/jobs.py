@@ -28,6 +28,8 @@ NODES = {
 """How many nodes are pretended, and by what; `each`: every rank is one."""
 LIMIT = 60.0
 """Seconds that a case, or the start of a job, may take."""
+JOBS_AT_MOST = 50
+"""Jobs of one setting: where each dies, more would tell nothing new."""
 LOOK = 0.1
 """Seconds between two looks at whether a job goes on."""
 TAIL = 6000
@@ -77,9 +79,11 @@ class Report:
 
 
 def run(setting: Setting, seed: int, numbers: range, deadline: float, report: Report) -> None:
-    """Do all cases of a setting, in as many jobs as it takes."""
+    """Do all cases of a setting, in as many jobs as it takes; none is started after `JOBS_AT_MOST`."""
     first, since = numbers.start, time.monotonic()
-    while first < numbers.stop and time.monotonic() < deadline:
+    for _ in range(JOBS_AT_MOST):
+        if first >= numbers.stop or time.monotonic() >= deadline:
+            break
         first = _job(setting, seed, range(first, numbers.stop), deadline, report)
     report.seconds += time.monotonic() - since
 
