@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from bench.trust.cases import Case, draw
 from bench.trust.trial import Trial, Wrong
 from rma_mm import Mesh
-from rma_mm.errors import RmaError
+from rma_mm.errors import RmaError, ScheduleError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,6 +68,8 @@ def attempt(trial: Trial) -> Verdict:
     """What this rank sees of it."""
     try:
         trial.run()
+    except ScheduleError as error:  # what verify finds is a fault of ours, and no refusal
+        return "raised", f"{type(error).__name__}: {error}"
     except RmaError as error:
         return "refused", f"{type(error).__name__}: {error}"
     except Wrong as error:
