@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.proof import conclude
+from rma_mm.schedule.proof import nothing as no_part
+from rma_mm.schedule.witness import evidence
 
 Matrix = NDArray[np.float64]
 
@@ -71,6 +74,13 @@ def expected(
 def kept(schedule: Schedule) -> Schedule:
     """The same schedule, with every rank's operations made once: who verifies and who interprets both want them all."""
     return replace(schedule, program=cache(schedule.program))
+
+
+def prove(schedule: Schedule) -> None:
+    """Conclude from what every rank brings, and one rank without a part, as ranks do when a plan is made."""
+    brought = [*(evidence(schedule, rank) for rank in schedule.mesh.ranks), no_part()]
+    sums = np.array([each.sums for each in brought], np.uint64).sum(axis=0)
+    conclude(schedule, sums.tolist(), np.array([each.latest for each in brought]).max(axis=0).tolist())
 
 
 def _number(axes: tuple[str, ...], mesh: MeshShape, rank: int) -> int:

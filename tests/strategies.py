@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import hypothesis
@@ -107,6 +107,14 @@ def _splits(draw: DrawFn, mesh: MeshShape, axes: list[str], extent: int, kinds: 
             groups[-1] += (axis,)
         else:
             groups.append((axis,))
+    return draw(_levels(mesh, groups, extent, kinds))
+
+
+@st.composite
+def _levels(
+    draw: DrawFn, mesh: MeshShape, groups: Sequence[tuple[str, ...]], extent: int, kinds: Sequence[str]
+) -> Split:
+    """A dimension cut over groups of axes, one group after the other."""
     levels = []
     for n, group in enumerate(groups):
         kind = draw(st.sampled_from([kind for kind in kinds if kind != "bounds" or n == 0]))
@@ -190,11 +198,44 @@ def placements(
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
         fitted = row.fit(Setting(shape, mesh, None, given, tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
         assert isinstance(fitted, Row), fitted
-        return fitted, draw(st.sampled_from(placements_taken(fitted, Request(shape, mesh, given))))
+        return fitted, draw(_recut(placements_taken(fitted, Request(shape, mesh, given)), shape, mesh, given))
     if row and row.placements:
-        return row, draw(st.sampled_from(placements_taken(row, Request(shape, mesh))))
+        return row, draw(_recut(placements_taken(row, Request(shape, mesh)), shape, mesh))
     a, b, c = map(draw, free)
     return row, (a, b, c)
+
+
+@st.composite
+def _recut(
+    draw: DrawFn,
+    taken: Sequence[Layouts],
+    shape: tuple[int, int, int],
+    mesh: MeshShape,
+    given: Sequence[Layout | None] = (None, None, None),
+) -> Layouts:
+    """Placements that a row takes, each cut over the same axes but mostly elsewhere; a C that is everywhere stays so.
+
+    given: those that are not open.
+    """
+    a, b, c = draw(st.sampled_from(taken))
+    whole = [layouts for layouts in taken if not layouts[2].split_axes and not layouts[2].pins]
+    if whole and given[2] is None and draw(st.integers(0, 2)) == 0:
+        c = whole[0][2]
+    m, n, k = shape
+    placed = []
+    for layout, fixed, extents in zip((a, b, c), given, ((m, k), (k, n), (m, n)), strict=True):
+        splits = [
+            draw(_levels(layout.mesh(mesh), [level.axes for level in split], extent, KINDS))
+            for split, extent in zip(layout.splits, extents, strict=True)
+        ]
+        skewed = [
+            tuple(replace(new, skew=old.skew) for new, old in zip(split, olds, strict=True))
+            for split, olds in zip(splits, layout.splits, strict=True)
+        ]
+        is_kept = fixed is not None or draw(st.integers(0, 2)) == 0
+        placed.append(layout if is_kept else replace(layout, splits=tuple(skewed)))
+    a, b, c = placed
+    return a, b, c
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ class Footing:
 
     def __init__(self, row: Row, problem: Problem, width: int) -> None:
         self.row, self.width = row, width
-        self.given = row.adapted(problem)
-        self.problem, self.staged = row.reads(self.given)
+        fitted = row.fitted(problem)
+        self.given, self.problem, self.staged, self.work = fitted.given, fitted.read, fitted.staged, fitted.work
         self.crowd = crowd(problem.mesh)
-        self.work = row.work(self.problem)
         self.dim = DIMS.index(row.over)
         self.is_queue = row.order == "ticket"
         self.by_chunks = bool(row.grouped) or (row.result != "here" and row.over == "k")

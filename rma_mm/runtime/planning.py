@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ScheduleError, ShapeError
+from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
 from ..kernels.choice import NAMES
@@ -22,7 +22,8 @@ from ..policy.cost import Tariff
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule, remembered
-from ..schedule.verify import own_volume
+from ..schedule.proof import conclude, nothing
+from ..schedule.witness import evidence
 from ..windows.waiting import wait
 from .agreement import agreed
 from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
@@ -110,7 +111,7 @@ def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidat
         mesh, operands, found, *fitted, request.in_place, request.shares and not fitted[0].row.grouped,
         fitted[0].seconds if is_known(request.tariff, operands) else None,
     )  # fmt: skip
-    _check_volume(plan)
+    prove(mesh, plan.schedule, "plan")
     return plan
 
 
@@ -280,16 +281,15 @@ def _fitted(
     )
 
 
-def _check_volume(plan: Plan) -> None:
-    """Check this rank's operations, that all ranks' multiply every point once, and that groups match. Collective."""
+def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
+    """Show with all ranks that the schedule is right (see `schedule.proof`). Collective; raises ScheduleError."""
     from mpi4py import MPI
 
-    schedule, mesh = plan.schedule, plan.mesh
-    with agreed(mesh.comm, "plan"):
-        sums = np.array(own_volume(schedule, mesh.rank) if mesh.is_member else (0, 0), np.uint64)
+    brought = nothing()
+    with agreed(mesh.comm, what):
+        if mesh.is_member:
+            brought = evidence(schedule, mesh.rank)
+    sums, latest = np.array(brought.sums, np.uint64), np.array(brought.latest, np.int64)
     wait(mesh.comm.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM))
-    m, n, k = plan.given.shape
-    if sums[0] != m * n * k:
-        raise ScheduleError(f"{plan.algorithm}: the ranks together multiply {sums[0]} points of {m * n * k}")
-    if sums[1]:
-        raise ScheduleError(f"{plan.algorithm}: what the ranks send each other does not match")
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, latest, MPI.MAX))
+    conclude(schedule, sums.tolist(), latest.tolist())

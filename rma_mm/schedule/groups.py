@@ -42,13 +42,20 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
     return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, calls)) if parts else None
 
 
-def pushes(member: Member, group: Sequence[int], x: str = "C") -> Pass | None:
-    """The pass that sums C by reductions, or else round a ring; None where neither is proved."""
+def pushes(
+    member: Member, group: Sequence[int], x: str = "C", is_dense: Callable[[Ref], bool] = lambda _: True
+) -> Pass | None:
+    """The pass that sums C by reductions, or else round a ring; None where neither is proved.
+
+    is_dense: whether a box is one part of its owner's array, as reductions want it.
+    """
     adds = {q: [op for op in member(q) if isinstance(op, Accumulate) and kind_of(op.dst) == x] for q in group}
     if not all(fills(op.src) for q in group for op in adds[q]):
         return None
     lag = _summing_ring([[op.dst for op in adds[q]] for q in group], group)
-    parts = _common(adds, group, {q: _by_step([(op.step, op.dst) for op in adds[q]]) for q in group})
+    parts = _common(
+        adds, group, {q: _by_step([(op.step, op.dst) for op in adds[q] if is_dense(op.dst)]) for q in group}
+    )
     if lag and len(parts) < len(adds[group[0]]):
         return lambda ops, rank: _shifting_sums(ops, rank, tuple(group), lag)
     return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
@@ -225,4 +232,3 @@ def _neighbours(rank: int, group: tuple[int, ...]) -> tuple[int, int]:
     """The members before and behind a rank on the ring."""
     at = group.index(rank)
     return group[at - 1], group[(at + 1) % len(group)]
-

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
-from .ops import Await, Broadcast, Op, Reduce, Ref, Shift, incoming, outgoing
+from .ops import Await, Barrier, Broadcast, Op, Post, Reduce, Ref, Shift, incoming, outgoing
 from .passes import kind_of
 
 Route = tuple[int, int, str]
@@ -21,12 +21,13 @@ class Letters:
     def __init__(self) -> None:
         self.sent: dict[Route, list[tuple[Region, list[Region]]]] = defaultdict(list)
         self.expected: dict[Route, list[Region]] = defaultdict(list)
+        self.epoch = 0
         self.calls: dict[tuple[int, ...], dict[int, list[object]]] = defaultdict(lambda: defaultdict(list))
 
     def send(self, rank: int, op: Op, contents: Callable[[Ref], list[Region]]) -> None:
         """Note what `rank` sends, with the products in it, and what it expects."""
         if isinstance(op, Broadcast | Reduce):
-            self.calls[op.group][rank].append(_boxes(op))
+            self.calls[op.group][rank].append((self.epoch, *_boxes(op)))
         for to, ref in outgoing(op, rank):
             self.sent[rank, to, kind_of(ref)].append((ref.region, contents(ref)))
         for source, ref in incoming(op, rank):
@@ -60,17 +61,21 @@ def balance(ops: Sequence[Op], rank: int) -> int:
     Each rank knows its own calls only, so this is how they can be compared in one sum.
     """
     counts: dict[object, int] = defaultdict(int)
-    total = 0
+    total = epoch = 0
 
     def entry(*what: object) -> int:
         counts[what[0]] += 1
-        text = repr((counts[what[0]], *map(str, what)))
+        text = repr((epoch, counts[what[0]], *map(str, what)))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
     for op in ops:
+        epoch += isinstance(op, Barrier)
         if isinstance(op, Broadcast | Reduce):
             weight = 1 - len(op.group) if rank == op.group[0] else 1
             total += weight * entry(op.group, type(op).__name__, *_boxes(op))
+        elif isinstance(op, Post) and op.filled:
+            group, slot = op.filled.group, op.filled
+            total += (1 - len(group) if rank == group[0] else 1) * entry(group, op.event, slot.name, slot.region)
         elif isinstance(op, Await):
             total += (1 - len(op.group) if rank == op.group[0] else 1) * entry(op.group, op.event, op.count)
         elif isinstance(op, Shift):

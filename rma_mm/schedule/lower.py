@@ -67,16 +67,14 @@ class _Lowering:
     """One row applied to one problem."""
 
     def __init__(self, row: Row, problem: Problem, tuning: Tuning) -> None:
-        problem = row.adapted(problem)
+        fitted = row.fitted(problem)
         self.row = row
-        self.given = problem
+        self.given, self.problem, self.staged, self.work = fitted.given, fitted.read, fitted.staged, fitted.work
         self.tuning = tuning
         self.mesh = problem.mesh
-        self.problem, self.staged = row.reads(problem)
         self.sources = {x: x + STAGE if problem.layout(x).partial or x in self.staged else x for x in "AB"}
-        self.work = row.work(self.problem)
         self.boxes = Boxes(row, self.problem, self.sources, tuning.width)
-        self.share, self.target = problem.share, problem.target
+        self.share, self.target = self.given.share, self.given.target
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
         self.fetched: dict[int, Sharings] = {}
@@ -89,7 +87,7 @@ class _Lowering:
         for x, name in self.sources.items():
             homes[name] = Home(self.given.extent(x), self.problem.layout(x))  # the same one, its sum, or its stage
         pool = Pool(len(self.tasks), self.task) if self.row.order == "ticket" else None
-        return Schedule(self.mesh, homes, self.program, self.given.shape, pool)
+        return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed)
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
@@ -120,7 +118,9 @@ class _Lowering:
         for x in self.row.grouped:
             group = self.group(rank, x)
             if len(group) > 1:
-                prove = pushes if x == "C" else partial(pulls, at_once=x in self.row.whole)
+                prove = (
+                    partial(pushes, is_dense=self.is_dense) if x == "C" else partial(pulls, at_once=x in self.row.whole)
+                )
                 proof = self.proof(("walk", x, group), prove, self.walk, group, x)
                 ops = proof(ops, rank) if proof else ops
         ops = prefetch(self.summing(ops, rank), self.tuning.depth)
@@ -322,6 +322,11 @@ class _Lowering:
                 left, right = replace(a, region=Region((m, k))), replace(b, region=Region((k, n)))
                 ops.append(Multiply(left, right, replace(c, region=Region((m, n))), False, turn.step))
         return ops
+
+    def is_dense(self, c: Ref) -> bool:
+        """Whether a box of C is one part of its owner's local array."""
+        home = held(self.given.layout("C"), self.given.extent("C"), self.mesh, c.rank)
+        return home.locate(c.region).is_contiguous
 
     def sums(self, rank: int, face: Region, step: int) -> list[Ref]:
         """Slots for a part of C: one for each owner where groups are to sum them up, as they are sent whole."""

@@ -253,6 +253,13 @@ class Schedule:
     shape: tuple[int, int, int] | None = None
     """(m, n, k) of the product; None for a pure redistribution of A into C."""
     pool: Pool | None = None
+    computed: Layout | None = None
+    """What each rank opens and finishes of C, where it is not what replicas share out by themselves."""
+
+    @property
+    def share(self) -> Layout:
+        """What each rank opens and finishes of C; the others take it from there."""
+        return self.computed or self.homes["C"].layout.unshared(self.mesh)
 
     def home(self, buffer: str, rank: int) -> Region:
         """The box of the home matrix `buffer` that `rank` holds."""

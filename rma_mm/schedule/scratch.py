@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from ..geometry.span import Region
-from .coverage import covers
+from .coverage import covers, covers_union
 from .letters import Route
 from .ops import Op, Post, Ref, Slot
 from .order import Moment, Order
+from .passes import kind_of
 
 Fail = Callable[[int, Op, str], NoReturn]
 
@@ -39,6 +40,11 @@ class Filled:
     """When ranks read it, where it is shared."""
     before: list[Moment] = field(default_factory=list)
     """When the frame's former content was used."""
+
+    @property
+    def summed(self) -> list[Region]:
+        """The parts that sums are formed in; they may overlap."""
+        return [*self.zeroed, *(Region(product[:2]) for product in self.products)]
 
 
 class Scratch:
@@ -103,4 +109,6 @@ class Scratch:
         filled = self.find(ref)
         if filled is None:
             self.fail(rank, op, f"{ref} is sent and holds nothing")
+        if kind_of(ref) == "C" and not covers_union(filled.summed, ref.region):
+            self.fail(rank, op, f"{ref} is sent before all of it was opened")
         return list(filled.products)

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from ..errors import ScheduleError
 from ..geometry.span import Region
+from .alone import check_alone, check_whole, fail
 from .coverage import coverage, covers, covers_union
-from .letters import Letters, balance
+from .letters import Letters
 from .ops import (
     STAGE,
     Accumulate,
@@ -66,6 +67,11 @@ class _Access:
     rank: int
     op: Op
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it lands at the next barrier only."""
+        return self.kind == "write" and isinstance(self.op, Copy)
+
 
 def verify(schedule: Schedule) -> Report:
     """Check every invariant of `schedule`; raises ScheduleError naming the rank and the operation."""
@@ -83,20 +89,6 @@ def verify(schedule: Schedule) -> Report:
     scratch = [sum(frame_sizes(ops, rank).values()) for rank, ops in enumerate(programs)]
     words = [sum(count for op in ops for _, count, _ in foreign(op, rank)) for rank, ops in enumerate(programs)]
     return Report(scratch, [len(ops) for ops in programs], words)
-
-
-def own_volume(schedule: Schedule, rank: int) -> tuple[int, int]:
-    """Points that `rank` multiplies (its share of a pool's tasks dealt out in turn), and the balance of group calls.
-
-    What one rank can check alone, with its references: summed over ranks m · n · k points, and 0 modulo 2^64.
-    """
-    checker, volume, ops = _Checker(schedule), 0, expand(schedule, rank)
-    for op in ops:
-        checker.check_bounds(rank, op)
-        checker.check_dense(rank, op)
-        if isinstance(op, Multiply):
-            volume += op.c.region.size * len(op.a.region[1])
-    return volume, balance(ops, rank)
 
 
 def clipped(products: Sequence[Region], face: Region) -> list[Region]:
@@ -134,13 +126,14 @@ class _Checker:
                 self.fail(rank, left[rank][0], "it waits for ever for what another rank does not send")
 
     def fail(self, rank: int, op: Op, why: str) -> NoReturn:
-        raise ScheduleError(f"rank {rank}, {type(op).__name__} «{op}»: {why}")
+        fail(rank, op, why)
 
     # -- epochs -----------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         self.accesses = defaultdict(list)
         self.opening = []
+        self.letters.epoch += 1
         self.order.meet()
 
     def end_epoch(self) -> None:
@@ -155,7 +148,7 @@ class _Checker:
         for one, two in combinations(accesses, 2):
             kinds = {one.kind, two.kind}
             harmless = len(kinds) == 1 and kinds <= {"read", "add"}
-            ordered = one.rank == two.rank and "add" not in kinds
+            ordered = one.rank == two.rank and "add" not in kinds and not (one.is_pending or two.is_pending)
             if not harmless and not ordered and one.region & two.region:
                 raise ScheduleError(
                     f"conflict in one epoch on {buffer} of rank {owner}: "
@@ -168,33 +161,8 @@ class _Checker:
 
     # -- one operation ----------------------------------------------------------------------------
 
-    def check_bounds(self, rank: int, op: Op) -> None:
-        """Every reference names a rank of the mesh, stays within its buffer, and scratch is the rank's own."""
-        for ref in refs_of(op):
-            if not 0 <= ref.rank < self.schedule.mesh.size:
-                self.fail(rank, op, f"no rank {ref.rank}")
-            if not ref.region.issubset(self.schedule.holds(ref)):
-                self.fail(rank, op, f"{ref} is out of bounds: the buffer holds {self.schedule.holds(ref)}")
-            if isinstance(ref.buffer, Slot) and ref.rank != rank and not self.is_shared(rank, ref):
-                self.fail(rank, op, f"{ref} is another rank's scratch")
-
-    def is_shared(self, rank: int, ref: Ref) -> bool:
-        """Whether a slot is one that `rank` shares with its holder, on one node."""
-        assert isinstance(ref.buffer, Slot)
-        group, nodes = ref.buffer.group, self.schedule.mesh.nodes
-        return {rank, ref.rank} <= set(group) and len({nodes[q] for q in group}) == 1
-
-    def check_dense(self, rank: int, op: Op) -> None:
-        """What is computed on is one dense part of its buffer; transfers may gather and scatter."""
-        refs = refs_of(op) if isinstance(op, Multiply | Scale | Finish) else ()
-        computed = [*op.srcs, *op.dsts] if isinstance(op, Reduce) else refs
-        for ref in computed:
-            if not self.schedule.holds(ref).locate(ref.region).is_contiguous:
-                self.fail(rank, op, f"{ref} is scattered in its buffer, which holds {self.schedule.holds(ref)}")
-
     def check(self, rank: int, op: Op) -> None:
-        self.check_bounds(rank, op)
-        self.check_dense(rank, op)
+        check_alone(self.schedule, rank, op)
         name = type(op).__name__.lower()
         check = getattr(self, name + "_" * iskeyword(name))
         check(rank, op)
@@ -205,7 +173,7 @@ class _Checker:
             self.fail(rank, op, "a copy moves one region to the rank that runs it")
         if isinstance(op.src.buffer, Slot):
             self.fail(rank, op, "a copy comes from a home")
-        self.whole_matrix(rank, op, op.src)
+        check_whole(self.schedule, rank, op, op.src)
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
         if isinstance(op.dst.buffer, Slot):
@@ -233,7 +201,7 @@ class _Checker:
             self.fail(rank, op, "the regions of a, b and c do not fit together")
         for ref in (op.a, op.b):
             self.touch(rank, op, ref, "read")
-            self.whole_matrix(rank, op, ref)
+            check_whole(self.schedule, rank, op, ref)
             if isinstance(ref.buffer, Slot):
                 self.scratch.read(rank, op, ref)
         self.touch(rank, op, op.c, "write")
@@ -247,7 +215,7 @@ class _Checker:
             self.products.append(box)
             return
         filled = self.scratch.occupant(op.c)
-        held = [*filled.zeroed, *(Region(product[:2]) for product in filled.products)]
+        held = filled.summed
         if op.first == any(op.c.region & part for part in held) or not (op.first or covers_union(held, op.c.region)):
             self.fail(rank, op, "a slot of C is overwritten by its first product and added to by the others")
         filled.products.append(box)
@@ -274,7 +242,7 @@ class _Checker:
         """Note what goes out and what is awaited."""
         for _, ref in outgoing(op, rank):
             self.touch(rank, op, ref, "read")
-            self.whole_matrix(rank, op, ref)
+            check_whole(self.schedule, rank, op, ref)
         self.letters.send(rank, op, lambda ref: self.scratch.contents(rank, op, ref))
 
     def broadcast(self, rank: int, op: Broadcast) -> None:
@@ -308,6 +276,7 @@ class _Checker:
             elif dst.rank == rank:
                 filled = self.scratch.occupant(dst)
                 filled.products = clipped(self.scratch.contents(rank, op, src), dst.region)
+                filled.zeroed.append(dst.region)
                 filled.awaited = [((q, rank, kind_of(dst)), dst.region) for q in op.group if q != rank]
 
     def accumulate(self, rank: int, op: Accumulate) -> None:
@@ -332,16 +301,6 @@ class _Checker:
         """What is added to C comes before its Finish."""
         if ref.buffer == "C" and any(part & ref.region for part in self.finished[ref.rank]):
             self.fail(rank, op, f"{ref} is added to after it was finished, or without a barrier in between")
-
-    def whole_matrix(self, rank: int, op: Op, ref: Ref) -> None:
-        """One summand of a partial matrix is not the matrix; only C's may be read, by ranks of the same summand."""
-        if isinstance(ref.buffer, Slot):
-            return
-        layout, mesh = self.schedule.homes[ref.buffer].layout, self.schedule.mesh
-        mine, theirs = layout.coords(mesh, rank) or {}, layout.coords(mesh, ref.rank) or {}
-        for axis in layout.partial:
-            if ref.buffer != "C" or mine.get(axis) != theirs.get(axis):
-                self.fail(rank, op, f"{ref} is one summand of a partial matrix")
 
     def scale(self, rank: int, op: Scale) -> None:
         self.touch(rank, op, op.c, "write")

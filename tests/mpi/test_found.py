@@ -179,3 +179,42 @@ def test_a_rank_sends_out_of_the_array_that_it_gathers_into(comm, algorithm):
     with Mesh((comm.size,), comm) as mesh:
         C = rma_mm.matmul(x, y, mesh, layout="*,*", algorithm=algorithm)
         assert (C.tile == x @ y).all()
+
+
+@parallel(ranks=(4,), env=("node", "nolocal", "created"))
+def test_a_c_that_is_wanted_everywhere_is_whole_however_a_is_cut(comm):
+    """The work was cut as A is, and C gathered from where it would have been computed otherwise."""
+    rng = np.random.default_rng(0)
+    for shape, placed in (
+        ((2, 2), ("P('i:bounds(0,2,7)', 'j')", "P('i', 'j')")),
+        ((2, 2), ("P('i:cyclic(2)', 'j')", "P('i', 'j:weights(1, 3)')")),
+        ((4, 1), ("P('i:bounds(0,1,1,5,7)', 'j')", "P('i', 'j')")),
+        ((1, 4), ("P('i', 'j')", "P('i', 'j:bounds(0,0,3,4,5)')")),
+        ((4,), ("P('i:bounds(0,1,1,5,7)', None)", "P(None, None)")),
+        ((4,), ("P(None, None)", "P(None, 'i:weights(0, 2, 1, 1)')")),
+        ((4,), ("P('i:bounds(0,1,1,5,7)', None)", "P('i', None)")),
+    ):
+        with Mesh(shape, comm) as mesh:
+            a, b, c = (rng.integers(-4, 5, extent).astype(float) for extent in ((7, 12), (12, 5), (7, 5)))
+            A, B = (DistMatrix.from_numpy(x, mesh, layout) for x, layout in zip((a, b), placed, strict=True))
+            for algorithm in EVERYWHERE:
+                everywhere_c(mesh, (A, B), (a, b, c), algorithm)
+
+
+EVERYWHERE = (
+    "auto", "summa_c", "summa_c:pull", "summa_a", "pumma", "mixed_2d", "cannon", "stationary_c", "queue",
+    "data_parallel", "column_parallel", "row_parallel", "gather_gemm", "gemm_scatter:pull",
+)  # fmt: skip
+
+
+def everywhere_c(mesh, matrices, arrays, algorithm):
+    """A product into a C on every rank, and one that adds to it, if the algorithm takes these placements."""
+    a, b, c = arrays
+    out = DistMatrix.from_numpy(np.full_like(c, np.nan), mesh, "P(None, None)")
+    try:
+        rma_mm.matmul(*matrices, mesh, out=out, algorithm=algorithm)
+    except AlgorithmError:
+        return
+    assert (out.tile == a @ b).all(), algorithm
+    out = DistMatrix.from_numpy(c, mesh, "P(None, None)")
+    assert (rma_mm.matmul(*matrices, mesh, out=out, beta=3, algorithm=algorithm).tile == a @ b + 3 * c).all(), algorithm

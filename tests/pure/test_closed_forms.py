@@ -100,7 +100,7 @@ def pulled(form: Form, grid: Grid) -> tuple[list[int], bool]:
     """The words of a form's one-sided form, and whether the other one brings A or B elsewhere first."""
     shape = even_shape(grid)
     problem = form.problem(MeshShape(grid), shape)
-    _, staged = find_algorithm(form.name).reads(problem)
+    staged = find_algorithm(form.name).fitted(problem).staged
     return counted(f"{form.name}:pull", problem)[0].words, bool(staged)
 
 

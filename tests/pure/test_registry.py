@@ -71,7 +71,7 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
             if not found.rejected and found.layouts:
                 assert not any(layout.pins for layout in found.layouts), found.row.name
                 problem = problem_of(Request((96, 96, 96), MeshShape(grid)), found.layouts)
-                work = found.row.work(found.row.reads(problem)[0])
+                work = found.row.fitted(problem).work
                 assert work.mesh(problem.mesh).size == problem.mesh.size
 
 
