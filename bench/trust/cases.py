@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from random import Random
 
+import numpy as np
+
 from bench.trust.placements import Shape, draw_layout, draw_mesh, recut
 from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.policy.planner import Request, every_form, placements_taken
 from rma_mm.schedule.row import Row, Setting
 
@@ -186,10 +189,6 @@ def _frame(rng: Random, ranks: int, mesh: MeshShape, shape: Shape) -> dict[str, 
 
 def _arithmetic(rng: Random, types: tuple[str, str]) -> dict[str, object]:
     """Scalars, semiring, types and epilogue that go together; `result` is the type of C."""
-    import numpy as np
-
-    from rma_mm.kernels.dtypes import parse_dtype
-
     result = str(np.result_type(*map(parse_dtype, types)))
     found: dict[str, object] = {}
     if types[0] == types[1] and types[0] in WIDER and rng.random() < 0.1:
