@@ -18,7 +18,7 @@ from tests.jobs import VARIANT
 from tests.launch import parallel
 
 SEED = 20
-CASES = 60
+CASES = 50
 
 
 @parallel(ranks=(4,), env=("node", "cliques", "nolocal", "allocated", "created"))
