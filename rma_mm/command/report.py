@@ -58,8 +58,8 @@ class Facts:
         ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
         checked = "not asked for"
         if j["verified"] is not None:
-            some = f", {j['verified_rows']} of {m} rows computed again" if j["verified_rows"] is not None else ""
-            checked = f"right{some}" + (f", at {j['residual']:.2g} of the rounding allowed" if j["residual"] else "")
+            most = f", errors at most {j['residual']:.2g} of the rounding allowed" if j["residual"] else ""
+            checked = f"right{most}: {j['verified_how']}"
         rows = [
             ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {SEMIRINGS[j['semiring']].note}in {j['dtype']}"),
             *([("epilogue", j["epilogue"])] if j["epilogue"] else []),
@@ -124,6 +124,7 @@ def gather_facts(
         "verified": None if verdict is None else verdict.ok,
         "residual": None if verdict is None else verdict.residual,
         "verified_rows": None if verdict is None else verdict.rows,
+        "verified_how": None if verdict is None else verdict.how,
     }
     rate = blas_rate(mesh, shape, plan.given.summed) if measure_blas and plan.given.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
