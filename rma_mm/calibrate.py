@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from .command.arguments import Parser
+from .command.arguments import MOST_THREADS, Parser, _count
 from .command.launcher import LauncherError, connect, launcher_rank
 from .command.signals import Interruption
-from .errors import OptionError, RmaError
+from .errors import OptionError, RmaError, cut, quoted
 from .kernels.dtypes import BFLOAT16, BLAS_TYPES
 from .kernels.rates import CLASSES, LARGE, SMALL, measured
 from .kernels.threads import using_threads
@@ -41,6 +41,7 @@ PROGRAM = "python -m rma_mm.calibrate"
 SECONDS, TO_PARTS = 14.0, 0.55
 """Of a calibration, unless the user says otherwise; the share that goes to parts, the rest to whole products."""
 FAILED = 1
+MOST_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
     add("--flavours", type=_flavours, default=FLAVOURS, metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
-    add("--threads", type=_threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
+    threads = _count(1, MOST_THREADS)
+    add("--threads", type=threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
     add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")
     add("--plot", metavar="FILE", help="draw seconds against bytes of all movements; needs matplotlib")
     add("--kernels", action="store_true", help="also measure BLAS against generated code; takes a minute")
@@ -76,21 +78,16 @@ def _seconds(text: str) -> float:
         found = float(text)
     except ValueError:
         found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes a number of seconds above 0")
+    if not 0 < found <= MOST_SECONDS:
+        rule = f"it takes a number of seconds above 0, at most {MOST_SECONDS:g}"
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
     return found
-
-
-def _threads(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes a whole number of at least 1")
-    return int(text)
 
 
 def _flavours(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(FLAVOURS):
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes some of {','.join(FLAVOURS)}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes some of {','.join(FLAVOURS)}")
     return names
 
 
@@ -184,12 +181,16 @@ def _ranks(mesh: Mesh) -> str:
 
 def _written(found: Survey, machine: Machine, options: Options) -> str:
     """Write the files that were asked for; what went wrong, if anything."""
+    from .runtime.files.unfinished import write_whole
+
     try:
         if options.json:
-            Path(options.json).write_text(json.dumps(machine.as_json(), indent=1) + "\n")
+            write_whole(f"--json {cut(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
         if options.plot:
-            draw(found, options.plot)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+            picture = BytesIO()
+            draw(found, picture, options.plot.rpartition(".")[2])
+            write_whole(f"--plot {cut(options.plot)}", options.plot, picture.getvalue())
+    except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         return f"cannot be written: {error}"
     return ""
 
@@ -251,7 +252,7 @@ def print_kernels() -> None:
 # -- as a picture ---------------------------------------------------------------------------------
 
 
-def draw(found: Survey, file: str) -> None:
+def draw(found: Survey, file: BinaryIO, form: str) -> None:
     """Seconds against bytes of every movement, a panel for each class of link: idle solid, busy dashed."""
     import_module("matplotlib").use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
@@ -260,7 +261,7 @@ def draw(found: Survey, file: str) -> None:
     for link, panel in zip(links, panels[0], strict=True):
         _panel(found, link, panel, pyplot.get_cmap("tab20"))
     figure.suptitle(f"{found.machine.name}: targets idle (solid), and inside a multiply (dashed)")
-    figure.savefig(file)
+    figure.savefig(file, format=form)
     pyplot.close(figure)
 
 

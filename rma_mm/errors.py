@@ -4,9 +4,51 @@ Every message names the argument, what was got, the rule, and what would fit. Th
 every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.agreement`).
 """
 
+import re
+
+QUOTED = 80
+"""Characters of a user's text that a message repeats, at most."""
+LINES, LINE = 6, 1000
+"""Lines of a message that a command prints, and characters of a line."""
+
+
+def cut(text: object) -> str:
+    """The text of something that is repeated in a message, its middle left out where it is long.
+
+    >>> cut("a" * 100_000)
+    'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
+    """
+    shown = str(text)
+    half = (QUOTED - 2) // 2
+    return shown if len(shown) <= QUOTED else f"{shown[:half]} … {shown[-(QUOTED - 3 - half) :]}"
+
+
+def quoted(value: object) -> str:
+    """`value` as Python writes it, cut."""
+    return cut(repr(value))
+
+
+def brief(message: str) -> str:
+    """A message in which no word is long: it repeats a user's text, of which a part is enough.
+
+    >>> len(brief("layout: got " + "(" * 100_000))
+    92
+    """
+    return re.sub(rf"\S{{{QUOTED + 1},}}", lambda word: cut(word[0]), message)
+
+
+def in_lines(message: str) -> str:
+    """A message as a command says it: at most six lines of at most 1000 characters."""
+    half = LINE // 2
+    lines = message.splitlines()[:LINES]
+    return "".join((line if len(line) <= LINE else f"{line[:half]} … {line[3 - half :]}") + "\n" for line in lines)
+
 
 class RmaError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. What it repeats of a user's text is cut."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(brief(message))
 
 
 class LayoutError(RmaError, ValueError):

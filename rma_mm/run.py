@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rma_mm.command.signals import Interruption
@@ -22,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, the same on every rank. Collective over COMM_WORLD."""
     from rma_mm.command.launcher import LauncherError, connect, launcher_rank
 
+    with suppress(OSError, ValueError, AttributeError):  # no standard error to speak on
+        faulthandler.enable()  # a bus error, as from a full /dev/shm, is named, and where it was
     with Interruption() as interruption, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflow in a user's matrices is theirs to know
         try:

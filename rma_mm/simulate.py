@@ -14,22 +14,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from math import prod
-from pathlib import Path
 
 from .algorithms import find_algorithm
-from .command.arguments import Parser, _count, _dtype, _mesh, _shape, _size
-from .errors import OptionError, RmaError
+from .command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
+from .errors import FileFormatError, OptionError, RmaError, cut, in_lines, quoted
 from .kernels.dtypes import accumulator, parse_dtype
 from .policy.cost import Tariff
 from .policy.described import EXAMPLE, TYPICALLY, Description, read_machine
 from .policy.machine import Machine
 from .policy.scaling import Price, Question, draw, price_table, prices, strong, sweep_table, weak
+from .runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
 DONE, FAILED, REFUSED = 0, 1, 2
-LINES = 6
-"""Of a message, at most."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ def _parser() -> Parser:
 
 def _ranks(text: str) -> tuple[int, ...]:
     """Ascending numbers of ranks."""
-    found = tuple(int(word) for word in text.split(",") if word.strip().isdecimal())
+    found = tuple(int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < DIGITS)
     if len(found) != text.count(",") + 1 or sorted({*found, 0}) != [0, *found]:
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes growing numbers of ranks, as 1,4,16")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes growing numbers of ranks, as 1,4,16")
     return found
 
 
@@ -119,12 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = [prices(question) for question in questions(options)]
         _show(options, found)
     except RmaError as error:
-        lines = f"rma_mm: {error}".splitlines()
-        sys.stderr.write("\n".join(lines[:LINES]) + "\n")
-        return REFUSED
-    except OSError as error:
-        sys.stderr.write(f"rma_mm: {error.filename} cannot be written: {error.strerror}\n")
-        return FAILED
+        sys.stderr.write(in_lines(f"rma_mm: {error}"))
+        return FAILED if isinstance(error, FileFormatError) else REFUSED
     return DONE
 
 
@@ -175,7 +170,7 @@ def _tariff(machine: Machine, dtype: str) -> Tariff:
 
 
 def _show(options: Options, found: list[list[Price]]) -> None:
-    """Print the table, and write what else was asked for. Raises OSError."""
+    """Print the table, and write what else was asked for. Raises FileFormatError, OptionError."""
     first = found[-1][0].question
     machine = first.tariff.machine
     shape = "x".join(map(str, options.shape or ()))
@@ -188,9 +183,12 @@ def _show(options: Options, found: list[list[Price]]) -> None:
             "machine": machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,
             "prices": [price.as_json() for each in found for price in each],
         }  # fmt: skip
-        Path(options.json).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        write_whole(f"--json {cut(options.json)}", options.json, text)
     if options.plot:
-        draw(found, options.plot, kind + title)
+        picture = BytesIO()
+        draw(found, picture, options.plot.rpartition(".")[2], kind + title)
+        write_whole(f"--plot {cut(options.plot)}", options.plot, picture.getvalue())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rma_mm.errors import OptionError, RmaError
+from rma_mm.errors import OptionError, RmaError, cut, quoted
+from rma_mm.geometry.extents import too_large
 from rma_mm.kernels.activations import ACTIVATIONS
 from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.kernels.epilogue import SIDES
@@ -18,6 +19,9 @@ PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)
 DEFAULT_DTYPE = "float32"
 SCALARS = ("--alpha", "--beta")
+MOST, MOST_RANKS, DIGITS = 2**62, 2**31, 32
+"""What whole numbers and numbers of bytes are at most, those of ranks, and how many digits are looked at."""
+MOST_TIMES, MOST_THREADS = 10**9, 2**16
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -82,14 +86,18 @@ def parse(argv: Sequence[str]) -> Options:
         return options
     if len(options.files) not in (0, 2):
         raise OptionError(
-            f"files: got {len(options.files)} ({', '.join(options.files)}); name two, A.npy and B.npy, "
+            f"files: got {len(options.files)} ({cut(', '.join(options.files))}); name two, A.npy and B.npy, "
             f"or none to multiply generated matrices"
         )
     if options.files and shape:
         raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
+    m, n, k = options.shape
+    for name, extents in (("A", (m, k)), ("B", (k, n)), ("C", (m, n))):
+        if reason := too_large(extents):
+            raise OptionError(f"--shape: got {options.shape}, so that {name} is {extents}; {reason}")
     if (options.bias is None) != (options.bias_per is None):
         fix = "say --bias-per column or --bias-per row" if options.bias else "name a file with --bias, or leave it out"
-        raise OptionError(f"--bias: got {options.bias} with --bias-per {options.bias_per}; {fix}")
+        raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
     return options
@@ -141,9 +149,10 @@ def _parser() -> Parser:
     add("-o", "--output", metavar="C.npy", help="where to write the result")
     _add_problem(add)
     _add_method(add)
-    add("--repeat", type=_count(1), default=1, metavar="N", help="timed products (1)")
-    add("--warmup", type=_count(0), default=1, metavar="N", help="products before those (1)")
-    add("--verify", action="store_true", help="check the result, by Freivalds; generated matrices always are")
+    add("--repeat", type=_count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
+    add("--warmup", type=_count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
+    add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
+        "once more; products of generated matrices always are")  # fmt: skip
     add("--explain", action="store_true", help="print what was considered and why it lost")
     add("--frontier", action="store_true", help="print T10's plans that none beats in both memory and words")
     add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
@@ -184,30 +193,36 @@ def _add_method(add: Any) -> None:
     add("--memory-limit", type=_size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
     add("--window", metavar="NAME", help="how memory is exposed: shared, allocated or created (RMA_MM_WINDOW, shared)")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
-    add("--threads", type=_count(1), metavar="N", help="BLAS threads of a rank")
+    add("--threads", type=_count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
 
 
-def _count(least: int) -> Any:
-    def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"got {text!r}, it takes a whole number of at least {least}")
-        return int(text)
+def _count(least: int, most: int = MOST) -> Any:
+    return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
 
-    return count
+
+def _whole(text: str, least: int, most: int, rule: str) -> int:
+    """A whole number. Raises ArgumentTypeError, which says the rule and the limits."""
+    if not text.strip().isdecimal() or (len(text) < DIGITS and int(text) < least):
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+    if len(text) >= DIGITS or int(text) > most:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {most}")
+    return int(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    rule = "three whole numbers M,N,K, as 100,200,300"
     words = text.split(",")
-    if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes three whole numbers M,N,K, as 100,200,300")
-    return tuple(int(word) for word in words)
+    if len(words) != 3:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+    return tuple(_whole(word, 0, MOST, rule) for word in words)
 
 
 def _mesh(text: str) -> tuple[int, ...]:
+    rule = "one to three sizes, as 4, 2x3 or 2x3x2"
     words = text.split("x")
-    if not 1 <= len(words) <= 3 or not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes one to three sizes, as 4, 2x3 or 2x3x2")
-    return tuple(int(word) for word in words)
+    if not 1 <= len(words) <= 3:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+    return tuple(_whole(word, 1, MOST_RANKS, rule) for word in words)
 
 
 def _dtype(text: str) -> str:
@@ -222,17 +237,23 @@ def _scalar(text: str) -> complex:
     for kind in (int, float, complex):
         try:
             number: complex = kind(text)
+            complex(number)
         except ValueError:
             continue
+        except OverflowError:
+            raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most 1.8e308") from None
         return number
-    raise argparse.ArgumentTypeError(f"got {text!r}, it takes a Python number, as 2, -0.5 or -1-2j")
+    raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes a Python number, as 2, -0.5 or -1-2j")
 
 
 def _size(text: str) -> int:
     """Bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not found or (found[3] and not found[2]):
-        raise argparse.ArgumentTypeError(f"got {text!r}, it takes bytes with a unit, as 2GiB, 500MB or 1000000")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes bytes with a unit, as 2GiB, 500MB or 1000000")
     decimal = found[2] and not found[3] and text.strip().upper().endswith("B")
     unit = 1000 ** " KMGT".index(found[2].upper()) if decimal else _UNITS[found[2].upper()]
-    return int(float(found[1]) * unit)
+    number = float(found[1]) * unit
+    if number > MOST:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {MOST} bytes")
+    return int(number)

@@ -9,9 +9,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, RmaError
+from rma_mm.errors import FileFormatError, RmaError, cut
 from rma_mm.kernels.dtypes import BFLOAT16, check_dtype
 from rma_mm.runtime.agreement import agree_error
+from rma_mm.runtime.files.reread import reread_vector
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,21 +35,39 @@ def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None) -> NDArray[Any]
     return shared
 
 
+def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[Any]:
+    """The vector in a file as it is now, read by another rank and by other means than `bias`, which it was. Collective.
+
+    Raises FileFormatError on every rank where it is of another type or length.
+    """
+    found = bias
+    error: Exception | None = None
+    reader = min(1, comm.size - 1)
+    if comm.rank == reader:
+        try:
+            found = reread_vector(path, bias)
+        except (OSError, ValueError) as caught:
+            error = FileFormatError(f"--bias {cut(path)}: cannot be read again to check the result: {caught}")
+    agree_error(comm, error)
+    shared: NDArray[Any] = comm.bcast(found, reader)
+    return shared
+
+
 def _vector(path: str, dtype: str | None) -> NDArray[Any]:
     if not os.path.isfile(path):
-        raise FileFormatError(f"--bias {path}: is not there, or not a regular file; a .npy file is needed")
+        raise FileFormatError(f"--bias {cut(path)}: is not there, or not a regular file; a .npy file is needed")
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise FileFormatError(f"--bias {path}: cannot be read as a .npy file: {error}") from None
+        raise FileFormatError(f"--bias {cut(path)}: cannot be read as a .npy file: {error}") from None
     if not isinstance(found, np.ndarray) or found.ndim != 1:
-        what = f"an array of shape {found.shape}" if isinstance(found, np.ndarray) else "an .npz archive"
-        raise FileFormatError(f"--bias {path}: holds {what}; a vector is needed, of one dimension")
+        what = f"an array of shape {cut(found.shape)}" if isinstance(found, np.ndarray) else "an .npz archive"
+        raise FileFormatError(f"--bias {cut(path)}: holds {what}; a vector is needed, of one dimension")
     if found.dtype == np.dtype("V2") and dtype == "bfloat16" and BFLOAT16 is not None:
         found = found.view(BFLOAT16)
     native = found.dtype.newbyteorder("=")
     try:
         bias: NDArray[Any] = found.astype(check_dtype(native, "its dtype"))
     except RmaError as error:
-        raise FileFormatError(f"--bias {path}: {error}") from None
+        raise FileFormatError(f"--bias {cut(path)}: {error}") from None
     return bias

@@ -11,20 +11,24 @@ import numpy as np
 
 from rma_mm.command.arguments import DEFAULT_DTYPE, Options
 from rma_mm.command.bias import read_bias
+from rma_mm.command.checking import Check
 from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json, write_whole
-from rma_mm.command.signals import Interruption
+from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json
+from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.command.timeline import gathered, timeline
-from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError
+from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, cut, in_lines
+from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.kernels.elementwise import check_cast
 from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.agreement import agree_error
-from rma_mm.runtime.files import NpyFile, NpyOutput, read_header
+from rma_mm.runtime.files.header import NpyFile, read_header
+from rma_mm.runtime.files.output import NpyOutput
+from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.footprint import Operand
 from rma_mm.runtime.generate import generated
 from rma_mm.runtime.matrix import DistMatrix
@@ -35,7 +39,7 @@ from rma_mm.runtime.pricing import best_grid
 from rma_mm.runtime.steering import late_note
 from rma_mm.runtime.tracing import Trace
 from rma_mm.runtime.transport import load
-from rma_mm.runtime.verification import Verdict, verify
+from rma_mm.runtime.verification import Verdict
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -56,6 +60,8 @@ class Job:
     """Whether the multiplication has begun: errors until then are the input's."""
     files: dict[str, NpyFile] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
+    bias: Version | None = None
+    """The file of the bias, on rank 0, which reads it."""
     output: NpyOutput | None = None
     trace: Trace | None = None
     """What this rank does when, where a timeline is wanted."""
@@ -70,7 +76,7 @@ class Job:
                 self.output.discard()
             if isinstance(error, ScheduleError):
                 raise
-            complain(self.comm.rank, str(error))
+            complain(self.comm.rank, str(error) + (cleaning(str(error)) if self.comm.rank == 0 else ""))
             return FAILED if self.is_running else REFUSED
 
     def _multiply(self, open_things: ExitStack) -> int:
@@ -93,13 +99,16 @@ class Job:
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
         self.is_running = True
         seconds = self._execute(plan, a, b, c, before)
-        verdict = self._verify(plan, a, b, c, before) if o.is_checked else None
+        self._write(c)
+        made = {"A": a, "B": b, "C": c}
+        verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
+        self._require_unchanged()
         if late := late_note(plan, seconds):
             mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
         code = DONE if verdict is None or verdict.ok else WRONG
         if code == DONE:
-            self._write(c)
+            self._publish()
         self._report(facts, verdict, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
@@ -135,6 +144,8 @@ class Job:
                 f"inner dimensions differ: A is {a}{ops[0]}, B is {b}{ops[1]}, C would be {(m, n)}; "
                 f"op(A) has {k} columns and op(B) {inner} rows, which must be equal"
             )
+        if reason := too_large((m, n)):
+            raise ShapeError(f"A is {a}, B is {b}, C would be {(m, n)}; {reason}")
         return m, n, k
 
     def _plan(self, mesh: Mesh, shape: tuple[int, int, int]) -> Plan:
@@ -172,6 +183,7 @@ class Job:
     def _epilogue(self) -> Epilogue | None:
         """What is to become of C once it is summed. Raises FileFormatError on every rank."""
         o = self.options
+        self.bias = None if o.bias is None or self.comm.rank else Version.of(o.bias)
         bias = None if o.bias is None else read_bias(self.comm, o.bias, o.dtype)
         if bias is None and o.activation is None and o.result_dtype is None:
             return None
@@ -241,8 +253,9 @@ class Job:
             if texts and not (o.quiet and o.picture != "-"):
                 print_result(["\n\n".join(texts)])
             try:
-                if o.picture not in (None, "-"):
-                    write_whole("--picture", o.picture, plan.page() if is_page(o.picture) else plan.picture())
+                if o.picture is not None and o.picture != "-":
+                    drawn = plan.page() if is_page(o.picture) else plan.picture()
+                    write_whole(f"--picture {cut(o.picture)}", o.picture, drawn)
             except RmaError as caught:
                 error = caught
         agree_error(self.comm, error)
@@ -271,19 +284,8 @@ class Job:
         slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
         return [float(second) for second in slowest]
 
-    def _verify(
-        self, plan: Plan, a: DistMatrix, b: DistMatrix, c: DistMatrix, before: DistMatrix | None
-    ) -> Verdict:
-        o = self.options
-        left, right = a.T if o.transpose_a else a, b.T if o.transpose_b else b
-        semiring = SEMIRINGS[o.semiring]
-        return verify(
-            left, right, c, alpha=o.alpha, beta=o.beta, before=before, seed=o.seed, semiring=semiring,
-            epilogue=plan.options.epilogue, product=plan.given.product_dtype,
-        )  # fmt: skip
-
     def _write(self, c: DistMatrix) -> None:
-        """Write the result under its final name. Raises FileFormatError on every rank."""
+        """Write the result beside its final name. Raises FileFormatError on every rank."""
         if self.output is None:
             return
         mesh = c.mesh.shape
@@ -293,8 +295,26 @@ class Job:
             self.output.write(whole.region, whole.tile)
         except RmaError as caught:
             error = caught
+        self.output.agree(self.comm, error)
+
+    def _require_unchanged(self) -> None:
+        """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
+        error: Exception | None = None
+        try:
+            for file in self.files.values():
+                file.version.check()
+            if self.bias is not None:
+                self.bias.check()
+        except RmaError as caught:
+            error = caught
+        agree_error(self.comm, error)
+
+    def _publish(self) -> None:
+        """Give the result its final name. Raises FileFormatError on every rank."""
+        if self.output is None:
+            return
         output, self.output = self.output, None
-        output.finish(self.comm, error)
+        output.finish(self.comm)
         self.interruption.unfinished = self.interruption.losing = ""
 
     def _report(self, facts: Facts, verdict: Verdict | None, mesh: Mesh) -> None:
@@ -328,5 +348,5 @@ def complain(rank: int, message: str) -> None:
     import sys
 
     if rank == 0:
-        sys.stderr.write("\n".join(f"rma_mm: {message}".splitlines()[:6]) + "\n")
+        sys.stderr.write(in_lines(f"rma_mm: {message}"))
         sys.stderr.flush()

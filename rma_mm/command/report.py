@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.errors import FileFormatError
+from rma_mm.errors import cut
 from rma_mm.kernels import bind
 from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
 from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.kernels.speed import calls_a_second
 from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.runtime.files.unfinished import check_target, write_whole
 from rma_mm.runtime.footprint import merged
 from rma_mm.runtime.mesh import Mesh
 from rma_mm.runtime.plan import Plan
@@ -58,8 +58,8 @@ class Facts:
         ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
         checked = "not asked for"
         if j["verified"] is not None:
-            some = f", {j['verified_rows']} of {m} rows computed again" if j["verified_rows"] is not None else ""
-            checked = f"right{some}" + (f", at {j['residual']:.2g} of the rounding allowed" if j["residual"] else "")
+            most = f", errors at most {j['residual']:.2g} of the rounding allowed" if j["residual"] else ""
+            checked = f"right{most}: {j['verified_how']}"
         rows = [
             ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {SEMIRINGS[j['semiring']].note}in {j['dtype']}"),
             *([("epilogue", j["epilogue"])] if j["epilogue"] else []),
@@ -124,6 +124,7 @@ def gather_facts(
         "verified": None if verdict is None else verdict.ok,
         "residual": None if verdict is None else verdict.residual,
         "verified_rows": None if verdict is None else verdict.rows,
+        "verified_how": None if verdict is None else verdict.how,
     }
     rate = blas_rate(mesh, shape, plan.given.summed) if measure_blas and plan.given.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
@@ -162,14 +163,9 @@ def print_result(lines: Sequence[str]) -> None:
 
 def check_report(flag: str, path: str | None) -> None:
     """Raise FileFormatError where a report could not be written."""
-    if path in (None, "-"):
-        return
-    assert path is not None
-    directory = os.path.dirname(path) or "."
-    is_file = os.path.isfile(path) or not os.path.exists(path)
-    if not os.path.isdir(directory) or not is_file or not os.access(directory, os.W_OK):
-        why = "is not a regular file" if not is_file else f"the directory {directory} cannot be written to"
-        raise FileFormatError(f"{flag} {path}: {why}")
+    if path not in (None, "-"):
+        assert path is not None
+        check_target(f"{flag} {cut(path)}", path)
 
 
 def write_json(flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1) -> None:
@@ -180,26 +176,12 @@ def write_json(flag: str, path: str | None, document: dict[str, Any], indent: in
     if path == "-":
         print_result([text])
     else:
-        write_whole(flag, path, text + "\n")
+        write_whole(f"{flag} {cut(path)}", path, text + "\n")
 
 
 def is_page(path: str | None) -> bool:
     """Whether a picture under this name is to be an HTML page."""
     return path is not None and path.lower().endswith((".html", ".htm"))
-
-
-def write_whole(flag: str, path: str | None, text: str) -> None:
-    """Write a text file whole or not at all. Raises FileFormatError naming the flag that asked for it."""
-    assert path is not None
-    temporary = f"{path}.{os.getpid()}.partial"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise FileFormatError(f"{flag} {path}: {error.strerror}") from None
 
 
 def _known(value: Any) -> Any:

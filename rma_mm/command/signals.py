@@ -7,6 +7,7 @@ ends the process from there.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import signal
@@ -23,6 +24,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"
 LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx", "psm", "fi_")
 """How MPI libraries begin the names of their segments; other mapped files there are not ours to remove."""
+PREFIXES = tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES)
+SETTLED = 60.0
+"""Seconds after which a segment that nobody maps is nobody's."""
 GRACE = 0.25
 """Seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest."""
 
@@ -115,14 +119,36 @@ class Interruption:
         os._exit(128 + number)
 
 
-def mapped_segments() -> set[str]:
-    """The shared memory segments of MPI libraries that this process maps."""
+def stray_segments() -> list[str]:
+    """This user's segments of MPI libraries that no process seen from here maps: those of jobs that were killed."""
+    mapped = {name for process in Path("/proc").glob("[0-9]*") for name in mapped_segments(process.name)}
+    found = []
+    for name in glob.glob(SEGMENTS + "*"):
+        with suppress(OSError):
+            seen = os.lstat(name)
+            is_ours = seen.st_uid == os.geteuid() and name.startswith(PREFIXES)
+            if is_ours and name not in mapped and time.time() - seen.st_mtime > SETTLED:
+                found.append(name)
+    return sorted(found)
+
+
+def cleaning(message: str) -> str:
+    """What can be removed where a message says that there is too little room for segments; else empty."""
+    stray = stray_segments() if SEGMENTS.rstrip("/") in message else []
+    if not stray:
+        return ""
+    size = sum(os.lstat(name).st_size for name in stray if os.path.lexists(name))
+    return f"\n{size} bytes there are of MPI processes that have ended; to remove them: rm {' '.join(stray)}"
+
+
+def mapped_segments(process: str = "self") -> set[str]:
+    """The shared memory segments of MPI libraries that a process maps."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     except OSError:
         return set()
     names = {line.split(maxsplit=5)[-1] for line in lines if SEGMENTS in line}
-    return {name for name in names if name.startswith(tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES))}
+    return {name for name in names if name.startswith(PREFIXES)}
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,9 @@ Every figure that is missing, unknown or impossible is named, with what would fi
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,6 +51,8 @@ hidden = 0.9                # ? the share of a transfer that goes on behind a mu
 """
 """What `--example` prints."""
 
+LARGEST = 2**22
+"""Characters of a machine's file."""
 SHOWN = 4
 """Faults of a file that are told at once."""
 MOST = 1e30
@@ -89,11 +93,7 @@ TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)
 def read_machine(path: str) -> Description:
     """The machine that a file describes: JSON as calibration writes it, or TOML. Raises MachineError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise MachineError(f"machine file {path}: cannot be read: {reason}") from None
-    try:
+        text = machine_text(path)
         if text.lstrip().startswith("{"):
             return Description(Machine.from_json(json.loads(text)))
         return from_toml(tomllib.loads(text), Path(path).stem)
@@ -102,6 +102,23 @@ def read_machine(path: str) -> Description:
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         kind = "JSON" if text.lstrip().startswith("{") else "TOML"
         raise MachineError(f"machine file {path}: is no {kind}: {error}; --example prints one that is") from None
+
+
+def machine_text(path: str) -> str:
+    """The text of a machine's file. Raises MachineError unless that is a regular file of a fair size."""
+    try:
+        with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # one that never ends, or that nobody writes to
+                raise MachineError("cannot be read: it is not a regular file")
+            text = file.read(LARGEST + 1)
+    except MachineError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null character in the name
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise MachineError(f"cannot be read: {reason}") from None
+    if len(text) > LARGEST:
+        raise MachineError(f"cannot be read: it has more than {LARGEST} characters; a machine takes a few thousand")
+    return text
 
 
 def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:

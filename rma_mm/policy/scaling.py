@@ -9,7 +9,7 @@ from heapq import nsmallest
 from importlib import import_module
 from itertools import chain, islice, repeat
 from math import prod
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..algorithms import cosma_grids
 from ..errors import MeshError, OptionError, RmaError
@@ -290,10 +290,10 @@ def _bytes(count: float) -> str:
     return f"{count:.4g} {unit}"
 
 
-def draw(found: Sequence[Sequence[Price]], file: str, title: str) -> None:
+def draw(found: Sequence[Sequence[Price]], file: BinaryIO, form: str, title: str) -> None:
     """Seconds and efficiency against ranks, of the rows that are fastest somewhere, or nearly. Needs matplotlib.
 
-    Raises OptionError where the file cannot be written.
+    form: what the picture is written as, "svg", "png", … Raises OptionError for one that matplotlib does not know.
     """
     import_module("matplotlib").use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
@@ -312,9 +312,9 @@ def draw(found: Sequence[Sequence[Price]], file: str, title: str) -> None:
     for panel in (above, below):
         panel.grid(alpha=0.3)
     try:
-        figure.savefig(file)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
-        raise OptionError(f"--plot: {file} cannot be written: {error}") from None
+        figure.savefig(file, format=form)
+    except ValueError as error:
+        raise OptionError(f"--plot: cannot be written: {error}") from None
     finally:
         pyplot.close(figure)
 

@@ -90,7 +90,7 @@ def load(
 
     dtype: "bfloat16" for files that hold it (as |V2). Raises FileFormatError, LayoutError.
     """
-    from .files import read_header
+    from .files.header import read_header
 
     with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
         file = read_header(path, dtype)
@@ -104,7 +104,7 @@ def load(
 
 def saved(source: DistMatrix, path: str | PathLike[str]) -> None:
     """Write `source` under `path`, every rank its own part. Collective."""
-    from .files import NpyOutput
+    from .files.output import NpyOutput
 
     if not source.layout.is_single(source.mesh.shape):
         source = source.redistribute(source.layout.single(source.mesh.shape))

@@ -1,8 +1,8 @@
-"""Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices in O(n²), without gathering any.
+"""Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices, without gathering any.
 
-Floats: Freivalds' check against the rounding that is allowed. Integers: Freivalds' check, exact modulo 2^w. Bool:
-some rows computed again, as for semirings other than + and ×, and where an epilogue follows the product. Replicas of C
-must be equal.
+Floats: the rows that look wrong by Freivalds' check are computed again, and each of their elements is held against what
+rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Semirings of least and
+greatest sums, and what an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ import numpy as np
 
 from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
+from rma_mm.runtime.verification_bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
-from rma_mm.runtime.verification_floats import Product, residual, rounding, survey
+from rma_mm.runtime.verification_floats import WIDTH, Product, rounding, survey
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
-from rma_mm.runtime.verification_rows import wrong_bools, wrong_floats
-from rma_mm.runtime.verification_semiring import wrong_rows
+from rma_mm.runtime.verification_rows import chosen_rows, wrong_floats
+from rma_mm.runtime.verification_semiring import wrong_semiring
 
 VECTORS = 20
 """Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
+WHOLE = "every element computed again"
+SOME = "{} of {} rows computed again, {}"
+SUSPECTED = f"the most suspicious by the sums of {WIDTH} neighbours with random signs"
+ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
+UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,13 @@ class Verdict:
     ok: bool
     """Whether C is right."""
     residual: float | None
-    """Floats: the largest error in units of what rounding allows. Exact types: 0. None where there is no figure."""
+    """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
     reason: str = ""
     """Where and how C is wrong."""
     rows: int | None = None
-    """How many rows were looked at, where not all were."""
+    """How many rows were computed again; None where none had to be."""
+    how: str = ""
+    """What was looked at, for people."""
 
 
 def verify(
@@ -64,56 +72,67 @@ def verify(
     elif before is None:
         raise ValueError("before: beta is not 0, so the check needs C as it was before the product")
     comm = c.mesh.comm
+    closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product or c.dtype)
     with np.errstate(all="ignore"):
         if not semiring.is_arithmetic:
-            reason, rows = wrong_rows(a, b, c, before, semiring, seed)
-            verdict = Verdict(not reason, None if reason else 0.0, reason, rows)
+            verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], ORDERED)
+        elif closed.product.kind not in "iub":
+            verdict = _floats(closed, seed)
         elif epilogue is not None:
-            closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue, product or c.dtype)
-            reason, worst, rows = wrong_closed(closed, seed)
-            verdict = Verdict(not reason, worst, reason, rows)
+            verdict = _exact(*wrong_closed(closed, seed), c.shape[0], UNSEEN)
         elif c.dtype.kind in "iu":
             verdict = _integers(a, b, c, before, int(alpha), int(beta), seed)
-        elif c.dtype.kind == "b":
-            parts = [Part(x, np.dtype(np.float64)) for x in (a, b, c)]
-            old = None if before is None else Part(before, np.dtype(np.float64))
-            reason = wrong_bools(comm, parts[0], parts[1], parts[2], old, bool(alpha), seed)
-            verdict = Verdict(not reason, None if reason else 0.0, reason)
         else:
-            verdict = _floats(a, b, c, before, complex(alpha), complex(beta), (conj_a, conj_b), seed)
+            left, right, made, old = (None if x is None else Part(x, COUNTS) for x in (a, b, c, before))
+            assert left is not None and right is not None and made is not None
+            verdict = _exact(wrong_bools(comm, left, right, made, old, bool(alpha)), c.shape[0], c.shape[0], "")
     if verdict.ok and not _replicas_agree(c):
         verdict = Verdict(False, None, "replicas of C differ")
     shared: Verdict = comm.bcast(verdict, 0)
     return shared
 
 
-def _floats(
-    a: MatrixView,
-    b: MatrixView,
-    c: MatrixView,
-    before: MatrixView | None,
-    alpha: complex,
-    beta: complex,
-    conj: tuple[bool, bool],
-    seed: int,
-) -> Verdict:
+def _exact(reason: str, rows: int, m: int, others: str) -> Verdict:
+    """The verdict where rows were computed again without rounding errors."""
+    return Verdict(not reason, None if reason else 0.0, reason, rows, _how(rows, m, others))
+
+
+def _how(rows: int, m: int, others: str) -> str:
+    return WHOLE if rows == m else SOME.format(rows, m, others)
+
+
+def _floats(closed: Closed, seed: int) -> Verdict:
     """The check for real and complex types. Collective."""
-    working = np.dtype(np.complex128 if c.dtype.kind == "c" else np.float64)
-    parts = Part(a, working, conj[0]), Part(b, working, conj[1]), Part(c, working)
-    old = None if before is None else Part(before, working)
-    product = Product(
-        c.mesh.comm, *parts, old, alpha, beta, rounding(c.dtype, a.shape[1], alpha, 2 * c.mesh.shape.size)
-    )
-    touched = survey(product)
+    p = _product(closed)
+    touched = survey(p)
     if touched.impossible:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
-    if not np.isfinite(alpha) or not np.isfinite(beta):
+    if not np.isfinite(p.alpha) or not np.isfinite(p.beta):
         touched.rows[:] = True
-    worst, where = residual(product, touched, seed)
-    if not worst <= 1:
-        return Verdict(False, worst if np.isfinite(worst) else None, where)
-    reason = wrong_floats(product, touched, seed)
-    return Verdict(not reason, None if reason else worst, reason)
+    down, across = (1 / scale for scale in touched.scales)
+    p.a.down, p.b.across = down, across
+    for part in (p.c, p.before):
+        if part is not None:
+            part.down, part.across = down, across
+    rows = chosen_rows(p, touched, seed)
+    reason, worst = wrong_floats(p, touched, rows)
+    others = SUSPECTED if p.activation is None else UNSEEN
+    return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
+
+
+def _product(closed: Closed) -> Product:
+    """The parts of a product of floats to compute with."""
+    c, kept = closed.c, closed.epilogue
+    working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
+    a, b, _ = closed.parts(working)
+    stored = np.dtype(np.complex128 if c.dtype.kind == "c" else np.float64)
+    before = None if closed.before is None else Part(closed.before, stored)
+    bias = closed.bias(np.arange(c.shape[0])).astype(stored)
+    sizes = *c.shape, closed.a.shape[1]
+    return Product(
+        c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
+        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias, kept.activation,
+    )  # fmt: skip
 
 
 def _integers(
@@ -131,7 +150,8 @@ def _integers(
     total = summed(c.mesh.comm, error)[0] & np.uint64(2 ** (8 * c.dtype.itemsize) - 1)
     wrong = np.flatnonzero(total.any(axis=1))
     if not wrong.size:
-        return Verdict(True, 0.0)
+        bits = 8 * c.dtype.itemsize
+        return Verdict(True, 0.0, how=f"every row by {VECTORS} random sums modulo 2^{bits}")
     return Verdict(False, None, f"{wrong.size} rows of C are wrong, the first is row {wrong[0]}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,8 @@ Array = NDArray[Any]
 
 BLOCK = 1 << 16
 """Elements converted at a time."""
+DEEP_BLOCK = 1 << 20
+"""The same where many rows at once are asked for."""
 
 
 class MeshView(Protocol):
@@ -67,6 +70,10 @@ class Part:
         self.is_partial = bool(matrix.layout.partial)
         self.zero_nonfinite = False
         """Whether `blocks` puts 0 in place of NaN and infinities."""
+        self.down: Array | None = None
+        """(rows of the matrix,): what each is multiplied by where it is read."""
+        self.across: Array | None = None
+        """(columns of the matrix,): the same for columns."""
         if answers(matrix):
             self.rows, self.cols = (span.indices for span in matrix.region)
             self.tile = matrix.tile
@@ -74,23 +81,48 @@ class Part:
             self.rows = self.cols = np.empty(0, np.int64)
             self.tile = np.empty((0, 0), matrix.dtype)
 
-    def blocks(self) -> Iterator[tuple[NDArray[np.int64], Array]]:
-        """(global rows, their elements in this rank's columns), a few rows at a time."""
+    @property
+    def T(self) -> Part:
+        """The same of the transposed matrix; without scales."""
+        turned = copy(self)
+        turned.shape = self.shape[::-1]
+        turned.rows, turned.cols, turned.tile = self.cols, self.rows, self.tile.T
+        return turned
+
+    def blocks(self, least: int = 1) -> Iterator[tuple[NDArray[np.int64], Array]]:
+        """(global rows, their elements in this rank's columns), a few rows at a time; `least` but of long ones."""
         if not self.tile.size:
             return
-        step = max(1, BLOCK // self.tile.shape[1])
+        width = self.tile.shape[1]
+        step = max(1, BLOCK // width, min(least, DEEP_BLOCK // width))
         for top in range(0, self.tile.shape[0], step):
-            yield self.rows[top : top + step], self._converted(self.tile[top : top + step])
+            at = self.rows[top : top + step]
+            yield at, self._read(self.tile[top : top + step], at, self.cols)
 
     def some_rows(self, wanted: NDArray[np.int64]) -> Array:
         """(len(wanted), columns of the matrix): the rows `wanted` as far as this rank answers for them, else 0."""
         out = np.zeros((len(wanted), self.shape[1]), self.working)
-        at = np.searchsorted(self.rows, wanted)
-        held = np.flatnonzero(at < len(self.rows))
-        held = held[self.rows[at[held]] == wanted[held]]
+        held, at = _found(self.rows, wanted)
         if held.size and self.cols.size:
-            out[np.ix_(held, self.cols)] = self._converted(self.tile[at[held]])
+            out[np.ix_(held, self.cols)] = self._read(self.tile[at], wanted[held], self.cols)
         return out
+
+    def some_cols(self, wanted: NDArray[np.int64]) -> Array:
+        """(rows of the matrix, len(wanted)): the same for columns."""
+        out = np.zeros((self.shape[0], len(wanted)), self.working)
+        held, at = _found(self.cols, wanted)
+        if held.size and self.rows.size:
+            out[np.ix_(self.rows, held)] = self._read(self.tile[:, at], self.rows, wanted[held])
+        return out
+
+    def _read(self, block: Array, rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Array:
+        """Elements of these global rows and columns as the check wants them."""
+        made = self._converted(block)
+        if self.down is not None:
+            made *= self.down[rows, None]
+        if self.across is not None:
+            made *= self.across[cols]
+        return made
 
     def _converted(self, block: Array) -> Array:
         if self.working == np.uint64 and block.dtype.kind == "i":
@@ -101,6 +133,14 @@ class Part:
         if self.zero_nonfinite:
             made[~np.isfinite(made)] = 0
         return made
+
+
+def _found(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of `wanted` are among `held`, which ascends, and where there."""
+    at = np.searchsorted(held, wanted)
+    which = np.flatnonzero(at < len(held))
+    which = which[held[at[which]] == wanted[which]]
+    return which, at[which]
 
 
 def answers(matrix: MatrixView) -> bool:

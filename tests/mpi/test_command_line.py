@@ -27,7 +27,7 @@ from tests.processes import MARKER, can_pretend_nodes, find_mpiexec, is_open_mpi
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
     "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible",
-    "verified", "residual", "semiring", "epilogue", "verified_rows",
+    "verified", "residual", "semiring", "epilogue", "verified_rows", "verified_how",
 ]  # fmt: skip
 PRETENDED = ENVS["cliques"]
 """Two nodes."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rma_mm.command import arguments
+from rma_mm.command import arguments, signals
 from rma_mm.command.arguments import parse
-from rma_mm.errors import OptionError
+from rma_mm.errors import MachineError, OptionError
 from tests.processes import ROOT
 
 
@@ -170,3 +172,51 @@ def test_interrupted_inside_a_long_call(number: signal.Signals, tmp_path: Any) -
     assert process.returncode == 128 + number
     assert f"interrupted by {number.name}; C.npy was not written" in errors
     assert not (tmp_path / "unfinished").exists()
+
+
+LARGE = [
+    "--memory-limit=1" + "0" * 400, "--memory-limit=1e400", "--repeat=1" + "0" * 5000, "--threads=" + "9" * 30,
+    "--mesh=2x" + "9" * 40, "--shape=1," + "9" * 5000 + ",1", f"--shape=0,0,{2**60}", f"--shape=1,{2**40},{2**40}",
+    "--alpha=1" + "0" * 400, "--seed=" + "9" * 5000, "--kernel" + "x" * 100_000, "--semiring=" + "x" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", LARGE, ids=range(len(LARGE)))
+def test_sizes_are_bounded(word: str) -> None:
+    """One short message, whatever the number; what it repeats of it is cut."""
+    with pytest.raises(OptionError) as caught:
+        parse([word])
+    assert len(str(caught.value)) < 400
+
+
+def test_segments_of_dead_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are named where a message speaks of /dev/shm: this user's, old, and mapped by nobody."""
+    monkeypatch.setattr(signals, "SEGMENTS", f"{tmp_path}/")
+    monkeypatch.setattr(signals, "PREFIXES", (f"{tmp_path}/mpich",))
+    for name in ("mpich_shm_1_0", "mpich_new", "mpich_used", "other"):
+        (tmp_path / name).write_bytes(b"x" * 4096)
+        os.utime(tmp_path / name, (0, 0) if name != "mpich_new" else None)
+    with open(tmp_path / "mpich_used", "rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as memory:
+        assert memory[0] == ord("x")
+        os.utime(tmp_path / "mpich_used", (0, 0))
+        assert signals.stray_segments() == [f"{tmp_path}/mpich_shm_1_0"]
+        said = signals.cleaning(f"too little of {tmp_path}")
+    assert "4096 bytes" in said and f"rm {tmp_path}/mpich_shm_1_0" in said
+    assert signals.cleaning("something else") == ""
+
+
+@pytest.mark.parametrize("kind", ["device", "fifo", "large", "folder"])
+def test_what_is_no_machine_file_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By --machine and by RMA_MM_MACHINE alike."""
+    from rma_mm.policy.described import read_machine
+    from rma_mm.runtime.calibration.lookup import _named
+
+    file = tmp_path / "machine.json"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "large":
+        file.write_bytes(b" " * (2**22 + 1))
+    name = {"device": "/dev/zero", "folder": str(tmp_path)}.get(kind, str(file))
+    for read in (read_machine, _named):
+        with pytest.raises(MachineError, match=r"cannot be read: (it is not a regular file|it has more|Is a dir)"):
+            read(name)

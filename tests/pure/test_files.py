@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from numpy.lib import format as npy
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region, Span
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED
-from rma_mm.runtime.files import NpyOutput, read_header
+from rma_mm.runtime.files.header import read_header
+from rma_mm.runtime.files.output import NpyOutput
+from rma_mm.runtime.files.unfinished import write_whole
 from rma_mm.runtime.generate import generated
+from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +110,14 @@ def header_only(header: str) -> str:
     return raw(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
 
 
+def ordered(value: str) -> str:
+    return header_only(f"{{'descr': '<f4', 'fortran_order': {value}, 'shape': (2, 2), }}")
+
+
+def shaped(value: str) -> str:
+    return header_only(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {value}, }}")
+
+
 def archive() -> str:
     with zipfile.ZipFile("x.npy", "w") as file:
         file.writestr("a.npy", b"")
@@ -158,6 +171,12 @@ BAD = {
     "nested": (lambda: header_only("(" * 100), "damaged"),
     "bad type": (lambda: header_only("{'descr': 'q9', 'fortran_order': False, 'shape': (2, 2), }"), "damaged"),
     "bad shape": (lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -2), }"), "no shape"),
+    "order None": (lambda: ordered("None"), "fortran_order is None"),
+    "order 2": (lambda: ordered("2"), "fortran_order is 2"),
+    "order text": (lambda: ordered("'False'"), "fortran_order is 'False'"),
+    "long": (lambda: ordered("'" + "x" * 50_000 + "'"), "xxx … xxx"),
+    "empty and long": (lambda: shaped(f"(0, {2**60})"), "without elements"),
+    "beyond 64 bits": (lambda: shaped(f"({2**63}, 0)"), "without elements"),
     "huge": (
         lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (1" + "0" * 30 + ", 2), }"),
         "truncated",
@@ -175,6 +194,7 @@ def test_what_is_no_matrix_is_refused(name: str) -> None:
     assert text.startswith("x.npy: ")
     assert words in text
     assert "\n" not in text
+    assert len(text) < 300
 
 
 def test_dtype_must_be_that_of_the_file() -> None:
@@ -252,3 +272,98 @@ def test_links_are_followed() -> None:
     NpyOutput.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
     assert os.path.islink("c.npy")
     assert np.load("deep/c.npy").shape == (1, 0)
+
+
+def made(name: str = "x.npy") -> NpyOutput:
+    return NpyOutput.create(name, (2, 2), np.dtype(np.float32))
+
+
+def mode(name: str) -> int:
+    return os.stat(name).st_mode & 0o7777
+
+
+@pytest.mark.parametrize(("old", "umask", "new"), [(0o600, 0o022, 0o600), (None, 0o027, 0o640), (0o664, 0o077, 0o664)])
+def test_modes(old: int | None, umask: int, new: int) -> None:
+    """That of the file that is replaced, or what the umask leaves; nobody else reads what is not whole."""
+    before = os.umask(umask)
+    try:
+        if old is not None:
+            saved(np.ones((2, 2)))
+            os.chmod("x.npy", old)
+        output = made()
+        assert mode(output.temporary) == 0o600
+        output.publish()
+        write_whole("--json r.json", "r.json", "{}")
+    finally:
+        os.umask(before)
+    assert (mode("x.npy"), mode("r.json")) == (new, 0o666 & ~umask)
+
+
+def test_planted_links_are_not_followed() -> None:
+    """Under the temporary name, whatever it is written for; loops are no names."""
+    Path("victim").write_text("mine")
+    for name in ("x.npy", "r.json"):
+        os.symlink("victim", NpyOutput.unfinished(name))
+    made().publish()
+    write_whole("--json r.json", "r.json", "{}")
+    assert Path("victim").read_text() == "mine"
+    assert not os.path.islink("x.npy") and Path("r.json").read_text() == "{}"
+    os.symlink("loop", "loop")
+    for make in (lambda: made("loop"), lambda: write_whole("output loop", "loop", "")):
+        with pytest.raises(FileFormatError, match="output loop: is a loop"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "x" * 250, "é" * 127, "x" * 256])
+def test_long_names(name: str) -> None:
+    """As long as the file system allows."""
+    if len(name.encode()) > 255:
+        with pytest.raises(FileFormatError, match="at most 255 bytes"):
+            made(name)
+    else:
+        made(name).publish()
+        assert os.listdir() == [name]
+
+
+def test_what_dead_writers_left_is_removed() -> None:
+    """Not what somebody holds, nor what is written for another name, nor what is no file."""
+    code = f"from {NpyOutput.__module__} import *; NpyOutput.create('x.npy', (2, 2), np.dtype('f4')); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code], check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    (left,) = os.listdir()
+    Path(".x.npy.7.npy.8.partial").touch()
+    os.mkfifo(".x.npy.6.partial")
+    held = made()
+    assert {*os.listdir()} == {os.path.basename(held.temporary), ".x.npy.7.npy.8.partial", ".x.npy.6.partial"}
+    other = made()
+    assert left not in os.listdir() and os.path.exists(held.temporary) and held.temporary != other.temporary
+    held.discard()
+    other.publish()
+
+
+@pytest.mark.parametrize("change", ["rewritten", "replaced", "a fifo"])
+def test_an_input_that_changes_is_refused(change: str) -> None:
+    """Even in place, with as many bytes as before."""
+    header = read_header(saved(np.ones((4, 5))))
+    if change == "rewritten":
+        saved(np.zeros((4, 5)))
+        os.utime("x.npy", ns=(0, 0))
+    elif change == "replaced":
+        np.save("y.npy", np.ones((4, 5)))
+        os.replace("y.npy", "x.npy")
+    else:
+        os.unlink("x.npy")
+        fifo()
+    with pytest.raises(FileFormatError, match=r"meanwhile|not a regular file"):
+        header.read(Region.whole((4, 5)), np.empty((4, 5)))
+
+
+def test_columns_that_lie_far_apart_are_read_alone() -> None:
+    """Rows of 40 KB in which few columns are wanted; rows longer than what is read at a time."""
+    for shape, cols in (((40, 5000), Span([(3, 5), (4000, 4001)])), ((2, 400_000), Span.range(7, 399_990))):
+        x = matrix(shape, np.dtype(np.float64))
+        region = Region((Span.cyclic(shape[0], 1, 2, 1), cols))
+        for order in ("C", "F"):
+            header = read_header(saved(np.asarray(x, order=order)))
+            out = np.empty(region.shape)
+            header.read(region, out)
+            assert (out == x[region.selector()]).all()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py", exc_type=ImportError)
 
+from mpi4py import MPI
+
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import SUPPORTED, accumulator, parse_dtype, result_dtype
+from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.runtime import verification_rows
 from rma_mm.runtime.generate import generated
 from rma_mm.runtime.verification import Verdict, verify
 
@@ -55,9 +62,9 @@ class Comm:
     def bcast(self, item: Any, root: int = 0) -> Any:
         return self.allgather(item)[root]
 
-    def Allreduce(self, send: Array, out: Array) -> None:
-        first, *rest = self.allgather(send)
-        out[...] = sum(rest, start=first)
+    def Allreduce(self, send: Array, out: Array, op: Any = MPI.SUM) -> None:
+        add = np.add if op == MPI.SUM else np.minimum if op == MPI.MIN else np.maximum
+        out[...] = reduce(add, self.allgather(send))
 
 
 @dataclass
@@ -206,7 +213,7 @@ def test_dropped_panel_of_one_tile_is_found(dtype: str, width: int) -> None:
     c[:100, 100:200] -= multiplied(a[:100, :width], b[:width, 100:200])
     verdict = Case(a, b, c).check()
     assert not verdict.ok
-    assert "row" in verdict.reason
+    assert re.match(r"C\[\d?\d, 1\d\d\] is", verdict.reason)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex128"])
@@ -327,3 +334,100 @@ def test_beta_needs_the_old_c() -> None:
     x = np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match="before"):
         Case(x, x, x, options={"beta": 1}).check()
+
+
+def spoils(case: Case, at: Any, value: Any) -> Verdict:
+    """The verdict where some elements of C are others."""
+    right = case.c
+    case.c = right.copy()
+    case.c[at] = value
+    verdict = case.check()
+    case.c = right
+    return verdict
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bfloat16"])
+def test_rounding_of_a_long_sum_hides_nothing(dtype: str) -> None:
+    """Errors of sums of terms of either sign grow as √k: nothing at all, half of k or one sign are no rounding."""
+    a, b = made("A", (24, 65536), dtype), made("B", (65536, 20), dtype)
+    case = Case(a, b, multiplied(a, b))
+    assert case.check().ok
+    assert not spoils(case, slice(None), 0).ok
+    assert not spoils(case, slice(None), multiplied(a[:, :32768], b[:32768])).ok
+    for at in ((3, 4), (23, 19)):
+        verdict = spoils(case, at, -case.c[at])
+        assert not verdict.ok and f"C[{at[0]}, {at[1]}]" in verdict.reason
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128", "float16", "bfloat16"])
+def test_one_wrong_element_of_many_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by ten times the largest rounding error, where most rows are looked at by sums with random signs only."""
+    monkeypatch.setattr(verification_rows, "TERMS", 0)
+    a, b = made("A", (260, 90), dtype), made("B", (90, 150), dtype)
+    b = b * np.exp2(np.arange(150) % 7).astype(b.real.dtype)  # small columns are not hidden by others
+    case = Case(a, b, multiplied(a, b), places=PLACES[:3], grid=(2, 2), options={"seed": 3})  # type: ignore[arg-type]
+    verdict = case.check()
+    assert verdict.ok and verdict.rows is not None and verdict.rows <= 64
+    assert "of 260 rows computed again" in verdict.how
+    wide = np.clongdouble if a.dtype.kind == "c" else np.longdouble
+    exact = a.astype(wide) @ b.astype(wide)
+    error = np.abs(case.c - exact).max(axis=0)
+    for at in ((17, 11), (130, 70), (259, 149)):
+        assert not spoils(case, at, exact[at] + 10 * error[at[1]]).ok
+    assert not spoils(case, (slice(None), [5, 12]), case.c[:, [12, 5]]).ok
+    assert not spoils(case, (slice(80), slice(80)), 0).ok
+
+
+def test_constant_matrices_are_right() -> None:
+    """Where terms repeat, the roundings of a sum have one sign for long: no error, and no place to hide one."""
+    a, b = np.full((3, 30000), 0.1, np.float32), np.full((30000, 4), 0.7, np.float32)
+    c = np.cumsum(a[0] * b[:, 0])[-1] * np.ones((3, 4), np.float32)  # one after the other
+    case = Case(a, b, c)
+    assert case.check().ok
+    assert not spoils(case, (1, 2), c[0, 0] * np.float32(1.3)).ok
+
+
+def test_every_bool_is_looked_at() -> None:
+    """One wrong element in a row of hundreds, wherever it is."""
+    a, b = (
+        made(x, shape, bool) & made(x, shape, bool, 2) & made(x, shape, bool, 3)
+        for x, shape in (("A", (301, 20)), ("B", (20, 70)))
+    )
+    case = Case(a, b, multiplied(a, b), places=PLACES[:3], grid=(2, 3))  # type: ignore[arg-type]
+    assert case.check().ok
+    for row in range(0, 301, 60):
+        assert f"C[{row}, 65]" in spoils(case, (row, 65), ~case.c[row, 65]).reason
+
+
+@pytest.mark.parametrize("name", ["min_plus", "max_plus", "max_min"])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bfloat16"])
+def test_semirings_look_at_all_or_say_so(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong element of a product of ordinary size; of a large one what is beyond its group."""
+    semiring = SEMIRINGS[name]
+    a, b = made("A", (301, 9), dtype), made("B", (9, 70), dtype)
+    working = accumulator(a.dtype)
+    terms = semiring.multiply(a.astype(working)[:, :, None], b.astype(working)[None])
+    c = semiring.add.reduce(terms, axis=1).astype(a.dtype)
+    case = Case(a, b, c, None, PLACES[:3], (2, 2), options={"semiring": semiring})  # type: ignore[arg-type]
+    for row in (0, 133, 300):
+        assert f"C[{row}, 7]" in spoils(case, (row, 7), case.c[row, 7] + 1).reason
+    monkeypatch.setattr(verification_rows, "TERMS", 0)
+    verdict = case.check()
+    assert verdict.ok and "64 of 301 rows" in verdict.how and "may pass" in verdict.how
+    beyond = -100 if semiring.reduction == "MIN" else 100
+    assert not any(spoils(case, (row, 7), beyond).ok for row in range(0, 301, 50))
+
+
+def test_an_epilogue_hides_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of an ordinary product is computed again; a bias alone keeps the sums with random signs."""
+    a, b, bias = made("A", (301, 60), "float32"), made("B", (60, 50), "float32"), made("C", (1, 50), "float32")[0]
+    plain = multiplied(a, b) + bias
+    for activation, c in (("relu", np.maximum(plain, 0)), (None, plain)):
+        case = Case(a, b, c, options={"epilogue": Epilogue(bias, "column", activation)})
+        assert case.check().ok
+        assert not any(spoils(case, (row, 11), c[row, 11] + np.float32(1e-3)).ok for row in (1, 150, 299))
+    monkeypatch.setattr(verification_rows, "TERMS", 0)
+    assert not any(spoils(case, (row, 11), c[row, 11] + np.float32(1e-3)).ok for row in (1, 150, 299))
+    assert case.check().ok
+    case.c, case.options["epilogue"] = np.maximum(plain, 0), Epilogue(bias, "column", "relu")
+    assert "none was looked at" in case.check().how

@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
+from ...policy.described import machine_text
 from ...policy.machine import COPY, TOGETHER, TYPICAL, Machine
 from ..agreement import agreed
 from . import cache
@@ -123,10 +123,10 @@ def _named(name: str) -> Machine | None:
         return TYPICAL
     rule = f"{VARIABLE} is 'typical', or a file as `python -m rma_mm.calibrate --json FILE` writes"
     try:
-        return Machine.from_json(json.loads(Path(name).read_text()))
+        return Machine.from_json(json.loads(machine_text(name)))
     except MachineError as error:
         raise MachineError(f"{name}: {error}; {rule}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise MachineError(f"{name}: it cannot be read as a machine ({error}); {rule}") from None
 
 

@@ -1,0 +1,108 @@
+"""Is what will be under the output's name right? The file as the disk holds it, against the inputs read once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rma_mm.command.arguments import Options
+from rma_mm.command.bias import reread_bias
+from rma_mm.geometry.span import Region
+from rma_mm.kernels.dtypes import BFLOAT16
+from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.runtime.files.header import NpyFile, read_header
+from rma_mm.runtime.files.output import NpyOutput
+from rma_mm.runtime.files.reread import Strips, reread
+from rma_mm.runtime.matrix import DistMatrix
+from rma_mm.runtime.plan import Plan
+from rma_mm.runtime.verification import Verdict, verify
+from rma_mm.runtime.verification_parts import MatrixView
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+COMPARED = 2**20
+"""Elements of a tile that are compared with the file at a time."""
+
+
+@dataclass
+class Check:
+    """A product, and where its operands and its result are."""
+
+    options: Options
+    comm: MPI.Intracomm
+    plan: Plan
+    files: Mapping[str, NpyFile]
+    """Headers of those operands that came from files."""
+    made: Mapping[str, DistMatrix | None]
+    """A, B, C, and C0 as "before", as they are in memory."""
+    output: NpyOutput | None
+    """The file that C was written to."""
+
+    def verdict(self) -> Verdict:
+        """Whether the result is right. Collective. Raises FileFormatError where a file cannot be read again."""
+        c = self._c()
+        if isinstance(c, Verdict):
+            return c
+        o = self.options
+        a, b = (self._operand(name, turned) for name, turned in (("A", o.transpose_a), ("B", o.transpose_b)))
+        return verify(
+            a, b, c, alpha=o.alpha, beta=o.beta, before=self._before(), seed=o.seed, semiring=SEMIRINGS[o.semiring],
+            epilogue=self._epilogue(), product=self.plan.given.product_dtype,
+        )  # fmt: skip
+
+    def _operand(self, name: str, turned: bool) -> MatrixView:
+        """op(A) or op(B)."""
+        matrix: Any = self._read(name) if name in self.files else self.made[name]
+        view: MatrixView = matrix.T if turned else matrix
+        return view
+
+    def _before(self) -> MatrixView | None:
+        """C0, as it is scaled."""
+        return self._read("C").astype(self.plan.c_dtype) if "C" in self.files and self.options.beta != 0 else None
+
+    def _read(self, name: str) -> Strips:
+        file = self.files[name]
+        return reread(self.comm, file.path, file.dtype, file.shape)
+
+    def _epilogue(self) -> Epilogue | None:
+        """With its bias read again."""
+        epilogue: Epilogue | None = self.plan.options.epilogue
+        if epilogue is None or self.options.bias is None:
+            return epilogue
+        return replace(epilogue, bias=reread_bias(self.comm, self.options.bias, epilogue.bias))
+
+    def _c(self) -> MatrixView | Verdict:
+        """The result: the file where there is one, once it holds what was computed, bit by bit."""
+        c = self.made["C"]
+        assert c is not None
+        if self.output is None:
+            return c
+        found = self.comm.allgather(difference(self.output, c) if not c.layout.partial else "")
+        if reason := next(filter(None, found), ""):
+            return Verdict(False, None, reason)
+        return reread(self.comm, self.output.temporary, self.plan.c_dtype, self.plan.c_shape)
+
+
+def difference(output: NpyOutput, c: DistMatrix) -> str:
+    """Where the file does not hold this rank's part of C; empty if it does. Local. Raises FileFormatError."""
+    region, tile = c.region, c.tile
+    if not region:
+        return ""
+    file = read_header(output.temporary, "bfloat16" if c.dtype == BFLOAT16 else None)
+    top = 0
+    for rows in region[0].pieces(max(1, COMPARED // len(region[1]))):
+        part = np.ascontiguousarray(tile[top : top + len(rows)])
+        read = np.empty_like(part)
+        file.read(Region((rows, region[1])), read)
+        wrong = (part.view(np.uint8) != read.view(np.uint8)).reshape(*part.shape, -1).any(axis=2)
+        if wrong.any():
+            row, col = np.argwhere(wrong)[0]
+            where = f"C[{rows.indices[row]}, {region[1].indices[col]}]"
+            return f"{where} is {read[row, col]} in the file, and was computed as {part[row, col]}"
+        top += len(rows)
+    return ""

@@ -1,0 +1,61 @@
+"""Which version of a file it was: a file that changes while it is in use gives parts of both."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rma_mm.errors import FileFormatError, cut
+
+
+@dataclass(frozen=True)
+class Version:
+    """A file as it was when it was first looked at."""
+
+    path: str
+    identity: tuple[int, int, int, int]
+    """Device, inode, size and time of the last change."""
+
+    @staticmethod
+    def of(path: str) -> Version | None:
+        """That of a file as it is now; None where there is none."""
+        try:
+            return Version(path, identity_of(os.stat(path)))
+        except (OSError, ValueError):  # ValueError: a null character
+            return None
+
+    def check(self, descriptor: int | None = None) -> None:
+        """Raise FileFormatError where the file, or the one that is open, is another one by now."""
+        try:
+            found = identity_of(os.stat(self.path) if descriptor is None else os.fstat(descriptor))
+        except OSError as error:
+            raise FileFormatError(f"{cut(self.path)}: cannot be read any more: {error.strerror}") from None
+        if found != self.identity:
+            raise FileFormatError(
+                f"{cut(self.path)}: was replaced or changed meanwhile; what was read of it may be of both versions"
+            )
+
+
+def identity_of(found: os.stat_result) -> tuple[int, int, int, int]:
+    """What tells one version of a file from another."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A descriptor to read a regular file by. Raises OSError; FileFormatError for others, as a FIFO: it would hang."""
+    if "\0" in path:
+        raise OSError(errno.EINVAL, "a path holds no null character")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise FileFormatError(f"{cut(path)}: is {kind}; a .npy file is needed")
+        yield descriptor
+    finally:
+        os.close(descriptor)
