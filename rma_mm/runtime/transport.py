@@ -95,7 +95,8 @@ def load(
     with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
         file = read_header(path, dtype)
         place = placed(layout, file.shape, mesh)
-        facts |= vars(file)  # what is read rests on the order and the offset too
+        facts |= {"shape": file.shape, "dtype": file.dtype.name, "fortran_order": file.fortran_order}
+        facts["offset"] = file.offset
     made = allocated(mesh, file.shape, file.dtype, place)
     with agreed(mesh.comm, "load"):
         file.read(made.region, made.tile)
