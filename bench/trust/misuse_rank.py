@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SIZE = 24
 """Rows and columns of the matrices."""
-ALGORITHMS = ("auto", "queue", "srumma", "stationary_a", "cannon")
+ALGORITHMS = ("auto", "queue", "stationary_c", "stationary_a", "cannon")
 STEPS = ("matmul", "execute", "redistribute", "to_numpy", "from_function", "from_numpy", "chain", "reopen", "matmul")
 MISUSES = (
     "skip", "swap", "close", "return", "exit", "raise", "exit in function", "callback", "calling callback", "threads",
@@ -266,7 +266,7 @@ class Rank:
 
         from rma_mm.algorithms import ALGORITHMS, register
 
-        base = ALGORITHMS["srumma" if self.world.rank % 2 else "stationary_c"]
+        base = ALGORITHMS["stationary_a" if self.world.rank % 2 else "stationary_c"]
         register(replace(base, name="mine"))
 
     def do_permuted(self) -> bool:

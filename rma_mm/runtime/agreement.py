@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NoReturn
 
@@ -104,22 +104,31 @@ def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
     if ballot.cast(digest(END)):
         return True
     ballot.what += how
-    with suppress(errors.RmaError, RuntimeError):
-        disagree(ballot, {}, None)
+    if all(call.startswith(END) for call, *_ in _heard(ballot, {}, None)):
+        spoil("ranks came to the end of the program with different meshes open")
     return False
 
 
 def disagree(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> NoReturn:
     """Raise the same error on every rank, after a ballot that failed. Collective over its communicator."""
-    name = "" if ballot.seat is None else ballot.seat.name
-    found = ballot.comm.allgather((ballot.what, name, texts, describe(error)))
+    found = _heard(ballot, texts, error)
     calls = [call for call, _, _, _ in found]
     if len({name for _, name, _, _ in found}) > 1:
-        calls = [f"{call} of {name}" for call, name, _, _ in found]
+        calls = [f"{call} of {name}" if name else call for call, name, _, _ in found]
     failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
     if failures and len(set(calls)) == 1:
         raise shared_error(failures, ballot.comm.size) from error
     raise DisagreementError(difference(calls, [texts for _, _, texts, _ in found])) from error
+
+
+Heard = tuple[str, str, dict[str, str], tuple[str, str] | None]
+"""What a rank tells after a failed ballot: its call, its mesh, facts and error."""
+
+
+def _heard(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[Heard]:
+    """What every rank tells. Collective."""
+    mesh = "" if ballot.seat is None else ballot.seat.name
+    return ballot.comm.allgather((ballot.what, mesh, texts, describe(error)))
 
 
 def in_words(facts: Mapping[str, object]) -> dict[str, str]:

@@ -224,7 +224,10 @@ class Mesh:
         self.group.dismiss()
 
     def leave(self) -> None:
-        """Close at the end of the program: ranks that still call hear that this one has ended. Collective."""
+        """Close at the end of the program: ranks that still call hear that this one has ended. Collective.
+
+        Raises DisagreementError where calls can be agreed on no more.
+        """
         error = getattr(sys, "last_value", None)
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:QUOTED]})"
         while not agree_to_end(self._comm, how):

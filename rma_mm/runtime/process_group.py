@@ -56,7 +56,7 @@ class ProcessGroup:
         """Messages to each rank, by `tell`."""
         self.received = [0] * parent.size
         self._sending: list[MPI.Request] = []
-        self._number(self.comm, Seat(self, 0, "all meshes"))
+        self._number(self.comm, Seat(self, 0, ""))
         GROUPS.append(self)
 
     @staticmethod
