@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ClosedError, MeshError, OptionError, WindowError
+from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import cores, threads_per_rank
 from ..windows import WINDOWS
-from ..windows.waiting import barrier
-from .agreement import agree
+from .agreement import agree, agree_to_end
+from .process_group import ProcessGroup, end_broken_job, in_turn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
+SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW")
+"""Variables of the environment that must be the same on all ranks."""
+QUOTED = 80
+"""Characters that are quoted of what a user passed."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
@@ -42,10 +46,13 @@ class Mesh:
     not given. window: shared, allocated or created; RMA_MM_WINDOW, or shared, when not given. threads: BLAS threads of
     a rank; by ranks per node when not given.
 
-    Ranks of `comm` beyond the grid own nothing but join every call. Raises MeshError where the grid has more ranks
-    than `comm`, WindowError for an unknown window.
+    Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
+    ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
+    the grid has more ranks, WindowError for an unknown window, DisagreementError where arguments, or what the
+    environment sets, differ between ranks.
     """
 
+    @in_turn
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -58,12 +65,15 @@ class Mesh:
 
         from ..windows.mpi import node_map
 
-        parent = comm if comm is not None else MPI.COMM_WORLD
+        parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
         self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
-        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads}
-        agree(parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
-        self._comm: MPI.Intracomm = parent.Dup()
+        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads} | environment()
+        group = ProcessGroup.on(parent)
+        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
+        self.group = group or ProcessGroup(parent)
+        """Its ranks, which it may share with other meshes."""
+        self._comm: MPI.Intracomm = self.group.admit(shape)
         self._is_closed = False
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
@@ -154,7 +164,7 @@ class Mesh:
         """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
         from ..kernels.speed import multiplies_a_second
 
-        barrier(self.comm)
+        agree(self.comm, "Mesh.speeds", {})
         measured = self.comm.allgather(multiplies_a_second(self.threads))
         return tuple(measured[: self.shape.size])
 
@@ -185,10 +195,17 @@ class Mesh:
         if self._is_closed:
             raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
 
+    @in_turn
     def close(self) -> None:
-        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective."""
-        if self._is_closed:
-            return
+        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
+
+        Raises DisagreementError, and stays open, where another rank is in another call.
+        """
+        if not self._is_closed:
+            agree(self._comm, "Mesh.close", {})
+            self._free()
+
+    def _free(self) -> None:
         self._is_closed = True
         _OPEN.remove(self)
         for plan in list(self.prepared):
@@ -204,6 +221,18 @@ class Mesh:
         if self.active is not self._comm:
             self.active.Free()
         self._comm.Free()
+        self.group.dismiss()
+
+    def leave(self) -> None:
+        """Close at the end of the program: ranks that still call hear that this one has ended. Collective.
+
+        Raises DisagreementError where calls can be agreed on no more.
+        """
+        error = getattr(sys, "last_value", None)
+        how = "" if error is None else f" ({type(error).__name__}: {str(error)[:QUOTED]})"
+        while not agree_to_end(self._comm, how):
+            pass  # the others have raised; they call again, or end
+        self._free()
 
     def __enter__(self) -> Mesh:
         return self
@@ -227,9 +256,34 @@ def _closed_at_exit(mesh: Mesh) -> None:
 
 
 def _close_all() -> None:
-    if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
-        for mesh in reversed(list(_OPEN)):
-            mesh.close()
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        try:
+            for mesh in reversed(list(_OPEN)):
+                mesh.leave()
+        except DisagreementError:
+            pass  # the job cannot go on, as is said now
+        end_broken_job()
+
+
+def checked_comm(comm: object) -> MPI.Intracomm:
+    """`comm`, if ranks can meet in it. Raises MeshError, on this rank alone: there is nobody to agree with."""
+    from mpi4py import MPI
+
+    rule = "pass an intracommunicator, as MPI.COMM_WORLD, that is not freed"
+    if not isinstance(comm, MPI.Comm):
+        raise MeshError(f"comm: got {repr(comm)[:QUOTED]}; {rule}")
+    if comm == MPI.COMM_NULL:
+        raise MeshError(f"comm: got COMM_NULL, or a communicator that was freed; {rule}")
+    if comm.Is_inter():
+        raise MeshError(f"comm: got an intercommunicator; {rule} (Merge makes one)")
+    return MPI.Intracomm(comm)
+
+
+def environment() -> dict[str, object]:
+    """What the environment sets that all ranks must have alike: plans rest on it."""
+    return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:

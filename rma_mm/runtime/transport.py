@@ -21,6 +21,7 @@ from .executor import Executable
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
 from .places import Memory
+from .process_group import in_turn
 
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""
@@ -83,6 +84,8 @@ def _relayed(mesh: Mesh, whole: NDArray[Any], source: DistMatrix, root: int | No
     return whole if root is None or mesh.rank == root else None
 
 
+@in_turn
+@in_turn
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
 ) -> DistMatrix:
@@ -106,6 +109,8 @@ def saved(source: DistMatrix, path: str | PathLike[str]) -> None:
     """Write `source` under `path`, every rank its own part. Collective."""
     from .files.output import NpyOutput
 
+    with agreed(source.mesh.comm, "save", path=str(path)) as facts:
+        facts["matrix"] = source.facts
     if not source.layout.is_single(source.mesh.shape):
         source = source.redistribute(source.layout.single(source.mesh.shape))
     with NpyOutput.collective(source.mesh.comm, path, source.shape, source.dtype) as output:
