@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
+_HELD: list[Mesh] = []
+"""Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
@@ -94,6 +96,7 @@ class Mesh:
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
+        _free_held(self._comm)
 
     def _last(self) -> str:
         return self.when_lost()
@@ -186,7 +189,11 @@ class Mesh:
             raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
 
     def close(self) -> None:
-        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective."""
+        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
+
+        Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
+        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or at exit.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -196,14 +203,15 @@ class Mesh:
         self.plans.clear()
         self.set_aside.clear()
         self.progress.close()
-        if "arena" in self.__dict__:
-            self.arena.close()
         for channel in self._channels.values():
             channel.comm.Free()
         self._channels.clear()
         if self.active is not self._comm:
             self.active.Free()
-        self._comm.Free()
+        if "arena" in self.__dict__:
+            self.arena.let_go()
+        _HELD.append(self)
+        _free_held(self._comm)
 
     def __enter__(self) -> Mesh:
         return self
@@ -230,6 +238,23 @@ def _close_all() -> None:
     if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
         for mesh in reversed(list(_OPEN)):
             mesh.close()
+        for mesh in [*_HELD]:
+            _free(mesh, at_once=True)
+
+
+def _free_held(comm: MPI.Intracomm) -> None:
+    """Free what closed meshes of the ranks of `comm` have left and nobody holds any more. Collective over `comm`."""
+    from mpi4py import MPI
+
+    for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
+        _free(mesh)
+
+
+def _free(mesh: Mesh, *, at_once: bool = False) -> None:
+    """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
+    if "arena" not in mesh.__dict__ or mesh.arena.freed(at_once=at_once):
+        _HELD.remove(mesh)
+        mesh._comm.Free()
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
