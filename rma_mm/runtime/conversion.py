@@ -142,7 +142,7 @@ class Conversion:
         self.bound.clear()
         self.summing.clear()
         self.parts.clear()
-        self.stage = None
+        self.stage, self.tile = None, np.empty((0, 0), self.made.dtype)  # a view would keep the memory
 
 
 def scratch_bytes(mesh: Mesh, shape: tuple[int, int], dtype: np.dtype[Any], source: Layout, target: Layout) -> int:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
+_HELD: list[Mesh] = []
+"""Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW")
 """Variables of the environment that must be the same on all ranks."""
 QUOTED = 80
@@ -104,6 +106,7 @@ class Mesh:
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
+        _free_held(self._comm)
 
     def _last(self) -> str:
         return self.when_lost()
@@ -199,13 +202,15 @@ class Mesh:
     def close(self) -> None:
         """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
 
-        Raises DisagreementError, and stays open, where another rank is in another call.
+        Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
+        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or as the
+        process ends. Raises DisagreementError, and stays open, where another rank is in another call.
         """
         if not self._is_closed:
             agree(self._comm, "Mesh.close", {})
-            self._free()
+            self._close()
 
-    def _free(self) -> None:
+    def _close(self) -> None:
         self._is_closed = True
         _OPEN.remove(self)
         for plan in list(self.prepared):
@@ -213,14 +218,15 @@ class Mesh:
         self.plans.clear()
         self.set_aside.clear()
         self.progress.close()
-        if "arena" in self.__dict__:
-            self.arena.close()
         for channel in self._channels.values():
             channel.comm.Free()
         self._channels.clear()
         if self.active is not self._comm:
             self.active.Free()
-        self._comm.Free()
+        if "arena" in self.__dict__:
+            self.arena.let_go()
+        _HELD.append(self)
+        _free_held(self._comm)
         self.group.dismiss()
 
     def leave(self) -> None:
@@ -232,7 +238,7 @@ class Mesh:
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:QUOTED]})"
         while not agree_to_end(self._comm, how):
             pass  # the others have raised; they call again, or end
-        self._free()
+        self._close()
 
     def __enter__(self) -> Mesh:
         return self
@@ -262,6 +268,9 @@ def _close_all() -> None:
         try:
             for mesh in reversed(list(_OPEN)):
                 mesh.leave()
+            for mesh in _HELD:
+                mesh.arena.leave()
+                mesh._comm.Free()
         except DisagreementError:
             pass  # the job cannot go on, as is said now
         end_broken_job()
@@ -284,6 +293,21 @@ def checked_comm(comm: object) -> MPI.Intracomm:
 def environment() -> dict[str, object]:
     """What the environment sets that all ranks must have alike: plans rest on it."""
     return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+
+
+def _free_held(comm: MPI.Intracomm) -> None:
+    """Free what closed meshes of the ranks of `comm` have left and nobody holds any more. Collective over `comm`."""
+    from mpi4py import MPI
+
+    for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
+        _free(mesh)
+
+
+def _free(mesh: Mesh) -> None:
+    """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
+    if "arena" not in mesh.__dict__ or mesh.arena.freed():
+        _HELD.remove(mesh)
+        mesh._comm.Free()
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
