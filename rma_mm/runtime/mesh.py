@@ -192,7 +192,8 @@ class Mesh:
         """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
 
         Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
-        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or at exit.
+        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or as the
+        process ends.
         """
         if self._is_closed:
             return
@@ -238,8 +239,9 @@ def _close_all() -> None:
     if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
         for mesh in reversed(list(_OPEN)):
             mesh.close()
-        for mesh in [*_HELD]:
-            _free(mesh, at_once=True)
+        for mesh in _HELD:
+            mesh.arena.leave()
+            mesh._comm.Free()
 
 
 def _free_held(comm: MPI.Intracomm) -> None:
@@ -250,9 +252,9 @@ def _free_held(comm: MPI.Intracomm) -> None:
         _free(mesh)
 
 
-def _free(mesh: Mesh, *, at_once: bool = False) -> None:
+def _free(mesh: Mesh) -> None:
     """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
-    if "arena" not in mesh.__dict__ or mesh.arena.freed(at_once=at_once):
+    if "arena" not in mesh.__dict__ or mesh.arena.freed():
         _HELD.remove(mesh)
         mesh._comm.Free()
 
