@@ -245,16 +245,20 @@ class Arena:
         for block in list(self.blocks):
             block.local = np.empty((0, 0), block.dtype)
 
-    def freed(self, *, at_once: bool = False) -> bool:
-        """Whether every window is freed, after freeing those of which no rank holds a view (or all). Collective.
+    def freed(self) -> bool:
+        """Whether every window is freed, after freeing those of which no rank holds a view. Collective.
 
-        Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again.
+        Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again, or to the end.
         """
-        if at_once:
-            self.dropped |= self.live.keys()
         self.collect()
         self._free_empty()
         return not self.slabs and not self.live
+
+    def leave(self) -> None:
+        """Close the windows that views still show; the process takes their memory with it. Collective."""
+        alone = [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
+        for window in [*(slab.window for slab in self.slabs), *alone]:
+            window.close(leave_memory=True)
 
 
 def room(sizes: list[int]) -> int:

@@ -11,6 +11,7 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import ClosedError
 from rma_mm.runtime import mesh as meshes
 from tests.launch import parallel
+from tests.processes import mpirun
 from tests.stateful import DRAWN, RULES, Player, walk
 from tests.strategies_mpi import shared_programs
 
@@ -61,6 +62,24 @@ def test_tiles_outlive_their_mesh(comm):
     gc.collect()
     Mesh((comm.size,), comm).close()
     assert mesh not in meshes._HELD
+
+
+LATE = """
+import atexit, sys
+atexit.register(lambda: print("late", tile[0, 0], flush=True))
+import numpy as np
+from rma_mm import DistMatrix, Mesh
+mesh, left = Mesh((2,), window=sys.argv[1]), Mesh((2, 1))
+tile = DistMatrix.from_numpy(np.full((4, 4), 7.0), mesh).tile
+mesh.close()
+"""
+
+
+@pytest.mark.parametrize("window", ["shared", "allocated"])
+def test_tiles_last_as_long_as_the_process(window):
+    """What runs at exit after meshes were closed may still look at them."""
+    done = mpirun(2, ["-c", LATE, window])
+    assert (done.returncode, done.stdout.count("late 7.0")) == (0, 2), done
 
 
 @parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
