@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 from ..errors import ClosedError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import cores, threads_per_rank
-from ..windows import WINDOWS
+from ..windows import WINDOWS, Checks
+from ..windows.checked import SWITCH
 from ..windows.waiting import barrier
 from .agreement import agree
 
@@ -62,6 +63,7 @@ class Mesh:
         check_launcher()
         self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
         facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads}
+        facts[SWITCH] = os.environ.get(SWITCH, "")
         agree(parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
         self._comm: MPI.Intracomm = parent.Dup()
         self._is_closed = False
@@ -77,6 +79,8 @@ class Mesh:
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.checks = Checks() if Checks.wanted() else None
+        """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = []
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
@@ -115,6 +119,10 @@ class Mesh:
             )
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
+        try:
+            Checks.wanted()
+        except OptionError as error:
+            return error
         if self.window_flavour not in WINDOWS:
             return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None
