@@ -143,7 +143,7 @@ class Arena:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
         self._count_windows()
-        window = open_window("created", self.mesh.comm, array, node_of=self.mesh.node_of)
+        window = open_window("created", self.mesh.comm, array, **self._options)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
@@ -187,11 +187,15 @@ class Arena:
         flavour = self.mesh.window_flavour
         try:
             memory: int | NDArray[Any] = np.empty(mine, np.uint8) if flavour == "created" else mine
-            return open_window(flavour, self.mesh.comm, memory, node_of=self.mesh.node_of)
+            return open_window(flavour, self.mesh.comm, memory, **self._options)
         except MemoryLimitError as error:
             self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
             self.mesh.window_flavour = "created"
-            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), node_of=self.mesh.node_of)
+            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"node_of": self.mesh.node_of, "checks": self.mesh.checks}
 
     def _count_windows(self) -> None:
         """Refuse one window more than MPI libraries bear; the count is the same on every rank."""

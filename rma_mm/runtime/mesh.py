@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import cores, threads_per_rank
-from ..windows import WINDOWS
+from ..windows import WINDOWS, Checks
+from ..windows.checked import SWITCH
 from .agreement import agree, agree_to_end
 from .process_group import ProcessGroup, end_broken_job, in_turn
 
@@ -33,7 +34,7 @@ _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
 _HELD: list[Mesh] = []
 """Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
-SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW")
+SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH)
 """Variables of the environment that must be the same on all ranks."""
 QUOTED = 80
 """Characters that are quoted of what a user passed."""
@@ -89,6 +90,8 @@ class Mesh:
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.checks = Checks() if Checks.wanted() else None
+        """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = []
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
@@ -128,6 +131,10 @@ class Mesh:
             )
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
+        try:
+            Checks.wanted()
+        except OptionError as error:
+            return error
         if self.window_flavour not in WINDOWS:
             return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None

@@ -22,6 +22,7 @@ from ..windows import Counters, Window
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .binding import Scalars
+from .checking.product import checked_product
 from .executor import Executable, Progress
 from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
@@ -200,7 +201,11 @@ class Plan:
             self._vote(latest.facts, latest.digest, None)
             out = latest.out
         listener = None if progress is None else Listener(progress)
-        self._run(latest.executable, listener)
+        if self.mesh.checks is None:
+            self._run(latest.executable, listener)
+        else:
+            with checked_product(self.algorithm, self.given, self.serial, *latest.matrices):
+                self._run(latest.executable, listener)
         if listener is not None and listener.error is not None:
             raise listener.error
         return out

@@ -17,6 +17,7 @@ from ..schedule.redistribute import redistribution
 from .agreement import agreed
 from .arena import Block
 from .binding import Scalars
+from .checking.product import checked_move
 from .executor import Executable
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
@@ -43,10 +44,11 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
     arrived = result if stage is None or stage.dtype == result.dtype else np.empty(result.shape, stage.dtype)
     flips = frozenset(name for name, is_so in (("A", source.flipped), ("C", flipped)) if is_so)
     executable = Executable(schedule, mesh, Memory(homes, arrived, transposed=flips), Scalars())
-    executable.run()
-    executable.close()
-    if arrived is not result:
-        cast(arrived, result)
+    with checked_move(source, layout, result):
+        executable.run()
+        executable.close()
+        if arrived is not result:
+            cast(arrived, result)
 
 
 def staged(source: DistMatrix) -> DistMatrix:
