@@ -213,7 +213,7 @@ class ChainPlan:
             plan, extra = self._planned(number, taken)
             taken += extra
             a, b, c = zip((step.a.name, step.b.name, step.result), placed.layouts, strict=True)
-            read = {place for x, place in (("A", a), ("B", b)) if x in plan.in_place}
+            read = {place for x, place in (("A", a), ("B", b)) if plan.reads_in_place(x)}
             self._in_place |= {name for name, _ in read - self._made.keys()}
             self._actions.append(partial(_multiply, plan, a, b, c))
         for each in self.answer.last:

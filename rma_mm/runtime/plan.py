@@ -76,7 +76,7 @@ class Plan:
             for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True)
         }
         self.in_place = in_place
-        """Operands that this plan reads where they lie on node-mates."""
+        """Operands that this plan reads where they lie on node-mates, or in a sum or copy of its own."""
         self.serial = mesh.next_serial()
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
@@ -152,6 +152,10 @@ class Plan:
     def movement(self) -> dict[str, str]:
         """How A, B and C move on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
         return movement(self.schedule, self.mesh)
+
+    def reads_in_place(self, name: str) -> bool:
+        """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
+        return name in self.in_place and name + STAGE not in self.schedule.homes
 
     def explain(self) -> str:
         """The decision as a table: every candidate, what it moves, and why each loser lost.
@@ -349,7 +353,7 @@ class Plan:
         operand = self.operands[name]
         assert operand.layout is not None
         facts = (operand.dtype, operand.shape, operand.layout)
-        check_matrix(name, matrix, self.mesh, facts, name in self.in_place, "plan")
+        check_matrix(name, matrix, self.mesh, facts, self.reads_in_place(name), "plan")
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
         key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))

@@ -100,7 +100,7 @@ def load(
     with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
         file = read_header(path, dtype)
         place = placed(layout, file.shape, mesh)
-        facts |= {"shape": file.shape, "dtype": file.dtype.name}
+        facts |= vars(file)  # what is read rests on the order and the offset too
     made = allocated(mesh, file.shape, file.dtype, place)
     with agreed(mesh.comm, "load"):
         file.read(made.region, made.tile)

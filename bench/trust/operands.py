@@ -1,0 +1,126 @@
+"""Matrices as cases want them: the NumPy array, and the distributed matrix made of it in the way that was drawn."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import rma_mm
+from bench.trust.cases import Given
+from rma_mm import DistMatrix, Mesh
+from rma_mm.geometry.layout import Layout
+from rma_mm.kernels.dtypes import parse_dtype
+
+Array = NDArray[Any]
+
+
+def elements(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:
+    """Small whole numbers, so that every order of summation gives the same result."""
+    kind = parse_dtype(dtype)
+    least = 0 if kind.kind in "ub" else -2
+    x = rng.integers(least, 2 if kind.kind == "b" else 3, shape)
+    if kind.kind == "c":
+        return (x + 1j * rng.integers(-2, 3, shape)).astype(kind)
+    return x.astype(kind)
+
+
+def garbage(dtype: np.dtype[Any]) -> Any:
+    """What C holds before it is overwritten: NaN where there is one."""
+    return dtype.type(True if dtype.kind == "b" else 113 if dtype.kind in "iu" else np.nan)
+
+
+def summands(layout: Layout | None, mesh: Mesh) -> int:
+    """How many a matrix in this placement comes in."""
+    return prod(layout.mesh(mesh.shape).axis_size(axis) for axis in layout.partial) if layout else 1
+
+
+class Maker:
+    """Makes matrices of one case; collective throughout."""
+
+    def __init__(self, mesh: Mesh, directory: Path, *, text: bool, root: int) -> None:
+        self.mesh, self.directory, self.text = mesh, directory, text
+        self.root = root % mesh.shape.size
+        self.files = 0
+
+    def place(self, layout: Layout | None) -> Layout | str | None:
+        """A placement as it is passed."""
+        return str(layout) if self.text and layout is not None else layout
+
+    def make(self, given: Given, x: Array, rng: np.random.Generator) -> tuple[Any, Array]:
+        """What is passed for a matrix with the elements `x` (as stored), and what it then is."""
+        if given.source == "array":
+            return np.array(x, order=given.order), x
+        first = given.before or given.layout
+        # one array on all ranks, one function and one file are each rank's summand; a root's is one of them
+        times = 1 if given.source in ("root", "local") or x.dtype.kind == "b" else summands(first, self.mesh)
+        made = getattr(self, "_" + given.source)(given, x, rng)
+        with np.errstate(all="ignore"):
+            whole = (x * x.dtype.type(times)).astype(x.dtype)
+        return (made.T, whole.T) if given.turned else (made, whole)
+
+    def _from_numpy(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
+        return DistMatrix.from_numpy(np.array(x, order=given.order), self.mesh, self.place(given.layout))
+
+    def _root(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
+        mine = np.array(x, order=given.order) if self.mesh.rank == self.root else None
+        return DistMatrix.from_numpy(mine, self.mesh, self.place(given.layout), root=self.root)
+
+    def _function(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
+        return DistMatrix.from_function(
+            given.shape, lambda rows, cols: x[rows, cols], self.mesh, self.place(given.layout), dtype=x.dtype
+        )
+
+    def _moved(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
+        made = DistMatrix.from_numpy(np.array(x, order=given.order), self.mesh, self.place(given.before))
+        return made.redistribute(self.place(given.layout))
+
+    def _file(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
+        path = self.directory / f"in{self.files}.npy"
+        self.files = (self.files + 1) % 3
+        is_half = given.dtype == "bfloat16"
+        if self.mesh.rank == 0:
+            np.save(path, np.array(x.view("V2") if is_half else x, order=given.order))
+        self.mesh.comm.Barrier()
+        made = rma_mm.load(path, self.mesh, self.place(given.layout), dtype="bfloat16" if is_half else None)
+        self.mesh.comm.Barrier()
+        return made
+
+    def _local(self, given: Given, x: Array, rng: np.random.Generator) -> DistMatrix:
+        """On the caller's own array; where it comes in summands, on random ones that add up."""
+        layout = given.layout
+        assert layout is not None
+        grid, rank = layout.mesh(self.mesh.shape), self.mesh.rank
+        coords, number = layout.coords(self.mesh.shape, rank) or {}, 0
+        for axis in layout.partial:
+            number = number * grid.axis_size(axis) + coords.get(axis, 0)
+        others = [elements(rng, x.shape, given.dtype) for _ in range(summands(layout, self.mesh) - 1)]
+        if x.dtype.kind == "b":
+            others = [x & other for other in others]
+        with np.errstate(all="ignore"):
+            mine = [*others, x if x.dtype.kind == "b" else x - sum(others, np.zeros_like(x))][number]
+        region = layout.region(given.shape, self.mesh.shape, rank)
+        part = strided(mine[region.selector()], given.order)
+        is_none = not part.size and bool(x.size) and number % 2 == 0
+        return DistMatrix.from_local(None if is_none else part, given.shape, self.mesh, self.place(layout))
+
+
+def strided(x: Array, order: str) -> Array:
+    """A copy of `x` that lies so in memory."""
+    rows, cols = x.shape
+    is_turned = order.endswith("F")
+    tall, wide = (cols, rows) if is_turned else (rows, cols)
+    if order == "offset":
+        space = np.full((tall + 3, wide + 4), garbage(x.dtype), x.dtype)[1 : tall + 1, 2 : wide + 2]
+    elif order.startswith("padded"):
+        space = np.full((tall, wide + 3), garbage(x.dtype), x.dtype)[:, :wide]
+    elif order.startswith("stepped"):
+        space = np.full((2 * tall, wide + 1), garbage(x.dtype), x.dtype)[::2, :wide]
+    else:
+        space = np.empty((tall, wide), x.dtype)
+    made: Array = space.T if is_turned else space
+    made[...] = x
+    return made
