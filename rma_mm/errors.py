@@ -99,5 +99,9 @@ class ScheduleError(RmaError):
     """A schedule that breaks an invariant: found by `rma_mm.schedule.verify`, never by a user's data."""
 
 
+class CheckError(RmaError):
+    """A transfer, a slot or a product that is wrong: found where RMA_MM_CHECK=1 asks for checks, never else."""
+
+
 class FileFormatError(RmaError, ValueError):
     """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""

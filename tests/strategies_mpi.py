@@ -7,10 +7,11 @@ import pickle
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import hypothesis
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 from mpi4py import MPI
 
@@ -40,10 +41,84 @@ def shared_examples(
     Collective over comm. Examples must be picklable, and filtered within the strategy rather than by `assume`.
     Raises the same AssertionError on every rank, with the smallest example found, where any rank failed.
     """
+
+    def search(leader: _Leader) -> None:
+        for example in examples:
+            leader.trial(example)
+        trial: Callable[[T], None] = leader.trial
+        seeded = hypothesis.seed(_seed())
+        seeded(_settings(max_examples)(hypothesis.given(strategy)(_without_self(trial))))()
+
+    _led(comm, body, search)
+
+
+def shared_programs(
+    comm: MPI.Comm,
+    rules: Sequence[str],
+    arguments: SearchStrategy[T],
+    body: Callable[[MPI.Comm, tuple[str, T | None]], None],
+    max_examples: int = 25,
+    steps: int = 30,
+) -> None:
+    """Programs of a RuleBasedStateMachine: call `body(comm, (rule, arguments))` on every rank for each step.
+
+    The first step of each program is ("begin", None); the last is ("end", None), or ("stop", None) after a failure.
+    What the rules choose must follow from their arguments and from what came before. Else as `shared_examples`.
+    """
+
+    def search(leader: _Leader) -> None:
+        class Program(RuleBasedStateMachine):
+            def __init__(self) -> None:
+                super().__init__()
+                self.done: list[Any] = []
+                leader.trial(("begin", None))
+
+            def teardown(self) -> None:
+                leader.trial(("stop" if self.done[-1:] == [None] else "end", None), self.done)
+
+        for each in rules:
+            setattr(Program, each, _rule(leader, each, arguments))
+        hypothesis.seed(_seed())(Program)
+        run_state_machine_as_test(Program, settings=_settings(max_examples, steps))
+
+    _led(comm, body, search)
+
+
+def _rule(leader: _Leader, name: str, arguments: SearchStrategy[Any]) -> Any:
+    """A rule that takes a step on all ranks; `done` ends with None while one is under way."""
+
+    def step(machine: Any, drawn: Any) -> None:
+        machine.done += [(name, drawn), None]
+        leader.trial((name, drawn), machine.done[:-1])
+        machine.done.pop()
+
+    step.__name__ = name
+    return rule(drawn=arguments)(step)
+
+
+def _seed() -> int:
+    """The same at each run, another in each environment."""
+    return zlib.crc32(os.environ.get(VARIANT, "").encode())
+
+
+def _settings(max_examples: int, steps: int = 50) -> hypothesis.settings:
+    return hypothesis.settings(
+        max_examples=max_examples,
+        stateful_step_count=steps,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        report_multiple_bugs=False,
+    )
+
+
+def _led(comm: MPI.Comm, body: Callable[[MPI.Comm, Any], None], search: Callable[[_Leader], None]) -> None:
+    """Rank 0 searches, the others follow. Raises the same AssertionError on every rank where any failed."""
     control = comm.Dup()
     try:
         if comm.rank == 0:
-            failure = _Leader(control, comm, body).search(strategy, max_examples, examples)
+            failure = _Leader(control, comm, body).search(search)
             _broadcast(control, ("done", failure))
         else:
             failure = _follow(control, comm, body)
@@ -61,28 +136,15 @@ class _Leader:
         self.failure: str | None = None
         self.limit = float("inf")
 
-    def search(self, strategy: SearchStrategy[Any], max_examples: int, examples: Iterable[Any]) -> str | None:
+    def search(self, search: Callable[[_Leader], None]) -> str | None:
         """The report of the smallest failure, or None."""
-        trial: Callable[[Any], None] = self._trial
-        trial = _without_self(trial)
-        settings = hypothesis.settings(
-            max_examples=max_examples,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-            report_multiple_bugs=False,
-        )
         try:
-            for example in examples:
-                self._trial(example)
-            seeded = hypothesis.seed(zlib.crc32(os.environ.get(VARIANT, "").encode()))
-            seeded(settings(hypothesis.given(strategy)(trial)))()
+            search(self)
         except BaseException:  # the other ranks wait: whatever it is, they must hear of it
             return self.failure or f"rank 0 could not draw examples:\n{traceback.format_exc()}"
         return self.failure
 
-    def _trial(self, example: Any) -> None:
+    def trial(self, example: Any, shown: Any = None) -> None:
         """One example on all ranks."""
         if time.monotonic() > self.limit:
             return
@@ -93,7 +155,7 @@ class _Leader:
         if self.failure is None:
             self.limit = time.monotonic() + SHRINK_SECONDS
         failed = [f"on rank {rank} of {len(verdicts)}:\n{text}" for rank, text in enumerate(verdicts) if text]
-        self.failure = f"with the example {example!r}\n" + "\n".join(failed)
+        self.failure = f"with the example {shown or example!r}\n" + "\n".join(failed)
         raise _Falsified
 
 

@@ -13,6 +13,7 @@ from .srumma import SRUMMA
 from .stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
 from .summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
 from .t10 import T10_ROTATE
+from .text import in_text
 from .weighted import WEIGHTED
 
 _ROWS = (
@@ -23,6 +24,9 @@ _ROWS = (
     *(T10_ROTATE, COSMA, WEIGHTED),
 )
 ALGORITHMS: dict[str, Row] = {row.name: row for row in _ROWS}
+
+REGISTERED: dict[str, str] = {}
+"""What was registered beside them: name → the row in text, by which ranks see that they have the same."""
 
 
 def find_algorithm(name: str) -> Row:
@@ -45,10 +49,11 @@ def list_algorithms() -> list[str]:
 
 
 def register(row: Row) -> None:
-    """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike.
+    """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike, as plans then ask.
 
     Raises AlgorithmError where the name is taken, or has a colon, which names forms.
     """
     if row.name in ALGORITHMS or ":" in row.name or row.name == "auto":
         raise AlgorithmError(f"register: got the name {row.name!r}; it is a new one without a colon")
+    REGISTERED[row.name] = in_text(row)
     ALGORITHMS[row.name] = row

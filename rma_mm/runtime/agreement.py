@@ -13,6 +13,8 @@ from .. import errors
 from ..errors import DisagreementError, RmaError
 from ..geometry.layout import Layout
 from ..windows.waiting import wait
+from .deadlock import Wait
+from .process_group import require_usable, seat_of, spoil
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,16 +26,27 @@ def digest(*facts: object) -> int:
     return int.from_bytes(raw, "little") >> 2
 
 
+MESH = 0x1000193
+"""Keeps equal calls on two meshes apart."""
+END = "the end of the program"
+"""What a rank is in that has nothing more to call."""
+
+
 class Ballot:
     """The one non-blocking allreduce that opens an execution: agreement and start barrier at once.
 
     MAX over h and −h shows whether all ranks brought the same h. On the way it brings the largest of what they tell.
+    Calls on all meshes of the same ranks meet in one place, so that different ones are seen and not waited for.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, what: str) -> None:
+        """what: the call, as 'matmul'."""
         from mpi4py import MPI
 
-        self.comm, self.max = comm, MPI.MAX
+        self.max, self.what = MPI.MAX, what
+        self.seat = seat_of(comm)
+        self.comm = comm if self.seat is None else self.seat.group.comm
+        self._late: Wait | None = None
         self.mine = np.empty(4, np.int64)
         self.all = np.empty(4, np.int64)
 
@@ -43,10 +56,34 @@ class Ballot:
         return int(self.all[3])
 
     def cast(self, value: int, failed: bool = False, told: int = 0) -> bool:
-        """Whether every rank brought the same value and none failed. Collective."""
+        """Whether every rank brought the same value and none failed. Collective.
+
+        Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
+        """
+        require_usable()
+        if self.seat is not None:
+            value ^= self.seat.number * MESH
+            self.seat.group.calls += 1
+        self._late = None
         self.mine[:] = value, -value, failed, told
-        wait(self.comm.Iallreduce(self.mine, self.all, self.max))
+        request = self.comm.Iallreduce(self.mine, self.all, self.max)
+        try:
+            wait(request, self._when_late)
+        except BaseException:
+            _abandoned.append((request, self))  # MPI may still write there
+            spoil(f"rank {self.comm.rank} left {self.what} before all ranks had come")
+            raise
         return bool(self.all[0] == -self.all[1] and not self.all[2])
+
+    def _when_late(self) -> None:
+        """Find out whether the others can still come."""
+        if self.seat is not None:
+            self._late = self._late or Wait(self.seat.group, f"{self.what} of {self.seat.name}")
+            self._late.look()
+
+
+_abandoned: list[object] = []
+"""Votes that nobody waits for any more."""
 
 
 def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Exception | None = None) -> None:
@@ -56,16 +93,42 @@ def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Ex
     the lowest rank that brought one.
     """
     texts = in_words(facts)
-    if not Ballot(comm).cast(digest(what, *texts.items()), error is not None):
-        disagree(comm, what, texts, error)
+    ballot = Ballot(comm, what)
+    if not ballot.cast(digest(what, *texts.items()), error is not None):
+        disagree(ballot, texts, error)
 
 
-def disagree(comm: MPI.Intracomm, what: str, texts: dict[str, str], error: Exception | None) -> NoReturn:
-    """Raise the same error on every rank, after a ballot that failed. Collective over `comm`."""
-    found = comm.allgather((what, texts, describe(error)))
-    failures = {rank: failure for rank, (_, _, failure) in enumerate(found) if failure}
-    shared = shared_error(failures, comm.size) if failures else None
-    raise shared or DisagreementError(difference(what, [(call, texts) for call, texts, _ in found])) from error
+def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
+    """Whether all ranks are at the end of the program; if not, they hear who is, and how it ended. Collective."""
+    ballot = Ballot(comm, END)
+    if ballot.cast(digest(END)):
+        return True
+    ballot.what += how
+    if all(call.startswith(END) for call, *_ in _heard(ballot, {}, None)):
+        spoil("ranks came to the end of the program with different meshes open")
+    return False
+
+
+def disagree(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> NoReturn:
+    """Raise the same error on every rank, after a ballot that failed. Collective over its communicator."""
+    found = _heard(ballot, texts, error)
+    calls = [call for call, _, _, _ in found]
+    if len({name for _, name, _, _ in found}) > 1:
+        calls = [f"{call} of {name}" if name else call for call, name, _, _ in found]
+    failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
+    if failures and len(set(calls)) == 1:
+        raise shared_error(failures, ballot.comm.size) from error
+    raise DisagreementError(difference(calls, [texts for _, _, texts, _ in found])) from error
+
+
+Heard = tuple[str, str, dict[str, str], tuple[str, str] | None]
+"""What a rank tells after a failed ballot: its call, its mesh, facts and error."""
+
+
+def _heard(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[Heard]:
+    """What every rank tells. Collective."""
+    mesh = "" if ballot.seat is None else ballot.seat.name
+    return ballot.comm.allgather((ballot.what, mesh, texts, describe(error)))
 
 
 def in_words(facts: Mapping[str, object]) -> dict[str, str]:
@@ -107,18 +170,17 @@ def shared_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
     return kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
 
 
-def difference(what: str, found: list[tuple[str, dict[str, str]]]) -> str:
-    """Who differs in what, in one sentence per argument."""
-    calls = [call for call, _ in found]
+def difference(calls: list[str], found: list[dict[str, str]]) -> str:
+    """Who differs in what, in one sentence per argument. `calls` and facts are by rank."""
     if len(set(calls)) > 1:
         return f"ranks are in different calls: {by_value(calls)}; all ranks must make the same calls in the same order"
-    names = dict.fromkeys(name for _, facts in found for name in facts)
+    names = dict.fromkeys(name for facts in found for name in facts)
     lines = []
     for name in names:
-        values = [facts.get(name, "nothing") for _, facts in found]
+        values = [facts.get(name, "nothing") for facts in found]
         if len(set(values)) > 1:
             lines.append(f"{name}: {by_value(values)}")
-    return f"{what}: ranks passed different arguments: {'; '.join(lines)}; every rank must pass the same"
+    return f"{calls[0]}: ranks passed different arguments: {'; '.join(lines)}; every rank must pass the same"
 
 
 def by_value(values: list[str]) -> str:

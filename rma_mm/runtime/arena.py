@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, MemoryLimitError, WindowError
+from ..errors import MemoryLimitError, WindowError
 from ..geometry.span import Region
 from ..windows import Patch, Window, open_window
 
@@ -81,7 +81,7 @@ class Block:
     strides: tuple[tuple[int, int], ...]
     """(row, column) stride of each rank's array, in elements."""
     local: NDArray[Any]
-    """This rank's array; it and every view of it keep the block alive."""
+    """This rank's array; it and every view of it keep the block alive. Empty once the mesh is closed."""
     rank: int
     serial: int
 
@@ -111,12 +111,13 @@ class Arena:
     """All blocks of one mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+        self.mesh, self.comm = mesh, mesh.comm
         self.slabs: list[Slab] = []
         self.live: dict[int, tuple[Slab | Window, int, int]] = {}
         """serial → (slab, offset, bytes), or (a window of its own, 0, 0); the same on every rank."""
         self.dropped: set[int] = set()
-        self.is_closed = False
+        self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        """What is named on this rank."""
 
     def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
         """A block of row-major arrays; `shapes` by rank of the communicator. Collective."""
@@ -136,33 +137,36 @@ class Arena:
         shape = shapes[self.mesh.rank]
         raw = window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
         assert raw is not None
-        return Block(window, offset, dtype, strides, self._owned(raw, serial), self.mesh.rank, serial)
+        return self._block(window, offset, strides, raw, serial)
 
     def adopt(self, array: NDArray[Any]) -> Block:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
         self._count_windows()
-        window = open_window("created", self.mesh.comm, array, node_of=self.mesh.node_of)
+        window = open_window("created", self.mesh.comm, array, **self._options)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
         strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
-        return Block(window, 0, array.dtype, strides, self._owned(array, serial), self.mesh.rank, serial)
+        return self._block(window, 0, strides, array, serial)
 
-    def _owned(self, raw: NDArray[Any], serial: int) -> NDArray[Any]:
-        """`raw` through a handle that marks the block as dropped when the last array on it is gone."""
+    def _block(
+        self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
+    ) -> Block:
+        """A block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
         handle = Handle(raw)
         weakref.finalize(handle, self.dropped.add, serial).atexit = False
-        return np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
+        local = np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
+        block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial)
+        self.blocks.add(block)
+        return block
 
     def _place(self, nbytes: int) -> tuple[Slab, int]:
         for slab in self.slabs:
             offset = slab.take(nbytes)
             if offset is not None:
                 return slab, offset
-        for slab in [s for s in self.slabs if s.free == [(0, s.size)]]:
-            self.slabs.remove(slab)  # too small for what is asked now: its memory goes back before more is taken
-            self._free(slab.window)
+        self._free_empty()  # too small for what is asked now: their memory goes back before more is taken
         size = max(nbytes, SLAB)
         if len(self.slabs) >= MANY:  # windows are scarcer than memory by now
             size = max(size, sum(slab.size for slab in self.slabs) // MANY)
@@ -183,11 +187,15 @@ class Arena:
         flavour = self.mesh.window_flavour
         try:
             memory: int | NDArray[Any] = np.empty(mine, np.uint8) if flavour == "created" else mine
-            return open_window(flavour, self.mesh.comm, memory, node_of=self.mesh.node_of)
+            return open_window(flavour, self.mesh.comm, memory, **self._options)
         except MemoryLimitError as error:
             self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
             self.mesh.window_flavour = "created"
-            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), node_of=self.mesh.node_of)
+            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"node_of": self.mesh.node_of, "checks": self.mesh.checks}
 
     def _count_windows(self) -> None:
         """Refuse one window more than MPI libraries bear; the count is the same on every rank."""
@@ -205,18 +213,16 @@ class Arena:
             slab.give(offset, nbytes)
 
     def collect(self) -> None:
-        """Take back the blocks that every rank has dropped. Collective: this is the agreement."""
+        """Take back the blocks that every rank has dropped. Collective: this is the agreement. Also after a close."""
         from mpi4py import MPI
 
         from ..windows.waiting import wait
 
-        if self.is_closed:
-            raise ClosedError("mesh: it is closed; make a new Mesh")
         serials = list(self.live)
         if not serials:
             return
         votes = np.array([serial in self.dropped for serial in serials], np.uint8)
-        wait(self.mesh.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
+        wait(self.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
         for serial, agreed in zip(serials, votes, strict=True):
             if agreed:
                 self.dropped.discard(serial)
@@ -226,20 +232,37 @@ class Arena:
                 else:
                     self._free(place)
 
+    def _free_empty(self) -> None:
+        """Free slabs in which nothing lives. Collective."""
+        for slab in [slab for slab in self.slabs if slab.free == [(0, slab.size)]]:
+            self.slabs.remove(slab)
+            self._free(slab.window)
+
     def _free(self, window: Window) -> None:
         """Close a window that nothing lives in any more, and let plans drop what they bound to it. Collective."""
         for plan in list(self.mesh.prepared):
             plan.forget(window)
         window.close()
 
-    def close(self) -> None:
-        """Free every window. Collective."""
-        self.is_closed = True
-        for place, _, _ in self.live.values():
-            if not isinstance(place, Slab):
-                place.close()
-        for slab in self.slabs:
-            slab.window.close()
+    def let_go(self) -> None:
+        """Of every matrix's memory, whose mesh is closed: from now on only views that were taken of it hold it."""
+        for block in list(self.blocks):
+            block.local = np.empty((0, 0), block.dtype)
+
+    def freed(self) -> bool:
+        """Whether every window is freed, after freeing those of which no rank holds a view. Collective.
+
+        Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again, or to the end.
+        """
+        self.collect()
+        self._free_empty()
+        return not self.slabs and not self.live
+
+    def leave(self) -> None:
+        """Close the windows that views still show; the process takes their memory with it. Collective."""
+        alone = [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
+        for window in [*(slab.window for slab in self.slabs), *alone]:
+            window.close(leave_memory=True)
 
 
 def room(sizes: list[int]) -> int:

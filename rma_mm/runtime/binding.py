@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from keyword import iskeyword
@@ -32,6 +32,8 @@ from ..schedule.ops import (
 )
 from ..windows import Counters, Transfer
 from ..windows.channel import Channel
+from ..windows.checked import named
+from .checking.slots import Slots
 from .closing import Closings
 from .mesh import Mesh
 from .places import Places, name_of, slots
@@ -98,10 +100,19 @@ class Binding:
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(ops)
         self.closed = setup.closings.by_products(ops)
-        for op in ops:
+        for op in ops if setup.mesh.checks is None else self.checked(ops):
             name = type(op).__name__.lower()
             getattr(self, name + "_" * iskeyword(name))(op)
         self.wait(list(self.under_way))
+
+    def checked(self, ops: Sequence[Op]) -> Iterator[Op]:
+        """The operations one by one, and around each what poisons scratch that is over."""
+        slots = Slots(self.places.memory.frames, self.wait, self.actions.append)
+        for op in ops:
+            slots.enter(op)
+            yield op
+        self.wait(list(self.under_way))
+        slots.leave()
 
     def wait(self, keys: Iterable[str]) -> None:
         """What is under way under these names must be over before the next call."""
@@ -122,8 +133,8 @@ class Binding:
         self.actions.append(op_noted(self.setup.trace, action, op, self.places))
 
     def noted(self, transfer: Transfer, op: Move, part: int = 0) -> Transfer:
-        """The transfer that an operation (of a Reduce, one part) has become, traced where that is wanted."""
-        return transfer_noted(self.setup.trace, transfer, op, self.places, part)
+        """The transfer that an operation (of a Reduce, one part) has become, named and traced where that is wanted."""
+        return transfer_noted(self.setup.trace, named(transfer, op), op, self.places, part)
 
     # -- transfers --------------------------------------------------------------------------------
 

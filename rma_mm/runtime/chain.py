@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..algorithms import REGISTERED
 from ..errors import (
     AlgorithmError,
     ClosedError,
@@ -30,6 +31,7 @@ from .matrix import DistMatrix, allocated, check_matrix, overlap
 from .mesh import Mesh
 from .plan import Plan
 from .planning import common_mesh, describe, make_plan
+from .process_group import in_turn
 
 Place = tuple[str, Layout]
 """A matrix in one of its placements."""
@@ -37,6 +39,7 @@ Here = Mapping[Place, DistMatrix]
 """The matrices of an execution."""
 
 
+@in_turn
 def plan_chain(
     steps: str | Sequence[str],
     mesh: Mesh | None = None,
@@ -68,8 +71,9 @@ def plan_chain(
         "deterministic": deterministic, "kernel": kernel,
     }  # fmt: skip
     with agreed(
-        mesh.comm, "plan_chain", steps=steps, outputs=outputs, layouts=layouts, joint=bool(joint), **options
-    ) as facts:
+        mesh.comm, "plan_chain", steps=steps, outputs=outputs, layouts=layouts, joint=bool(joint),
+        registered=REGISTERED, **options,
+    ) as facts:  # fmt: skip
         facts |= {f"input {name}": describe(x) for name, x in inputs.items()}
         chain = Chain.of(mesh, steps, inputs, outputs or (), layouts or {}, options)
     prices = Prices(mesh, chain)
@@ -129,6 +133,7 @@ class ChainPlan:
 
     # -- executing --------------------------------------------------------------------------------
 
+    @in_turn
     def execute(self, **inputs: DistMatrix) -> dict[str, DistMatrix]:
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 

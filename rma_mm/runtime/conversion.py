@@ -22,6 +22,7 @@ from ..windows import Transfer, Window
 from ..windows.waiting import barrier
 from .arena import Block
 from .binding import Scalars
+from .checking.product import checked_move
 from .executor import Executable
 from .matrix import DistMatrix, allocated
 from .mesh import Mesh
@@ -69,6 +70,10 @@ class Conversion:
 
     def run(self, source: DistMatrix) -> None:
         """Convert. Collective; the caller has just agreed: what owners stored before is there for every reader."""
+        with checked_move(source, self.made.layout, self.tile):
+            self._run(source)
+
+    def _run(self, source: DistMatrix) -> None:
         if self.stage is not None:
             self._sum(source)
             source = self.stage
@@ -142,7 +147,7 @@ class Conversion:
         self.bound.clear()
         self.summing.clear()
         self.parts.clear()
-        self.stage = None
+        self.stage, self.tile = None, np.empty((0, 0), self.made.dtype)  # a view would keep the memory
 
 
 def scratch_bytes(mesh: Mesh, shape: tuple[int, int], dtype: np.dtype[Any], source: Layout, target: Layout) -> int:

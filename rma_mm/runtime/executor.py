@@ -14,6 +14,7 @@ from ..schedule.ops import Schedule
 from ..windows import Counters, Window
 from ..windows.waiting import barrier
 from .binding import Action, Binding, Scalars, Setup
+from .checking.pushes import Pushes
 from .mesh import Mesh
 from .places import Memory, Places
 from .tracing import Trace, call_noted
@@ -38,11 +39,15 @@ class Executable:
         self.claims: list[int] = []
         """Tasks that this rank ran last."""
         places = Places(schedule, memory, mesh.rank)
+        pushes = None if mesh.checks is None or not mesh.is_member else Pushes(mesh, mesh.checks, places)
+        meet = self.meet if pushes is None else pushes.meeting(self.meet)
         self.setup = Setup(
-            mesh, places, scalars, self.meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace
+            mesh, places, scalars, meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace
         )
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
+        if pushes is not None:
+            self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
         self.leave = call_noted(trace, partial(barrier, mesh.comm), "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""
         self.tasks: dict[int, Binding] = {}

@@ -40,6 +40,12 @@ class Latest:
         return True
 
     @property
+    def matrices(self) -> list[DistMatrix]:
+        """A, B and the result, which must be alive."""
+        found = [known() for known, _ in self._known]
+        return [matrix for matrix in found if matrix is not None]
+
+    @property
     def out(self) -> DistMatrix:
         """The result matrix."""
         found = self._known[2][0]()

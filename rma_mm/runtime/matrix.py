@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
 from operator import index
 from os import PathLike
@@ -21,6 +22,7 @@ from ..policy.planner import single_layouts
 from .agreement import agree, agreed
 from .arena import Block
 from .mesh import Mesh
+from .process_group import in_turn
 
 Shape = tuple[int, int]
 Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
@@ -45,6 +47,7 @@ class DistMatrix:
     # -- making one -------------------------------------------------------------------------------
 
     @classmethod
+    @in_turn
     def empty(cls, shape: Shape, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
         """A matrix of undefined content. Collective. Raises LayoutError, DtypeError."""
         with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
@@ -54,6 +57,7 @@ class DistMatrix:
         return allocated(mesh, shape, element, place)
 
     @classmethod
+    @in_turn
     def from_numpy(
         cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
     ) -> DistMatrix:
@@ -86,6 +90,7 @@ class DistMatrix:
         return source.redistribute(layout if layout is not None else default_layout(mesh))
 
     @classmethod
+    @in_turn
     def from_local(cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh, layout: str | Layout) -> DistMatrix:
         """A matrix on the caller's own arrays, in place and without a copy. Collective.
 
@@ -103,6 +108,7 @@ class DistMatrix:
         return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
 
     @classmethod
+    @in_turn
     def from_function(
         cls, shape: Shape, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
     ) -> DistMatrix:
@@ -165,6 +171,7 @@ class DistMatrix:
 
     # -- moving it --------------------------------------------------------------------------------
 
+    @in_turn
     def redistribute(self, layout: str | Layout) -> DistMatrix:
         """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
         from .transport import move
@@ -177,12 +184,14 @@ class DistMatrix:
         move(self, made.layout, made.tile, made.block, made.flipped)
         return made
 
+    @in_turn
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
         """The whole matrix as an array on every rank, or on `root` alone (None elsewhere). Collective."""
         from .transport import collected
 
         return collected(self, root)
 
+    @in_turn
     def save(self, path: str | PathLike[str]) -> None:
         """Write the matrix as a `.npy` file, each rank its own part, beside the final name first. Collective."""
         from .transport import saved
@@ -279,16 +288,26 @@ def checked_array(x: Any) -> NDArray[Any]:
 
 
 def checksum(x: NDArray[Any]) -> str:
-    """A hash of an array's elements that reads them once at memory speed; the same wherever the elements are."""
-    mixed = blake2b(digest_size=8)
-    rows = max(1, 2**20 // max(1, x.shape[1] * x.itemsize))
+    """A hash of an array's elements, each by its position, that reads them once; the same wherever they are.
+
+    Lines of 64 words are summed with a random weight for each half of a word, modulo 2^64 (multilinear hashing), and
+    the sums are hashed in their order.
+    """
+    mixed = blake2b(digest_size=16)
+    rows = max(1, 2**18 // max(1, x.shape[1] * x.itemsize))
     for start in range(0, x.shape[0], rows):
         raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
-        body = raw[: raw.size // 8 * 8].view(np.uint64)
-        lines = body[: body.size // 64 * 64].reshape(-1, 64)
-        mixed.update(np.add.reduce(lines, axis=0).tobytes() + np.bitwise_xor.reduce(lines, axis=1).tobytes())
+        lines = raw[: raw.size // 512 * 512].view(np.uint64).reshape(-1, 64)
+        low, high = _weights()
+        mixed.update((np.dot(lines & np.uint64(0xFFFFFFFF), low) + np.dot(lines >> np.uint64(32), high)).tobytes())
         mixed.update(raw[lines.size * 8 :].tobytes())
     return mixed.hexdigest()
+
+
+@cache
+def _weights() -> NDArray[np.uint64]:
+    """Random weights of the low and of the high half of each word of a line; the same in every process."""
+    return np.random.default_rng(1).integers(0, 2**64, (2, 64), np.uint64)
 
 
 def allocated(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> DistMatrix:

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ClosedError, MeshError, OptionError, WindowError
+from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
 from ..kernels.threads import cores, threads_per_rank
-from ..windows import WINDOWS
-from ..windows.waiting import barrier
-from .agreement import agree
+from ..windows import WINDOWS, Checks
+from ..windows.checked import SWITCH
+from .agreement import agree, agree_to_end
+from .process_group import ProcessGroup, end_broken_job, in_turn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
+_HELD: list[Mesh] = []
+"""Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
+SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH)
+"""Variables of the environment that must be the same on all ranks."""
+QUOTED = 80
+"""Characters that are quoted of what a user passed."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
@@ -42,10 +49,13 @@ class Mesh:
     not given. window: shared, allocated or created; RMA_MM_WINDOW, or shared, when not given. threads: BLAS threads of
     a rank; by ranks per node when not given.
 
-    Ranks of `comm` beyond the grid own nothing but join every call. Raises MeshError where the grid has more ranks
-    than `comm`, WindowError for an unknown window.
+    Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
+    ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
+    the grid has more ranks, WindowError for an unknown window, DisagreementError where arguments, or what the
+    environment sets, differ between ranks.
     """
 
+    @in_turn
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -58,12 +68,15 @@ class Mesh:
 
         from ..windows.mpi import node_map
 
-        parent = comm if comm is not None else MPI.COMM_WORLD
+        parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
         self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
-        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads}
-        agree(parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
-        self._comm: MPI.Intracomm = parent.Dup()
+        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads} | environment()
+        group = ProcessGroup.on(parent)
+        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
+        self.group = group or ProcessGroup(parent)
+        """Its ranks, which it may share with other meshes."""
+        self._comm: MPI.Intracomm = self.group.admit(shape)
         self._is_closed = False
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
@@ -77,6 +90,8 @@ class Mesh:
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.checks = Checks() if Checks.wanted() else None
+        """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = []
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
@@ -94,6 +109,7 @@ class Mesh:
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
+        _free_held(self._comm)
 
     def _last(self) -> str:
         return self.when_lost()
@@ -115,6 +131,10 @@ class Mesh:
             )
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
+        try:
+            Checks.wanted()
+        except OptionError as error:
+            return error
         if self.window_flavour not in WINDOWS:
             return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None
@@ -154,7 +174,7 @@ class Mesh:
         """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
         from ..kernels.speed import multiplies_a_second
 
-        barrier(self.comm)
+        agree(self.comm, "Mesh.speeds", {})
         measured = self.comm.allgather(multiplies_a_second(self.threads))
         return tuple(measured[: self.shape.size])
 
@@ -185,10 +205,19 @@ class Mesh:
         if self._is_closed:
             raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
 
+    @in_turn
     def close(self) -> None:
-        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective."""
-        if self._is_closed:
-            return
+        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
+
+        Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
+        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or as the
+        process ends. Raises DisagreementError, and stays open, where another rank is in another call.
+        """
+        if not self._is_closed:
+            agree(self._comm, "Mesh.close", {})
+            self._close()
+
+    def _close(self) -> None:
         self._is_closed = True
         _OPEN.remove(self)
         for plan in list(self.prepared):
@@ -196,14 +225,27 @@ class Mesh:
         self.plans.clear()
         self.set_aside.clear()
         self.progress.close()
-        if "arena" in self.__dict__:
-            self.arena.close()
         for channel in self._channels.values():
             channel.comm.Free()
         self._channels.clear()
         if self.active is not self._comm:
             self.active.Free()
-        self._comm.Free()
+        if "arena" in self.__dict__:
+            self.arena.let_go()
+        _HELD.append(self)
+        _free_held(self._comm)
+        self.group.dismiss()
+
+    def leave(self) -> None:
+        """Close at the end of the program: ranks that still call hear that this one has ended. Collective.
+
+        Raises DisagreementError where calls can be agreed on no more.
+        """
+        error = getattr(sys, "last_value", None)
+        how = "" if error is None else f" ({type(error).__name__}: {str(error)[:QUOTED]})"
+        while not agree_to_end(self._comm, how):
+            pass  # the others have raised; they call again, or end
+        self._close()
 
     def __enter__(self) -> Mesh:
         return self
@@ -227,9 +269,52 @@ def _closed_at_exit(mesh: Mesh) -> None:
 
 
 def _close_all() -> None:
-    if not hasattr(sys, "last_type"):  # after an uncaught exception the other ranks may never come
-        for mesh in reversed(list(_OPEN)):
-            mesh.close()
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        try:
+            for mesh in reversed(list(_OPEN)):
+                mesh.leave()
+            for mesh in _HELD:
+                mesh.arena.leave()
+                mesh._comm.Free()
+        except DisagreementError:
+            pass  # the job cannot go on, as is said now
+        end_broken_job()
+
+
+def checked_comm(comm: object) -> MPI.Intracomm:
+    """`comm`, if ranks can meet in it. Raises MeshError, on this rank alone: there is nobody to agree with."""
+    from mpi4py import MPI
+
+    rule = "pass an intracommunicator, as MPI.COMM_WORLD, that is not freed"
+    if not isinstance(comm, MPI.Comm):
+        raise MeshError(f"comm: got {repr(comm)[:QUOTED]}; {rule}")
+    if comm == MPI.COMM_NULL:
+        raise MeshError(f"comm: got COMM_NULL, or a communicator that was freed; {rule}")
+    if comm.Is_inter():
+        raise MeshError(f"comm: got an intercommunicator; {rule} (Merge makes one)")
+    return MPI.Intracomm(comm)
+
+
+def environment() -> dict[str, object]:
+    """What the environment sets that all ranks must have alike: plans rest on it."""
+    return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+
+
+def _free_held(comm: MPI.Intracomm) -> None:
+    """Free what closed meshes of the ranks of `comm` have left and nobody holds any more. Collective over `comm`."""
+    from mpi4py import MPI
+
+    for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
+        _free(mesh)
+
+
+def _free(mesh: Mesh) -> None:
+    """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
+    if "arena" not in mesh.__dict__ or mesh.arena.freed():
+        _HELD.remove(mesh)
+        mesh._comm.Free()
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:

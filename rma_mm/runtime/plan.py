@@ -22,12 +22,14 @@ from ..windows import Counters, Window
 from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .binding import Scalars
+from .checking.product import checked_product
 from .executor import Executable, Progress
 from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
 from .matrix import DistMatrix, allocated, check_matrix, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
+from .process_group import in_turn, spoil, within
 from .shared import Shared
 from .sums import Sums
 from .telling import explanation, summary
@@ -78,7 +80,7 @@ class Plan:
         self.serial = mesh.next_serial()
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
-        self.ballot = Ballot(mesh.comm)
+        self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
         self._elapsed = 0
@@ -179,6 +181,7 @@ class Plan:
 
     # -- executing --------------------------------------------------------------------------------
 
+    @in_turn
     def execute(
         self,
         A: DistMatrix | NDArray[Any],
@@ -189,7 +192,8 @@ class Plan:
         """Multiply. Collective; makes no window, communicator or buffer. Returns `out`, or the plan's own C.
 
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
-        every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank.
+        every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
+        it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError.
         """
         latest = self._latest
@@ -200,9 +204,17 @@ class Plan:
             latest.executable.sync()
             self._vote(latest.facts, latest.digest, None)
             out = latest.out
-        self._run(latest.executable, progress)
+        listener = None if progress is None else Listener(progress)
+        if self.mesh.checks is None:
+            self._run(latest.executable, listener)
+        else:
+            with checked_product(self.algorithm, self.given, self.serial, *latest.matrices):
+                self._run(latest.executable, listener)
+        if listener is not None and listener.error is not None:
+            raise listener.error
         return out
 
+    @in_turn
     def prepare(
         self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None = None
     ) -> None:
@@ -244,12 +256,16 @@ class Plan:
         self.last_seconds = 1e-9 * self.ballot.told
         if not is_agreed:
             names = ("plan", "A", "B", "C")
-            disagree(self.mesh.comm, "execute", in_words(dict(zip(names, facts, strict=False))), error)
+            disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         before, begun = executable.traffic(), perf_counter_ns()
         with using_threads(self.mesh.threads):
-            executable.run(progress)
+            try:
+                executable.run(progress)
+            except BaseException as error:
+                spoil(f"rank {self.mesh.rank} left a product in its midst ({type(error).__name__}: {error})")
+                raise
         self._elapsed = perf_counter_ns() - begun
         self.claims = executable.claims
         self.words = Counters(*(new - old for new, old in zip(executable.traffic(), before, strict=True)))
@@ -368,3 +384,23 @@ class Plan:
         sums = Sums(self.given.semiring, pushed=self.chosen.row.result != "here")
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
         return Executable(self.schedule, self.mesh, memory, scalars, self.trace)
+
+
+class Listener:
+    """A user's progress callback, whose error must wait: others need this rank until the product is complete."""
+
+    def __init__(self, tell: Progress) -> None:
+        self.tell = tell
+        self.error: BaseException | None = None
+
+    def __call__(self, done: float, total: float) -> None:
+        """Tell, unless that failed before."""
+        if self.error is not None:
+            return
+        within("progress")
+        try:
+            self.tell(done, total)
+        except BaseException as error:  # noqa: BLE001 - raised at the end
+            self.error = error
+        finally:
+            within("")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..algorithms import REGISTERED
 from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
@@ -31,11 +32,13 @@ from .matrix import DistMatrix, as_dtype, placed
 from .mesh import Mesh
 from .plan import Plan
 from .pricing import is_known, tariff_of
+from .process_group import in_turn
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 
 
+@in_turn
 def make_plan(
     A: DistMatrix | Operand | NDArray[Any],
     B: DistMatrix | Operand | NDArray[Any],
@@ -63,7 +66,7 @@ def make_plan(
     DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
     mesh = common_mesh(mesh, A, B)
-    with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout) as facts:
+    with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         facts |= {"A": describe(A), "B": describe(B)}
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
         options = Options(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..algorithms import REGISTERED
 from ..kernels import choose_kernel
 from ..kernels.dtypes import accumulator
 from ..kernels.threads import threads_per_rank
@@ -17,10 +18,10 @@ from ..policy.cost import Tariff
 from ..policy.machine import TYPICAL
 from ..policy.planner import default_mesh
 from ..windows.mpi import node_map
-from .agreement import agreed
+from .agreement import agree, agreed
 from .calibration import machine_of
 from .footprint import Operands
-from .mesh import Mesh, ranks_beside
+from .mesh import Mesh, environment, ranks_beside
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,6 +56,7 @@ def best_grid(
     Measures the machine where that is still to be done, and no algorithm is named. Rank 0 decides. Raises
     AlgorithmError, MachineError.
     """
+    agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
     threads = threads_per_rank(ranks_beside(comm, node_of), threads)
     summed = accumulator(np.dtype(dtype))

@@ -17,6 +17,7 @@ from .matrix import DistMatrix, allocated, placed
 from .mesh import Mesh
 from .plan import Plan
 from .planning import common_mesh, describe, make_plan
+from .process_group import in_turn
 from .steering import steered
 
 PLANS = 16
@@ -26,6 +27,7 @@ plan = make_plan
 """The public name of `make_plan`."""
 
 
+@in_turn
 def matmul(
     A: DistMatrix | NDArray[Any],
     B: DistMatrix | NDArray[Any],

@@ -37,9 +37,9 @@ class Shared:
                 self.blocks.append(block)
                 self._cut(block, {key: n for key, n in sizes.items() if key[1][0] == x}, [each[x] for each in told])
         self.counts: dict[int, NDArray[np.int64]] = {}
-        """Rank of this node → how often it has posted each event, since the plan was made."""
-        self.begun = np.zeros(len(EVENTS), np.int64)
-        """The counts when the run began; the same for all who share."""
+        """Rank of this node → how often it has posted each event, since the plan was made; nothing beyond the grid."""
+        self.begun = np.empty(0, np.int64)
+        """This rank's counts when the run began; the same for all who share."""
         if self.blocks:
             self._count()
 
@@ -54,13 +54,14 @@ class Shared:
                 self.frames[holder, frame] = memory[0, start : start + size]
 
     def _count(self) -> None:
-        shape = (1, len(EVENTS))
-        block = self.mesh.arena.allocate([shape] * self.mesh.size, np.dtype(np.int64))
+        shapes = [(1, len(EVENTS) * (rank < self.mesh.shape.size)) for rank in range(self.mesh.size)]
+        block = self.mesh.arena.allocate(shapes, np.dtype(np.int64))
         block.local[...] = 0
         self.blocks.append(block)
         self.window = block.window
-        views = {rank: block.view(rank, shape) for rank in range(self.mesh.size)}
+        views = {rank: block.view(rank, shape) for rank, shape in enumerate(shapes)}
         self.counts = {rank: view[0] for rank, view in views.items() if view is not None}
+        self.begun = self.counts[self.mesh.rank].copy()
 
     def memory(self, ref: Ref) -> NDArray[Any]:
         """The memory of a shared slot, flat."""

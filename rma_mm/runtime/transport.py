@@ -17,10 +17,12 @@ from ..schedule.redistribute import redistribution
 from .agreement import agreed
 from .arena import Block
 from .binding import Scalars
+from .checking.product import checked_move
 from .executor import Executable
 from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
 from .places import Memory
+from .process_group import in_turn
 
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""
@@ -42,10 +44,11 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
     arrived = result if stage is None or stage.dtype == result.dtype else np.empty(result.shape, stage.dtype)
     flips = frozenset(name for name, is_so in (("A", source.flipped), ("C", flipped)) if is_so)
     executable = Executable(schedule, mesh, Memory(homes, arrived, transposed=flips), Scalars())
-    executable.run()
-    executable.close()
-    if arrived is not result:
-        cast(arrived, result)
+    with checked_move(source, layout, result):
+        executable.run()
+        executable.close()
+        if arrived is not result:
+            cast(arrived, result)
 
 
 def staged(source: DistMatrix) -> DistMatrix:
@@ -83,6 +86,8 @@ def _relayed(mesh: Mesh, whole: NDArray[Any], source: DistMatrix, root: int | No
     return whole if root is None or mesh.rank == root else None
 
 
+@in_turn
+@in_turn
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
 ) -> DistMatrix:
@@ -107,6 +112,8 @@ def saved(source: DistMatrix, path: str | PathLike[str]) -> None:
     """Write `source` under `path`, every rank its own part. Collective."""
     from .files.output import NpyOutput
 
+    with agreed(source.mesh.comm, "save", path=str(path)) as facts:
+        facts["matrix"] = source.facts
     if not source.layout.is_single(source.mesh.shape):
         source = source.redistribute(source.layout.single(source.mesh.shape))
     with NpyOutput.collective(source.mesh.comm, path, source.shape, source.dtype) as output:

@@ -81,14 +81,14 @@ def rounding(product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, in
     terms = 2 * k if product.kind == "c" else k
     unblocked = terms if min(m, n) < 2 * ranks else UNBLOCKED * ranks // (m * n)
     depth = max(1, min(terms, max(BLOCK_TERMS, unblocked)))
-    unit, tiny, largest = _limits(stored)
+    unit, tiny, largest = limits(stored)
     underflow = (k + 2) * float(acc.smallest_normal) + tiny * unit
     final = unit if unit > float(acc.eps) / 2 else 0.0
     panels = min(terms, terms // PANEL + ranks) + 2
     return Rounding(terms, depth, panels, float(acc.eps) / 2, final, largest, float(acc.max), underflow)
 
 
-def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """Unit roundoff, smallest normal and largest number of a float type."""
     library: Any = np
     if dtype == BFLOAT16:

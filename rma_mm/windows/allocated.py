@@ -33,4 +33,4 @@ class AllocatedWindow(MpiWindow):
         window = MPI.Win.Allocate(nbytes, 1, info, comm)
         info.Free()
         bases = {comm.rank: window_bytes(window.tomemory(), nbytes)}
-        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes)
+        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes, owner=window)

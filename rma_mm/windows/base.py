@@ -154,8 +154,11 @@ class Window(Protocol):
     def sync(self) -> None:
         """Make this rank's loads and stores and the windows' transfers see each other (MPI_Win_sync)."""
 
-    def close(self) -> None:
-        """Collective. Completes what is under way and frees the memory; may be repeated."""
+    def close(self, leave_memory: bool = False) -> None:
+        """Collective. Completes what is under way and frees the memory; may be repeated.
+
+        leave_memory: what arrays show of it stays mapped until the process ends.
+        """
 
 
 ADDABLE = frozenset(

@@ -117,7 +117,7 @@ class FakeWindow:
         """See `base.Window`."""
         self._require_open()
 
-    def close(self) -> None:
+    def close(self, leave_memory: bool = False) -> None:
         """See `base.Window`."""
         if self._is_closed:
             return

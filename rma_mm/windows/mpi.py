@@ -112,18 +112,20 @@ class MpiWindow:
         node_of: tuple[int, ...],
         chunk_bytes: int,
         others: tuple[MPI.Win, ...] = (),
+        owner: MPI.Win | None = None,
     ) -> None:
         """Collective over `comm`.
 
         `window` spans `comm` in byte displacements and serves every MPI call; `bases` holds the memory within
         reach by rank, this rank's own included; `sizes` says what each rank exposes; `others` are further windows
-        over the same memory, synchronised and freed together with the first.
+        over the same memory, synchronised and freed together with the first; `owner` is the one whose freeing unmaps
+        the memory, None where arrays keep it.
         """
         self.counters = Counters()
         self.local = bases[comm.rank]
         self.nbytes = self.local.size
         self._comm, self._rank = comm, comm.rank
-        self._win, self._wins = window, (window, *others)
+        self._win, self._wins, self._owner = window, (window, *others), owner
         self._bases, self._sizes, self._node_of = bases, sizes, node_of
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
@@ -210,7 +212,7 @@ class MpiWindow:
         for each in self._wins:
             each.Sync()
 
-    def close(self) -> None:
+    def close(self, leave_memory: bool = False) -> None:
         """See `base.Window`. After MPI_Finalize it does nothing."""
         if self._is_closed:
             return
@@ -220,7 +222,8 @@ class MpiWindow:
                 barrier(self._comm)
             for each in self._wins:
                 each.Unlock_all()
-                each.Free()
+                if not (leave_memory and each is self._owner):
+                    each.Free()
         self._is_closed = True
         self._bases = {}
         self.local = np.empty(0, np.uint8)

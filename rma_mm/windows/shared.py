@@ -72,7 +72,7 @@ class SharedWindow(MpiWindow):
             window = MPI.Win.Create(bases[comm.rank], 1, info, comm)
             others = () if segment is None else (segment,)
         info.Free()
-        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes, others)
+        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes, others, owner=segment)
 
 
 def _segment(

@@ -23,10 +23,15 @@ FIRST_SLEEP = 50e-6
 """Seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`."""
 LAST_SLEEP = 0.5e-3
 """Seconds of the longest sleep."""
+LATE = 1.0
+"""Seconds after which, and between which, a waiter asks what keeps the others."""
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    """Return when `done()` is true; `done` should give MPI progress."""
+def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
+    """Return when `done()` is true; `done` should give MPI progress.
+
+    when_late: called about once a second after the first; may raise.
+    """
     if done():
         return
     clock = time.perf_counter
@@ -35,15 +40,18 @@ def wait_until(done: Callable[[], bool]) -> None:
         os.sched_yield()
         if done():
             return
-    pause = FIRST_SLEEP
+    pause, next_look = FIRST_SLEEP, deadline + LATE
     while not any(done() for _ in range(BURST)):
         time.sleep(pause)
         pause = min(2 * pause, LAST_SLEEP)
+        if when_late is not None and clock() > next_look:
+            when_late()
+            next_look = clock() + LATE
 
 
-def wait(request: MPI.Request) -> None:
-    """Return when an MPI request is complete."""
-    wait_until(request.Test)
+def wait(request: MPI.Request, when_late: Callable[[], None] | None = None) -> None:
+    """Return when an MPI request is complete; see `wait_until`."""
+    wait_until(request.Test, when_late)
 
 
 def barrier(comm: MPI.Intracomm) -> None:

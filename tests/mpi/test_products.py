@@ -13,6 +13,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.schedule import boxes
 from rma_mm.schedule.interpret import interpret
+from rma_mm.windows.checked import SWITCH
 from tests.launch import parallel
 from tests.reference import collect, distribute, expected, whole_numbers
 from tests.strategies import EXTENTS, axes_of, layouts, placements
@@ -138,6 +139,15 @@ def test_any_placements_on_any_grid(comm, algorithm):
 def test_any_placements_on_any_grid_where_groups_move_operands(comm, algorithm):
     """They need no window for that: what windows do is seen where nothing else moves anything."""
     check_any(comm, algorithm, 3)
+
+
+@parallel(ranks=(4,), env=("cliques", "nolocal"), timeout=120)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_placements_on_any_grid_under_checks(comm, algorithm):
+    """Every transfer and product is checked, nothing is found, and as many words are counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "1")
+        check_any(comm, algorithm, 2)
 
 
 @parallel(ranks=(2, 4, 6), env=("node", "nolocal", "created"))

@@ -32,20 +32,21 @@ class Site:
     cores: int
     """Processors of the host that has fewest."""
     threads: int
-    """BLAS threads of a rank."""
+    """BLAS threads of the rank that has fewest: hosts may differ in cores, and all ranks time the same cases."""
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, node_of: Sequence[int], threads: int) -> Site:
         """Ask every rank. Collective over `comm`."""
         from mpi4py import MPI
 
-        told = comm.allgather((MPI.Get_processor_name() + _boot(), cores()))
+        told = comm.allgather((MPI.Get_processor_name() + _boot(), cores(), threads))
         hosts: dict[str, set[int]] = defaultdict(set)
-        for host, theirs in told:
+        for host, theirs, _ in told:
             hosts[host] |= theirs
         numbers = {host: number for number, host in enumerate(hosts)}
-        host_of = tuple(numbers[host] for host, _ in told)
-        return cls(comm.rank, tuple(node_of), host_of, min(map(len, hosts.values())), threads)
+        host_of = tuple(numbers[host] for host, _, _ in told)
+        fewest = min(count for _, _, count in told)
+        return cls(comm.rank, tuple(node_of), host_of, min(map(len, hosts.values())), fewest)
 
     @property
     def size(self) -> int:

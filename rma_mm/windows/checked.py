@@ -1,0 +1,204 @@
+"""Windows whose transfers are checked, for meshes that are made while RMA_MM_CHECK is 1.
+
+A get begins on a poisoned place; as soon as it says that it is over, what is there is held against what the target
+holds, read by another way: in place, or line by line. What is accumulated is kept until the ranks meet, for the
+target to compare (`runtime.checking.pushes`). None of this is counted. What differs is noted, and told to all ranks
+when an operation of the mesh ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rma_mm.errors import OptionError
+from rma_mm.geometry.span import Span
+from rma_mm.windows.base import Array, Patch, Transfer, Window
+from rma_mm.windows.poison import differing, pattern
+from rma_mm.windows.waiting import wait
+
+if TYPE_CHECKING:
+    from rma_mm.windows.mpi import MpiWindow
+else:
+    MpiWindow = object  # windows are known without MPI
+
+SWITCH = "RMA_MM_CHECK"
+"""Environment variable: 1 to check, 0 or nothing not to."""
+AT_A_TIME = 32
+"""Lines that are read at once."""
+
+
+class Push(NamedTuple):
+    """What was accumulated."""
+
+    window: Window
+    rank: int
+    """To whom."""
+    target: Patch
+    values: Array
+    op: str
+    what: str
+    """The operation that it belongs to."""
+
+
+class Checks:
+    """What the checks of a mesh have noted on this rank, and not yet told."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        """What differs, a sentence each."""
+        self.pushed: list[Push] = []
+        """What this rank accumulated since the ranks last met."""
+
+    @staticmethod
+    def wanted() -> bool:
+        """What the environment says. Raises OptionError."""
+        value = os.environ.get(SWITCH, "")
+        if value not in ("", "0", "1"):
+            raise OptionError(f"{SWITCH}: got {value[:80]!r}; it is 1 to check every transfer and product, or 0")
+        return value == "1"
+
+
+class CheckedTransfer:
+    """A transfer (see `base.Transfer`) and what is known of it."""
+
+    def __init__(
+        self, inner: Transfer, window: CheckedWindow, rank: int, target: Patch, origin: Array, box: tuple[Span, Span]
+    ) -> None:
+        self.inner, self.window, self.rank, self.target, self.origin = inner, window, rank, target, origin
+        self.box = np.ix_(*(span.indices for span in box))
+        self.what = f"a transfer with rank {rank}"
+        """The operation that it belongs to."""
+        self.is_closed = False
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        self.inner.start()
+
+    def done(self) -> bool:
+        """See `base.Transfer`."""
+        return self.inner.done()
+
+    def wait(self) -> None:
+        """See `base.Transfer`."""
+        self.inner.wait()
+
+    def close(self) -> None:
+        """See `base.Transfer`."""
+        self.is_closed = True
+        self.inner.close()
+
+
+class CheckedGet(CheckedTransfer):
+    """A get, compared when it is over."""
+
+    is_under_way = False
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        self.window.require_open()
+        if not self.is_closed and self.inner.done():
+            self.origin[self.box] = pattern(self.origin.dtype)
+        self.inner.start()
+        self.is_under_way = True
+
+    def done(self) -> bool:
+        """See `base.Transfer`."""
+        is_done = self.inner.done()
+        if is_done:
+            self._compare()
+        return is_done
+
+    def wait(self) -> None:
+        """See `base.Transfer`."""
+        self.inner.wait()
+        self._compare()
+
+    def _compare(self) -> None:
+        if not self.is_under_way:
+            return
+        self.is_under_way = False
+        got = self.origin[self.box]  # a copy of what is there now: nothing may land later
+        held = self.window.contents(self.rank, self.target, got.dtype)
+        wrong = differing(got, held)
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0])
+            place = self.target.rows.indices[at[0]], self.target.cols.indices[at[1]]
+            self.window.checks.found.append(
+                f"{self.what}: {wrong.sum()} of {wrong.size} elements that came from rank {self.rank} are not what it "
+                f"holds: position {place[0]}, {place[1]} of its tile is {held[at]}, and {got[at]} came"
+            )
+
+
+class CheckedAccumulate(CheckedTransfer):
+    """An accumulate, kept for its target to compare."""
+
+    op = "SUM"
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        self.window.require_open()
+        values = self.origin[self.box]
+        self.inner.start()
+        self.window.checks.pushed.append(Push(self.window, self.rank, self.target, values, self.op, self.what))
+
+
+class CheckedWindow(MpiWindow):
+    """What is added to a flavour of windows to check its transfers."""
+
+    checks: Checks
+    """Where what is found is noted."""
+
+    def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+        """See `base.Window`."""
+        return CheckedGet(super().get(rank, target, origin, rows, cols), self, rank, target, origin, (rows, cols))
+
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
+        """See `base.Window`."""
+        inner = super().accumulate(rank, target, origin, rows, cols, op)
+        made = CheckedAccumulate(inner, self, rank, target, origin, (rows, cols))
+        made.op = op
+        return made
+
+    def contents(self, rank: int, target: Patch, dtype: np.dtype[Any]) -> Array:
+        """What `rank` holds at `target`, read by another way than a transfer would. Counts nothing."""
+        rows, cols = target.rows, target.cols
+        if not (rows and cols):
+            return np.empty(target.shape, dtype)
+        memory = self.view(rank, target.offset, (rows.stop, cols.stop), target.strides, dtype)
+        if memory is not None:
+            return memory[np.ix_(rows.indices, cols.indices)]
+        if target.strides[0] >= target.strides[1]:
+            return self._lines(rank, target, dtype)
+        return self._lines(rank, Patch(target.offset, target.strides[::-1], cols, rows), dtype).T
+
+    def _lines(self, rank: int, target: Patch, dtype: np.dtype[Any]) -> Array:
+        """The same of memory out of reach: a get without gaps for every row."""
+        (down, right), first = target.strides, target.cols.start
+        lines = np.empty((len(target.rows), (target.cols.stop - 1 - first) * right + 1), dtype)
+        raw = lines.view(np.uint8)
+        starts = target.offset + (target.rows.indices * down + first * right) * dtype.itemsize
+        for top in range(0, len(starts), AT_A_TIME):
+            with self.lock:
+                asked = [
+                    self._win.Rget(line, rank, int(start))
+                    for line, start in zip(raw[top : top + AT_A_TIME], starts[top : top + AT_A_TIME], strict=True)
+                ]
+            for request in asked:
+                wait(request)
+        return lines[:, (target.cols.indices - first) * right]
+
+
+def checked(kind: type[MpiWindow], checks: Checks) -> Callable[..., Window]:
+    """The same flavour of windows, checked."""
+    return type(f"Checked{kind.__name__}", (CheckedWindow, kind), {"checks": checks})
+
+
+def named(transfer: Transfer, what: object) -> Transfer:
+    """The transfer, which says what it belongs to where it is checked."""
+    if isinstance(transfer, CheckedTransfer):
+        transfer.what = str(what)
+    return transfer

@@ -1,0 +1,92 @@
+"""Programs on several meshes at once, and what outlives a mesh."""
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.errors import ClosedError
+from rma_mm.runtime import mesh as meshes
+from tests.launch import parallel
+from tests.processes import mpirun
+from tests.stateful import DRAWN, RULES, Player, walk
+from tests.strategies_mpi import shared_programs
+
+NUMBERS = st.tuples(*[st.integers(0, 255)] * DRAWN)
+
+
+@parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
+def test_programs_that_hypothesis_draws(comm):
+    shared_programs(comm, RULES, NUMBERS, Player(), max_examples=4, steps=20)
+
+
+@parallel(ranks=(3,), env=("created",), timeout=120)
+def test_a_random_program(comm):
+    walk(comm, seed=1, steps=40)
+
+
+@parallel(ranks=(4,), env=("cliques",), timeout=60)
+@pytest.mark.parametrize("shape", [(3,), (3, 1, 1)])
+def test_ranks_beyond_the_grid_join_what_a_node_shares(comm, shape):
+    """They have no part of the counts of what was posted."""
+    a, b = (np.random.default_rng(n).integers(-4, 5, (24, 24)).astype("float64") for n in (1, 2))
+    with Mesh(shape, comm) as mesh:
+        left, right = (DistMatrix.from_numpy(x, mesh, f"P('{mesh.shape.names[0]}', None)") for x in (a, b))
+        plan = rma_mm.plan(left, right, algorithm="stationary_c")
+        assert plan.shared is not None and plan.shared.counts
+        for _ in range(3):
+            np.testing.assert_array_equal(plan.execute(left, right).to_numpy(), a @ b)
+
+
+@parallel(ranks=(3,), env=("node", "cliques", "allocated", "created"))
+def test_tiles_outlive_their_mesh(comm):
+    """Kept on one rank only, or written to; freed once they are gone everywhere."""
+    x = np.arange(60.0).reshape(6, 10)
+    mesh = Mesh((comm.size,), comm)
+    matrix = DistMatrix.from_numpy(x, mesh)
+    region, tiles = matrix.region, list(matrix.local.values()) if comm.rank == comm.size - 1 else []
+    mesh.close()
+    with pytest.raises(ClosedError):
+        _ = matrix.tile
+    with Mesh((comm.size,), comm) as other:  # does not get the memory that the tiles show
+        made = DistMatrix.from_numpy(-x, other)
+        for tile in tiles:
+            np.testing.assert_array_equal(tile, x[region.selector()])
+            tile += 1
+        np.testing.assert_array_equal(made.to_numpy(), -x)
+    assert mesh in meshes._HELD
+    tiles = tile = None
+    gc.collect()
+    Mesh((comm.size,), comm).close()
+    assert mesh not in meshes._HELD
+
+
+LATE = """
+import atexit, sys
+atexit.register(lambda: print("late", tile[0, 0], flush=True))
+import numpy as np
+from rma_mm import DistMatrix, Mesh
+mesh, left = Mesh((2,), window=sys.argv[1]), Mesh((2, 1))
+tile = DistMatrix.from_numpy(np.full((4, 4), 7.0), mesh).tile
+mesh.close()
+"""
+
+
+@pytest.mark.parametrize("window", ["shared", "allocated"])
+def test_tiles_last_as_long_as_the_process(window):
+    """What runs at exit after meshes were closed may still look at them."""
+    done = mpirun(2, ["-c", LATE, window])
+    assert (done.returncode, done.stdout.count("late 7.0")) == (0, 2), done
+
+
+@parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
+def test_many_meshes_one_after_the_other(comm):
+    """MPI has about 2000 communicators: what a mesh takes is given back."""
+    for n in range(150):
+        with Mesh([(4,), (2, 2), (3,), (1,)][n % 4], comm) as mesh:
+            if n % 30 == 0:
+                a = np.full((8, 8), float(n))
+                np.testing.assert_array_equal((DistMatrix.from_numpy(a, mesh) @ a).to_numpy(), a @ a)
