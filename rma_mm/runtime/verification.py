@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
 from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification_floats import Product, residual, rounding, survey
-from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
+from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed, whole
 from rma_mm.runtime.verification_rows import wrong_bools, wrong_floats
 from rma_mm.runtime.verification_semiring import wrong_rows
 
@@ -57,8 +58,12 @@ def verify(
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
-    epilogue: what followed the product, which was of element type `product`.
+    epilogue: what followed the product, which was of element type `product`. Raises DtypeError for scalars that the
+    type of the sums does not hold.
     """
+    product = product or c.dtype
+    alpha, beta = (scalar(x, product, name).item() for name, x in (("alpha", alpha), ("beta", beta)))
+    a, b = whole(a, product), whole(b, product)
     if beta == 0:
         before = None
     elif before is None:
@@ -69,15 +74,15 @@ def verify(
             reason, rows = wrong_rows(a, b, c, before, semiring, seed)
             verdict = Verdict(not reason, None if reason else 0.0, reason, rows)
         elif epilogue is not None:
-            closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue, product or c.dtype)
+            closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue, product)
             reason, worst, rows = wrong_closed(closed, seed)
             verdict = Verdict(not reason, worst, reason, rows)
         elif c.dtype.kind in "iu":
-            verdict = _integers(a, b, c, before, int(alpha), int(beta), seed)
+            verdict = _integers(a, b, c, before, alpha, beta, seed)
         elif c.dtype.kind == "b":
             parts = [Part(x, np.dtype(np.float64)) for x in (a, b, c)]
             old = None if before is None else Part(before, np.dtype(np.float64))
-            reason = wrong_bools(comm, parts[0], parts[1], parts[2], old, bool(alpha), seed)
+            reason = wrong_bools(comm, parts[0], parts[1], parts[2], old, alpha, seed)
             verdict = Verdict(not reason, None if reason else 0.0, reason)
         else:
             verdict = _floats(a, b, c, before, complex(alpha), complex(beta), (conj_a, conj_b), seed)

@@ -53,6 +53,9 @@ class MatrixView(Protocol):
     def tile(self) -> Array:
         """Their elements, of shape `region.shape`."""
 
+    def redistribute(self, layout: Layout) -> MatrixView:
+        """The same matrix placed by `layout`. Collective."""
+
 
 class Part:
     """The elements of a matrix that this rank answers for; over all ranks they sum up to the matrix.
@@ -101,6 +104,15 @@ class Part:
         if self.zero_nonfinite:
             made[~np.isfinite(made)] = 0
         return made
+
+
+def whole(matrix: MatrixView, product: np.dtype[Any]) -> MatrixView:
+    """The matrix without summands where those wrap around (or are joined by or) before they are cast. Collective.
+
+    Other sums, and integers as wide as the product's, can be formed in any wider type.
+    """
+    layout, wraps = matrix.layout, matrix.dtype.kind in "iub" and matrix.dtype != product
+    return matrix.redistribute(layout.single(matrix.mesh.shape)) if layout.partial and wraps else matrix
 
 
 def answers(matrix: MatrixView) -> bool:
