@@ -21,7 +21,7 @@ from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.kernels.elementwise import check_cast
+from rma_mm.kernels.elementwise import cast, check_cast
 from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.agreement import agree_error
@@ -238,7 +238,7 @@ class Job:
             before = load(self.files["C"].path, mesh, layout, self.files["C"].dtype.name if o.dtype else None)
             if before.dtype != plan.c_dtype:
                 wide = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, layout)
-                wide.tile[...] = before.tile
+                cast(before.tile, wide.tile)
                 before.close()
                 before = wide
         return made[0], made[1], before

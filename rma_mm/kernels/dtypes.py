@@ -1,4 +1,7 @@
-"""Element types: which ones are supported, what a product of two of them is, and what it is summed in."""
+"""Element types: which ones are supported, what a product of two of them is, and what it is summed in.
+
+`result_dtype` and `accumulator` alone decide; docs/types.md says what they decide, as a table.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
 
 
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any] | None = None) -> np.dtype[Any]:
-    """The element type of A @ B: NumPy's promotion, or `compute` where it holds all values of both operands.
+    """The element type of A @ B: NumPy's promotion, or `compute` where both operands are cast into it safely.
 
     Raises: DtypeError for unsupported types, types without a common one, and a narrowing `compute`.
 
@@ -80,25 +83,26 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any] | No
         common = np.result_type(a, b)
     except TypeError:
         raise DtypeError(
-            f"a is {a.name} and b is {b.name}, which have no common element type: convert one of them with "
-            ".astype(...), or name compute_dtype, 'float32' say"
+            f"a is {a.name} and b is {b.name}, which have no common element type: name compute_dtype, one of "
+            f"{supported_names(_holding(a, b))}, or convert one of them with .astype(...)"
         ) from None
     return check_dtype(common, "the common dtype of a and b")
 
 
 def _widened(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any]) -> np.dtype[Any]:
-    """`compute`, if every value of a and b fits into it."""
-
-    def holds(dtype: np.dtype[Any]) -> bool:
-        return dtype == a == b or (np.can_cast(a, dtype, "safe") and np.can_cast(b, dtype, "safe"))
-
-    if holds(compute):
+    """`compute`, if a and b may be cast into it."""
+    wide = _holding(a, b)
+    if compute in wide:
         return compute
-    wide = tuple(dtype for dtype in SUPPORTED if holds(dtype))
     raise DtypeError(
         f"compute_dtype {compute.name} cannot hold every value of a ({a.name}) and b ({b.name}); "
         f"use one of {supported_names(wide)}, or convert the operands with .astype({compute.name!r})"
     )
+
+
+def _holding(a: np.dtype[Any], b: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
+    """The types into which NumPy casts a and b safely: their values fit, but 64-bit integers are rounded to float64."""
+    return tuple(x for x in SUPPORTED if np.can_cast(a, x, "safe") and np.can_cast(b, x, "safe"))
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from collections.abc import Iterator
 from numbers import Complex, Integral, Real
 from typing import Any
 
@@ -11,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import DtypeError
-from rma_mm.kernels.dtypes import accumulator, check_dtype, rank
+from rma_mm.kernels.dtypes import BFLOAT16, accumulator, check_dtype, rank
+
+STEP_BYTES = 64 << 10
+"""Of an array, that one pass by NumPy goes over before the next pass begins."""
 
 
 def scale(c: NDArray[Any], beta: Any) -> None:
@@ -29,15 +33,49 @@ def scale(c: NDArray[Any], beta: Any) -> None:
 
 
 def cast(src: NDArray[Any], dst: NDArray[Any]) -> None:
-    """Copy `src` into `dst` (same shape), rounding each element once; integers wrap around.
-
-    Into bfloat16 that holds from float32 and narrower types; ml_dtypes takes wider ones through float32.
+    """Copy `src` into `dst` (same shape, two dimensions), rounding each element once; integers wrap around.
 
     Raises: DtypeError where an imaginary part or a fraction would be dropped.
     """
     check_cast(src.dtype, dst.dtype, "src", "dst")
+    is_rounded_twice = dst.dtype == BFLOAT16 and src.itemsize > 2 and src.dtype != np.float32  # over float32
     with np.errstate(all="ignore"):
-        np.copyto(dst, src, casting="unsafe")
+        if not is_rounded_twice:
+            np.copyto(dst, src, casting="unsafe")
+            return
+        for at in pieces(src, STEP_BYTES):
+            np.copyto(dst[at], _odd(src[at]), casting="unsafe")
+
+
+def _odd(x: NDArray[Any]) -> NDArray[np.float32]:
+    """`x` in float32, where it does not fit with an odd last bit: a second rounding then goes the right way."""
+    if x.dtype.kind in "iu" and x.itemsize == 8:  # of what float64 cannot hold, one bit stands for the last ten
+        low = (x & 1023) != 0
+        x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, (x >> 10 | low) << 10)
+    wide = x.astype(np.float64)
+    held = wide.astype(np.float32)
+    outside = np.abs(held) > np.abs(wide)
+    bits = held.view(np.int32)
+    bits -= outside  # one step towards 0; of infinity, to the largest number
+    bits |= (held != wide) & ~np.isnan(wide)
+    return held
+
+
+def pieces(c: NDArray[Any], nbytes: int, least: int = 1) -> Iterator[tuple[slice, slice]]:
+    """`c` in parts of about `nbytes`: whole rows, and where `least` rows are more than that, parts of their columns."""
+    (m, n), most = c.shape, max(1, nbytes // c.itemsize)
+    if not (m and n):
+        return
+    height = min(m, max(least, most // n))
+    down, across = max(1, round(m / height)), max(1, round(n / max(least, most // height)))
+    for rows in _cuts(m, down):
+        for cols in _cuts(n, across):
+            yield rows, cols
+
+
+def _cuts(extent: int, count: int) -> list[slice]:
+    """`count` even parts."""
+    return [slice(extent * i // count, extent * (i + 1) // count) for i in range(count)]
 
 
 def check_cast(src: np.dtype[Any], dst: np.dtype[Any], src_name: str, dst_name: str) -> None:
@@ -55,8 +93,9 @@ def check_cast(src: np.dtype[Any], dst: np.dtype[Any], src_name: str, dst_name: 
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> np.generic[Any]:
     """`value` as a number of the type in which `dtype` is summed (float32 for float16 and bfloat16).
 
-    NaN and infinities pass in the float types. Raises: DtypeError naming the argument `name` where `dtype`
-    cannot hold `value`.
+    Fractions are rounded; NaN and infinities pass in the float types. Raises: DtypeError naming the argument `name`
+    where that type cannot hold `value`: an integer type a fraction or what is out of its range, a float type what
+    would become infinite, or 0.
 
     >>> scalar(2 + 0j, np.dtype("int8"), "alpha")
     np.int8(2)
@@ -73,6 +112,9 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> np.generic[Any]:
     finite = isinstance(number, int) or cmath.isfinite(number)
     if finite and not np.isfinite(held):
         raise _refusal(value, dtype, name, f"finite values end at {np.finfo(working).max:.3g}", "float64")
+    if number != 0 and held == 0:
+        least = np.finfo(working).smallest_subnormal
+        raise _refusal(value, dtype, name, f"values other than 0 begin at {least:.3g}", "float64")
     return held
 
 
@@ -91,16 +133,24 @@ def _number(value: Any, dtype: np.dtype[Any], name: str) -> Any:
     if isinstance(plain, Integral):  # bool is one
         return int(plain)
     if isinstance(plain, Real):
-        return float(plain)
+        return _nearest(plain)
     if isinstance(plain, Complex):
         number = complex(plain)
         return number if number.imag != 0 else number.real
     raise _refusal(value, dtype, name, "a scalar must be one number", "an int, float or complex")
 
 
+def _nearest(number: Real) -> Any:
+    """The float nearest to a real number; of a whole one beyond every float, itself."""
+    try:
+        return float(number)
+    except OverflowError:  # no float, but a fraction of large integers
+        return int(number)  # type: ignore[call-overload]  # rounded towards 0: far beyond every type
+
+
 def _whole(number: Any, dtype: np.dtype[Any], name: str) -> np.generic[Any]:
     """`number` in an integer type or bool."""
-    if not math.isfinite(number) or number != int(number):
+    if not isinstance(number, int) and not number.is_integer():
         raise _refusal(number, dtype, name, "it holds whole numbers only", "a whole number, or float64 matrices")
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     if not low <= number <= high:
@@ -110,4 +160,10 @@ def _whole(number: Any, dtype: np.dtype[Any], name: str) -> np.generic[Any]:
 
 
 def _refusal(value: Any, dtype: np.dtype[Any], name: str, rule: str, fix: str) -> DtypeError:
-    return DtypeError(f"{name} is {value!r}, which {dtype.name} cannot represent: {rule}; use {fix}")
+    said = "a whole number of very many digits" if _is_long(value) else repr(value)[:80]
+    return DtypeError(f"{name} is {said}, which {dtype.name} cannot represent: {rule}; use {fix}")
+
+
+def _is_long(value: Any) -> bool:
+    """Whether Python takes long to write `value` in digits, or refuses to."""
+    return isinstance(value, int) and value.bit_length() > 256

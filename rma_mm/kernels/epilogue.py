@@ -6,7 +6,7 @@ the array in which it is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.kernels.activations import ACTIVATIONS, activate, bind_compiled
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator, check_dtype, parse_dtype, rank
-from rma_mm.kernels.elementwise import cast
+from rma_mm.kernels.dtypes import accumulator, check_dtype, parse_dtype, rank
+from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
 
 SIDES = ("column", "row")
 """What one value of a bias may belong to."""
@@ -29,8 +29,6 @@ BLOCK_LEAST = 2048
 """Rows and columns of such a block at least. What it shares with the next is packed again by BLAS: 2048³ in float32
 takes 9 % longer in blocks of 256 rows, 4.5 % in blocks of 512 and 2 % in blocks of 1024 (measured), while bias and GELU
 in one go over all of C take 1 to 3 %."""
-STEP_BYTES = 64 << 10
-"""Of C, that one pass by NumPy goes over before the next pass begins; four times as much of a compiled one, or more."""
 MOST_STEPS = 256
 """Pieces of a tile whose calls are prepared one by one, at the most (roughly)."""
 SCRATCH = 16 * STEP_BYTES
@@ -214,21 +212,21 @@ class Closing:
         if not is_apart:
             return whole
         steps: list[Callable[[], None]] = []
-        for at in _pieces(c, max(4 * STEP_BYTES, c.nbytes // MOST_STEPS)):
+        for at in pieces(c, max(4 * STEP_BYTES, c.nbytes // MOST_STEPS)):
             part = self.part(*at)
             step = part._compiled(c[at])
             assert step is not None  # as for the whole
-            steps += [step, partial(cast_once, c[at], part.result)]
+            steps += [step, partial(cast, c[at], part.result)]
         return partial(in_turn, steps)
 
     def _by_numpy(self, c: NDArray[Any], is_apart: bool) -> None:
         """Close the tile in pieces that stay in the cache from pass to pass."""
-        for at in _pieces(c, STEP_BYTES):
+        for at in pieces(c, STEP_BYTES):
             part = self.part(*at)
             if self.changes:
                 activate(c[at], part._broadcast(), self.activation)
             if is_apart:
-                cast_once(c[at], part.result)
+                cast(c[at], part.result)
 
     @property
     def changes(self) -> bool:
@@ -255,24 +253,7 @@ def blocks(c: NDArray[Any]) -> list[tuple[slice, slice]]:
     """The parts of `c` whose epilogue follows their product at once; few enough that the product does not suffer."""
     if abs(c.strides[0]) < abs(c.strides[1]):
         return [(rows, cols) for cols, rows in blocks(c.T)]
-    return list(_pieces(c, BLOCK_BYTES, BLOCK_LEAST))
-
-
-def _pieces(c: NDArray[Any], nbytes: int, least: int = 1) -> Iterator[tuple[slice, slice]]:
-    """`c` in parts of about `nbytes`: whole rows, and where `least` rows are more than that, parts of their columns."""
-    (m, n), most = c.shape, max(1, nbytes // c.itemsize)
-    if not (m and n):
-        return
-    height = min(m, max(least, most // n))
-    down, across = max(1, round(m / height)), max(1, round(n / max(least, most // height)))
-    for rows in _cuts(m, down):
-        for cols in _cuts(n, across):
-            yield rows, cols
-
-
-def _cuts(extent: int, count: int) -> list[slice]:
-    """`count` even parts."""
-    return [slice(extent * i // count, extent * (i + 1) // count) for i in range(count)]
+    return list(pieces(c, BLOCK_BYTES, BLOCK_LEAST))
 
 
 def _nothing() -> None:
@@ -284,27 +265,3 @@ def _is_same(x: NDArray[Any], y: NDArray[Any]) -> bool:
     return x is y or (
         x.dtype == y.dtype and x.shape == y.shape and x.strides == y.strides and x.ctypes.data == y.ctypes.data
     )
-
-
-def cast_once(src: NDArray[Any], dst: NDArray[Any]) -> None:
-    """Copy `src` into `dst`, rounding once: into bfloat16 from the wider types too, which NumPy takes over float32."""
-    if dst.dtype != BFLOAT16 or src.itemsize <= 2 or src.dtype == np.float32:
-        cast(src, dst)
-        return
-    for at in _pieces(src, STEP_BYTES):
-        cast(_odd(src[at]), dst[at])
-
-
-def _odd(x: NDArray[Any]) -> NDArray[np.float32]:
-    """`x` in float32, where it does not fit with an odd last bit: a second rounding then goes the right way."""
-    if x.dtype.kind in "iu" and x.itemsize == 8:  # of what float64 cannot hold, one bit stands for the last ten
-        low = (x & 1023) != 0
-        x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, (x >> 10 | low) << 10)
-    wide = x.astype(np.float64)
-    with np.errstate(all="ignore"):
-        held = wide.astype(np.float32)
-        outside = np.abs(held) > np.abs(wide)
-        bits = held.view(np.int32)
-        bits -= outside  # one step towards 0; of infinity, to the largest number
-        bits |= (held != wide) & ~np.isnan(wide)
-    return held

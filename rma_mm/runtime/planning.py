@@ -28,7 +28,7 @@ from ..schedule.witness import evidence
 from ..windows.waiting import wait
 from .agreement import agreed
 from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
-from .matrix import DistMatrix, as_dtype, placed
+from .matrix import DistMatrix, as_dtype, checked_shape, placed
 from .mesh import Mesh
 from .plan import Plan
 from .pricing import is_known, tariff_of
@@ -140,6 +140,7 @@ def operand_of(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) ->
     if isinstance(x, Operand):
         if len(x.shape) != 2:
             raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
+        x = replace(x, shape=checked_shape(x.shape))
         if x.layout is not None:
             placed(x.layout, x.shape, mesh)
         check_dtype(x.dtype, f"{name}'s dtype")

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
 from rma_mm.runtime.verification_bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification_floats import WIDTH, Product, rounding, survey
-from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
+from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed, whole
 from rma_mm.runtime.verification_rows import chosen_rows, wrong_floats
 from rma_mm.runtime.verification_semiring import wrong_semiring
 
@@ -65,14 +66,18 @@ def verify(
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
-    epilogue: what followed the product, which was of element type `product`.
+    epilogue: what followed the product, which was of element type `product`. Raises DtypeError for scalars that the
+    type of the sums does not hold.
     """
+    product = product or c.dtype
+    alpha, beta = (scalar(x, product, name).item() for name, x in (("alpha", alpha), ("beta", beta)))
+    a, b = whole(a, product), whole(b, product)
     if beta == 0:
         before = None
     elif before is None:
         raise ValueError("before: beta is not 0, so the check needs C as it was before the product")
     comm = c.mesh.comm
-    closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product or c.dtype)
+    closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product)
     with np.errstate(all="ignore"):
         if not semiring.is_arithmetic:
             verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], ORDERED)
@@ -81,7 +86,7 @@ def verify(
         elif epilogue is not None:
             verdict = _exact(*wrong_closed(closed, seed), c.shape[0], UNSEEN)
         elif c.dtype.kind in "iu":
-            verdict = _integers(a, b, c, before, int(alpha), int(beta), seed)
+            verdict = _integers(a, b, c, before, alpha, beta, seed)
         else:
             left, right, made, old = (None if x is None else Part(x, COUNTS) for x in (a, b, c, before))
             assert left is not None and right is not None and made is not None

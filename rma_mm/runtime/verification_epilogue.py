@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rma_mm.kernels.dtypes import accumulator
-from rma_mm.kernels.epilogue import Epilogue, cast_once
+from rma_mm.kernels.elementwise import cast
+from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.runtime.verification_bools import COUNTS, true_rows
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
 from rma_mm.runtime.verification_rows import Indices, how_many, products, random_rows, row_chunks
@@ -75,7 +76,7 @@ def _compared(p: Closed, rows: Indices) -> tuple[Array, Array, Array]:
     if p.epilogue.activation == "relu":
         sums = np.maximum(sums, 0)
     expected = np.empty(sums.shape, p.c.dtype)
-    cast_once(sums, expected)
+    cast(sums, expected)
     working = _wide(p.c.dtype)
     actual = summed(p.c.mesh.comm, Part(p.c, working).some_rows(rows))[0]
     return expected, actual, actual != _converted(expected, working)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,13 @@ class MatrixView(Protocol):
     @property
     def tile(self) -> Array:
         """Their elements, of shape `region.shape`."""
+
+
+class Movable(MatrixView, Protocol):
+    """A matrix that may lie in summands; what is read from a file holds each element once."""
+
+    def redistribute(self, layout: Layout) -> MatrixView:
+        """The same matrix placed by `layout`. Collective."""
 
 
 class Part:
@@ -141,6 +148,17 @@ def _found(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[
     which = np.flatnonzero(at < len(held))
     which = which[held[at[which]] == wanted[which]]
     return which, at[which]
+
+
+def whole(matrix: MatrixView, product: np.dtype[Any]) -> MatrixView:
+    """The matrix without summands where those wrap around (or are joined by or) before they are cast. Collective.
+
+    Other sums, and integers as wide as the product's, can be formed in any wider type.
+    """
+    layout, wraps = matrix.layout, matrix.dtype.kind in "iub" and matrix.dtype != product
+    if not (layout.partial and wraps):
+        return matrix
+    return cast(Movable, matrix).redistribute(layout.single(matrix.mesh.shape))
 
 
 def answers(matrix: MatrixView) -> bool:

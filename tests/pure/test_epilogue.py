@@ -17,7 +17,8 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import activations, bind, epilogue
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank
-from rma_mm.kernels.epilogue import Closing, Epilogue, cast_once
+from rma_mm.kernels.elementwise import cast
+from rma_mm.kernels.epilogue import Closing, Epilogue
 from rma_mm.schedule import boxes
 from rma_mm.schedule.closing import closing
 from rma_mm.schedule.interpret import Matrix, interpret
@@ -222,7 +223,7 @@ def test_bfloat16_is_rounded_once(dtype: str) -> None:
         values = [v for v in values if v <= most] + ([-v for v in values if v <= most] if dtype[0] == "i" else [])
     src = np.array([values], dtype)
     dst = np.empty(src.shape, BFLOAT16)
-    cast_once(src, dst)
+    cast(src, dst)
     assert dst.astype(np.float64)[0].tolist() == [nearest_bfloat16(v) for v in src[0].tolist()]
 
 
@@ -230,7 +231,7 @@ def test_bfloat16_of_what_is_not_finite_or_too_large() -> None:
     assert BFLOAT16 is not None
     src = np.array([[np.nan, np.inf, -np.inf, 1e300, -1e300, 1e-300, -0.0]])
     dst = np.empty(src.shape, BFLOAT16)
-    cast_once(src, dst)
+    cast(src, dst)
     np.testing.assert_array_equal(dst.astype(float)[0], [np.nan, np.inf, -np.inf, np.inf, -np.inf, 0, 0])
 
 
