@@ -102,6 +102,8 @@ class Mesh:
         """What is known of products that `matmul` repeats."""
         self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
         """Plans that hold bound operands."""
+        self.proved: set[object] = set()
+        """Redistributions that all ranks have shown to be right."""
         self.when_lost: Callable[[], str] = str
         """Called when a host is gone, just before the job ends; says what the user will miss."""
         self.progress = self._progress()

@@ -23,8 +23,6 @@ from ..policy.cost import Tariff
 from ..policy.planner import Candidate, Request, choose, problem_of
 from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Schedule, remembered
-from ..schedule.proof import conclude, nothing
-from ..schedule.witness import evidence
 from ..windows.waiting import wait
 from .agreement import agreed
 from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
@@ -33,6 +31,7 @@ from .mesh import Mesh
 from .plan import Plan
 from .pricing import is_known, tariff_of
 from .process_group import in_turn
+from .proving import prove
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
@@ -283,17 +282,3 @@ def _fitted(
         f"memory_limit: got {limit} bytes a rank; the leanest plan ({name}) needs {need}, {need - (limit or 0)} more; "
         f"raise the limit or use more ranks"
     )
-
-
-def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
-    """Show with all ranks that the schedule is right (see `schedule.proof`). Collective; raises ScheduleError."""
-    from mpi4py import MPI
-
-    brought = nothing()
-    with agreed(mesh.comm, what):
-        if mesh.is_member:
-            brought = evidence(schedule, mesh.rank)
-    sums, latest = np.array(brought.sums, np.uint64), np.array(brought.latest, np.int64)
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM))
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, latest, MPI.MAX))
-    conclude(schedule, sums.tolist(), latest.tolist())

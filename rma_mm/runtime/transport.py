@@ -23,6 +23,7 @@ from .matrix import DistMatrix, allocated, pinned, placed
 from .mesh import Mesh
 from .places import Memory
 from .process_group import in_turn
+from .proving import prove_once
 
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""
@@ -35,6 +36,7 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
     """
     mesh = source.mesh
     schedule = redistribution(mesh.shape, source.shape, source.layout, layout)
+    prove_once(mesh, schedule, "redistribute", (source.shape, source.layout, layout))
     homes = {"A": source.block} | ({"C": block} if block else {})
     stage = None
     if "A" + STAGE in schedule.homes:

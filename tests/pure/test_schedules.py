@@ -151,6 +151,7 @@ def test_redistribution_between_any_two_placements(
     x = whole_numbers(rng, shape)
     schedule = redistribution(mesh, shape, source, target)
     verify(schedule)
+    prove(schedule)
     homes = {"A": distribute(x, source, mesh, rng), "C": nothing(target, mesh, shape)}
     outcome = interpret(schedule, homes, seed=seed)
     assert np.array_equal(collect(outcome.tiles, target, mesh, shape), x)
