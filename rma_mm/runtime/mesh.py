@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ClosedError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
+from ..kernels.cache import refusal
 from ..kernels.threads import cores, threads_per_rank
 from ..windows import WINDOWS
 from ..windows.waiting import barrier
@@ -77,7 +78,7 @@ class Mesh:
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
-        self.fallbacks: list[str] = []
+        self.fallbacks: list[str] = [*filter(None, [refusal()])]
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
         """What `matmul` keeps, oldest use first."""
