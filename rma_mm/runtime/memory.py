@@ -19,9 +19,11 @@ from ..schedule.lower import Tuning, lower
 from ..schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
 from ..schedule.passes import kind_of, slots_of
 from ..schedule.row import DIMS, Problem
+from ..windows.room import memory_allowed
 from ..windows.waiting import wait
-from .footprint import Operands, adds_elsewhere, all_ops, frame_dtype, scratch_used, standing_bytes
+from .footprint import Operands, adds_elsewhere, all_ops, frame_dtype, peak_bytes, scratch_used, standing_bytes
 from .mesh import Mesh
+from .plan import Plan
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
@@ -53,6 +55,22 @@ def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Can
     raise MemoryLimitError(
         f"memory_limit: got {limit} bytes a rank; {what}, {need - (limit or 0)} more; raise the limit or use more ranks"
     )
+
+
+def memory_note(plan: Plan) -> str:
+    """What a plan's ranks need together on a node that does not allow it, in a sentence; else empty. Collective."""
+    mesh = plan.mesh
+    own = peak_bytes(mesh, plan.schedule, plan.given)
+    told = mesh.comm.allgather((own, memory_allowed()))
+    for node in dict.fromkeys(mesh.node_of):
+        mates = [rank for rank, each in enumerate(mesh.node_of) if each == node]
+        needed, (allowed, what) = sum(told[rank][0] for rank in mates), min(told[rank][1] for rank in mates)
+        if needed > allowed:
+            return (
+                f"memory: the plan needs {needed} bytes on node {node} ({len(mates)} ranks), and {what} allows "
+                f"{allowed}; the system may kill ranks without a word: use more nodes, or a --memory-limit"
+            )
+    return ""
 
 
 @dataclass

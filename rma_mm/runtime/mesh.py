@@ -18,6 +18,7 @@ from ..geometry.mesh import MeshShape
 from ..kernels.cache import refusal
 from ..kernels.threads import cores, threads_per_rank
 from ..windows import WINDOWS
+from ..windows.room import segment_problem
 from ..windows.waiting import barrier
 from .agreement import agree
 
@@ -55,6 +56,8 @@ class Mesh:
         window: str | None = None,
         threads: int | None = None,
     ) -> None:
+        if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
+            raise MeshError(problem)  # the import below would end in a bus error
         from mpi4py import MPI
 
         from ..windows.mpi import node_map
