@@ -29,7 +29,7 @@ WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
-WORK = 1024
+WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
 Fitted = tuple[Candidate, Schedule, Tuning, int, bool]
@@ -110,6 +110,8 @@ class Trial:
     def first(self, limit: int | None) -> Fitted | None:
         """The hungriest tuning that fits, None where none does. Collective."""
         for tuning in self.tunings:
+            if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
+                self.look(Tuning(tuning.width, DEPTHS[-1]))  # it says the most of all the others
             if limit is not None and self.least[tuning] > limit:
                 continue
             schedule, is_ordered = self.look(tuning)
@@ -117,8 +119,6 @@ class Trial:
                 return None
             if limit is None or self.least[tuning] <= limit:
                 return self.candidate, schedule, tuning, self.least[tuning], is_ordered
-            if (leanest := Tuning(tuning.width, DEPTHS[-1])) not in self.seen:
-                self.look(leanest)  # it says the most of all the others
         return None
 
     def look(self, tuning: Tuning) -> tuple[Schedule, bool]:

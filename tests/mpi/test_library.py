@@ -259,7 +259,7 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
     """The plan that is taken is the first of all that fits, and what is said to be missing is what is missing."""
     with Mesh((2, 2), comm) as mesh:
         a, b = Operand((160, 300), np.dtype("f4")), Operand((300, 96), np.dtype("f4"))
-        for name in ("stationary_c", "cannon", "queue", "summa_c:pull"):
+        for name in ("cannon", "queue", "summa_c:pull"):
             every = needs_of_every_plan(comm, mesh, a, b, name)
             edges = sorted({need + off for need in every.values() for off in (-1, 0)} | {0, 1})
             for limit in (*edges, 10**400):
