@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import DIRECTORY, Mpiexec, job_environment
+from tests.processes import DIRECTORY, PATIENCE, Limit, Mpiexec, job_environment
 
 START_SECONDS = 120
 """Limit for starting a job or importing a test module: a loaded machine may compile bytecode for all ranks."""
@@ -111,9 +111,9 @@ class Job:
 
     def _meet(self, listener: socket.socket) -> None:
         """Wait until every rank has connected."""
-        limit = time.monotonic() + START_SECONDS
+        limit = Limit(START_SECONDS)
         while len(self.channels) < self.ranks:
-            if self.mpiexec.process.poll() is not None or time.monotonic() > limit:
+            if self.mpiexec.process.poll() is not None or limit.left <= 0:
                 met = name_ranks([channel.rank for channel in self.channels]) if self.channels else "no rank"
                 raise JobError(f"mpiexec -n {self.ranks} did not start: {met} came\n{self.tail()}")
             with suppress(TimeoutError):
@@ -126,7 +126,7 @@ class Job:
         """Read one rank's greeting."""
         channel = Channel(-1, -1, connection)
         self.channels.append(channel)
-        connection.settimeout(START_SECONDS)
+        connection.settimeout(PATIENCE * START_SECONDS)
         messages: list[dict[str, Any]] = []
         while not messages:
             received = channel.receive()
@@ -147,8 +147,8 @@ class Job:
         return answers
 
     def run(self, module: str, name: str, arguments: str, timeout: float) -> Answers:
-        """Run one test on every rank; `arguments` is a pickled dict in base 64, `timeout` in seconds."""
-        request = {"do": "run", "module": module, "name": name, "arguments": arguments, "timeout": timeout}
+        """Run one test on every rank; `arguments` is a pickled dict in base 64, `timeout` in seconds at rest."""
+        request = {"do": "run", "module": module, "name": name, "arguments": arguments, "timeout": PATIENCE * timeout}
         return self._ask(request, timeout)
 
     def _ask(self, request: dict[str, Any], timeout: float) -> Answers:
@@ -158,13 +158,13 @@ class Job:
             with suppress(ConnectionError):  # its end is noticed when reading
                 channel.socket.sendall(line)
         answers = Answers()
-        limit = time.monotonic() + timeout
+        limit = Limit(timeout)
         while len(answers.verdicts) < self.ranks or (
             len(answers.ready) < self.ranks and not answers.failure(self.ranks)
         ):
-            if time.monotonic() > limit:
-                raise JobError(self._explain_timeout(answers, timeout))
-            self._listen(answers, min(1.0, max(0.0, limit - time.monotonic())))
+            if (left := limit.left) <= 0:
+                raise JobError(self._explain_timeout(answers, limit))
+            self._listen(answers, min(1.0, left))
         return answers
 
     def _listen(self, answers: Answers, seconds: float) -> None:
@@ -187,7 +187,7 @@ class Job:
             self.tail()
         )
 
-    def _explain_timeout(self, answers: Answers, timeout: float) -> str:
+    def _explain_timeout(self, answers: Answers, limit: Limit) -> str:
         """The failure text where time ran out: who hangs, where, and who had failed before."""
         late = [channel for channel in self.channels if channel.rank not in answers.verdicts]
         late = late or [channel for channel in self.channels if channel.rank not in answers.ready]
@@ -195,7 +195,8 @@ class Job:
             with suppress(ProcessLookupError):
                 os.kill(channel.pid, signal.SIGUSR1)
         time.sleep(0.3)
-        parts = [f"timed out after {timeout:g} s on {name_ranks([c.rank for c in late])} of {self.ranks}"]
+        parts = [f"timed out after {limit.seconds:g} s on {name_ranks([c.rank for c in late])} of {self.ranks}"]
+        parts += [f"(stretched {limit.stretch:.1f} times, as the machine is busy)"] * (limit.stretch > 1)
         parts.append(answers.failure(self.ranks))
         for channel in late:
             stack = (self.directory / f"stacks.{channel.rank}").read_text()

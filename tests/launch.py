@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 def parallel(
     ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds."""
+    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds at rest."""
     if unknown := set(env) - set(ENVS):
         raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
     kinds = [Kind(count, name) for name in env for count in ranks if count > 1 or name not in SEVERAL_RANKS]

@@ -32,6 +32,7 @@ from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.footprint import Operand
 from rma_mm.runtime.generate import generated
 from rma_mm.runtime.matrix import DistMatrix
+from rma_mm.runtime.memory import memory_note
 from rma_mm.runtime.mesh import Mesh
 from rma_mm.runtime.plan import Plan
 from rma_mm.runtime.planning import make_plan
@@ -91,6 +92,9 @@ class Job:
         plan = self._plan(mesh, shape)
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
+        if note := memory_note(plan):  # before the system ends a rank without a word
+            mesh.fallbacks.append(note)
+            complain(self.comm.rank, note)
         self._check_start(plan)
         if o.dry_run:
             return DONE

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rma_mm.errors import RmaError
+from rma_mm.windows.room import segment_problem, thread_problem
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -24,7 +25,7 @@ HEARD = 1.0
 
 
 class LauncherError(RmaError):
-    """No MPI library, or one that did not start these ranks."""
+    """No MPI library, one that did not start these ranks, or a host that grants too little to start."""
 
 
 def launcher_rank() -> int:
@@ -36,9 +37,11 @@ def launcher_rank() -> int:
 def connect() -> Intracomm:
     """COMM_WORLD, with MPI initialised.
 
-    Raises LauncherError where there is no MPI library or the launcher is another library's.
+    Raises LauncherError where there is no MPI library, the launcher is of another one, or this host grants too little.
     """
     try:
+        if problem := thread_problem():  # before anything starts some: BLAS would hang
+            raise LauncherError(problem)
         return _world(_library())
     except LauncherError:
         if launcher_rank():
@@ -55,6 +58,8 @@ def _world(MPI: ModuleType) -> Intracomm:
     # MPICH dies when Open MPI's launcher started it, and Open MPI complains at length under MPICH's
     stranger = ("HYDI_CONTROL_FD" if "Open MPI" in name else "OMPI_COMM_WORLD_SIZE") in os.environ
     if not MPI.Is_initialized() and not (started > 1 and stranger):
+        if problem := segment_problem():
+            raise LauncherError(problem)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # mpi4py suspects it too, on every rank
             MPI.Init_thread()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,27 +14,108 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+STICKY = 0o1000
+"""The bit of a folder in which everybody may make files, but take away only their own: /tmp."""
+
 
 @cache
 def cache_folder() -> Path | None:
-    """Where compiled code and measurements are kept; None where nothing can be written.
+    """Where compiled code and measurements are kept; None where nothing can be written, or others could.
 
     RMA_MM_CACHE names another place than the user's cache.
     """
+    return folder_of(f"kernels-{_sources()}")
+
+
+def folder_of(name: str) -> Path | None:
+    """A folder of our own in the cache, made where it is not there; None where nothing can be written, or others could.
+
+    Those of another user are never taken, root's neither, since nothing would be written there: what lies here is run.
+    """
     try:
-        folder = _home() / f"kernels-{_sources()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is run
+        home = _home()
+        if why_not(home):
+            return None
+        folder = home / name
+        for each in reversed([folder, *folder.parents]):
+            each.mkdir(mode=0o700, exist_ok=True)
+        if why_not(folder):
+            return None
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError):  # RuntimeError: nobody's home
         return None
     return folder
 
 
+def refusal() -> str:
+    """Why the cache is not used though it is there, in a sentence with the remedy; empty where nothing is wrong."""
+    try:
+        home = _home()
+        why = next(filter(None, map(why_not, (home, home / "machines", home / f"kernels-{_sources()}"))), "")
+    except (OSError, RuntimeError):
+        return ""
+    return why and (
+        f"cache: {why}, and could put code there that you would run; all is compiled and measured anew in each run. "
+        f"Take away their rights (chmod go-w), or name a folder of your own by RMA_MM_CACHE"
+    )
+
+
+def why_not(path: Path) -> str:
+    """What lets others write to a path, or swap it: on itself, as far as it is there, and the folders above it.
+
+    What ssh asks: nobody but the user and root owns any of them, and no group and nobody else may write; but above,
+    folders with the sticky bit are fine.
+    """
+    real = path.resolve()
+    for at in (real, *real.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = at.lstat()
+            is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & STICKY
+            if found.st_uid not in (os.geteuid(), 0):
+                return f"{at} belongs to another user (number {found.st_uid})"
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+                return f"others may write to {at} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def read_own(file: Path) -> bytes | None:
+    """What a file of the cache holds; None where it is not there, or no plain file that only this user can write."""
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            found = os.fstat(opened.fileno())
+            is_shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_nlink > 1
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or is_shared:
+                return None
+            return opened.read()
+    except OSError:
+        return None
+
+
+def write_own(file: Path, content: bytes) -> None:
+    """Write a file of the cache that only this user can read and write: under its name once it is complete.
+
+    Raises OSError.
+    """
+    beside = file.with_name(f".{platform.node()}.{os.getpid()}.{threading.get_ident()}")
+    with suppress(FileNotFoundError):
+        beside.unlink()
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(beside, flags, 0o600), "wb") as opened:
+            opened.write(content)
+        beside.replace(file)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
 def _home() -> Path:
     named = os.environ.get("RMA_MM_CACHE")
     if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rma_mm"
+        return Path(named).expanduser().resolve()
+    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return ((users if users.is_absolute() else Path.home() / ".cache") / "rma_mm").resolve()
 
 
 def _sources() -> str:

@@ -6,15 +6,20 @@ Ranks that start together would otherwise all compile the same, and race for the
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numba
 from numba.core import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.serialize import dumps
 
-from rma_mm.kernels.cache import alone, cache_folder
+from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 
 OPTIONS = {"nopython": True, "error_model": "numpy"}
 """What Numba is told about every function that is compiled here."""
@@ -41,8 +46,51 @@ class _Files(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
 
 
+class Entries:
+    """One file for each function and signature, in place of Numba's index: unpickled only if it is ours and whole.
+
+    In front stands a digest of its name and what follows, so that an entry that was damaged or swapped counts as none.
+    """
+
+    def __init__(self, folder: Path, base: str) -> None:
+        self.folder, self.base = folder, hashlib.sha256(base.encode()).hexdigest()[:16]
+
+    def load(self, key: object) -> Any:
+        """What was kept under a key; None where that is not there, or not as it was kept."""
+        file = self.file_of(key)
+        found = read_own(file) or b""
+        content = found[DIGEST:]
+        return pickle.loads(content) if content and found[:DIGEST] == _digest(file, content) else None
+
+    def save(self, key: object, data: object) -> None:
+        """Keep it. Raises OSError."""
+        content = dumps(data)
+        write_own(file := self.file_of(key), _digest(file, content) + content)
+
+    def flush(self) -> None:
+        """Forget every entry of the function."""
+        for file in self.folder.glob(f"{self.base}-*.nbc"):
+            file.unlink()
+
+    def file_of(self, key: object) -> Path:
+        """Where an entry is kept."""
+        return self.folder / f"{self.base}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.nbc"
+
+
+DIGEST = hashlib.sha256().digest_size
+"""Bytes in front of an entry."""
+
+
+def _digest(file: Path, content: bytes) -> bytes:
+    return hashlib.sha256(f"{file.parent.name}/{file.name}/{numba.__version__}\n".encode() + content).digest()
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _Files
+
+    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
+        super().__init__(function)
+        self._cache_file = Entries(folder, self._impl.filename_base)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):  # a full disk only costs time
@@ -60,10 +108,10 @@ def compiled(function: Callable[..., None], kinds: tuple[Any, ...], arguments: t
     """
     made: Any = CFunc(function, (kinds, types.void), locals={}, options=OPTIONS)
     with alone():
-        if cache_folder() is None:
+        if (folder := cache_folder()) is None:
             made.compile()
         else:
-            made._cache = _Cache(function)
+            made._cache = _Cache(function, folder)
             _compile(made)
     call = ctypes.CFUNCTYPE(None, *arguments)(made.address)
     call.made = made  # type: ignore[attr-defined]  # keeps the machine code alive

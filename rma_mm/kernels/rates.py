@@ -7,7 +7,6 @@ The 16-bit floats, which BLAS multiplies in float32 only, are measured on first 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from functools import cache
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.kernels.blas import library
-from rma_mm.kernels.cache import alone, cache_folder
+from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 from rma_mm.kernels.dtypes import accumulator
 from rma_mm.kernels.speed import calls_a_second
 from rma_mm.kernels.threads import get_threads
@@ -72,9 +71,7 @@ def _keep(table: dict[str, Rates]) -> None:
     folder = cache_folder()
     try:
         if folder is not None:
-            beside = folder / f"rates.{platform.node()}.{os.getpid()}"
-            beside.write_text(json.dumps(table, indent=1) + "\n")
-            beside.replace(_file(folder))
+            write_own(_file(folder), (json.dumps(table, indent=1) + "\n").encode())
     except OSError:  # a full disk, or the folder is gone
         folder = None
     if folder is None:
@@ -108,7 +105,7 @@ def _table() -> dict[str, Rates]:
     if folder is None or _unwritten:
         return dict(_unwritten)
     try:
-        found = json.loads(_file(folder).read_text())
+        found = json.loads(read_own(_file(folder)) or b"")
         return {
             str(dtype): {name: {k: float(classes[name][k]) for k in ("blas", "numba")} for name in CLASSES}
             for dtype, classes in found.items()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite, log2
+from math import copysign, isfinite, log2
 from typing import Any
 
 from ..errors import MachineError
@@ -168,6 +168,9 @@ class Machine:
         if not kernels or any(not moves for moves in costs.values()):
             raise MachineError("machine: its figures for links or kernels are missing; each needs one at least")
         corrections = {name: _figures([v], f"corrections.{name}", 1)[0] for name, v in _items(given, "corrections")}
+        for name, correction in corrections.items():
+            if not correction:
+                raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
         memory = given.get("memory")
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
         figures = {name: _number(given, name) for name in FIGURES}
@@ -207,7 +210,8 @@ def _figures(values: Any, name: str, count: int) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
         raise MachineError(f"machine: {name} is {values!r}; it takes {count} figures")
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not isfinite(value) or copysign(1.0, value) < 0:  # -0.0 was never measured either
             raise MachineError(f"machine: {name} is {value!r}; it is a finite figure of at least 0")
     return [float(value) for value in values]
 

@@ -114,6 +114,12 @@ def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[
 
 def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
     """Bytes that this rank holds at most while the plan runs: tiles, what the plan adds, scratch."""
+    ops = all_ops(schedule, mesh)
+    return standing_bytes(mesh, schedule, operands) + scratch_used(mesh, schedule, operands, ops)
+
+
+def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
+    """Bytes of it that no operation changes, so that none need be made: tiles, and what the plan adds to them."""
     if not mesh.is_member:
         return 0
     c_dtype = operands.c.dtype
@@ -129,9 +135,13 @@ def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
     for name in [name for name in schedule.homes if name.endswith(STAGE)]:
         if operands.dtype(name) != operands.dtype(name[0]):  # summands are cast before they are added up
             total += schedule.home(name[0], mesh.rank).size * operands.dtype(name).itemsize
-    ops = all_ops(schedule, mesh)
-    for frame, size in frame_sizes(ops, mesh.rank).items():
-        total += size * frame_dtype(operands, schedule, frame).itemsize
+    return total
+
+
+def scratch_used(mesh: Mesh, schedule: Schedule, operands: Operands, ops: list[Op]) -> int:
+    """Bytes that this rank's operations, `ops`, need beside that."""
+    frames = frame_sizes(ops, mesh.rank)
+    total = sum(size * frame_dtype(operands, schedule, frame).itemsize for frame, size in frames.items())
     return total + max((_kernel_bytes(op, operands) for op in ops), default=0)
 
 
@@ -200,6 +210,6 @@ def _movements(op: Op, rank: int) -> list[tuple[str, str]]:
     return [(kind_of(op.dst), "shift")] if isinstance(op, Shift) else []
 
 
-def is_ordered(schedule: Schedule, mesh: Mesh) -> bool:
-    """Whether this rank adds to no other's memory, where sums would come in any order."""
-    return not any(isinstance(op, Accumulate) and op.dst.rank != mesh.rank for op in all_ops(schedule, mesh))
+def adds_elsewhere(ops: list[Op], rank: int) -> bool:
+    """Whether a rank's operations add to another's memory, where sums come in any order."""
+    return any(isinstance(op, Accumulate) and op.dst.rank != rank for op in ops)

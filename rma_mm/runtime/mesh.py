@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError
 from ..geometry.mesh import MeshShape
+from ..kernels.cache import refusal
 from ..kernels.threads import cores, threads_per_rank
 from ..windows import WINDOWS, Checks
 from ..windows.checked import SWITCH
+from ..windows.room import segment_problem
 from .agreement import agree, agree_to_end
 from .process_group import ProcessGroup, end_broken_job, in_turn
 
@@ -64,6 +66,8 @@ class Mesh:
         window: str | None = None,
         threads: int | None = None,
     ) -> None:
+        if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
+            raise MeshError(problem)  # the import below would end in a bus error
         from mpi4py import MPI
 
         from ..windows.mpi import node_map
@@ -92,7 +96,7 @@ class Mesh:
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
         self.checks = Checks() if Checks.wanted() else None
         """What is checked of transfers and products; None where nothing is."""
-        self.fallbacks: list[str] = []
+        self.fallbacks: list[str] = [*filter(None, [refusal()])]
         """What was chosen instead of what was asked for, and why."""
         self.plans: OrderedDict[object, Plan] = OrderedDict()
         """What `matmul` keeps, oldest use first."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..algorithms import REGISTERED
-from ..errors import AlgorithmError, LayoutError, MemoryLimitError, MeshError, OptionError, ShapeError
+from ..errors import LayoutError, MeshError, OptionError, ShapeError
 from ..geometry.layout import Layout
 from ..kernels import bind
 from ..kernels.choice import NAMES
@@ -21,20 +21,16 @@ from ..kernels.semiring import PLUS_TIMES, check_semiring
 from ..kernels.threads import using_threads
 from ..policy.cost import Tariff
 from ..policy.planner import Candidate, Request, choose, problem_of
-from ..schedule.lower import Tuning, lower
-from ..schedule.ops import Schedule, remembered
 from ..windows.waiting import wait
 from .agreement import agreed
-from .footprint import Operand, Operands, Options, is_ordered, peak_bytes
+from .footprint import Operand, Operands, Options
 from .matrix import DistMatrix, as_dtype, checked_shape, placed
+from .memory import fitted
 from .mesh import Mesh
 from .plan import Plan
 from .pricing import is_known, tariff_of
 from .process_group import in_turn
 from .proving import prove
-
-WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
-"""Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 
 
 @in_turn
@@ -100,9 +96,10 @@ def settled(mesh: Mesh, operands: Operands) -> Operands:
 def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Plan:
     """The plan for what the planner found, on the windows that the mesh has. Collective."""
     with using_threads(mesh.threads):  # of which each has scratch
-        fitted = _fitted(mesh, operands, request, found)
-    assert fitted[0].layouts is not None
-    problem = problem_of(request, fitted[0].layouts, fitted[0].copied)
+        made = fitted(mesh, operands, request, found)
+    chosen = made[0]
+    assert chosen.layouts is not None
+    problem = problem_of(request, chosen.layouts, chosen.copied)
     later = []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
@@ -110,8 +107,8 @@ def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidat
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
     plan = Plan(
-        mesh, operands, found, *fitted, request.in_place, request.shares and not fitted[0].row.grouped,
-        fitted[0].seconds if is_known(request.tariff, operands) else None,
+        mesh, operands, found, *made, request.in_place, request.shares and not chosen.row.grouped,
+        chosen.seconds if is_known(request.tariff, operands) else None,
     )  # fmt: skip
     prove(mesh, plan.schedule, "plan")
     return plan
@@ -245,40 +242,3 @@ def _probe(operands: Operands) -> None:
         bind(a, b, stored, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
 
 
-def _fitted(
-    mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]
-) -> tuple[Candidate, Schedule, Tuning, int, bool]:
-    """The first candidate and tuning whose memory fits, with its bytes on the fullest rank. Collective.
-
-    Last comes whether its sums are formed in a fixed order.
-    """
-    from mpi4py import MPI
-
-    limit = operands.options.memory_limit
-    least: list[tuple[int, str]] = []
-    unordered = ""
-    for candidate in found:
-        if candidate.rejected or candidate.layouts is None:
-            continue
-        problem = problem_of(request, candidate.layouts, candidate.copied)
-        widths = [candidate.width, *(width for width in WIDTHS if width < candidate.width)]
-        tunings = [Tuning(width, depth) for width in widths for depth in DEPTHS][: None if limit is not None else 1]
-        schedules = [remembered(lower(candidate.row, problem, tuning)) for tuning in tunings]
-        needs = np.array(
-            [[peak_bytes(mesh, schedule, operands), not is_ordered(schedule, mesh)] for schedule in schedules], np.int64
-        )
-        wait(mesh.comm.Iallreduce(MPI.IN_PLACE, needs, MPI.MAX))
-        if operands.needs_order and needs[0, 1]:
-            unordered = candidate.row.name
-            continue
-        for schedule, tuning, (need, pushes) in zip(schedules, tunings, needs.tolist(), strict=True):
-            if limit is None or need <= limit:
-                return candidate, schedule, tuning, need, not pushes
-        least.append((int(needs[:, 0].min()), candidate.row.name))
-    if not least:
-        raise AlgorithmError(f"{unordered}: accumulates in no fixed order here, and deterministic=True excludes that")
-    need, name = min(least)
-    raise MemoryLimitError(
-        f"memory_limit: got {limit} bytes a rank; the leanest plan ({name}) needs {need}, {need - (limit or 0)} more; "
-        f"raise the limit or use more ranks"
-    )

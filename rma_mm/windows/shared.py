@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
@@ -18,9 +16,8 @@ from rma_mm.windows.mpi import (
     window_bytes,
     window_info,
 )
+from rma_mm.windows.room import SEGMENTS, free_segment_bytes
 
-SEGMENTS = "/dev/shm"
-"""Where MPI libraries put shared segments on Linux; where it is absent nothing is checked."""
 PAGE = 4096
 """Bytes of a page."""
 
@@ -84,15 +81,6 @@ def _segment(
     # pages are only promised until touched: take them now, on this rank's side of the machine
     bases[mates[node.rank]][::PAGE] = 0
     return segment, bases
-
-
-def free_segment_bytes() -> int | None:
-    """Bytes that shared segments can still take on this node, None where that is unknown."""
-    try:
-        space = os.statvfs(SEGMENTS)
-    except OSError:
-        return None
-    return space.f_bavail * space.f_frsize
 
 
 def _require_space(comm: MPI.Intracomm, sizes: tuple[int, ...], nodes: tuple[int, ...]) -> None:

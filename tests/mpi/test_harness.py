@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import launch, processes
@@ -54,6 +55,17 @@ def test_deadlock_times_out(pool: Pool) -> None:
     assert "case_deadlock" in text
     assert "stack of rank 0" not in text
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(("slower", "left"), [(1.0, -1), (3.0, 1)])
+def test_a_limit_is_stretched_by_how_slow_the_machine_is_when_it_passes(monkeypatch, slower: float, left: int) -> None:
+    monkeypatch.setattr(processes, "START_SECONDS", 60.0 if slower == 1 else 1e-9)
+    monkeypatch.setattr(processes, "PATIENCE", slower)
+    limit = processes.Limit(0.5)
+    assert limit.left > 0 and not limit.stretch  # nothing is measured before it passes
+    limit.begun -= 0.6
+    assert np.sign(limit.left) == left
+    assert limit.stretch == slower
 
 
 def test_no_process_is_left(pool: Pool, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 import gc
 import os
 from contextlib import suppress
+from unittest import mock
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
@@ -21,7 +23,11 @@ from rma_mm.errors import (
     ShapeError,
     WindowError,
 )
+from rma_mm.policy.cost import TYPICALLY
+from rma_mm.runtime import memory, planning
 from rma_mm.runtime.agreement import agree_error
+from rma_mm.runtime.footprint import Operand, peak_bytes
+from rma_mm.schedule.lower import Tuning, lower
 from tests.launch import VARIANTS, parallel
 
 ONE_NODE = ("node",)
@@ -246,6 +252,40 @@ def test_memory_limit_shrinks_panels_and_refuses_what_cannot_fit(comm):
         assert np.array_equal(poor.execute(A, B).to_numpy(), x @ y)
         call = lambda: rma_mm.plan(A, B, mesh, layout="i,j", memory_limit=1000)  # noqa: E731
         same_error(comm, MemoryLimitError, call, "1000 bytes", "more")
+
+
+@parallel(ranks=(4,), env=("node", "nolocal"))
+def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every_plan_says(comm):
+    """The plan that is taken is the first of all that fits, and what is said to be missing is what is missing."""
+    with Mesh((2, 2), comm) as mesh:
+        a, b = Operand((160, 300), np.dtype("f4")), Operand((300, 96), np.dtype("f4"))
+        for name in ("cannon", "queue", "summa_c:pull"):
+            every = needs_of_every_plan(comm, mesh, a, b, name)
+            edges = {need + off for need in [*[*every.values()][::3], min(every.values())] for off in (-1, 0)} | {0}
+            for limit in (*sorted(edges), 10**400):
+                if limit < min(every.values()):
+                    call = lambda: rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit)  # noqa: B023, E731
+                    same_error(comm, MemoryLimitError, call, f"needs {min(every.values())},", "more")
+                else:
+                    fits = next(tuning for tuning, need in every.items() if need <= limit)
+                    assert rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).tuning == fits, (name, limit)
+        big = Operand((4096, 4096), np.dtype("f4"))
+        with mock.patch.object(memory, "lower", wraps=memory.lower) as lowered:
+            same_error(comm, MemoryLimitError, lambda: rma_mm.plan(big, big, mesh, memory_limit=1024), "more")
+        looks = [call.args[2].width for call in lowered.call_args_list]
+        assert len(looks) <= 100 and sum(4096 // width for width in looks) <= 1000, looks
+
+
+def needs_of_every_plan(comm, mesh, a, b, name):
+    """Tuning → bytes of a rank, of all plans of an algorithm, each lowered."""
+    plan = rma_mm.plan(a, b, mesh, algorithm=name)
+    widths = [plan.tuning.width, *(width for width in memory.WIDTHS if width < plan.tuning.width)]
+    trial = memory.Trial(mesh, plan.given, planning.request_of(mesh, plan.given, TYPICALLY), plan.chosen)
+    found = {}
+    for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:
+        schedule = lower(plan.chosen.row, trial.problem, tuning)
+        found[tuning] = comm.allreduce(peak_bytes(mesh, schedule, plan.given), MPI.MAX)
+    return found
 
 
 @parallel(ranks=(3,), env=ONE_NODE, timeout=120)

@@ -63,7 +63,7 @@ def changed(path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> dict[s
 
 
 NUMBERS = figures(MEASURED.as_json())
-WRONG = [-1e-9, math.nan, math.inf, None, "fast", True, [1.0]]
+WRONG = [-1e-9, -0.0, math.nan, math.inf, None, "fast", True, [1.0]]
 
 
 IMPOSSIBLE = [(path, wrong) for path in NUMBERS for wrong in WRONG if (path, wrong) != (("memory",), None)]
@@ -84,6 +84,12 @@ def test_an_impossible_figure_is_named(path: tuple[Any, ...], wrong: object) -> 
 def test_a_missing_figure_is_named(path: tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match=path[-1]):
         Machine.from_json(changed(path, lambda at, name: at.pop(name)))
+
+
+def test_a_correction_that_makes_products_free_is_refused() -> None:
+    given = MEASURED.as_json() | {"corrections": {"in place": 0.0}}
+    with pytest.raises(MachineError, match=r"in place is 0.*above 0"):
+        Machine.from_json(given)
 
 
 @pytest.mark.parametrize("path", [("links", "own"), ("links", "between"), ("kernels",)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MachineError
-from ...kernels.cache import cache_folder
+from ...kernels.cache import folder_of, read_own, write_own
 from ...kernels.rates import processor
 from ...policy.machine import Machine
 from .site import Site
@@ -59,18 +58,18 @@ def settings(variables: Mapping[str, str]) -> dict[str, str]:
 
 def file_of(key: Key) -> Path | None:
     """Where the machine of a key is kept; None where nothing can be written."""
-    folder = cache_folder()
+    folder = folder_of("machines")
     if folder is None:
         return None
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return folder.parent / "machines" / f"{name}.json"
+    return folder / f"{name}.json"
 
 
 def read(key: Key) -> Machine | None:
     """The machine that is kept under a key; None where there is none, or it is stale, broken or somebody else's."""
     file = file_of(key)
     try:
-        found = json.loads(file.read_text()) if file is not None else None
+        found = json.loads(read_own(file) or b"") if file is not None else None
         if not isinstance(found, dict) or found.get("key") != key:
             return None
         machine = Machine.from_json(found["machine"])
@@ -84,11 +83,8 @@ def write(key: Key, machine: Machine) -> Path | None:
     file = file_of(key)
     if file is None:
         return None
-    beside = file.with_name(f"{file.stem}.{platform.node()}.{os.getpid()}")
     try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        beside.write_text(json.dumps({"key": key, "machine": machine.as_json()}, indent=1) + "\n")
-        beside.replace(file)
+        write_own(file, (json.dumps({"key": key, "machine": machine.as_json()}, indent=1) + "\n").encode())
     except OSError:  # a full disk, or the folder is gone
         return None
     return file

@@ -1,0 +1,100 @@
+"""What this host grants before anything is asked of it: shared memory, threads, memory. Imports no MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+SEGMENTS = "/dev/shm"
+"""Where MPI libraries put shared segments on Linux; where it is absent nothing is checked."""
+LOCAL_RANKS = "MPI_LOCALNRANKS"
+"""Environment variable: where MPICH's launcher says how many ranks it started on this host."""
+MIB = 2**20
+BOOT = 1.1 * MIB
+"""Bytes of a segment that MPICH 4 and 5 map for each rank of a host when they start, whatever moves messages."""
+UCX_FROM = 15 * MIB
+"""Free bytes from which on UCX, MPICH's way to other ranks, takes segments of its own; it needs no more of less."""
+UCX_FIRST, UCX_EACH = 17.5 * MIB, 4.2 * MIB
+"""Free bytes that the first rank needs then, and each further one: measured with UCX in MPICH 5.0.2, 1 to 8 ranks."""
+UNLIMITED = 2**60
+"""What version 1 of control groups says of no limit is about 2⁶³."""
+
+
+def free_segment_bytes() -> int | None:
+    """Bytes that shared segments can still take on this node, None where that is unknown."""
+    try:
+        space = os.statvfs(SEGMENTS)
+    except OSError:
+        return None
+    return space.f_bavail * space.f_frsize
+
+
+def needed_segment_bytes(ranks: int, free: int) -> int:
+    """Bytes of shared segments that MPICH needs to start so many ranks on a host on which so many bytes are free."""
+    is_ucx = not (os.environ.get("UCX_TLS") or os.environ.get("MPIR_CVAR_CH4_NETMOD") or free < UCX_FROM)
+    return int(max(BOOT * ranks, UCX_FIRST + UCX_EACH * (ranks - 1) if is_ucx else 0))
+
+
+def segment_problem() -> str:
+    """Why MPICH would end in a bus error here when it starts, with the remedies; empty where it would not.
+
+    To be asked before MPI is initialised. Nothing is known of other libraries, or without a launcher.
+    """
+    ranks, free = os.environ.get(LOCAL_RANKS, ""), free_segment_bytes()
+    if not ranks.isdecimal() or free is None:
+        return ""
+    needed = needed_segment_bytes(int(ranks), free)
+    if free >= needed:
+        return ""
+    sparing = ", or start it with UCX_TLS=self,tcp" if free >= BOOT * int(ranks) else ""
+    return (
+        f"{SEGMENTS}: MPI needs about {needed} bytes there to start {ranks} ranks, and {free} are free; enlarge it "
+        f"(docker run --shm-size={-(-needed // MIB) * 4}m, or mount -o remount,size=… {SEGMENTS}){sparing}"
+    )
+
+
+def thread_problem() -> str:
+    """Why no thread can be started here, with the remedy; empty where one can."""
+    try:
+        thread = threading.Thread(target=str)
+        thread.start()
+    except RuntimeError:
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        return (
+            f"threads: the system lets this user start none (ulimit -u is {most}, or a limit of the control group); "
+            f"a rank needs some for MPI and BLAS: raise it"
+        )
+    thread.join()
+    return ""
+
+
+def memory_allowed(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
+    """Bytes that the processes of this host may take together, and what says so: its memory, or a control group.
+
+    groups, mount: where Linux lists the groups of a process, and where it shows them.
+    """
+    found = [(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the memory of the host")]
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds or "memory" in kinds.split(","):
+                found += _limits(mount / "memory" if kinds else mount, path)
+    return min(found)
+
+
+def _limits(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """The limits of a control group and of those around it: within a container, some of them are not to be seen."""
+    at = root / path.strip("/")
+    for folder in (at, *at.parents):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError):
+                told = (folder / name).read_text().strip()
+                if re.fullmatch(r"\d+", told) and int(told) < UNLIMITED:
+                    yield int(told), f"the control group's {folder / name}"
+        if folder == root:
+            break

@@ -1,0 +1,76 @@
+"""Hosts that grant too little: one message before MPI or the system ends the job without one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rma_mm.windows import room
+from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment
+
+pytest.importorskip("mpi4py", exc_type=ImportError)
+
+NEEDS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root can mount another /dev/shm"
+)
+LIBRARY = "import rma_mm; rma_mm.Mesh((2,))"
+
+
+def small(size: str, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run two ranks of a program where /dev/shm has that size."""
+    inner = ["sh", "-c", f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"', "sh"]
+    words = [find_mpiexec(), "-n", "2", sys.executable, *program]
+    return subprocess.run(
+        ["unshare", "--mount", *inner, *words],
+        env=job_environment({}), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(is_open_mpi(), reason="Open MPI starts with less")
+@pytest.mark.parametrize("size", ["64k", "1m", "16m"])
+def test_too_small_a_dev_shm_is_named_before_mpi_starts(size: str) -> None:
+    done = small(size, "-m", "rma_mm.run", "--shape", "8,8,8")
+    assert done.returncode == 2, done
+    assert done.stderr.count("/dev/shm: MPI needs about") == 1, done.stderr
+    assert "--shm-size" in done.stderr
+    if size == "64k":
+        assert "MeshError: /dev/shm: MPI needs" in small(size, "-c", LIBRARY).stderr
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif(is_open_mpi(), reason="Open MPI starts with less")
+def test_what_is_enough_starts() -> None:
+    done = small("12m", "-m", "rma_mm.run", "--shape", "8,8,8", "--quiet")
+    assert done.returncode == 0, done
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user of whom nothing runs")
+def test_a_user_who_may_start_no_thread_is_told() -> None:
+    program = (
+        "import os, resource; from rma_mm.windows.room import thread_problem as problem; assert not problem();"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)); os.setuid(54321); print(problem())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "ulimit -u is 1" in done.stdout
+
+
+def test_the_smallest_limit_of_a_control_group_and_those_around_it_counts(tmp_path: Path) -> None:
+    groups, mount = tmp_path / "cgroup", tmp_path / "mount"
+    whole = room.memory_allowed(tmp_path / "none", mount)
+    assert whole[0] > 2**20
+    (mount / "job" / "step").mkdir(parents=True)
+    (mount / "memory" / "old").mkdir(parents=True)
+    groups.write_text("4:cpu,memory:/old\n0::/job/step\n")
+    (mount / "job" / "step" / "memory.max").write_text("max\n")
+    (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert room.memory_allowed(groups, mount) == whole
+    (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("70000\n")
+    assert room.memory_allowed(groups, mount)[0] == 70000
+    (mount / "job" / "memory.max").write_text("60000\n")
+    assert room.memory_allowed(groups, mount) == (60000, f"the control group's {mount}/job/memory.max")

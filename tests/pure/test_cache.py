@@ -1,0 +1,118 @@
+"""The cache on disk: whose it is, who may write there, and that nothing is loaded that was not kept by us."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rma_mm.kernels import cache
+from rma_mm.kernels.compiling import Entries
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RMA_MM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def others_may_write(path: Path) -> None:
+    path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def is_anothers(path: Path) -> None:
+    os.chown(path, 4321, 4321)
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+OPENED = [others_may_write, pytest.param(is_anothers, marks=NEEDS_ROOT)]
+
+
+@pytest.mark.parametrize("open_up", OPENED)
+@pytest.mark.parametrize("at", ["", "..", "kernels-x", "link"])
+def test_a_cache_that_others_could_write_to_is_not_used(
+    home: Path, at: str, open_up: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_sources", lambda: "x")
+    folder = cache.cache_folder.__wrapped__()
+    assert folder == home / "kernels-x"
+    assert home.stat().st_mode & 0o777 == folder.stat().st_mode & 0o777 == 0o700
+    assert cache.refusal() == ""
+    if at == "link":
+        home.rename(home.parent / "elsewhere")
+        home.symlink_to("elsewhere")
+        assert cache.cache_folder.__wrapped__() == home.parent / "elsewhere" / "kernels-x"
+    opened = (home / at.removeprefix("link")).resolve()
+    open_up(opened)
+    assert cache.cache_folder.__wrapped__() is None
+    assert f"{opened} " in cache.refusal()
+    assert "RMA_MM_CACHE" in cache.refusal()
+
+
+def test_a_cache_in_a_sticky_folder_is_used(home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o1777)
+    assert cache.folder_of("machines") == home / "machines"
+    assert cache.refusal() == ""
+
+
+def test_a_relative_xdg_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RMA_MM_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value, place in (("there", ".cache"), ("", ".cache"), (str(tmp_path / "there"), "there")):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache.folder_of("x") == tmp_path / place / "rma_mm" / "x"
+
+
+@pytest.mark.parametrize("open_up", [*OPENED, "link", "hard link", "pipe"])
+def test_a_file_that_others_could_write_is_not_read(tmp_path: Path, open_up: Any) -> None:
+    file = tmp_path / "file"
+    file.symlink_to("planted")
+    cache.write_own(file, b"ours")
+    assert not (tmp_path / "planted").exists()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert cache.read_own(file) == b"ours"
+    assert list(tmp_path.iterdir()) == [file]
+    if callable(open_up):
+        open_up(file)
+    elif open_up == "hard link":
+        os.link(file, tmp_path / "other")
+    else:
+        file.rename(tmp_path / "other")
+        os.mkfifo(file) if open_up == "pipe" else file.symlink_to("other")
+    assert cache.read_own(file) is None
+
+
+
+class Bomb:
+    """Unpickling one makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_an_entry_that_was_damaged_or_swapped_counts_as_none(tmp_path: Path) -> None:
+    entries = Entries(tmp_path, "function")
+    assert entries.load(("key", 1)) is None
+    entries.save(("key", 1), "code")
+    entries.save(("key", 2), "other code")
+    assert [entries.load(("key", n)) for n in (1, 2)] == ["code", "other code"]
+    one, two = (entries.file_of(("key", n)) for n in (1, 2))
+    sound = one.read_bytes()
+    flipped = bytearray(sound)
+    flipped[-1] ^= 1
+    for content in (sound[:-1], bytes(flipped), two.read_bytes(), b"", b"x", pickle.dumps(Bomb(tmp_path / "bomb"))):
+        one.write_bytes(content)
+        assert entries.load(("key", 1)) is None
+    assert not (tmp_path / "bomb").exists()
+    one.write_bytes(sound)
+    assert entries.load(("key", 1)) == "code"
+    entries.flush()
+    assert list(tmp_path.iterdir()) == []
