@@ -137,8 +137,8 @@ class Trial:
                 c = c + case.beta * before
             if case.bias:
                 c = c + (self.bias()[:, None] if case.bias == "row" else self.bias()[None, :])
-            if case.relu:
-                c = np.maximum(c, 0)
+            if case.relu:  # of the sum as its type holds it
+                c = np.maximum(np.asarray(c).astype(dtype) if dtype.kind in "iu" else c, 0)
             return np.asarray(c).astype(dtype)
 
     def as_used(self, name: str, x: Array) -> Array:

@@ -215,6 +215,7 @@ def test_a_redistribution_that_leaves_a_part_out(comm, source, target):
             return replace(schedule, program=lambda rank: program(rank)[: -1 if rank == 2 else None])
 
         patch.setattr(transport, "redistribution", faulty)
+        patch.setattr(transport, "prove_once", lambda *_: None)  # which would find it before it runs
         A.redistribute(target)
 
     check_found(comm, body, r"redistribution of float64 13 x 11 in .*the result\[\d+, \d+\] on rank 2 is nan")
