@@ -141,7 +141,7 @@ def test_any_placements_on_any_grid_where_groups_move_operands(comm, algorithm):
     check_any(comm, algorithm, 3)
 
 
-@parallel(ranks=(4,), env=("cliques", "nolocal"), timeout=120)
+@parallel(ranks=(4,), env=("cliques",), timeout=120)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_any_placements_on_any_grid_under_checks(comm, algorithm):
     """Every transfer and product is checked, nothing is found, and as many words are counted."""

@@ -80,7 +80,7 @@ def is_right(case: Case, schedule: Schedule) -> bool:
     return True
 
 
-@pure(400)
+@pure(250)
 @given(cases(max_ranks=6, extents=(1, 2, 3, 5, 6, 7)), LIMITS, st.sampled_from(list(FAULTS)), st.randoms())
 def test_no_fault_that_spoils_the_result_passes(case: Case, changed: dict[str, int], fault: str, random) -> None:
     with limits(changed):
