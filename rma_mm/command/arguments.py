@@ -200,10 +200,10 @@ def _count(least: int, most: int = MOST) -> Any:
     return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
 
 
-def _whole(text: str, least: int, most: int, rule: str) -> int:
-    """A whole number. Raises ArgumentTypeError, which says the rule and the limits."""
+def _whole(text: str, least: int, most: int, rule: str, within: str | None = None) -> int:
+    """A whole number, alone or `within` several. Raises ArgumentTypeError, which says the rule and the limits."""
     if not text.strip().isdecimal() or (len(text) < DIGITS and int(text) < least):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text if within is None else within)}, it takes {rule}")
     if len(text) >= DIGITS or int(text) > most:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {most}")
     return int(text)
@@ -214,7 +214,7 @@ def _shape(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if len(words) != 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
-    return tuple(_whole(word, 0, MOST, rule) for word in words)
+    return tuple(_whole(word, 0, MOST, rule, text) for word in words)
 
 
 def _mesh(text: str) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ def _mesh(text: str) -> tuple[int, ...]:
     words = text.split("x")
     if not 1 <= len(words) <= 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
-    return tuple(_whole(word, 1, MOST_RANKS, rule) for word in words)
+    return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
 
 
 def _dtype(text: str) -> str:
