@@ -17,6 +17,7 @@ from .binding import Action, Binding, Scalars, Setup
 from .checking.pushes import Pushes
 from .mesh import Mesh
 from .places import Memory, Places
+from .process_group import within
 from .tracing import Trace, call_noted
 
 Progress = Callable[[float, float], None]
@@ -128,3 +129,23 @@ class Executable:
         counters = self.windows[0].counters
         counters.words_intra += viewed.words_intra
         counters.words_inter += viewed.words_inter
+
+
+class Listener:
+    """A user's progress callback, whose error must wait: others need this rank until the product is complete."""
+
+    def __init__(self, tell: Progress) -> None:
+        self.tell = tell
+        self.error: BaseException | None = None
+
+    def __call__(self, done: float, total: float) -> None:
+        """Tell, unless that failed before."""
+        if self.error is not None:
+            return
+        within("progress")
+        try:
+            self.tell(done, total)
+        except BaseException as error:  # noqa: BLE001 - raised at the end
+            self.error = error
+        finally:
+            within("")

@@ -23,13 +23,13 @@ from .agreement import Ballot, digest, disagree, in_words
 from .arena import Block
 from .binding import Scalars
 from .checking.product import checked_product
-from .executor import Executable, Progress
+from .executor import Executable, Listener, Progress
 from .footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from .latest import OWN, Latest
 from .matrix import DistMatrix, allocated, check_matrix, overlap, pinned
 from .mesh import Mesh
 from .places import Memory, Tickets
-from .process_group import in_turn, spoil, within
+from .process_group import in_turn, spoil
 from .shared import Shared
 from .sums import Sums
 from .telling import explanation, summary
@@ -384,23 +384,3 @@ class Plan:
         sums = Sums(self.given.semiring, pushed=self.chosen.row.result != "here")
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
         return Executable(self.schedule, self.mesh, memory, scalars, self.trace)
-
-
-class Listener:
-    """A user's progress callback, whose error must wait: others need this rank until the product is complete."""
-
-    def __init__(self, tell: Progress) -> None:
-        self.tell = tell
-        self.error: BaseException | None = None
-
-    def __call__(self, done: float, total: float) -> None:
-        """Tell, unless that failed before."""
-        if self.error is not None:
-            return
-        within("progress")
-        try:
-            self.tell(done, total)
-        except BaseException as error:  # noqa: BLE001 - raised at the end
-            self.error = error
-        finally:
-            within("")
