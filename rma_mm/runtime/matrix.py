@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError
+from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError, cut
+from ..geometry.extents import too_large
 from ..geometry.layout import Layout
 from ..geometry.notation import parse_layout
 from ..geometry.span import Region
@@ -260,13 +261,15 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
 
 
 def checked_shape(shape: Any) -> Shape:
-    """`shape` as two whole numbers of at least 0. Raises ShapeError."""
+    """`shape` as two whole numbers of at least 0, and not beyond what 64 bits count. Raises ShapeError."""
     try:
         rows, cols = (index(n) for n in shape)
     except (TypeError, ValueError):
         raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
     if min(rows, cols) < 0:
         raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
+    if reason := too_large((rows, cols)):
+        raise ShapeError(f"shape: got {cut(shape)}; {reason}")
     return rows, cols
 
 
