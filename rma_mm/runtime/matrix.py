@@ -298,7 +298,7 @@ def checksum(x: NDArray[Any]) -> str:
     """
     mixed = blake2b(digest_size=16)
     rows = max(1, 2**18 // max(1, x.shape[1] * x.itemsize))
-    for start in range(0, x.shape[0], rows):
+    for start in range(0, x.shape[0] if x.size else 0, rows):
         raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
         lines = raw[: raw.size // 512 * 512].view(np.uint64).reshape(-1, 64)
         low, high = _weights()
