@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,23 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
+    _require_own_names(options)
     return options
+
+
+def _require_own_names(options: Options) -> None:
+    """Raise OptionError where a report would be written over the result, an input or another report."""
+    o = options
+    taken: dict[str, str] = {}
+    matrices = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias), ("--output", o.output))
+    reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace)
+    for what, name in (*matrices, *reports):
+        if name is None or "\0" in name or (name == "-" and what.startswith("--")):
+            continue
+        file = os.path.realpath(name)
+        if file in taken and (what, name) in reports:
+            raise OptionError(f"{what}: got {cut(name)}, which is the file of {taken[file]} too; name another")
+        taken[file] = what
 
 
 def help_text() -> str:
