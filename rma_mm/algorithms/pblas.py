@@ -14,10 +14,14 @@ from .survey import one_sided, surveyed, whole_numbers
 
 BLOCK = 64
 """Rows and columns of a block, on matrices that have several for every rank."""
+MOST_BLOCKS = 2**10
+"""Blocks along a dimension for each rank of the mesh's longest axis; more cost time to plan, and balance no better."""
 
 
-def _blocks(size: int) -> Row:
-    a, b, c = (f"{one}→i:cyclic({size}), {two}→j:cyclic({size})" for one, two in ("mk", "kn", "mn"))
+def _blocks(m: int, n: int, k: int) -> Row:
+    a = f"m→i:cyclic({m}), k→j:cyclic({k})"
+    b = f"k→i:cyclic({k}), n→j:cyclic({n})"
+    c = f"m→i:cyclic({m}), n→j:cyclic({n})"
     return surveyed(
         "pblas", "Blackford et al. 1997 (ScaLAPACK)", "block-cyclic placements; C stationary, panels are broadcast",
         axes=2, a=a, b=b, c=c, work="m→i, n→j", over="k", order="plain", grouped="AB",
@@ -25,16 +29,17 @@ def _blocks(size: int) -> Row:
 
 
 def _fit(setting: Setting) -> Row:
-    """Blocks so small that every rank has two along each dimension, and no smaller."""
-    most = 2 * max(setting.mesh.shape)
-    return _blocks(max(1, min(BLOCK, min(setting.shape) // most)))
+    """Blocks so small that every rank has two along each dimension, and no smaller; larger along a long dimension."""
+    longest = max(setting.mesh.shape)
+    size = min(BLOCK, min(setting.shape) // (2 * longest))
+    return _blocks(*(max(1, size, -(-extent // (MOST_BLOCKS * longest))) for extent in setting.shape))
 
 
 def _form(text: str) -> Row | str:
     if size := whole_numbers(text, 1):
-        return replace(_blocks(size[0]), name=f"pblas:{text}", form=None)
+        return replace(_blocks(*size * 3), name=f"pblas:{text}", form=None)
     pull = one_sided(PBLAS)(text)
     return pull if isinstance(pull, Row) else "pblas takes a block size, as pblas:64, or pblas:pull"
 
 
-PBLAS = replace(_blocks(BLOCK), fit=_fit, form=_form)
+PBLAS = replace(_blocks(BLOCK, BLOCK, BLOCK), fit=_fit, form=_form)

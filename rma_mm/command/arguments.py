@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,23 @@ def parse(argv: Sequence[str]) -> Options:
         raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
+    _require_own_names(options)
     return options
+
+
+def _require_own_names(options: Options) -> None:
+    """Raise OptionError where a report would be written over the result, an input or another report."""
+    o = options
+    taken: dict[str, str] = {}
+    matrices = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias), ("--output", o.output))
+    reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace)
+    for what, name in (*matrices, *reports):
+        if name is None or "\0" in name or (name == "-" and what.startswith("--")):
+            continue
+        file = os.path.realpath(name)
+        if file in taken and (what, name) in reports:
+            raise OptionError(f"{what}: got {cut(name)}, which is the file of {taken[file]} too; name another")
+        taken[file] = what
 
 
 def help_text() -> str:
@@ -200,10 +217,10 @@ def _count(least: int, most: int = MOST) -> Any:
     return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
 
 
-def _whole(text: str, least: int, most: int, rule: str) -> int:
-    """A whole number. Raises ArgumentTypeError, which says the rule and the limits."""
+def _whole(text: str, least: int, most: int, rule: str, within: str | None = None) -> int:
+    """A whole number, alone or `within` several. Raises ArgumentTypeError, which says the rule and the limits."""
     if not text.strip().isdecimal() or (len(text) < DIGITS and int(text) < least):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text if within is None else within)}, it takes {rule}")
     if len(text) >= DIGITS or int(text) > most:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {most}")
     return int(text)
@@ -214,7 +231,7 @@ def _shape(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if len(words) != 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
-    return tuple(_whole(word, 0, MOST, rule) for word in words)
+    return tuple(_whole(word, 0, MOST, rule, text) for word in words)
 
 
 def _mesh(text: str) -> tuple[int, ...]:
@@ -222,7 +239,7 @@ def _mesh(text: str) -> tuple[int, ...]:
     words = text.split("x")
     if not 1 <= len(words) <= 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
-    return tuple(_whole(word, 1, MOST_RANKS, rule) for word in words)
+    return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
 
 
 def _dtype(text: str) -> str:

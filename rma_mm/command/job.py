@@ -17,7 +17,6 @@ from rma_mm.command.report import Facts, check_report, gather_facts, is_page, pr
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.command.timeline import gathered, timeline
 from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, cut, in_lines
-from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
@@ -148,8 +147,6 @@ class Job:
                 f"inner dimensions differ: A is {a}{ops[0]}, B is {b}{ops[1]}, C would be {(m, n)}; "
                 f"op(A) has {k} columns and op(B) {inner} rows, which must be equal"
             )
-        if reason := too_large((m, n)):
-            raise ShapeError(f"A is {a}, B is {b}, C would be {(m, n)}; {reason}")
         return m, n, k
 
     def _plan(self, mesh: Mesh, shape: tuple[int, int, int]) -> Plan:

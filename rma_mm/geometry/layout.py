@@ -16,6 +16,8 @@ from ..errors import LayoutError
 from .mesh import MeshShape, regrouped
 from .span import Region, Span, even_part
 
+MOST_BLOCKS = 2**20
+"""Blocks that a cyclic cut deals out; each is looked at when a product is planned."""
 CutKind = Literal["even", "cyclic", "weights", "bounds"]
 
 
@@ -57,6 +59,11 @@ class Level:
         count = prod(mesh.axis_size(axis) for axis in self.axes)
         if self.kind == "cyclic" and (fault := cyclic_fault(self.args, count)):
             raise LayoutError(f"cyclic: got {self.args}; {fault[1]}")
+        if self.kind == "cyclic" and extent > MOST_BLOCKS * self.args[0]:
+            raise LayoutError(
+                f"cyclic: got blocks of {self.args[0]:.0f} for {extent} indices; a cut deals out at most {MOST_BLOCKS} "
+                f"blocks, so a block has {-(-extent // MOST_BLOCKS)} indices or more"
+            )
         if self.kind == "weights" and not (all(0 <= w < inf for w in self.args) and sum(self.args) > 0):
             raise LayoutError(f"weights: got {self.args}; they are finite, at least 0, and not all 0")
         if self.kind == "bounds" and not all(map(is_whole, self.args)):

@@ -52,10 +52,12 @@ class Span:
         >>> Span.cyclic(10, block=4, parts=2, index=1, offset=3, source=1)
         Span(0:1, 5:9)
         """
+        if parts == 1 or not extent:
+            return Span.range(0, extent)
         first = offset // block  # the block that index 0 lies in
         mine = first + (index - source - first) % parts
         starts = range(mine * block - offset, extent, parts * block)
-        return Span((max(s, 0), min(s + block, extent)) for s in starts)
+        return _trusted(tuple((max(s, 0), min(s + block, extent)) for s in starts))
 
     @staticmethod
     def window(extent: int, start: int, length: int) -> Span:
@@ -170,6 +172,10 @@ class Span:
 
     def take(self, positions: Span) -> Span:
         """The indices at these positions of the packed form: the inverse of `locate`."""
+        if self.is_contiguous:
+            return positions if not self or not self.start else _trusted(
+                tuple((a + self.start, b + self.start) for a, b in positions.runs)
+            )
         runs: list[tuple[int, int]] = []
         begin = 0
         at = 0

@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 
 from ..algorithms import ALGORITHMS, find_algorithm
-from ..errors import AlgorithmError
+from ..errors import AlgorithmError, LayoutError
 from ..geometry.layout import Layout, Level, everywhere
 from ..geometry.mesh import MeshShape, grids
 from ..schedule.boxes import WIDTH
@@ -195,6 +195,8 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         else:
             fits = " or ".join(dict.fromkeys(map(str, taken)))
             return f"needs {x} placed as {fits}, and it is {given}; redistribute it, or name a stationary form"
+        if given is None and wanted is not None and (misfit := _misfit(request, x, wanted)):
+            return misfit
         if request.algorithm == "auto" and given is None and options[-1][0].pins:
             return f"keeps {x} on a face of the mesh and not in equal shares; name it to have that"
     a, b, c = options
@@ -232,8 +234,22 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
 def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:
     """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
     alike = given.outline == taken.outline
+    return alike or same_place(given, taken, _extents(request, x), request.mesh)
+
+
+def _misfit(request: Request, x: str, wanted: Layout) -> str:
+    """Why operand `x` cannot be placed so; empty where it can."""
+    try:
+        wanted.check(_extents(request, x), request.mesh)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def _extents(request: Request, x: str) -> tuple[int, int]:
+    """Rows and columns of op(A), op(B) or C."""
     rows, cols = OPERAND_DIMS[x]
-    return alike or same_place(given, taken, (request.shape[rows], request.shape[cols]), request.mesh)
+    return request.shape[rows], request.shape[cols]
 
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:

@@ -7,6 +7,7 @@ on all ranks is given out again at the next agreement, which the next allocation
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import MemoryLimitError, WindowError
 from ..geometry.span import Region
 from ..windows import Patch, Window, open_window
+from .agreement import agree_error
 
 if TYPE_CHECKING:
     from .mesh import Mesh
@@ -182,16 +184,33 @@ class Arena:
         return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
 
     def _alone(self, mine: int) -> Window:
-        """A window of `mine` bytes on this rank. Collective."""
+        """A window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
         self._count_windows()
         flavour = self.mesh.window_flavour
+        memory = self._memory(mine)
+        if flavour == "created":
+            return open_window("created", self.mesh.comm, memory, **self._options)
+        del memory  # it could be had
         try:
-            memory: int | NDArray[Any] = np.empty(mine, np.uint8) if flavour == "created" else mine
-            return open_window(flavour, self.mesh.comm, memory, **self._options)
+            return open_window(flavour, self.mesh.comm, mine, **self._options)
         except MemoryLimitError as error:
             self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
             self.mesh.window_flavour = "created"
-            return open_window("created", self.mesh.comm, np.empty(mine, np.uint8), **self._options)
+            return open_window("created", self.mesh.comm, self._memory(mine), **self._options)
+
+    def _memory(self, mine: int) -> NDArray[np.uint8]:
+        """Private memory, not touched. Collective. Raises MemoryLimitError on every rank where one is granted none.
+
+        MPI libraries die of sizes that the system does not grant, or wait for ever for the rank that it refused.
+        """
+        memory = np.empty(0, np.uint8)
+        error: Exception | None = None
+        try:
+            memory = np.empty(mine, np.uint8)
+        except MemoryError:
+            error = MemoryLimitError(f"memory: {os.uname().nodename} grants a rank no {mine} bytes; use more ranks")
+        agree_error(self.comm, error)
+        return memory
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -208,9 +227,14 @@ class Arena:
 
     def reserve(self, blocks: list[list[int]]) -> None:
         """Make room for blocks of these bytes by rank, so that the windows they will lie in are known. Collective."""
-        taken = [(room(sizes), *self._place(room(sizes))) for sizes in blocks if not is_uneven(sizes)]
-        for nbytes, slab, offset in taken:
-            slab.give(offset, nbytes)
+        taken: list[tuple[int, Slab, int]] = []
+        try:
+            for sizes in blocks:
+                if not is_uneven(sizes):
+                    taken.append((room(sizes), *self._place(room(sizes))))
+        finally:
+            for nbytes, slab, offset in taken:
+                slab.give(offset, nbytes)
 
     def collect(self) -> None:
         """Take back the blocks that every rank has dropped. Collective: this is the agreement. Also after a close."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError
+from ..errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError, cut
+from ..geometry.extents import too_large
 from ..geometry.layout import Layout
 from ..geometry.notation import parse_layout
 from ..geometry.span import Region
@@ -260,13 +261,15 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
 
 
 def checked_shape(shape: Any) -> Shape:
-    """`shape` as two whole numbers of at least 0. Raises ShapeError."""
+    """`shape` as two whole numbers of at least 0, and not beyond what 64 bits count. Raises ShapeError."""
     try:
         rows, cols = (index(n) for n in shape)
     except (TypeError, ValueError):
         raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
     if min(rows, cols) < 0:
         raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
+    if reason := too_large((rows, cols)):
+        raise ShapeError(f"shape: got {cut(shape)}; {reason}")
     return rows, cols
 
 
@@ -295,7 +298,7 @@ def checksum(x: NDArray[Any]) -> str:
     """
     mixed = blake2b(digest_size=16)
     rows = max(1, 2**18 // max(1, x.shape[1] * x.itemsize))
-    for start in range(0, x.shape[0], rows):
+    for start in range(0, x.shape[0] if x.size else 0, rows):
         raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
         lines = raw[: raw.size // 512 * 512].view(np.uint64).reshape(-1, 64)
         low, high = _weights()

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..algorithms import REGISTERED
 from ..errors import LayoutError, MeshError, OptionError, ShapeError
+from ..geometry.extents import too_large
 from ..geometry.layout import Layout
 from ..kernels import bind
 from ..kernels.choice import NAMES
@@ -162,6 +163,8 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
             f"shapes: A is {a.shape}, B is {b.shape}{said}, C would be {(m, n)}; "
             f"the inner dimensions {k} and {k2} must be equal"
         )
+    if reason := too_large((m, n)):
+        raise ShapeError(f"shapes: A is {a.shape}, B is {b.shape}, C would be {(m, n)}; {reason}")
     place = placed(layout, (m, n), mesh) if layout is not None else None
     operands = Operands(a, b, Operand((m, n), a.dtype, place), options)
     product = operands.product_dtype

@@ -189,6 +189,24 @@ def test_empty_and_tiny_shapes(comm, shape):
             assert np.array_equal(out.to_numpy(), x @ y + 2 * z)
 
 
+@parallel(ranks=(2,), env=("node", "created"))
+def test_empty_and_long_shapes_cost_nothing_and_what_is_too_large_is_refused(comm):
+    """Also where the system grants no such memory: on every rank, and the mesh serves on."""
+    long = 2**40
+    with Mesh((2, 1), comm) as mesh:
+        A = DistMatrix.from_function((0, long), np.add, mesh, "P(None, 'i')")
+        B = DistMatrix.from_numpy(np.empty((long, 0)), mesh)
+        for product, shape in ((A @ B, (0, 0)), (A.T @ DistMatrix.empty((0, 0), float, mesh), (long, 0))):
+            assert product.to_numpy().shape == product.redistribute("P(None, 'i+j')").shape == shape
+        same_error(comm, ShapeError, lambda: DistMatrix.empty((0, 2**60), float, mesh), "rows or columns")
+        same_error(comm, ShapeError, lambda: B @ A, f"C would be ({long}, {long})", "elements")
+        same_error(comm, LayoutError, lambda: A.redistribute("P(None, 'i:cyclic(64)')"), "blocks of 64", "or more")
+        for call in (lambda: A.T @ np.empty((0, 96)), lambda: DistMatrix.empty((long, 96), float, mesh)):
+            same_error(comm, MemoryLimitError, call, f"grants a rank no {long * 96 * 8 // 2} bytes")
+        x = matrix((4, 4))
+        assert np.array_equal(rma_mm.matmul(x, x, mesh).to_numpy(), x @ x)
+
+
 @parallel(ranks=(2, 4), env=ONE_NODE)
 def test_callers_own_arrays_are_used_in_place(comm):
     x, y = matrix((8, 8)), matrix((8, 8), seed=1)

@@ -175,8 +175,8 @@ BAD = {
     "order 2": (lambda: ordered("2"), "fortran_order is 2"),
     "order text": (lambda: ordered("'False'"), "fortran_order is 'False'"),
     "long": (lambda: ordered("'" + "x" * 50_000 + "'"), "xxx … xxx"),
-    "empty and long": (lambda: shaped(f"(0, {2**60})"), "without elements"),
-    "beyond 64 bits": (lambda: shaped(f"({2**63}, 0)"), "without elements"),
+    "empty and long": (lambda: shaped(f"(0, {2**60})"), "elements, rows or columns"),
+    "beyond 64 bits": (lambda: shaped(f"({2**63}, 0)"), "elements, rows or columns"),
     "huge": (
         lambda: header_only("{'descr': '<f4', 'fortran_order': False, 'shape': (1" + "0" * 30 + ", 2), }"),
         "truncated",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level, everywhere
+from rma_mm.geometry.layout import MOST_BLOCKS, Layout, Level, everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
@@ -212,6 +212,13 @@ def test_check_refuses_other_meshes_and_dimensions() -> None:
         parse_layout("l", MeshShape((2, 2, 2))).check((4, 4), MESH)
     with pytest.raises(LayoutError, match=r"got 2 dimensions; the shape \(4,\) has 1"):
         parse_layout("i", MESH).check((4,), MESH)
+
+
+def test_check_refuses_more_blocks_than_can_be_looked_at() -> None:
+    layout = parse_layout("P(None, 'i:cyclic(2)')", MESH)
+    layout.check((1, 2 * MOST_BLOCKS), MESH)
+    with pytest.raises(LayoutError, match=rf"blocks of 2 for {2**40} indices.*a block has {2**20} indices or more"):
+        layout.check((0, 2**40), MESH)
 
 
 @pytest.mark.parametrize(

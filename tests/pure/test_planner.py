@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm, list_algorithms
+from rma_mm.algorithms.pblas import MOST_BLOCKS
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
@@ -108,6 +109,19 @@ def test_unknown_algorithm_lists_the_names() -> None:
         assert name in str(error.value)
     assert list_algorithms() == list(ALGORITHMS)
     assert all(find_algorithm(name).name == name for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize("shape", [(1, 2**50, 1), (0, 0, 2**50), (2**48, 3, 1), (70_000, 60, 50_000)])
+def test_long_thin_matrices_are_cut_into_few_runs(shape: tuple[int, int, int]) -> None:
+    """So that they are planned at once; the only rows that deal out blocks choose their size by the extents."""
+    for name in ("pblas", "auto"):
+        for candidate in candidates(Request(shape, NODE, algorithm=name)):
+            for x, layout in zip("ABC", candidate.layouts or (), strict=False):
+                extents = tuple(shape["mnk".index(dim)] for dim in {"A": "mk", "B": "kn", "C": "mn"}[x])
+                assert max(len(span.runs) for span in layout.region(extents, NODE, 0)) <= MOST_BLOCKS, (x, layout)
+    if max(shape) > 2**30:
+        with pytest.raises(AlgorithmError, match="pblas:1: cyclic: got blocks of 1"):
+            choose(Request(shape, NODE, algorithm="pblas:1"))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
