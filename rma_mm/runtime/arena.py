@@ -65,11 +65,18 @@ class Slab:
 
 
 class Handle:
-    """Keeps a block from being used again: every array on the block's memory has it as its base."""
+    """Keeps a block from being used again: every array on the block's memory has it as its base.
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    When the last of them is gone it marks the block as dropped. That must work at the end of the program too, where
+    `weakref.finalize` calls nothing any more.
+    """
+
+    def __init__(self, array: NDArray[Any], dropped: set[int], serial: int) -> None:
         self.__array_interface__ = array.__array_interface__
-        self._memory = array
+        self._memory, self._dropped, self._serial = array, dropped, serial
+
+    def __del__(self) -> None:
+        self._dropped.add(self._serial)
 
 
 @dataclass(eq=False)
@@ -156,8 +163,7 @@ class Arena:
         self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
     ) -> Block:
         """A block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
-        handle = Handle(raw)
-        weakref.finalize(handle, self.dropped.add, serial).atexit = False
+        handle = Handle(raw, self.dropped, serial)
         local = np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
         block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial)
         self.blocks.add(block)

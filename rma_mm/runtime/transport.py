@@ -89,7 +89,6 @@ def _relayed(mesh: Mesh, whole: NDArray[Any], source: DistMatrix, root: int | No
 
 
 @in_turn
-@in_turn
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
 ) -> DistMatrix:

@@ -82,6 +82,25 @@ def test_tiles_last_as_long_as_the_process(window):
     assert (done.returncode, done.stdout.count("late 7.0")) == (0, 2), done
 
 
+LEFT = """
+import atexit, os, sys
+atexit.register(lambda: os.write(1, b"held %d;" % len(meshes._HELD)))
+import numpy as np
+from rma_mm import DistMatrix, Mesh
+from rma_mm.runtime import mesh as meshes
+mesh = Mesh((2,), window=sys.argv[1])
+matrix = DistMatrix.from_numpy(np.ones((4, 4)), mesh)
+product = matrix @ matrix
+"""
+
+
+@pytest.mark.parametrize("window", ["shared", "allocated", "created"])
+def test_windows_that_nothing_shows_are_freed_as_the_process_ends(window):
+    """Also those of meshes and matrices that are never closed; UCX warns of what is not freed."""
+    done = mpirun(2, ["-c", LEFT, window])
+    assert (done.returncode, done.stdout) == (0, "held 0;" * 2), done
+
+
 @parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
 def test_many_meshes_one_after_the_other(comm):
     """MPI has about 2000 communicators: what a mesh takes is given back."""
