@@ -17,10 +17,11 @@ from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
 from rma_mm.runtime.verification_bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
-from rma_mm.runtime.verification_floats import WIDTH, Product, rounding, survey
+from rma_mm.runtime.verification_floats import LARGE, Product, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed
 from rma_mm.runtime.verification_rows import chosen_rows, wrong_floats
 from rma_mm.runtime.verification_semiring import wrong_semiring
+from rma_mm.runtime.verification_sketch import WIDTH
 
 VECTORS = 20
 """Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
@@ -109,13 +110,9 @@ def _floats(closed: Closed, seed: int) -> Verdict:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
     if not np.isfinite(p.alpha) or not np.isfinite(p.beta):
         touched.rows[:] = True
-    down, across = (1 / scale for scale in touched.scales)
-    p.a.down, p.b.across = down, across
-    for part in (p.c, p.before):
-        if part is not None:
-            part.down, part.across = down, across
+    p.a.down, p.b.across = (inverse(scale, LARGE) for scale in touched.scales)
     rows = chosen_rows(p, touched, seed)
-    reason, worst = wrong_floats(p, touched, rows)
+    reason, worst = wrong_floats(p, rows)
     others = SUSPECTED if p.activation is None else UNSEEN
     return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
 
@@ -131,7 +128,8 @@ def _product(closed: Closed) -> Product:
     sizes = *c.shape, closed.a.shape[1]
     return Product(
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
-        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias, kept.activation,
+        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
+        narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
     )  # fmt: skip
 
 
