@@ -125,12 +125,14 @@ class Touched:
     """Elements of C that are not finite although nothing in their row and column is large enough for that."""
     scales: tuple[Array, Array]
     """(m,), (n,): powers of two; no sum of terms in row i, column j is larger than their product."""
+    norms: Array
+    """(n,): those of B's columns, within their scales; 1 for columns of zeros."""
 
 
 def survey(p: Product) -> Touched:
     """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
     m, n = p.c.shape
-    bad_rows, bad_cols, rows, cols, old = (np.zeros(size) for size in (m, n, m, n, m))
+    bad_rows, bad_cols, rows, cols, old, squares = (np.zeros(size) for size in (m, n, m, n, m, n))
     for part in p.parts:
         if part is p.c:
             continue
@@ -144,13 +146,16 @@ def survey(p: Product) -> Touched:
                     bad_rows[at] += bad.sum(axis=1)
             if part is p.b:
                 cols[part.cols] = np.maximum(cols[part.cols], sizes)
+                squares[part.cols] += squared(block).sum(axis=0)
             elif part is p.a:
                 rows[at] += sizes
             else:
                 old[at] += sizes
-    bad_rows, bad_cols, rows, cols, old = summed(p.comm, bad_rows, bad_cols, rows, cols, old)
+    bad_rows, bad_cols, rows, cols, old, squares = summed(p.comm, bad_rows, bad_cols, rows, cols, old, squares)
     most = int(np.finfo(p.narrow).maxexp) - 8
-    touched = Touched(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, (_power(rows, most), _power(cols, most)))
+    scales = _power(rows, most), _power(cols, most)
+    norms = np.clip(np.nan_to_num(np.sqrt(squares)), scales[1] / 4, scales[1] * max(1, p.b.shape[0]) ** 0.5)
+    touched = Touched(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, scales, norms)
     _look_at_result(p, touched, old)
     return touched
 

@@ -49,6 +49,11 @@ def how_many(m: int, n: int, k: int, slower: int = 1) -> int:
     return min(m, max(ROWS, TERMS // (slower * max(1, n * k))))
 
 
+def suspicious_rows(m: int, n: int, k: int) -> int:
+    """How many of m rows of a large product of floats are computed again because they look wrong."""
+    return min(m, 3 * max(ROWS // 4, min(ROWS, m // SHARE), TERMS // (4 * n * k)) // 4)
+
+
 def random_rows(m: int, count: int, seed: int) -> Indices:
     """`count` of m rows, one from each of as many even parts, ascending; the same on every rank."""
     edges = np.arange(count + 1, dtype=np.int64) * m // max(1, count)
@@ -68,15 +73,14 @@ def chosen_rows(p: Product, touched: Touched, seed: int) -> Indices:
     count = how_many(m, n, k)
     if count == m:
         return np.arange(m)
-    if p.activation is None:
-        count = min(m, max(ROWS // 4, min(ROWS, m // SHARE), TERMS // (4 * n * k)))
-    picked = set(random_rows(m, count if p.activation else count // 4, seed).tolist())
+    suspects = 0 if p.activation else suspicious_rows(m, n, k)
+    picked = set(random_rows(m, -(-suspects // 3) or count, seed).tolist())
     rng = np.random.default_rng(seed)
     for kind in (touched.rows, touched.overflown):
         picked |= set(rng.permutation(np.flatnonzero(kind))[: ROWS // 2].tolist())
-    if p.activation is None:
+    if suspects:
         order = np.argsort(-suspicion(p, touched, seed), kind="stable")
-        picked |= set(order[: count - count // 4].tolist())
+        picked |= set(order[:suspects].tolist())
     chosen: Indices = p.comm.bcast(np.array(sorted(picked), np.int64), 0)
     return chosen
 
@@ -161,8 +165,8 @@ def _add_sums(a_rows: Array, weights: Array, b: Part, out: tuple[Array, Array | 
     if not b.cols.size:
         return
     here = run(b.cols)
-    high, squares, reach = (out[i][:, here] for i in (0, 2, 3))
-    low = None if out[1] is None else out[1][:, here]
+    high, low, squares, reach = (None if table is None else table[:, here] for table in out)
+    assert high is not None and squares is not None and reach is not None
     for at, block in b.blocks(DEPTH):
         step = a_rows[:, run(at)] @ block
         if low is not None:
@@ -177,9 +181,9 @@ def _add_sums(a_rows: Array, weights: Array, b: Part, out: tuple[Array, Array | 
         if b.nonfinite:
             terms[~np.isfinite(terms)] = 0
         squares += weights[:, run(at)] @ terms
-    for table, x in zip(out, (high, low, squares, reach), strict=True):
-        if table is not None:
-            table[:, here] = x
+    for table, made in zip(out, (high, low, squares, reach), strict=True):
+        if table is not None and made is not None:
+            table[:, here] = made
 
 
 def wrong_floats(p: Product, rows: Indices) -> tuple[str, float | None]:

@@ -1,7 +1,7 @@
 """Which rows of a product of floats look wrong: C·x against alpha·A·(B·x) + beta·C0·x, after Freivalds.
 
 Each column of x holds random signs for `WIDTH` neighbouring columns of C, 0 elsewhere: the rounding errors of a whole
-row would hide one wrong element, those of `WIDTH` elements hide it up to about 9·√`WIDTH` times their size. Some more
+row would hide one wrong element, those of `WIDTH` elements hide it up to about 11·√`WIDTH` times their size. Some more
 vectors hold signs for all columns: what cancels among neighbours (two columns exchanged, say) does not cancel in these.
 
 Nothing is judged here: `verification_rows` computes the most suspicious rows again and holds each of their elements
@@ -23,6 +23,11 @@ from rma_mm.runtime.verification_parts import Array, Part, run, summed
 
 WIDTH = 16
 """Columns of C that a vector looks at together: the check costs a little more than 1/`WIDTH` of the product."""
+FOUND = 70
+"""Standard deviations of C's rounding by which one element may be off and pass; beyond, fewer than one in 10^6 do.
+
+As `bench.verification_odds` measures it for products of 2048³ of all types; 50 in most.
+"""
 DENSE = 16
 """Vectors that look at all columns."""
 SEGMENTS = 8
@@ -31,7 +36,7 @@ GROUPS = 32
 """Groups in such a part, at the least: |C|² is taken from their sums with random signs, whose squares vary."""
 MEMORY = 1 << 23
 """Elements of the largest table of vectors; the columns are gone through in as many passes as that takes."""
-PANEL_TERMS = 512
+PANEL_TERMS = 256
 """Terms that are summed in the type of C."""
 ROWS_AT_ONCE = 512
 """Rows of A that are multiplied together."""
@@ -89,7 +94,7 @@ def suspicion(p: Product, touched: Touched, seed: int) -> Array:
     m, n, k = *p.c.shape, p.a.shape[1]
     real = np.empty(0, p.narrow).real.dtype
     signs = np.random.default_rng(seed).integers(0, 2, (n, DENSE + 1), np.int8) * np.int8(2) - np.int8(1)
-    x = (signs / touched.scales[1][:, None]).astype(real)
+    x = (signs / touched.norms[:, None]).astype(real)
     x[touched.cols] = 0
     step = max(1, MEMORY // max(1, m + k)) * WIDTH
     look = Look(p, x, inverse(touched.scales[0], SAFE[real]), n)
