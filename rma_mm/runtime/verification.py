@@ -18,16 +18,20 @@ from rma_mm.kernels.epilogue import Epilogue
 from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
 from rma_mm.runtime.verification_bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification_epilogue import Closed, wrong_closed
-from rma_mm.runtime.verification_floats import WIDTH, Product, rounding, survey
+from rma_mm.runtime.verification_floats import LARGE, Product, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification_parts import Array, MatrixView, Part, summed, whole
 from rma_mm.runtime.verification_rows import chosen_rows, wrong_floats
 from rma_mm.runtime.verification_semiring import wrong_semiring
+from rma_mm.runtime.verification_sketch import FOUND, WIDTH
 
 VECTORS = 20
 """Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
 WHOLE = "every element computed again"
 SOME = "{} of {} rows computed again, {}"
-SUSPECTED = f"the most suspicious by the sums of {WIDTH} neighbours with random signs"
+SUSPECTED = (
+    f"the most suspicious by the sums of {WIDTH} neighbours with random signs; "
+    f"one wrong element may pass if it is off by less than {FOUND} standard deviations of rounding"
+)
 ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
 UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
 
@@ -65,6 +69,7 @@ def verify(
 ) -> Verdict:
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
+    For the command and `RMA_MM_CHECK`, whose ranks have agreed on the arguments: it does not compare them once more.
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
     epilogue: what followed the product, which was of element type `product`. Raises DtypeError for scalars that the
     type of the sums does not hold.
@@ -110,24 +115,20 @@ def _how(rows: int, m: int, others: str) -> str:
 
 def _floats(closed: Closed, seed: int) -> Verdict:
     """The check for real and complex types. Collective."""
-    p = _product(closed)
+    p = product_of(closed)
     touched = survey(p)
     if touched.impossible:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
     if not np.isfinite(p.alpha) or not np.isfinite(p.beta):
         touched.rows[:] = True
-    down, across = (1 / scale for scale in touched.scales)
-    p.a.down, p.b.across = down, across
-    for part in (p.c, p.before):
-        if part is not None:
-            part.down, part.across = down, across
+    p.a.down, p.b.across = (inverse(scale, LARGE) for scale in touched.scales)
     rows = chosen_rows(p, touched, seed)
-    reason, worst = wrong_floats(p, touched, rows)
+    reason, worst = wrong_floats(p, rows)
     others = SUSPECTED if p.activation is None else UNSEEN
     return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
 
 
-def _product(closed: Closed) -> Product:
+def product_of(closed: Closed) -> Product:
     """The parts of a product of floats to compute with."""
     c, kept = closed.c, closed.epilogue
     working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
@@ -138,7 +139,8 @@ def _product(closed: Closed) -> Product:
     sizes = *c.shape, closed.a.shape[1]
     return Product(
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
-        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias, kept.activation,
+        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
+        narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
     )  # fmt: skip
 
 

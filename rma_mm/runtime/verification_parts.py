@@ -75,8 +75,10 @@ class Part:
         self.working = working
         self.conjugate = conjugate and matrix.dtype.kind == "c"
         self.is_partial = bool(matrix.layout.partial)
+        self.nonfinite = False
+        """Whether NaN or infinities were found in it."""
         self.zero_nonfinite = False
-        """Whether `blocks` puts 0 in place of NaN and infinities."""
+        """Whether 0 is read in place of them."""
         self.down: Array | None = None
         """(rows of the matrix,): what each is multiplied by where it is read."""
         self.across: Array | None = None
@@ -96,8 +98,25 @@ class Part:
         turned.rows, turned.cols, turned.tile = self.cols, self.rows, self.tile.T
         return turned
 
+    def as_type(self, working: np.dtype[Any]) -> Part:
+        """The same, read as another type; without scales, and with 0 in place of NaN and infinities that were found."""
+        other = copy(self)
+        other.working, other.down, other.across = working, None, None
+        other.zero_nonfinite = self.nonfinite
+        return other
+
+    def within(self, first: int, last: int) -> Part:
+        """Some columns of the matrix only."""
+        some = copy(self)
+        lo, hi = np.searchsorted(self.cols, (first, last))
+        some.cols, some.tile = self.cols[lo:hi], self.tile[:, lo:hi]
+        return some
+
     def blocks(self, least: int = 1) -> Iterator[tuple[NDArray[np.int64], Array]]:
-        """(global rows, their elements in this rank's columns), a few rows at a time; `least` but of long ones."""
+        """(global rows, their elements in this rank's columns), a few rows at a time; `least` but of long ones.
+
+        Not to be written to: they may be the matrix itself.
+        """
         if not self.tile.size:
             return
         width = self.tile.shape[1]
@@ -123,22 +142,22 @@ class Part:
         return out
 
     def _read(self, block: Array, rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Array:
-        """Elements of these global rows and columns as the check wants them."""
+        """Elements of these global rows and columns as the check wants them; perhaps those of the matrix itself."""
         made = self._converted(block)
         if self.down is not None:
-            made *= self.down[rows, None]
+            made = made * self.down[rows, None].astype(made.real.dtype, copy=False)
         if self.across is not None:
-            made *= self.across[cols]
+            made = made * self.across[cols].astype(made.real.dtype, copy=False)
         return made
 
     def _converted(self, block: Array) -> Array:
         if self.working == np.uint64 and block.dtype.kind == "i":
             return block.astype(np.int64).view(np.uint64)  # two's complement: exact modulo 2^64
-        made: Array = block.astype(self.working)
+        made: Array = block.astype(self.working, order="C", copy=False)
         if self.conjugate:
-            np.conjugate(made, out=made)
+            made = np.conjugate(made)
         if self.zero_nonfinite:
-            made[~np.isfinite(made)] = 0
+            made = np.where(np.isfinite(made), made, made.dtype.type(0))
         return made
 
 
@@ -159,6 +178,12 @@ def whole(matrix: MatrixView, product: np.dtype[Any]) -> MatrixView:
     if not (layout.partial and wraps):
         return matrix
     return cast(Movable, matrix).redistribute(layout.single(matrix.mesh.shape))
+
+
+def run(indices: NDArray[np.int64]) -> Any:
+    """The same as a slice, if it is one."""
+    first, last = (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 0)
+    return slice(first, last) if last - first == len(indices) else indices
 
 
 def answers(matrix: MatrixView) -> bool:

@@ -14,15 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification_floats import Product, Touched, scalar, squared, suspicion
-from rma_mm.runtime.verification_parts import Array, Part, summed
+from rma_mm.runtime.verification_floats import Product, Touched, scalar, squared
+from rma_mm.runtime.verification_parts import Array, Part, run, summed
+from rma_mm.runtime.verification_sketch import suspicion
 
 ROWS = 64
 """Rows computed again (all where there are fewer)."""
+SHARE = 128
+"""One of so many rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another type."""
 TERMS = 1 << 28
 """Products of elements that may always be formed again: so small a product is computed again as a whole."""
 TABLE = 1 << 22
 """Elements of the rows that are looked at together."""
+COLUMNS = 512
+"""Columns of B that are looked at together, so that they stay in cache."""
 DEPTH = 128
 """Terms that are summed by BLAS where rows are computed again; such sums are added up with their rounding errors."""
 SURE = 8.0
@@ -44,6 +49,11 @@ def how_many(m: int, n: int, k: int, slower: int = 1) -> int:
     return min(m, max(ROWS, TERMS // (slower * max(1, n * k))))
 
 
+def suspicious_rows(m: int, n: int, k: int) -> int:
+    """How many of m rows of a large product of floats are computed again because they look wrong."""
+    return min(m, 3 * max(ROWS // 4, min(ROWS, m // SHARE), TERMS // (4 * n * k)) // 4)
+
+
 def random_rows(m: int, count: int, seed: int) -> Indices:
     """`count` of m rows, one from each of as many even parts, ascending; the same on every rank."""
     edges = np.arange(count + 1, dtype=np.int64) * m // max(1, count)
@@ -59,17 +69,18 @@ def row_chunks(rows: Indices, width: int) -> list[Indices]:
 
 def chosen_rows(p: Product, touched: Touched, seed: int) -> Indices:
     """The rows to compute again, ascending; the same on every rank. Collective."""
-    m, n = p.c.shape
-    count = how_many(m, n, p.a.shape[1])
+    m, n, k = *p.c.shape, p.a.shape[1]
+    count = how_many(m, n, k)
     if count == m:
         return np.arange(m)
-    picked = set(random_rows(m, count if p.activation else ROWS // 4, seed).tolist())
+    suspects = 0 if p.activation else suspicious_rows(m, n, k)
+    picked = set(random_rows(m, -(-suspects // 3) or count, seed).tolist())
     rng = np.random.default_rng(seed)
     for kind in (touched.rows, touched.overflown):
         picked |= set(rng.permutation(np.flatnonzero(kind))[: ROWS // 2].tolist())
-    if p.activation is None:
+    if suspects:
         order = np.argsort(-suspicion(p, touched, seed), kind="stable")
-        picked |= set(order[: max(3 * ROWS // 4, count - len(picked))].tolist())
+        picked |= set(order[:suspects].tolist())
     chosen: Indices = p.comm.bcast(np.array(sorted(picked), np.int64), 0)
     return chosen
 
@@ -101,13 +112,13 @@ class Rows:
     """No partial sum is larger, in whatever order."""
 
 
-def again(p: Product, rows: Indices, touched: Touched) -> Rows:
-    """Compute rows again. The scales must be in A and B, and not in the others. Collective."""
+def again(p: Product, rows: Indices) -> Rows:
+    """Compute rows again. Collective."""
     shape = len(rows), p.c.shape[1]
     total, squares, reach = np.zeros(shape, p.a.working), np.zeros(shape), np.zeros(shape)
     if p.alpha != 0:
         total, squares, reach = _sums(p, summed(p.comm, p.a.some_rows(rows))[0])
-    scale = touched.scales[0][rows, None] * touched.scales[1]
+    scale = _undone(p.a.down, rows)[:, None] * _undone(p.b.across, np.arange(shape[1]))
     made = scalar(p.alpha, total) * total * scale
     start = np.zeros(shape)
     if p.before is not None:
@@ -126,60 +137,76 @@ def again(p: Product, rows: Indices, touched: Touched) -> Rows:
     return Rows(rows, made + bias, sigma, certain, most / min(1.0, abs(p.alpha) or 1.0))
 
 
+def _undone(scale: Array | None, at: Indices) -> Array:
+    """What makes up for the scales of these rows or columns."""
+    made: Array = np.ones(len(at)) if scale is None else 1 / scale[at]
+    return made
+
+
 def _sums(p: Product, a_rows: Array) -> tuple[Array, Array, Array]:
     """Rows of A times B, the squares of the terms, and the largest partial sums; NaN stay in the first alone."""
     b = p.b
+    needs_low = p.rounding.acc < 2.0**-40  # else sums in double are exact enough
     finite_rows = squared(np.where(np.isfinite(a_rows), a_rows, 0))
-    high = np.zeros((len(a_rows), len(b.cols)), a_rows.dtype)
+    high = np.zeros((len(a_rows), b.shape[1]), a_rows.dtype)
     low, squares, reach = np.zeros_like(high), np.zeros(high.shape), np.zeros(high.shape)
-    for at, block in b.blocks(DEPTH):
-        step = a_rows[:, at] @ block
-        then = high + step
-        part = then - high
-        low += (high - (then - part)) + (step - part)
-        high = then
-        np.fmax(reach, np.abs(high), out=reach)
-        weights = squared(block)
-        if not np.isfinite(weights.sum()):
-            weights[~np.isfinite(weights)] = 0
-        squares += finite_rows[:, at] @ weights
+    out = high, low if needs_low else None, squares, reach
+    for left in range(0, b.shape[1], COLUMNS):
+        _add_sums(a_rows, finite_rows, b.within(left, left + COLUMNS), out)
     if b.is_partial:
         squares *= p.comm.size  # of a sum of so many
-    spread = [np.zeros((len(a_rows), b.shape[1]), x.dtype) for x in (high, low, squares, reach)]
     low[~np.isfinite(low)] = 0
-    for out, x in zip(spread, (high, low, squares, reach), strict=True):
-        out[:, b.cols] = x
-    high, low, squares, reach = summed(p.comm, *spread)
+    high, low, squares, reach = summed(p.comm, high, low, squares, reach)
     return high + low, squares, np.where(np.isfinite(reach), reach, 0)
 
 
-def wrong_floats(p: Product, touched: Touched, rows: Indices) -> tuple[str, float | None]:
+def _add_sums(a_rows: Array, weights: Array, b: Part, out: tuple[Array, Array | None, Array, Array]) -> None:
+    """Add rows of A, and their squares, times B. out: sums, what they lost (if wanted), squares, partial sums."""
+    if not b.cols.size:
+        return
+    here = run(b.cols)
+    high, low, squares, reach = (None if table is None else table[:, here] for table in out)
+    assert high is not None and squares is not None and reach is not None
+    for at, block in b.blocks(DEPTH):
+        step = a_rows[:, run(at)] @ block
+        if low is not None:
+            then = high + step
+            part = then - high
+            low += (high - (then - part)) + (step - part)
+            high[...] = then
+        else:
+            high += step
+        np.fmax(reach, np.abs(high), out=reach)
+        terms = squared(block)
+        if b.nonfinite:
+            terms[~np.isfinite(terms)] = 0
+        squares += weights[:, run(at)] @ terms
+    for table, made in zip(out, (high, low, squares, reach), strict=True):
+        if table is not None and made is not None:
+            table[:, here] = made
+
+
+def wrong_floats(p: Product, rows: Indices) -> tuple[str, float | None]:
     """Where a row computed again differs, in value or in the pattern of NaN and infinities (else ""). Collective.
 
     And the largest error in units of what is allowed, None where it is no number.
     """
-    for part in (p.a, p.b, p.c, p.before):
-        if part is not None:
-            part.zero_nonfinite = False
-    for part in (p.c, p.before):
-        if part is not None:
-            part.down = part.across = None
     worst = 0.0
     for some in row_chunks(rows, max(p.c.shape[1], p.a.shape[1])):
-        where, ratio = _compare(p, again(p, some, touched), touched)
+        where, ratio = _compare(p, again(p, some))
         worst = max(worst, ratio)
         if where:
             return where, worst if math.isfinite(worst) else None
     return "", worst
 
 
-def _compare(p: Product, made: Rows, touched: Touched) -> tuple[str, float]:
+def _compare(p: Product, made: Rows) -> tuple[str, float]:
     """Where one of these rows is wrong (else ""), and the largest error in units of what is allowed. Collective."""
     actual = summed(p.comm, p.c.some_rows(made.indices))[0]
     expected, ratio = _ratio(p, made, actual, 1.0)
     bad = np.argwhere(ratio > 1)
     if len(bad):
-        expected, ratio = _ratio(p, made, actual, _drift(p, made, ratio, touched))
+        expected, ratio = _ratio(p, made, actual, _drift(p, made, ratio))
     if not ratio.size:
         return "", 0.0
     row, col = np.unravel_index(int(ratio.argmax()), ratio.shape)
@@ -233,7 +260,7 @@ def _erfc(x: NDArray[np.float64]) -> NDArray[np.float64]:
 # -- errors that do not cancel --------------------------------------------------------------------
 
 
-def _drift(p: Product, made: Rows, ratio: Array, touched: Touched) -> float:
+def _drift(p: Product, made: Rows, ratio: Array) -> float:
     """How many times more than usual rounding does to the worst elements of these rows, 1 at the least. Collective.
 
     Where terms repeat, as in products of constant matrices, the roundings of a sum have one sign for long. That is
@@ -244,7 +271,7 @@ def _drift(p: Product, made: Rows, ratio: Array, touched: Touched) -> float:
     worst = np.argsort(np.where(np.isfinite(ratio), -ratio, 0), axis=None)[:SUSPECTS]
     row, col = np.unravel_index(p.comm.bcast(worst, 0), ratio.shape)
     left, right = summed(p.comm, p.a.some_rows(made.indices[row]), p.b.some_cols(col))
-    scale = touched.scales[0][made.indices[row]] * touched.scales[1][col] * abs(p.alpha)
+    scale = _undone(p.a.down, made.indices[row]) * _undone(p.b.across, col) * abs(p.alpha)
     terms = left * right.T
     narrow = terms.astype(_summing_type(terms.dtype, p.rounding.acc))
     exact = np.array([_exact_sum(x) for x in terms])

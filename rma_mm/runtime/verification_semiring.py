@@ -1,9 +1,9 @@
 """Products of semirings whose sum is a least or greatest one.
 
-Whether C = A ⊗ B of min and + is right cannot be seen much sooner than by computing it again (Vassilevska Williams
-and Williams, 2010, §4: the two are equally hard). Rows are computed again, all of a small product. Of the other
-rows a least element can be known: min over i in S of C[i, j] is min over k of (min over i in S of A[i, k]) + B[k, j],
-since rounding and ⊗ keep order. So are groups of rows checked, and of columns.
+No way is known to see whether C = A ⊗ B of min and + is right much sooner than by computing it again: a minimum has no
+inverse, so that random sums tell nothing. Rows are computed again, all of a small product. Of the other rows a least
+element can be known: min over i in S of C[i, j] is min over k of (min over i in S of A[i, k]) + B[k, j], since rounding
+and ⊗ keep order. So are groups of rows checked, and of columns.
 """
 
 from __future__ import annotations
