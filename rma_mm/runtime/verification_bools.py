@@ -46,7 +46,8 @@ def true_rows(comm: Any, a: Part, b: Part, before: Part | None, reads: bool, row
 def _times(a: NDArray[np.bool_], b: Array) -> NDArray[np.uint8]:
     """(r, n): the product of two matrices of truth values."""
     n = b.shape[1]
-    packed = np.packbits(np.pad(b, ((0, -len(b) % BITS), (0, -n % 64))), axis=1).view(np.uint64)
+    padded = np.pad(b, ((0, -len(b) % BITS), (0, -n % 64)))
+    packed = np.ascontiguousarray(np.packbits(padded, axis=1)).view(np.uint64)  # of a transposed tile it is not yet
     looks = np.packbits(a, axis=1, bitorder="little")
     out = np.zeros((len(a), packed.shape[1]), np.uint64)
     table = np.zeros((1 << BITS, packed.shape[1]), np.uint64)

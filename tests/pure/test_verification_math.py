@@ -27,6 +27,7 @@ from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.runtime import verification_rows
 from rma_mm.runtime.generate import generated
 from rma_mm.runtime.verification import Verdict, verify
+from rma_mm.runtime.verification_bools import _times
 
 Array = np.ndarray[Any, Any]
 PLACES = ["i,j", "j,i", "i+j:cyclic(3),*", "*,j", "*,*", "i,*,j=1"]
@@ -397,6 +398,13 @@ def test_every_bool_is_looked_at() -> None:
     assert case.check().ok
     for row in range(0, 301, 60):
         assert f"C[{row}, 65]" in spoils(case, (row, 65), ~case.c[row, 65]).reason
+
+
+@pytest.mark.parametrize("shape", [(16, 70), (9, 64), (4, 1), (0, 5)])
+def test_a_transposed_bool_is_read_as_it_lies(shape: tuple[int, int]) -> None:
+    """Tiles of transposed matrices, whose columns are contiguous."""
+    a, b = made("A", (7, shape[0]), bool), np.asfortranarray(made("B", shape, bool))
+    assert np.array_equal(_times(a, b), a.astype(int) @ b > 0)
 
 
 @pytest.mark.parametrize("name", ["min_plus", "max_plus", "max_min"])
