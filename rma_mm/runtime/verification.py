@@ -30,7 +30,7 @@ WHOLE = "every element computed again"
 SOME = "{} of {} rows computed again, {}"
 SUSPECTED = (
     f"the most suspicious by the sums of {WIDTH} neighbours with random signs; "
-    f"one wrong element may pass if it is off by less than {FOUND} standard deviations of rounding"
+    f"one wrong element may pass if it is off by less than {FOUND} standard deviations of its neighbours' rounding"
 )
 ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
 UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
