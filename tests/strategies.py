@@ -173,22 +173,22 @@ def some_mesh(row: Row) -> MeshShape:
 
 @st.composite
 def problems(
-    draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS
+    draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS, recut: bool = True
 ) -> tuple[Row | None, Problem]:
     """Products that `row` can serve, and the row fitted to them: on placements that it takes, or on any.
 
-    The row is None where any may serve.
+    The row is None where any may serve. recut: whether placements that it takes are also cut elsewhere.
     """
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
     mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3)))
-    row, placed = draw(placements(row, (m, n, k), mesh))
+    row, placed = draw(placements(row, (m, n, k), mesh, recut))
     in_place = draw(st.sampled_from(("", "A", "B", "AB")))
     return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))
 
 
 @st.composite
 def placements(
-    draw: DrawFn, row: Row | None, shape: tuple[int, int, int], mesh: MeshShape
+    draw: DrawFn, row: Row | None, shape: tuple[int, int, int], mesh: MeshShape, recut: bool = True
 ) -> tuple[Row | None, Layouts]:
     """Placements of A, B and C that `row` can serve, and the row fitted to them."""
     m, n, k = shape
@@ -198,9 +198,11 @@ def placements(
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
         fitted = row.fit(Setting(shape, mesh, None, given, tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
         assert isinstance(fitted, Row), fitted
-        return fitted, draw(_recut(placements_taken(fitted, Request(shape, mesh, given)), shape, mesh, given))
+        taken = placements_taken(fitted, Request(shape, mesh, given))
+        return fitted, draw(_recut(taken, shape, mesh, given) if recut else st.sampled_from(taken))
     if row and row.placements:
-        return row, draw(_recut(placements_taken(row, Request(shape, mesh)), shape, mesh))
+        taken = placements_taken(row, Request(shape, mesh))
+        return row, draw(_recut(taken, shape, mesh) if recut else st.sampled_from(taken))
     a, b, c = map(draw, free)
     return row, (a, b, c)
 
