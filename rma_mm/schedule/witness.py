@@ -127,14 +127,15 @@ class _Witness:
             return
         if ref.buffer.group:
             self.shared.read(op, ref.buffer)
-        elif (ref.buffer, ref.region) not in self.known:
+        else:
             self.require_filled(op, ref)
 
     def require_filled(self, op: Op, ref: Ref) -> None:
         """A slot still holds what is to be read of it, or sent."""
         assert isinstance(ref.buffer, Slot)
         is_there = self.frames.get(ref.buffer.frame) == ref.buffer
-        if not is_there or not covers_union(self.slots[ref.buffer].filled, ref.region):
+        is_known = (ref.buffer, ref.region) in self.known
+        if not is_there or not (is_known or covers_union(self.slots[ref.buffer].filled, ref.region)):
             fail(self.rank, op, f"{ref} is read, added to or sent before it is filled")
         self.known.add((ref.buffer, ref.region))
 
@@ -144,7 +145,8 @@ class _Witness:
             fail(self.rank, op, "a copy moves one region to the rank that runs it")
         if isinstance(op, Copy):
             self.read(op, src)
-        check_whole(self.schedule, self.rank, op, src)
+        else:
+            check_whole(self.schedule, self.rank, op, src)
         if src.buffer == "C" and self.share and not src.region.issubset(self.computed(src.rank)):
             fail(self.rank, op, "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
@@ -210,8 +212,7 @@ class _Witness:
     def add_up(self, op: Op, c: Ref) -> None:
         """A product is added to a sum in scratch."""
         assert isinstance(c.buffer, Slot)
-        if (c.buffer, c.region) not in self.known:
-            self.require_filled(op, c)
+        self.require_filled(op, c)
         if self.slots[c.buffer].is_sent:
             fail(self.rank, op, f"{c} is added to after it was sent")
 
