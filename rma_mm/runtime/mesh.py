@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError
+from ..errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
 from ..geometry.mesh import MeshShape
 from ..kernels.cache import refusal
 from ..kernels.threads import cores, threads_per_rank
@@ -38,8 +38,6 @@ _HELD: list[Mesh] = []
 """Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH)
 """Variables of the environment that must be the same on all ranks."""
-QUOTED = 80
-"""Characters that are quoted of what a user passed."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
@@ -248,7 +246,7 @@ class Mesh:
         Raises DisagreementError where calls can be agreed on no more.
         """
         error = getattr(sys, "last_value", None)
-        how = "" if error is None else f" ({type(error).__name__}: {str(error)[:QUOTED]})"
+        how = "" if error is None else f" ({type(error).__name__}: {cut(error)})"
         while not agree_to_end(self._comm, how):
             pass  # the others have raised; they call again, or end
         self._close()
@@ -295,7 +293,7 @@ def checked_comm(comm: object) -> MPI.Intracomm:
 
     rule = "pass an intracommunicator, as MPI.COMM_WORLD, that is not freed"
     if not isinstance(comm, MPI.Comm):
-        raise MeshError(f"comm: got {repr(comm)[:QUOTED]}; {rule}")
+        raise MeshError(f"comm: got {quoted(comm)}; {rule}")
     if comm == MPI.COMM_NULL:
         raise MeshError(f"comm: got COMM_NULL, or a communicator that was freed; {rule}")
     if comm.Is_inter():
