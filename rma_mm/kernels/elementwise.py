@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import DtypeError
+from rma_mm.errors import DtypeError, quoted
 from rma_mm.kernels.dtypes import BFLOAT16, accumulator, check_dtype, rank
 
 STEP_BYTES = 64 << 10
@@ -160,7 +160,7 @@ def _whole(number: Any, dtype: np.dtype[Any], name: str) -> np.generic[Any]:
 
 
 def _refusal(value: Any, dtype: np.dtype[Any], name: str, rule: str, fix: str) -> DtypeError:
-    said = "a whole number of very many digits" if _is_long(value) else repr(value)[:80]
+    said = "a whole number of very many digits" if _is_long(value) else quoted(value)
     return DtypeError(f"{name} is {said}, which {dtype.name} cannot represent: {rule}; use {fix}")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rma_mm.errors import OptionError
+from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import Array, Patch, Transfer, Window
 from rma_mm.windows.poison import differing, pattern
@@ -58,7 +58,7 @@ class Checks:
         """What the environment says. Raises OptionError."""
         value = os.environ.get(SWITCH, "")
         if value not in ("", "0", "1"):
-            raise OptionError(f"{SWITCH}: got {value[:80]!r}; it is 1 to check every transfer and product, or 0")
+            raise OptionError(f"{SWITCH}: got {quoted(value)}; it is 1 to check every transfer and product, or 0")
         return value == "1"
 
 
