@@ -24,7 +24,7 @@ import numpy as np
 from .command.arguments import MOST_THREADS, Parser, _count
 from .command.launcher import LauncherError, connect, launcher_rank
 from .command.signals import Interruption
-from .errors import OptionError, RmaError, cut, quoted
+from .errors import OptionError, RmaError, named, quoted
 from .kernels.dtypes import BFLOAT16, BLAS_TYPES
 from .kernels.rates import CLASSES, LARGE, SMALL, measured
 from .kernels.threads import using_threads
@@ -185,11 +185,11 @@ def _written(found: Survey, machine: Machine, options: Options) -> str:
 
     try:
         if options.json:
-            write_whole(f"--json {cut(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
+            write_whole(f"--json {named(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
         if options.plot:
             picture = BytesIO()
             draw(found, picture, options.plot.rpartition(".")[2])
-            write_whole(f"--plot {cut(options.plot)}", options.plot, picture.getvalue())
+            write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
     except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         return f"cannot be written: {error}"
     return ""

@@ -4,23 +4,24 @@ Every message names the argument, what was got, the rule, and what would fit. Th
 every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.agreement`).
 """
 
+import os
 import re
 
-QUOTED = 80
-"""Characters of a user's text that a message repeats, at most."""
+QUOTED, NAMED = 80, 400
+"""Characters of a value, and of a file's path, that a message repeats at most."""
 LINES, LINE = 6, 1000
 """Lines of a message that a command prints, and characters of a line."""
 
 
-def cut(text: object) -> str:
+def cut(text: object, most: int = QUOTED) -> str:
     """The text of something that is repeated in a message, its middle left out where it is long.
 
     >>> cut("a" * 100_000)
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
     shown = str(text)
-    half = (QUOTED - 2) // 2
-    return shown if len(shown) <= QUOTED else f"{shown[:half]} … {shown[-(QUOTED - 3 - half) :]}"
+    half = (most - 2) // 2
+    return shown if len(shown) <= most else f"{shown[:half]} … {shown[-(most - 3 - half) :]}"
 
 
 def quoted(value: object) -> str:
@@ -28,13 +29,18 @@ def quoted(value: object) -> str:
     return cut(repr(value))
 
 
+def named(path: str | os.PathLike[str]) -> str:
+    """A file's path, which its user has to find again: whole, unless it is longer than any that is typed."""
+    return cut(os.fspath(path), NAMED)
+
+
 def brief(message: str) -> str:
-    """A message in which no word is long: it repeats a user's text, of which a part is enough.
+    """A message in which no word is longer than a path: it repeats a user's text, of which a part is enough.
 
     >>> len(brief("layout: got " + "(" * 100_000))
-    92
+    412
     """
-    return re.sub(rf"\S{{{QUOTED + 1},}}", lambda word: cut(word[0]), message)
+    return re.sub(rf"\S{{{NAMED + 1},}}", lambda word: named(word[0]), message)
 
 
 def in_lines(message: str) -> str:

@@ -19,7 +19,7 @@ from math import prod
 
 from .algorithms import find_algorithm
 from .command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
-from .errors import FileFormatError, OptionError, RmaError, cut, in_lines, quoted
+from .errors import FileFormatError, OptionError, RmaError, in_lines, named, quoted
 from .kernels.dtypes import accumulator, parse_dtype
 from .policy.cost import Tariff
 from .policy.described import EXAMPLE, TYPICALLY, Description, read_machine
@@ -184,11 +184,11 @@ def _show(options: Options, found: list[list[Price]]) -> None:
             "prices": [price.as_json() for each in found for price in each],
         }  # fmt: skip
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-        write_whole(f"--json {cut(options.json)}", options.json, text)
+        write_whole(f"--json {named(options.json)}", options.json, text)
     if options.plot:
         picture = BytesIO()
         draw(found, picture, options.plot.rpartition(".")[2], kind + title)
-        write_whole(f"--plot {cut(options.plot)}", options.plot, picture.getvalue())
+        write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
 
 
 if __name__ == "__main__":

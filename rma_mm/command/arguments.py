@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rma_mm.errors import OptionError, RmaError, cut, quoted
+from rma_mm.errors import OptionError, RmaError, cut, named, quoted
 from rma_mm.geometry.extents import too_large
 from rma_mm.kernels.activations import ACTIVATIONS
 from rma_mm.kernels.dtypes import parse_dtype
@@ -116,7 +116,7 @@ def _require_own_names(options: Options) -> None:
             continue
         file = os.path.realpath(name)
         if file in taken and (what, name) in reports:
-            raise OptionError(f"{what}: got {cut(name)}, which is the file of {taken[file]} too; name another")
+            raise OptionError(f"{what}: got {named(name)}, which is the file of {taken[file]} too; name another")
         taken[file] = what
 
 

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, RmaError, cut
+from rma_mm.errors import FileFormatError, RmaError, cut, named
 from rma_mm.kernels.dtypes import BFLOAT16, check_dtype
 from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.files.reread import reread_vector
@@ -47,7 +47,7 @@ def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[A
         try:
             found = reread_vector(path, bias)
         except (OSError, ValueError) as caught:
-            error = FileFormatError(f"--bias {cut(path)}: cannot be read again to check the result: {caught}")
+            error = FileFormatError(f"--bias {named(path)}: cannot be read again to check the result: {caught}")
     agree_error(comm, error)
     shared: NDArray[Any] = comm.bcast(found, reader)
     return shared
@@ -55,19 +55,19 @@ def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[A
 
 def _vector(path: str, dtype: str | None) -> NDArray[Any]:
     if not os.path.isfile(path):
-        raise FileFormatError(f"--bias {cut(path)}: is not there, or not a regular file; a .npy file is needed")
+        raise FileFormatError(f"--bias {named(path)}: is not there, or not a regular file; a .npy file is needed")
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise FileFormatError(f"--bias {cut(path)}: cannot be read as a .npy file: {error}") from None
+        raise FileFormatError(f"--bias {named(path)}: cannot be read as a .npy file: {error}") from None
     if not isinstance(found, np.ndarray) or found.ndim != 1:
         what = f"an array of shape {cut(found.shape)}" if isinstance(found, np.ndarray) else "an .npz archive"
-        raise FileFormatError(f"--bias {cut(path)}: holds {what}; a vector is needed, of one dimension")
+        raise FileFormatError(f"--bias {named(path)}: holds {what}; a vector is needed, of one dimension")
     if found.dtype == np.dtype("V2") and dtype == "bfloat16" and BFLOAT16 is not None:
         found = found.view(BFLOAT16)
     native = found.dtype.newbyteorder("=")
     try:
         bias: NDArray[Any] = found.astype(check_dtype(native, "its dtype"))
     except RmaError as error:
-        raise FileFormatError(f"--bias {cut(path)}: {error}") from None
+        raise FileFormatError(f"--bias {named(path)}: {error}") from None
     return bias

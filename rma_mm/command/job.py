@@ -16,7 +16,7 @@ from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.command.timeline import gathered, timeline
-from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, cut, in_lines
+from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, in_lines, named
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.dtypes import parse_dtype
@@ -256,7 +256,7 @@ class Job:
             try:
                 if o.picture is not None and o.picture != "-":
                     drawn = plan.page() if is_page(o.picture) else plan.picture()
-                    write_whole(f"--picture {cut(o.picture)}", o.picture, drawn)
+                    write_whole(f"--picture {named(o.picture)}", o.picture, drawn)
             except RmaError as caught:
                 error = caught
         agree_error(self.comm, error)

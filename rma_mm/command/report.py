@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.errors import cut
+from rma_mm.errors import named
 from rma_mm.kernels import bind
 from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
 from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
@@ -165,7 +165,7 @@ def check_report(flag: str, path: str | None) -> None:
     """Raise FileFormatError where a report could not be written."""
     if path not in (None, "-"):
         assert path is not None
-        check_target(f"{flag} {cut(path)}", path)
+        check_target(f"{flag} {named(path)}", path)
 
 
 def write_json(flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1) -> None:
@@ -176,7 +176,7 @@ def write_json(flag: str, path: str | None, document: dict[str, Any], indent: in
     if path == "-":
         print_result([text])
     else:
-        write_whole(f"{flag} {cut(path)}", path, text + "\n")
+        write_whole(f"{flag} {named(path)}", path, text + "\n")
 
 
 def is_page(path: str | None) -> bool:

@@ -109,7 +109,7 @@ def check(comm, product, meshes):
     options = {"beta": product.beta, "before": before, "epilogue": closing, "product": plan.given.product_dtype}
     verdict = verify(A, B, C, **options)
     assert verdict.ok, verdict
-    assert verdict.rows == min(m, 64)
+    assert verdict.rows == (min(m, 64) if m and n else None)
     C.tile[...] += 64  # of up to 17 rows all are looked at
     if m and n:
         assert not verify(A, B, C, **options).ok

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut, quoted
+from rma_mm.errors import FileFormatError, cut, named, quoted
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, supported_names
@@ -61,7 +61,7 @@ class NpyFile:
                 read_region(descriptor, self.offset, stored, *given)
                 self.version.check(descriptor)
         except OSError as error:
-            raise FileFormatError(f"{cut(self.path)}: cannot be read any more: {error}") from None
+            raise FileFormatError(f"{named(self.path)}: cannot be read any more: {error}") from None
 
 
 def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyFile:
@@ -71,7 +71,7 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> Npy
     file's own. Raises FileFormatError for anything that is not a matrix of a supported type.
     """
     given = os.fspath(path)
-    name = cut(given)
+    name = named(given)
     try:
         with opened(given) as descriptor:
             found = os.fstat(descriptor)

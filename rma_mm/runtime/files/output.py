@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut
+from rma_mm.errors import FileFormatError, named
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.dtypes import BFLOAT16
 from rma_mm.runtime.agreement import agree_error
@@ -54,7 +54,7 @@ class NpyOutput:
 
         Raises FileFormatError naming the path and why it cannot be written.
         """
-        held = Unfinished(f"output {cut(os.fspath(path))}", path)
+        held = Unfinished(f"output {named(path)}", path)
         stored = np.dtype("V2") if dtype == BFLOAT16 else np.dtype(dtype)
         header = _header(shape, stored)
         held.reserve(header, len(header) + prod(shape) * stored.itemsize)
@@ -125,7 +125,7 @@ class NpyOutput:
                 pass
         except OSError as error:
             raise FileFormatError(
-                f"output {cut(self.path)}: a rank on {os.uname().nodename} cannot write there: {error.strerror}; "
+                f"output {named(self.path)}: a rank on {os.uname().nodename} cannot write there: {error.strerror}; "
                 f"all nodes must see the directory"
             ) from None
 
@@ -141,13 +141,13 @@ class NpyOutput:
         try:
             with _opened(self.temporary) as descriptor:
                 if os.fstat(descriptor).st_size < length:
-                    raise OSError(f"{cut(self.temporary)} was truncated meanwhile")
+                    raise OSError(f"{named(self.temporary)} was truncated meanwhile")
                 with mmap.mmap(descriptor, length, access=mmap.ACCESS_WRITE) as memory:
                     for part, at in _boxes(region):
                         self._matrix(memory)[part] = tile[at].view(self.stored)
                 os.fsync(descriptor)  # each rank: what is kept back may be kept by its own node
         except (OSError, ValueError) as error:
-            raise FileFormatError(f"output {cut(self.path)}: {error}") from None
+            raise FileFormatError(f"output {named(self.path)}: {error}") from None
 
     def _matrix(self, memory: mmap.mmap) -> NDArray[Any]:
         """The matrix in the mapped bytes. A temporary of its statement: a map with views cannot be closed."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut
+from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
@@ -80,7 +80,7 @@ def reread(comm: MPI.Intracomm, path: str, dtype: np.dtype[Any], shape: tuple[in
     try:
         made = _strips(comm, path, dtype, shape)
     except (OSError, ValueError) as caught:  # ValueError: a header that NumPy does not read
-        error = FileFormatError(f"{cut(path)}: cannot be read again to check the result: {caught}")
+        error = FileFormatError(f"{named(path)}: cannot be read again to check the result: {caught}")
     agree_error(comm, error)
     return made
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 
-from rma_mm.errors import FileFormatError, cut
+from rma_mm.errors import FileFormatError, named
 
 SUFFIX = ".partial"
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
@@ -64,7 +64,7 @@ class Unfinished:
             if _is(name, descriptor):  # else somebody took it for left behind before it was locked
                 return name, descriptor
             os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, f"{cut(name)} is in the way; remove it")
+        raise FileExistsError(errno.EEXIST, f"{named(name)} is in the way; remove it")
 
     def reserve(self, head: bytes, size: int) -> None:
         """Make the file `size` bytes long, on disk, and begin it with `head`. Raises FileFormatError."""
@@ -79,7 +79,7 @@ class Unfinished:
         """Give the file its final name, and the mode of the file that it replaces. Raises FileFormatError."""
         with self._named():
             if not _is(self.temporary, self.descriptor):
-                raise FileNotFoundError(errno.ENOENT, f"{cut(self.temporary)} was removed or replaced meanwhile")
+                raise FileNotFoundError(errno.ENOENT, f"{named(self.temporary)} was removed or replaced meanwhile")
             self._set_mode()
             os.fsync(self.descriptor)  # a name that survives a power cut must not outlive its contents
             os.replace(self.temporary, self.path)
@@ -125,15 +125,15 @@ def check_target(what: str, path: str | os.PathLike[str]) -> None:
     elif os.path.islink(final):
         why = "is a loop of symbolic links"
     elif not os.path.isdir(directory):
-        why = f"the directory {cut(directory)} does not exist"
+        why = f"the directory {named(directory)} does not exist"
     elif there and not os.path.isfile(final):
         why = "exists and is not a regular file"
     elif there and not os.access(final, os.W_OK):
         why = "exists and is read-only"
     elif not os.access(directory, os.W_OK | os.X_OK):
-        why = f"the directory {cut(directory)} cannot be written to"
+        why = f"the directory {named(directory)} cannot be written to"
     elif len(os.fsencode(os.path.basename(final))) > _longest_name(directory):
-        why = f"a name in {cut(directory)} has at most {_longest_name(directory)} bytes"
+        why = f"a name in {named(directory)} has at most {_longest_name(directory)} bytes"
     if why:
         raise FileFormatError(f"{what}: {why}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, cut
+from rma_mm.errors import FileFormatError, named
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Version:
         try:
             found = identity_of(os.stat(self.path) if descriptor is None else os.fstat(descriptor))
         except OSError as error:
-            raise FileFormatError(f"{cut(self.path)}: cannot be read any more: {error.strerror}") from None
+            raise FileFormatError(f"{named(self.path)}: cannot be read any more: {error.strerror}") from None
         if found != self.identity:
             raise FileFormatError(
-                f"{cut(self.path)}: was replaced or changed meanwhile; what was read of it may be of both versions"
+                f"{named(self.path)}: was replaced or changed meanwhile; what was read of it may be of both versions"
             )
 
 
@@ -55,7 +55,7 @@ def opened(path: str) -> Iterator[int]:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise FileFormatError(f"{cut(path)}: is {kind}; a .npy file is needed")
+            raise FileFormatError(f"{named(path)}: is {kind}; a .npy file is needed")
         yield descriptor
     finally:
         os.close(descriptor)
