@@ -34,13 +34,13 @@ def named(path: str | os.PathLike[str]) -> str:
     return cut(os.fspath(path), NAMED)
 
 
-def brief(message: str) -> str:
+def brief(message: str, most: int = NAMED) -> str:
     """A message in which no word is longer than a path: it repeats a user's text, of which a part is enough.
 
     >>> len(brief("layout: got " + "(" * 100_000))
     412
     """
-    return re.sub(rf"\S{{{NAMED + 1},}}", lambda word: named(word[0]), message)
+    return re.sub(rf"\S{{{most + 1},}}", lambda word: cut(word[0], most), message)
 
 
 def in_lines(message: str) -> str:

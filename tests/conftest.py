@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -11,6 +12,10 @@ import pytest
 import rma_mm
 from tests import launch
 from tests.processes import ROOT
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 if Path(rma_mm.__file__ or "").parent != ROOT / "rma_mm":
     raise pytest.UsageError(f"the tests of {ROOT} would run against {rma_mm.__file__}: start pytest in the checkout")
@@ -34,18 +39,31 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_whole = config.args_source is not config.ArgsSource.ARGS
     if options.numprocesses is None and is_whole and cores > 1 and not options.usepdb:
         options.numprocesses = min(cores, WORKERS)
-    if options.numprocesses and options.dist == "no":
-        options.dist = "loadgroup"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests by the job they need; one process has all that start jobs, which would hinder each other."""
+class Shares:
+    """What is registered where pytest-xdist shares the tests among processes."""
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+        """One process has all tests that start jobs, which would hinder each other; the others have the rest."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class OneForJobs(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                return "mpi" if nodeid.startswith("tests/mpi/") else nodeid
+
+        return OneForJobs(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Marks of xdist's own (loadgroup) do not reach its workers with pytest 9.2."""
+    if config.pluginmanager.hasplugin("xdist") and config.option.dist in ("no", "load"):
+        config.pluginmanager.register(Shares())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests by the job they need."""
     items.sort(key=launch.order)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.parent == ROOT / "tests" / "mpi":
-                item.add_marker(pytest.mark.xdist_group("mpi"))
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

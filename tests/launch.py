@@ -43,6 +43,9 @@ rank a node of its own, and MPICH's messages over TCP as between hosts.
 VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
 """The default of `parallel`."""
 
+USUAL = {"node": 6, "cliques": 4, "nolocal": 3, "allocated": 2, "created": 4, "tcp": 4}
+"""Ranks that stand for all in an environment: on one node those up to so many, elsewhere the nearest to so many."""
+
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
 
@@ -60,7 +63,10 @@ class Kind(NamedTuple):
 def parallel(
     ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds at rest."""
+    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds at rest.
+
+    Of these the ones that `is_usual` tells are run by pytest alone, all others where `-m thorough` is given.
+    """
     if unknown := set(env) - set(ENVS):
         raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
     kinds = [Kind(count, name) for name in env for count in ranks if count > 1 or name not in SEVERAL_RANKS]
@@ -77,11 +83,19 @@ def parallel(
         test.__signature__ = _signature(body)  # type: ignore[attr-defined]
         test.parallel_body = body  # type: ignore[attr-defined]
         ids = [f"{kind.ranks}-{kind.env}" for kind in kinds]
-        mark = pytest.mark.parametrize("parallel_kind", kinds, ids=ids).mark
+        values = [kind if is_usual(kind, kinds) else pytest.param(kind, marks=pytest.mark.thorough) for kind in kinds]
+        mark = pytest.mark.parametrize("parallel_kind", values, ids=ids).mark
         test.pytestmark = [mark, *getattr(body, "pytestmark", [])]  # type: ignore[attr-defined]  # first in the test's id
         return test
 
     return decorate
+
+
+def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
+    """Whether one of a test's kinds is run each time: every environment, and on one node every number of ranks."""
+    beside = [other.ranks for other in kinds if other.env == kind.env]
+    nearest = min(beside, key=lambda ranks: (abs(ranks - USUAL[kind.env]), ranks))
+    return kind.ranks == nearest or (kind.env == "node" and kind.ranks <= USUAL["node"])
 
 
 def pickled(arguments: dict[str, Any]) -> str:

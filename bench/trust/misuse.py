@@ -54,6 +54,7 @@ def main() -> int:
         program = draw(options.seed, number)
         outcome = run(program, options.limit)
         counts[program.misuse, outcome.kind] += 1
+        print(f"{counts.total()} of {len(numbers)}: {program.misuse}: {outcome.kind}", file=sys.stderr, flush=True)
         if outcome.kind in FAULTS or options.only is not None:
             print(f"{outcome.kind} after {outcome.seconds:.0f} s: {program}\n{outcome.text}\n"
                   f"python -m bench.trust.misuse --seed {options.seed} --only {number}\n", flush=True)  # fmt: skip

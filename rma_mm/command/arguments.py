@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rma_mm.errors import OptionError, RmaError, cut, named, quoted
+from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
 from rma_mm.geometry.extents import too_large
 from rma_mm.kernels.activations import ACTIVATIONS
 from rma_mm.kernels.dtypes import parse_dtype
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise OptionError."""
-        raise OptionError(f"{message}; {self.prog} --help lists the arguments")
+        raise OptionError(f"{brief(message, QUOTED)}; {self.prog} --help lists the arguments")
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.processes import ROOT, mpirun
+from tests.thorough import thorough
 
 MACHINE = {"cpu", "cores", "load", "date", "python", "numpy", "blas", "mpi4py", "rma_mm"}
 RANKS_TOO = MACHINE | {"mpi", "ranks", "hosts", "window"}
@@ -49,6 +50,7 @@ def test_overhead(tmp_path):
     assert (grew["slabs"], grew["windows"], grew["blocks"]) == (0, 0, 0)
 
 
+@thorough
 def test_words(tmp_path):
     """The one bar that no other program can disturb: counts are exact."""
     few = ("--windows", "shared", "created", "--algorithms", "stationary_c", "srumma", "queue", "--mesh", "2x1")
@@ -59,6 +61,7 @@ def test_words(tmp_path):
     assert {result["algorithm"] for result in found["results"]} >= {"stationary_c", "srumma", "queue"}
 
 
+@thorough
 def test_memory(tmp_path):
     small = ("--size", "64", "--calls", "20", "--windows", "shared", "created", "--algorithms", "stationary_c", "queue")
     found = report(tmp_path, "memory", *small)
@@ -69,6 +72,7 @@ def test_memory(tmp_path):
         assert (growth["grew"]["slabs"], growth["grew"]["windows"]) == (0, 0)
 
 
+@thorough
 @pytest.mark.parametrize("arguments", [("bench.imports", "--repeat", "1", "--json"), ("bench",)])
 def test_single_process(tmp_path, arguments):
     file = [str(tmp_path / "report.json")] if "--json" in arguments else []

@@ -23,6 +23,7 @@ from bench.peers.systems import OverMPI
 from bench.peers.systems.solo import Solo
 from bench.processes import kill_marked, marked
 from tests.processes import ROOT
+from tests.thorough import thorough, usually
 
 HERE = "tests.mpi.test_bench_peers"
 TEXTBOOK = ["Cannon", "SUMMA", "2.5-D", "3-D"]
@@ -74,6 +75,7 @@ def run(tmp_path, *arguments, rounds=2):
     return code, json.loads(file.read_text())["results"]
 
 
+@thorough
 def test_right_results(tmp_path, capsys):
     """Everything that needs only this environment; the table, the JSON and the Markdown agree."""
     names = [RMA_MM, NUMPY, *TEXTBOOK]
@@ -103,7 +105,7 @@ def test_right_results(tmp_path, capsys):
     assert f"| {two['best']} | {two['ratio']:.3f} |" in page.read_text()
 
 
-@pytest.mark.parametrize(("shape", "ranks"), [("13,11,17,float64", 8), ("4,2,40", 9), ("40,3,2", 4)])
+@pytest.mark.parametrize(("shape", "ranks"), usually(1, [("40,3,2", 4), ("13,11,17,float64", 8), ("4,2,40", 9)]))
 def test_textbook_on_uneven_blocks(tmp_path, shape, ranks):
     code, (record,) = run(tmp_path, "--case", shape, "--ranks", str(ranks), "--peers", *TEXTBOOK, rounds=1)
     assert code == 0
@@ -113,7 +115,7 @@ def test_textbook_on_uneven_blocks(tmp_path, shape, ranks):
     assert ("2.5-D" in record["peers"]) == (ranks == 8)
 
 
-@pytest.mark.parametrize("target", ["Wrong", "LaterWrong"])
+@pytest.mark.parametrize("target", usually(1, ["LaterWrong", "Wrong"]))
 def test_a_wrong_result_is_reported(tmp_path, monkeypatch, capsys, target):
     monkeypatch.setitem(PEERS, "liar", Peer("liar", f"{HERE}:{target}", "one"))
     code, (record,) = run(tmp_path, "--case", "24,32,16", "--ranks", "2", "--peers", NUMPY, "liar", RMA_MM)
@@ -132,6 +134,7 @@ def test_a_wrong_result_of_ours_decides_the_exit_code(tmp_path, monkeypatch):
     assert code == 4
 
 
+@thorough
 def test_failures_do_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setitem(PEERS, "failing", Peer("failing", f"{HERE}:Failing", "mpi"))
     monkeypatch.setitem(PEERS, "silent", Peer("silent", f"{HERE}:Silent", "one"))

@@ -29,6 +29,7 @@ from rma_mm.windows.mpi import node_map
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused
 from tests.processes import ROOT, can_pretend_nodes, job_environment, mpirun
+from tests.thorough import thorough, usually
 
 FLAVOURS = ("shared", "allocated", "created")
 FLOAT32 = {"threads": 1, "dtype": "float32", "kernel": "blas"}
@@ -228,7 +229,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", usually(2, BROKEN))
 @parallel(ranks=(2,), env=("node",))
 def test_a_broken_file_is_measured_again(comm, how):
     with surroundings(comm) as folder:
@@ -351,7 +352,7 @@ def calibrate(ranks, folder, *arguments, **variables):
     return mpirun(ranks, ["-m", "rma_mm.calibrate", *arguments], variables=variables, cwd=folder, timeout=90)
 
 
-@pytest.mark.parametrize("pretended", [False, True])
+@pytest.mark.parametrize("pretended", usually(1, [True, False]))
 def test_the_command(tmp_path, pretended):
     if pretended and not can_pretend_nodes():
         pytest.skip("nodes cannot be pretended here")
@@ -412,6 +413,7 @@ def test_bad_options(tmp_path, arguments, words):
     refused(calibrate(2, tmp_path, *arguments), *words)
 
 
+@thorough
 def test_help_and_files_that_cannot_be_written(tmp_path):
     done = calibrate(2, tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")

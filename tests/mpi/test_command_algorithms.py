@@ -9,18 +9,22 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 from tests.mpi.test_command_line import refused, run
+from tests.thorough import usually
 
 
 @pytest.mark.parametrize(
     ("line", "a", "c"),
-    [
-        ("--algorithm cannon --mesh 2x2", "shift", "here"),
-        ("--algorithm summa_c", "broadcast", "here"),
-        ("--algorithm agarwal_3d --mesh 1x2x2", "all-gather", "reduce-scatter"),
-        ("--algorithm johnson_3d --mesh 1x2x2", "broadcast", "reduce"),
-        ("--algorithm solomonik_25d:pull --mesh 1x2x2", "view", "accumulate"),
-        ("--algorithm t10_rotate:1,1,4/1,1,4", "here", "shift"),
-    ],
+    usually(
+        2,
+        [
+            ("--algorithm cannon --mesh 2x2", "shift", "here"),
+            ("--algorithm summa_c", "broadcast", "here"),
+            ("--algorithm agarwal_3d --mesh 1x2x2", "all-gather", "reduce-scatter"),
+            ("--algorithm johnson_3d --mesh 1x2x2", "broadcast", "reduce"),
+            ("--algorithm solomonik_25d:pull --mesh 1x2x2", "view", "accumulate"),
+            ("--algorithm t10_rotate:1,1,4/1,1,4", "here", "shift"),
+        ],
+    ),
 )
 def test_movement_is_reported(tmp_path: Path, line: str, a: str, c: str) -> None:
     done = run(4, f"{line} --shape 512,512,1024 --json r.json --quiet", tmp_path)
@@ -46,7 +50,7 @@ def test_pictures_and_the_frontier(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [
+    usually(4, [
         ("--algorithm cannon --mesh 4", ["cannon", "two axes", "(2, 2)"]),
         ("--algorithm johnson_3d --mesh 2x2", ["johnson_3d", "three axes", "(1, 2, 2)"]),
         ("--algorithm cannon --layout-a P(None,'i') --mesh 2x2", ["needs A placed as P('i', 'j:skew(i)') or P("]),
@@ -57,7 +61,7 @@ def test_pictures_and_the_frontier(tmp_path: Path) -> None:
         ("--picture no/such/dir/p.html", ["--picture no/such/dir/p.html"]),
         ("--layout-a xy->xyz --mesh 2x2", ["xy->xyz"]),
         ("--layout-a (S(0),S(2)) --mesh 2x2", ["S(2)"]),
-    ],
+    ]),
 )  # fmt: skip
 def test_what_does_not_fit_is_one_message(tmp_path: Path, line: str, words: list[str]) -> None:
     refused(run(4, f"{line} --shape 64,64,64", tmp_path), *words)

@@ -23,6 +23,7 @@ from bench.processes import marked
 from rma_mm.algorithms import list_algorithms
 from tests.launch import ENVS
 from tests.processes import MARKER, can_pretend_nodes, find_mpiexec, is_open_mpi, job_environment, mpirun
+from tests.thorough import usually
 
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
@@ -58,7 +59,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in done.stderr
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 6])
+@pytest.mark.parametrize("ranks", usually(1, [6, 4, 3]))
 def test_the_main_job(here: Path, ranks: int) -> None:
     """Two files of odd, different, indivisible shapes and orders: read, multiplied, verified, written, reported."""
     variables = PRETENDED if ranks == 4 and can_pretend_nodes() else {}
@@ -201,7 +202,7 @@ def segments(pids: list[int]) -> set[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("how", ["Ctrl-C", "TERM to mpiexec", "TERM to one rank"])
+@pytest.mark.parametrize("how", usually(1, ["Ctrl-C", "TERM to mpiexec", "TERM to one rank"]))
 def test_interrupted(tmp_path: Path, how: str) -> None:
     """In the midst of a long multiply: ends within 5 s, no rank, output or segment is left."""
     environment = job_environment({"RMA_MM_WINDOW": "allocated"} if how == "Ctrl-C" else {})

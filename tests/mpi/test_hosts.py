@@ -15,6 +15,7 @@ from bench.hosts.link import link_rate
 from bench.hosts.namespaces import parent_of
 from bench.processes import marked
 from tests.processes import MARKER, ROOT, is_open_mpi, job_environment
+from tests.thorough import thorough, usually
 
 reason = "only MPICH's mpiexec starts ranks on these hosts" if is_open_mpi() else obstacle()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -110,7 +111,7 @@ def test_no_root():
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", usually(1, ALGORITHMS))
 def test_product(cluster, algorithm, ranks_per_host):
     """Right, and the words between nodes as the links carried them: what more products added to the counters."""
     words = ("-m", "rma_mm.run", "--shape", SHAPE, "--algorithm", algorithm, "--verify", "--json", "-", "--repeat")
@@ -245,6 +246,7 @@ def test_failed_start_leaves_nothing():
 # -- the benchmark --------------------------------------------------------------------------------
 
 
+@thorough
 def test_bars(tmp_path):
     file = tmp_path / "report.json"
     words = ["--bars", "--size", "256", "--repeat", "1", "--json", str(file)]

@@ -26,6 +26,7 @@ from rma_mm.schedule.ops import Claim, Multiply, expand
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused, run
 from tests.reference import whole_numbers
+from tests.thorough import usually
 
 SHAPE = (37, 300, 260)
 """m, n, k: neither even nor small enough for panels to be one."""
@@ -169,7 +170,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "line", "variables", "kinds"), CASES)
+@pytest.mark.parametrize(("ranks", "line", "variables", "kinds"), usually(4, CASES))
 def test_a_timeline_is_the_report_in_time(
     tmp_path: Path, ranks: int, line: str, variables: dict[str, str], kinds: set[str]
 ) -> None:

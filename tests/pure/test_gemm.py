@@ -26,6 +26,7 @@ from rma_mm.kernels.gemm.cpu import Cpu, host
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import get_threads, set_threads
+from tests.thorough import thorough, usually
 
 TINY = (1 << 9, 1 << 11, 1 << 12)
 """Caches so small that all blocks are."""
@@ -59,7 +60,7 @@ def times(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], **options: Any) -> 
 # -- forms -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("a_type", "b_type", "c_type"), BYTES)
+@pytest.mark.parametrize(("a_type", "b_type", "c_type"), usually(2, BYTES))
 @pytest.mark.parametrize("shape", [(1, 1, 1), (13, 33, 5), (25, 70, 130)])
 def test_bytes_are_exact(a_type: str, b_type: str, c_type: str, shape: tuple[int, int, int]) -> None:
     """Both signs and the extremes: an operand is moved by 128, and the sums are put right."""
@@ -114,6 +115,7 @@ def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> NDAr
     return values
 
 
+@thorough
 @settings(max_examples=120, deadline=None)
 @given(case=semiring_cases())
 def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]) -> None:
@@ -130,7 +132,7 @@ def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDAr
 # -- blocks, threads, processors ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["float64", "complex64", "int32", "int8"])
+@pytest.mark.parametrize("name", usually(2, ["float64", "int8", "complex64", "int32"]))
 def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several panels along m, n and k, the last ones narrower."""
     on(monkeypatch, replace(host(), caches=TINY))
@@ -140,7 +142,9 @@ def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(times(a, b, c, alpha=2, beta=3), expected)
 
 
-@pytest.mark.parametrize(("width", "name"), [(32, "float32"), (32, "complex128"), (16, "float64"), (16, "int8")])
+@pytest.mark.parametrize(
+    ("width", "name"), usually(1, [(32, "float32"), (32, "complex128"), (16, "float64"), (16, "int8")])
+)
 def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is generated for processors with fewer and shorter registers is right too."""
     on(monkeypatch, Cpu(f"{width} bytes", width, 16, frozenset(), TINY))
@@ -184,6 +188,7 @@ def test_a_forked_child_multiplies() -> None:
         set_threads(before)
 
 
+@thorough
 def test_scratch_is_bounded() -> None:
     """What a product takes is what `scratch_bytes` says, for every type."""
     product._scratch.buffer = np.empty(0, np.uint8)
@@ -222,6 +227,7 @@ def run_program(folder: Path) -> list[int]:
     return found
 
 
+@thorough
 def test_compiles_once_a_machine(tmp_path: Path) -> None:
     """Of processes that start together one compiles; a cache that cannot be written only costs time."""
     with ThreadPoolExecutor() as pool:
