@@ -43,8 +43,8 @@ rank a node of its own, and MPICH's messages over TCP as between hosts.
 VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
 """The default of `parallel`."""
 
-USUAL = {"node": 6, "cliques": 4, "nolocal": 3, "allocated": 2, "created": 4, "tcp": 4}
-"""Ranks that stand for all in an environment: on one node those up to so many, elsewhere the nearest to so many."""
+USUAL = {"node": (1, 4, 6), "cliques": (4,), "nolocal": (3,), "allocated": (2,), "created": (4,), "tcp": (4,)}
+"""Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
@@ -92,10 +92,9 @@ def parallel(
 
 
 def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
-    """Whether one of a test's kinds is run each time: every environment, and on one node every number of ranks."""
+    """Whether one of a test's kinds is run each time: in every environment some numbers of ranks."""
     beside = [other.ranks for other in kinds if other.env == kind.env]
-    nearest = min(beside, key=lambda ranks: (abs(ranks - USUAL[kind.env]), ranks))
-    return kind.ranks == nearest or (kind.env == "node" and kind.ranks <= USUAL["node"])
+    return any(kind.ranks == min(beside, key=lambda ranks: (abs(ranks - wanted), ranks)) for wanted in USUAL[kind.env])
 
 
 def pickled(arguments: dict[str, Any]) -> str:

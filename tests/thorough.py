@@ -11,8 +11,8 @@ thorough = pytest.mark.thorough
 """A test that repeats what others test, on more."""
 
 
-def usually(count: int, cases: Iterable[Any]) -> list[Any]:
-    """Cases for `parametrize`, of which the first `count` are run each time."""
+def usually(count: int, cases: Iterable[Any], several: bool = True) -> list[Any]:
+    """Cases for `parametrize`, of which the first `count` are run each time. several: tuples are several arguments."""
     every = list(cases)
-    rest = [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=thorough) for case in every[count:]]
-    return [*every[:count], *rest]
+    rest = [case if isinstance(case, tuple) and several else (case,) for case in every[count:]]
+    return [*every[:count], *(pytest.param(*case, marks=thorough) for case in rest)]

@@ -139,12 +139,12 @@ def check_any(comm, max_examples):
 
 @parallel(ranks=(1, 3, 4, 6), env=("node",), timeout=60)
 def test_any_product_is_closed_once(comm):
-    check_any(comm, 16)
+    check_any(comm, 8)
 
 
 @parallel(ranks=(2, 6), env=("nolocal",), timeout=60)
 def test_any_product_is_closed_once_where_every_rank_is_a_node(comm):
-    check_any(comm, 10)
+    check_any(comm, 6)
 
 
 @parallel(ranks=(1, 4), env=("node",))

@@ -13,6 +13,7 @@ from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, 
 from rma_mm.kernels import blas, choice, dtypes, elementwise, rates, threads
 from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
 from rma_mm.kernels.epilogue import Epilogue
+from tests.thorough import thorough
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 
@@ -48,6 +49,7 @@ def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPat
         assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
 
 
+@thorough
 def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was measured is read again by the next process; a file that cannot be read is as good as none."""
     if blas.library() is None:

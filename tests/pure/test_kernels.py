@@ -184,7 +184,7 @@ def mask_around(case: Case) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("kernel", ["auto", *kernels.KERNELS])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_product_is_right(kernel: str, case: Case) -> None:
     if kernel == "blas" and accumulator(case.c.dtype) not in BLAS_TYPES:
@@ -192,7 +192,7 @@ def test_product_is_right(kernel: str, case: Case) -> None:
     check(case, kernel)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_blas_reads_conjugates_in_place(data: st.DataObject) -> None:
     """Unit strides, any order and conjugation: one call, no scratch."""

@@ -19,6 +19,7 @@ from rma_mm.schedule.lower import Tuning
 from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.pure.test_schedules import LIMITS, limits, run, words
 from tests.strategies import Case, cases, pure
+from tests.thorough import thorough, usually
 
 SHAPE = (5, 7, 6)
 MESHES = [MeshShape((2,)), MeshShape((2, 2)), MeshShape((2, 2, 2))]
@@ -46,7 +47,7 @@ def as_deduced(c: Sbp, layouts: Layouts, mesh: MeshShape) -> Layouts:
 
 
 @pytest.mark.parametrize("summed", [True, False])
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", usually(2, MESHES), ids=str)
 def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> None:
     """On the placements of the signature itself."""
     for n, (a, b, c) in enumerate(signatures(mesh)):
@@ -58,6 +59,7 @@ def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> N
         run(Case(row, Problem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
 
 
+@thorough
 @pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
 def test_on_every_placement_that_is_taken(mesh: MeshShape) -> None:
     """C in equal shares, with copies along B·B, and everywhere; A and B with each element held once, too."""

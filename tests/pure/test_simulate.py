@@ -37,6 +37,7 @@ from rma_mm.schedule.row import Row
 from rma_mm.simulate import main
 from tests.processes import ROOT, clean_environment
 from tests.strategies import EXTENTS, layouts, meshes, pure
+from tests.thorough import thorough, usually
 
 # -- spans of many ranks at once ------------------------------------------------------------------
 
@@ -190,8 +191,8 @@ def of_all(
     return [(candidate, figures(candidate, request)) for candidate in found if not candidate.rejected]
 
 
-@pytest.mark.parametrize(("grid", "per_node"), MESHES)
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(("grid", "per_node"), usually(2, MESHES))
+@pytest.mark.parametrize("shares", usually(1, [True, False]))
 def test_a_few_ranks_stand_for_all(
     grid: tuple[int, ...], per_node: int, shares: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -565,6 +566,7 @@ def test_a_bad_machine_file_is_one_message(tmp_path: Path) -> None:
     ]
 
 
+@thorough
 def test_a_hundred_thousand_ranks_without_mpi(tmp_path: Path) -> None:
     """Every row, on six grids. A million took 20 s of processor time and 340 MiB."""
     file = tmp_path / "prices.json"
