@@ -43,7 +43,7 @@ rank a node of its own, and MPICH's messages over TCP as between hosts.
 VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
 """The default of `parallel`."""
 
-USUAL = {"node": (1, 4, 6), "cliques": (4,), "nolocal": (3,), "allocated": (2,), "created": (4,), "tcp": (4,)}
+USUAL = {"node": (1, 4), "cliques": (6,), "nolocal": (3,), "allocated": (2,), "created": (4,), "tcp": (4,)}
 """Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
@@ -92,7 +92,10 @@ def parallel(
 
 
 def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
-    """Whether one of a test's kinds is run each time: in every environment some numbers of ranks."""
+    """Whether one of a test's kinds is run each time: some numbers of ranks; of three or four environments two."""
+    envs = list(dict.fromkeys(other.env for other in kinds))
+    if len(envs) < len(VARIANTS) and kind.env not in (envs[0], envs[-1]):
+        return False
     beside = [other.ranks for other in kinds if other.env == kind.env]
     return any(kind.ranks == min(beside, key=lambda ranks: (abs(ranks - wanted), ranks)) for wanted in USUAL[kind.env])
 

@@ -100,6 +100,7 @@ def test_a_short_calibration(comm):
     check_machine(comm, machine, nodes, ("shared",), [("float32", "blas")])
 
 
+@thorough
 @parallel(ranks=(4,), env=("node", "cliques"))
 def test_nothing_is_left_behind(comm):
     """No thread, and no window: MPI maps something new now and then, but a window at each calibration."""
@@ -112,6 +113,7 @@ def test_nothing_is_left_behind(comm):
     assert segments() - mapped < times
 
 
+@thorough
 @parallel(ranks=(3,), env=("cliques",))
 def test_all_windows_and_several_types(comm):
     """On two nodes one of these has a rank by itself."""

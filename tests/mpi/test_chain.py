@@ -28,7 +28,7 @@ from rma_mm.runtime.conversion import Conversion, scratch_bytes
 from rma_mm.windows.waiting import barrier
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.thorough import thorough
+from tests.thorough import thorough, usually
 
 GRIDS = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 6: (2, 3)}
 MLP = ["H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"]
@@ -86,7 +86,7 @@ class Slow:
 # -- results --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("joint", usually(1, [True, False]))
 @parallel(ranks=(4,), env=("node", "cliques"))
 def test_an_mlp_forward_and_backward(comm, joint):
     """Inputs given or left to the chain; several executions, on other matrices too, into the same results."""
@@ -212,7 +212,7 @@ LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", usually(1, ["bfloat16", "float32"]))
 @parallel(ranks=(4,), env=("cliques", "created"))
 def test_every_conversion_again_and_again(comm, dtype):
     """Between any two placements, from changing memory; the scratch is what was said before."""
@@ -240,6 +240,7 @@ def test_every_conversion_again_and_again(comm, dtype):
 # -- memory ---------------------------------------------------------------------------------------
 
 
+@thorough
 @parallel(ranks=(4,), env=("node", "created"))
 def test_nothing_grows(comm, tmp_path):
     """Fifty executions take no window, block, channel or descriptor."""

@@ -22,6 +22,7 @@ from tests.processes import mpirun
 from tests.reference import collect, distribute, expected, whole_numbers
 from tests.strategies import EXTENTS, axes_of, layouts, placements
 from tests.strategies_mpi import shared_examples
+from tests.thorough import thorough
 
 TYPES = (
     ("float64", None, None),
@@ -217,6 +218,7 @@ def run(line, where, ranks=4):
     return mpirun(ranks, ["-m", "rma_mm.run", *line.split()], cwd=where)
 
 
+@thorough
 def test_the_command_line(tmp_path):
     """The bias from a file, the result in another type, its report, and what it refuses."""
     rng = np.random.default_rng(0)

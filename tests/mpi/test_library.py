@@ -29,6 +29,7 @@ from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.footprint import Operand, peak_bytes
 from rma_mm.schedule.lower import Tuning, lower
 from tests.launch import VARIANTS, parallel
+from tests.thorough import thorough
 
 ONE_NODE = ("node",)
 
@@ -306,6 +307,7 @@ def needs_of_every_plan(comm, mesh, a, b, name):
     return found
 
 
+@thorough
 @parallel(ranks=(3,), env=ONE_NODE, timeout=120)
 def test_thousands_of_products_without_close_neither_fail_nor_grow(comm):
     x = matrix((12, 12))

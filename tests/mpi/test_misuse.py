@@ -16,6 +16,7 @@ from rma_mm.errors import AlgorithmError, DisagreementError, MeshError, OptionEr
 from rma_mm.runtime.calibration.site import Site
 from tests.launch import parallel
 from tests.processes import mpirun
+from tests.thorough import usually
 
 NODE = ("node",)
 
@@ -272,7 +273,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("first", [(None, 0, None), (0, 1, 2)])
+@pytest.mark.parametrize("first", usually(1, [(None, 0, None), (0, 1, 2)], several=False))
 def test_ranks_that_wait_for_one_another_on_meshes_that_overlap(first):
     script = BEGIN.partition("def main")[0] % "" + CIRCLE.replace("FIRST", str(first))
     done = mpirun(3, ["-c", script], timeout=60)

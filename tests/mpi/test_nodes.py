@@ -13,6 +13,7 @@ from rma_mm.windows import heartbeat
 from rma_mm.windows.mpi import node_map
 from tests.launch import parallel
 from tests.processes import mpirun
+from tests.thorough import thorough
 
 SHAPE = (60, 52, 48)
 
@@ -102,6 +103,7 @@ def test_a_busy_target_serves_while_it_multiplies(comm):
         assert waited < 1.0
 
 
+@thorough
 @parallel(ranks=(4,), env=("cliques",))
 def test_a_long_multiply_does_not_look_like_a_lost_host(comm):
     """Three times as long as a rank may be silent; only the helper thread tells the others."""

@@ -29,6 +29,7 @@ from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel
 from tests.mpi.test_products import placed
 from tests.reference import collect, expected, whole_numbers
+from tests.thorough import thorough
 
 # -- what is moved, against closed forms ----------------------------------------------------------
 
@@ -345,6 +346,7 @@ KEPT = {2: ("cannon", "summa_c", "summa_a", "pumma"), 3: ("johnson_3d", "solomon
 """Axes of a mesh → rows whose plans come and go on it."""
 
 
+@thorough
 @parallel(ranks=(4,), env=("node",), timeout=120)
 def test_plans_that_come_and_go_leave_no_communicators(comm):
     x = np.ones((12, 12))

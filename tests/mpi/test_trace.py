@@ -26,7 +26,7 @@ from rma_mm.schedule.ops import Claim, Multiply, expand
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused, run
 from tests.reference import whole_numbers
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 SHAPE = (37, 300, 260)
 """m, n, k: neither even nor small enough for panels to be one."""
@@ -74,6 +74,7 @@ def test_a_trace_tells_what_was_done(comm):
     check_all(comm, "float32")
 
 
+@thorough
 @parallel(ranks=(4,), env=("cliques", "created"), timeout=120)
 def test_what_is_summed_in_another_type_is_told_in_bytes_of_that(comm):
     """Halves are summed as float32, also on their way."""

@@ -18,7 +18,7 @@ from tests.jobs import VARIANT
 from tests.launch import parallel
 
 SEED = 20
-CASES = 50
+CASES = 40
 
 
 @parallel(ranks=(4,), env=("node", "cliques", "nolocal", "allocated", "created"))
