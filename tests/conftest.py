@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,9 @@ hypothesis.settings.register_profile("suite", database=None, deadline=None, dera
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4
-"""The most processes that share the whole suite: one has all tests that start jobs, and takes longest."""
+"""The most processes that share the whole suite: one has all tests on the ranks of the pool, and takes longest."""
+ON_POOL = re.compile(rf"\[\d+-({'|'.join(launch.ENVS)})\b")
+"""What is in the name of a test on real ranks."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
@@ -45,12 +48,14 @@ class Shares:
     """What is registered where pytest-xdist shares the tests among processes."""
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-        """One process has all tests that start jobs, which would hinder each other; the others have the rest."""
+        """One process has the tests on ranks of the pool, another those that start programs; others have the rest."""
         from xdist.scheduler import LoadScopeScheduling
 
         class OneForJobs(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
-                return "mpi" if nodeid.startswith("tests/mpi/") else nodeid
+                if not nodeid.startswith("tests/mpi/"):
+                    return nodeid
+                return "pool" if ON_POOL.search(nodeid) else "programs"
 
         return OneForJobs(config, log)
 

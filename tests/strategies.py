@@ -35,7 +35,7 @@ ROLES = ("rows", "cols", "rows", "cols", "replicated", "pinned", "sum")
 """What a mesh axis may be to a matrix; cutting it comes up most."""
 
 
-SHARE = float(os.environ.get("RMA_MM_TEST_SHARE", "0.3"))
+SHARE = float(os.environ.get("RMA_MM_TEST_SHARE", "0.2"))
 """Of the examples that tests ask for, so many are drawn: the suite has six minutes. A night has more."""
 
 

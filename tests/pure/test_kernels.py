@@ -184,7 +184,7 @@ def mask_around(case: Case) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("kernel", ["auto", *kernels.KERNELS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_product_is_right(kernel: str, case: Case) -> None:
     if kernel == "blas" and accumulator(case.c.dtype) not in BLAS_TYPES:
