@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import rma_mm
 from bench import measure
-from rma_mm.policy.planner import single_layouts
+from rma_mm.policy.planner.candidates import single_layouts
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,8 +18,8 @@ import numpy as np
 
 from bench import measure
 from rma_mm.kernels import bind
-from rma_mm.kernels.activations import activate
-from rma_mm.kernels.epilogue import Closing
+from rma_mm.kernels.epilogue.activations import activate
+from rma_mm.kernels.epilogue.epilogue import Closing
 from rma_mm.kernels.threads import set_threads
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from numba import types
 from numpy.typing import NDArray
 
 from bench import measure
+from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES, accumulator, parse_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Semiring
 from rma_mm.kernels import bind
 from rma_mm.kernels.compiling import compiled
-from rma_mm.kernels.dtypes import BFLOAT16, BLAS_TYPES, accumulator, parse_dtype
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import Form, form_of
 from rma_mm.kernels.gemm.memory import BYTES, SumType, tile
-from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS, Semiring
 from rma_mm.kernels.threads import set_threads
 
 SHAPES: dict[str, tuple[int, int, int]] = {

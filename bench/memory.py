@@ -17,9 +17,9 @@ import numpy as np
 import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import bind
-from rma_mm.runtime.footprint import Operand, peak_bytes
-from rma_mm.runtime.pricing import best_grid
-from rma_mm.runtime.product import PLANS
+from rma_mm.runtime.execution.footprint import Operand, peak_bytes
+from rma_mm.runtime.products.matmul import PLANS
+from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

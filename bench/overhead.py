@@ -18,8 +18,8 @@ import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import Product, bind
 from rma_mm.kernels.threads import get_threads, set_threads
-from rma_mm.runtime.executor import Executable
-from rma_mm.runtime.pricing import best_grid
+from rma_mm.runtime.execution.executor import Executable
+from rma_mm.runtime.products.prices import best_grid
 from rma_mm.schedule.ops import Multiply
 from rma_mm.windows.waiting import barrier
 

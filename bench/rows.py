@@ -13,8 +13,8 @@ import numpy as np
 
 import rma_mm
 from bench import measure
-from rma_mm.runtime.footprint import Operand, merged
-from rma_mm.runtime.pricing import best_grid
+from rma_mm.runtime.execution.footprint import Operand, merged
+from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -17,7 +17,7 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.kernels.threads import get_threads, set_threads
-from rma_mm.runtime.pricing import best_grid
+from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.elements.dtypes import SUPPORTED, accumulator, parse_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels import bind
-from rma_mm.kernels.dtypes import SUPPORTED, accumulator, parse_dtype
-from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.kernels.semiring import PLUS_TIMES, Semiring
-from rma_mm.runtime.verification import Verdict, verify
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.verification.check import Verdict, verify
 
 Array = np.ndarray[Any, Any]
 SHAPES = [(1, 1), (1, 40), (40, 1), (2, 33), (33, 40), (64, 64), (300, 20), (20, 300), (100, 100)]
@@ -182,7 +182,7 @@ def multiplied(
         bind(a[:, some], b[some], c, alpha, factor, kernel=kernel, semiring=semiring)()
     epilogue: Epilogue | None = options.get("epilogue")
     if epilogue is not None:
-        from rma_mm.kernels.activations import activate
+        from rma_mm.kernels.epilogue.activations import activate
 
         activate(c, epilogue.bias.astype(working), epilogue.activation)
     with np.errstate(all="ignore"):

@@ -16,13 +16,13 @@ from statistics import NormalDist
 import numpy as np
 
 from bench.verification import FAMILIES, Array, Matrix, multiplied, operand
-from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.runtime.verification import product_of
-from rma_mm.runtime.verification_epilogue import Closed
-from rma_mm.runtime.verification_floats import survey
-from rma_mm.runtime.verification_rows import suspicious_rows
-from rma_mm.runtime.verification_sketch import suspicion
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.verification.check import product_of
+from rma_mm.runtime.verification.epilogue import Closed
+from rma_mm.runtime.verification.floats import survey
+from rma_mm.runtime.verification.rows import suspicious_rows
+from rma_mm.runtime.verification.sketch import suspicion
 
 SIZES = (10, 20, 30, 40, 50)
 """Standard deviations."""

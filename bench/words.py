@@ -20,8 +20,8 @@ from bench import measure
 from rma_mm.errors import MemoryLimitError
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.planner import Request, candidates
-from rma_mm.runtime.footprint import Operand
+from rma_mm.policy.planner.candidates import Request, candidates
+from rma_mm.runtime.execution.footprint import Operand
 from rma_mm.schedule.interpret import Outcome, interpret
 
 if TYPE_CHECKING:

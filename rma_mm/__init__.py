@@ -26,14 +26,14 @@ _PUBLIC = {
 }
 
 if TYPE_CHECKING:
-    from .algorithms import list_algorithms
-    from .kernels.epilogue import Epilogue
-    from .runtime.chain import ChainPlan, plan_chain
-    from .runtime.matrix import DistMatrix
-    from .runtime.mesh import Mesh
-    from .runtime.plan import Plan
-    from .runtime.product import matmul, plan
-    from .runtime.transport import load
+    from rma_mm.algorithms import list_algorithms
+    from rma_mm.kernels.epilogue.epilogue import Epilogue
+    from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
+    from rma_mm.runtime.matrices.matrix import DistMatrix
+    from rma_mm.runtime.matrices.move import load
+    from rma_mm.runtime.products.matmul import matmul, plan
+    from rma_mm.runtime.products.plan import Plan
+    from rma_mm.runtime.ranks.mesh import Mesh
 
 __all__ = [
     "ChainPlan",

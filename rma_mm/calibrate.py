@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from .command.arguments import MOST_THREADS, Parser, _count
-from .command.launcher import LauncherError, connect, launcher_rank
-from .command.signals import Interruption
-from .errors import OptionError, RmaError, named, quoted
-from .kernels.dtypes import BFLOAT16, BLAS_TYPES
-from .kernels.rates import CLASSES, LARGE, SMALL, measured
-from .kernels.threads import using_threads
-from .policy.machine import FLAVOURS, Cost, Machine
-from .run import DONE, REFUSED, abort
+from rma_mm.command.arguments import MOST_THREADS, Parser, _count
+from rma_mm.command.launcher import LauncherError, connect, launcher_rank
+from rma_mm.command.signals import Interruption
+from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
+from rma_mm.errors import OptionError, RmaError, named, quoted
+from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.machine import FLAVOURS, Cost, Machine
+from rma_mm.run import DONE, REFUSED, abort
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .runtime.calibration.survey import Survey
-    from .runtime.mesh import Mesh
+    from rma_mm.runtime.calibration.survey import Survey
+    from rma_mm.runtime.ranks.mesh import Mesh
 
 PROGRAM = "python -m rma_mm.calibrate"
 SECONDS, TO_PARTS = 14.0, 0.55
@@ -118,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str], comm: MPI.Intracomm) -> int:
     """Parse on every rank, then measure."""
-    from .command.job import complain
-    from .runtime.agreement import agreed
-    from .runtime.mesh import Mesh
+    from rma_mm.command.job import complain
+    from rma_mm.runtime.ranks.agreement import agreed
+    from rma_mm.runtime.ranks.mesh import Mesh
 
     try:
         with agreed(comm, "command line", arguments=" ".join(argv)):
@@ -142,12 +142,12 @@ def _say(comm: MPI.Intracomm, text: str) -> None:
 
 def _calibrated(mesh: Mesh, options: Options) -> int:
     """Measure, keep and show."""
-    from .command.job import complain
-    from .runtime.calibration import cache
-    from .runtime.calibration.sampling import rest
-    from .runtime.calibration.site import Site
-    from .runtime.calibration.survey import Wanted, survey
-    from .runtime.trial import tried
+    from rma_mm.command.job import complain
+    from rma_mm.runtime.calibration import cache
+    from rma_mm.runtime.calibration.sampling import rest
+    from rma_mm.runtime.calibration.site import Site
+    from rma_mm.runtime.calibration.survey import Wanted, survey
+    from rma_mm.runtime.products.trials import tried
 
     comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
     _say(comm, f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
@@ -181,7 +181,7 @@ def _ranks(mesh: Mesh) -> str:
 
 def _written(found: Survey, machine: Machine, options: Options) -> str:
     """Write the files that were asked for; what went wrong, if anything."""
-    from .runtime.files.unfinished import write_whole
+    from rma_mm.runtime.files.unfinished import write_whole
 
     try:
         if options.json:

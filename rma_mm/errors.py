@@ -1,7 +1,7 @@
 """The errors a user can meet.
 
 Every message names the argument, what was got, the rule, and what would fit. The same error is raised on
-every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.agreement`).
+every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.ranks.agreement`).
 """
 
 import os
@@ -102,7 +102,7 @@ class ClosedError(RmaError, ValueError):
 
 
 class ScheduleError(RmaError):
-    """A schedule that breaks an invariant: found by `rma_mm.schedule.verify`, never by a user's data."""
+    """A schedule that breaks an invariant: found by `rma_mm.schedule.verify.checker`, never by a user's data."""
 
 
 class CheckError(RmaError):

@@ -47,7 +47,7 @@ def _run(argv: Sequence[str], comm: MPI.Intracomm, interruption: Interruption) -
     from rma_mm.command import arguments
     from rma_mm.command.job import Job, complain
     from rma_mm.errors import RmaError
-    from rma_mm.runtime.agreement import agree
+    from rma_mm.runtime.ranks.agreement import agree
 
     options: arguments.Options | None = None
     problem: Exception | None = None

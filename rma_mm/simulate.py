@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from io import BytesIO
 from math import prod
 
-from .algorithms import find_algorithm
-from .command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
-from .errors import FileFormatError, OptionError, RmaError, in_lines, named, quoted
-from .kernels.dtypes import accumulator, parse_dtype
-from .policy.cost import Tariff
-from .policy.described import EXAMPLE, TYPICALLY, Description, read_machine
-from .policy.machine import Machine
-from .policy.scaling import Price, Question, draw, price_table, prices, strong, sweep_table, weak
-from .runtime.files.unfinished import write_whole
+from rma_mm.algorithms import find_algorithm
+from rma_mm.command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
+from rma_mm.elements.dtypes import accumulator, parse_dtype
+from rma_mm.errors import FileFormatError, OptionError, RmaError, in_lines, named, quoted
+from rma_mm.policy.model.machine import Machine
+from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.sweep import Price, Question, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
 DONE, FAILED, REFUSED = 0, 1, 2

@@ -16,8 +16,8 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout, Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
-from rma_mm.policy.planner import Request, placements_taken
-from rma_mm.schedule.lower import Tuning
+from rma_mm.policy.planner.candidates import Request, placements_taken
+from rma_mm.schedule.lowering.lower import Tuning
 from rma_mm.schedule.row import Layouts, Problem, Row, Setting
 
 hypothesis.settings.register_profile(

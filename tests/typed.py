@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator, is_half
+from rma_mm.elements.dtypes import BFLOAT16, accumulator, is_half
 
 Array = NDArray[Any]
 Exact = tuple[Array, Array]

@@ -2,8 +2,8 @@
 
 Time bars: seconds / max(multiply alone, bytes that enter the busiest host / the link's rate). Multiply alone is all
 ranks at once without communication, in turn with the product; the rate is that of a plain TCP stream over the same
-link. Word bars: words against the lower bound of `rma_mm.policy.bounds`, and words between nodes against what ranks
-would fetch that share nothing.
+link. Word bars: words against the lower bound of `rma_mm.policy.model.lower_bounds`, and words between nodes against
+what ranks would fetch that share nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench import measure
 from bench.hosts.cluster import Cluster
 from bench.hosts.link import link_rate
 from bench.hosts.namespaces import ClusterError
-from rma_mm.policy.bounds import least_words
+from rma_mm.policy.model.lower_bounds import least_words
 
 LIMIT = 240.0
 """Seconds that one job may take."""

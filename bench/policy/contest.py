@@ -20,9 +20,9 @@ from rma_mm.errors import RmaError
 from rma_mm.geometry.mesh import grids
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.threads import set_threads
-from rma_mm.policy.planner import Candidate
-from rma_mm.runtime.footprint import Operand, all_ops, merged
-from rma_mm.runtime.pricing import best_grid
+from rma_mm.policy.planner.candidates import Candidate
+from rma_mm.runtime.execution.footprint import Operand, all_ops, merged
+from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,11 +9,11 @@ import numpy as np
 
 from bench.trust.placements import Shape, draw_layout, draw_mesh, recut
 from rma_mm.algorithms import find_algorithm
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.policy.planner import Request, every_form, placements_taken
+from rma_mm.policy.planner.candidates import Request, every_form, placements_taken
 from rma_mm.schedule.row import Row, Setting
 
 EXTENTS = (0, 1, 1, 2, 3, 5, 7, 7, 8, 11, 12, 13, 17, 23, 31, 40)

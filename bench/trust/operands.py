@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 import rma_mm
 from bench.trust.cases import Given
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.geometry.layout import Layout
-from rma_mm.kernels.dtypes import parse_dtype
 
 Array = NDArray[Any]
 

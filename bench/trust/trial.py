@@ -12,8 +12,8 @@ import rma_mm
 from bench.trust.cases import Case
 from bench.trust.operands import Maker, elements, garbage, summands
 from rma_mm import DistMatrix, Epilogue, Mesh
-from rma_mm.kernels.dtypes import BFLOAT16, parse_dtype
-from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
+from rma_mm.elements.semiring import SEMIRINGS
 
 Array = NDArray[Any]
 

@@ -1,20 +1,20 @@
 """The registry of algorithms: one row a file, all of them values of `rma_mm.schedule.row.Row`."""
 
-from ..errors import AlgorithmError
-from ..schedule.row import Row
-from .cannon import CANNON
-from .cosma import COSMA
-from .cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
-from .parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
-from .pblas import PBLAS
-from .pipelines import GATHER_GEMM, GEMM_SCATTER
-from .queue import QUEUE
-from .srumma import SRUMMA
-from .stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
-from .summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
-from .t10 import T10_ROTATE
-from .text import in_text
-from .weighted import WEIGHTED
+from rma_mm.algorithms.cannon import CANNON
+from rma_mm.algorithms.cosma import COSMA
+from rma_mm.algorithms.cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
+from rma_mm.algorithms.parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
+from rma_mm.algorithms.pblas import PBLAS
+from rma_mm.algorithms.pipelines import GATHER_GEMM, GEMM_SCATTER
+from rma_mm.algorithms.queue import QUEUE
+from rma_mm.algorithms.srumma import SRUMMA
+from rma_mm.algorithms.stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
+from rma_mm.algorithms.summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
+from rma_mm.algorithms.t10 import T10_ROTATE
+from rma_mm.algorithms.text import in_text
+from rma_mm.algorithms.weighted import WEIGHTED
+from rma_mm.errors import AlgorithmError
+from rma_mm.schedule.row import Row
 
 _ROWS = (
     *(STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE),

@@ -11,7 +11,7 @@ K/C wide of A and K/R of B, so that any mesh and any shape will do: where the wi
 stays for several turns.
 """
 
-from .survey import surveyed
+from rma_mm.algorithms.survey import surveyed
 
 CANNON = surveyed(
     "cannon",

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..geometry.mesh import AXIS_NAMES, MeshShape
-from ..schedule.row import DIMS, Row, Setting
-from .cosma_grids import Grid, best_grid
-from .survey import place, surveyed, whole_numbers
+from rma_mm.algorithms.search.cosma_grids import Grid, best_grid
+from rma_mm.algorithms.survey import place, surveyed, whole_numbers
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
+from rma_mm.schedule.row import DIMS, Row, Setting
 
 _WORK = "m→i, n→j, k→l"
 _ON_GRID = surveyed(

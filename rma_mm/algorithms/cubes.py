@@ -14,8 +14,8 @@ in every layer, from other starts, and moves the same words. Its one-sided form 
 from dataclasses import replace
 from functools import partial
 
-from ..schedule.row import Row
-from .survey import surveyed
+from rma_mm.algorithms.survey import surveyed
+from rma_mm.schedule.row import Row
 
 _WORK = "m→i, n→j, k→l"
 

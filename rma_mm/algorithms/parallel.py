@@ -5,7 +5,7 @@ signatures these are; the mixtures are those of M. Shoeybi et al., "Megatron-LM"
 needs is gathered inside the product, unless it is placed so beforehand.
 """
 
-from .survey import surveyed
+from rma_mm.algorithms.survey import surveyed
 
 _SOURCE = "Yuan et al. 2021 (OneFlow)"
 

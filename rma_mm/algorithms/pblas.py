@@ -1,16 +1,16 @@
 """The PBLAS product: block-cyclic placements, C stationary, panels broadcast.
 
 Source: L. S. Blackford et al., "ScaLAPACK users' guide" (1997), PDGEMM. Block sizes of A, B and C need not match, and
-sub-matrices may begin inside a block: `rma_mm.geometry.pblas` turns descriptors into placements. The form `:NB` names
-the block that is dealt out where nothing is placed yet.
+sub-matrices may begin inside a block: `rma_mm.geometry.notations.pblas` turns descriptors into placements. The form
+`:NB` names the block that is dealt out where nothing is placed yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..schedule.row import Row, Setting
-from .survey import one_sided, surveyed, whole_numbers
+from rma_mm.algorithms.survey import one_sided, surveyed, whole_numbers
+from rma_mm.schedule.row import Row, Setting
 
 BLOCK = 64
 """Rows and columns of a block, on matrices that have several for every rank."""

@@ -5,7 +5,7 @@ computation via decomposition in large deep learning models" (ASPLOS 2023). Bloc
 free here. The form `:pull` does the same by one-sided transfers.
 """
 
-from .survey import surveyed
+from rma_mm.algorithms.survey import surveyed
 
 _SOURCE = "cuBLASMp 2024; Wang et al. 2023"
 

@@ -4,7 +4,7 @@ Source: the dynamic load balancing of Global Arrays' `ga_dgemm` callers (J. Niep
 R. Littlefield, 1996). Any placements; a slow rank takes fewer boxes.
 """
 
-from ..schedule.row import Row, stationary
+from rma_mm.schedule.row import Row, stationary
 
 QUEUE = Row(
     name="queue",

@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
 
-from ..errors import AlgorithmError, LayoutError
-from ..geometry.distal import parse_distal
-from ..geometry.layout import Layout, Level
-from ..geometry.mesh import AXIS_NAMES, MeshShape
-from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, stationary
-from .survey import one_sided, placed_work
+from rma_mm.algorithms.survey import one_sided, placed_work
+from rma_mm.errors import AlgorithmError, LayoutError
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
+from rma_mm.geometry.notations.distal import parse_distal
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, stationary
 
 
 def product(A: str, B: str, C: str) -> Loops:

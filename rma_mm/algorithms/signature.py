@@ -20,11 +20,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..geometry.layout import Layout, Level
-from ..geometry.mesh import AXIS_NAMES, MeshShape
-from ..geometry.sbp import Placed, Sbp, deduce, parse_sbp, sbp_text, sbp_to_layout
-from ..schedule.row import Row, Wanted, stationary
-from .survey import one_sided, placed_work
+from rma_mm.algorithms.survey import one_sided, placed_work
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
+from rma_mm.geometry.notations.sbp import Placed, Sbp, deduce, parse_sbp, sbp_text, sbp_to_layout
+from rma_mm.schedule.row import Row, Wanted, stationary
 
 SOURCE = "Yuan et al. 2021 (OneFlow)"
 

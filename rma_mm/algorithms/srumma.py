@@ -5,9 +5,9 @@ shared memory systems", IPDPS 2004. Its diagonal shift of starting points is the
 even blocks is gone.
 """
 
-from ..geometry.layout import Layout, Level
-from ..geometry.mesh import MeshShape
-from ..schedule.row import Row, stationary
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.schedule.row import Row, stationary
 
 
 def _blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout] | str:

@@ -7,7 +7,7 @@ Source: B. Brock and R. Golin, "Slicing Is All You Need" (2025), which generalis
 forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn and J. Poulson, 2016).
 """
 
-from ..schedule.row import Row, stationary
+from rma_mm.schedule.row import Row, stationary
 
 _SOURCE = "Brock and Golin 2025; van de Geijn and Watts 1997"
 

@@ -7,7 +7,7 @@ distributed memory concurrent computers" (1994), after G. Fox's broadcast-multip
 and cut differently in A and B.
 """
 
-from .survey import surveyed
+from rma_mm.algorithms.survey import surveyed
 
 _SUMMA = "van de Geijn and Watts 1997"
 _FLAME = "Schatz, van de Geijn and Poulson 2016"

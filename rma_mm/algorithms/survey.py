@@ -16,10 +16,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
-from ..geometry.layout import Layout, Split
-from ..geometry.mesh import AXIS_NAMES, MeshShape, divisors
-from ..geometry.notation import parse_layout
-from ..schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap
+from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, divisors
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap
 
 _ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}

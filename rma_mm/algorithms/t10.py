@@ -18,10 +18,10 @@ from dataclasses import replace
 from math import prod
 from typing import Literal
 
-from ..geometry.layout import Layout
-from ..schedule.row import Row, Setting
-from .survey import whole_numbers
-from .t10_points import Point, best_point
+from rma_mm.algorithms.search.t10_points import Point, best_point
+from rma_mm.algorithms.survey import whole_numbers
+from rma_mm.geometry.layout import Layout
+from rma_mm.schedule.row import Row, Setting
 
 
 def row_of(point: Point, setting: Setting) -> Row:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from ..geometry.layout import Layout, Level
-from ..geometry.mesh import AXIS_NAMES, MeshShape
-from ..schedule.row import Row, Setting, stationary
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
+from rma_mm.schedule.row import Row, Setting, stationary
 
 FLOOR = 512
 """Rows that every rank takes at least, where there are enough."""

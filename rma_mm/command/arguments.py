@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
 from rma_mm.geometry.extents import too_large
-from rma_mm.kernels.activations import ACTIVATIONS
-from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.kernels.epilogue import SIDES
-from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
+from rma_mm.kernels.epilogue.activations import ACTIVATIONS
+from rma_mm.kernels.epilogue.epilogue import SIDES
 
 PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)

@@ -9,10 +9,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16, check_dtype
 from rma_mm.errors import FileFormatError, RmaError, cut, named
-from rma_mm.kernels.dtypes import BFLOAT16, check_dtype
-from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.files.reread import reread_vector
+from rma_mm.runtime.ranks.agreement import agree_error
 
 if TYPE_CHECKING:
     from mpi4py import MPI

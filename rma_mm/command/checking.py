@@ -10,17 +10,17 @@ import numpy as np
 
 from rma_mm.command.arguments import Options
 from rma_mm.command.bias import reread_bias
+from rma_mm.elements.dtypes import BFLOAT16
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.geometry.span import Region
-from rma_mm.kernels.dtypes import BFLOAT16
-from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.kernels.semiring import SEMIRINGS
+from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.files.header import NpyFile, read_header
 from rma_mm.runtime.files.output import NpyOutput
 from rma_mm.runtime.files.reread import Strips, reread
-from rma_mm.runtime.matrix import DistMatrix
-from rma_mm.runtime.plan import Plan
-from rma_mm.runtime.verification import Verdict, verify
-from rma_mm.runtime.verification_parts import MatrixView
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.verification.check import Verdict, verify
+from rma_mm.runtime.verification.parts import MatrixView
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,30 +16,30 @@ from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.command.timeline import gathered, timeline
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, in_lines, named
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.kernels.dtypes import parse_dtype
 from rma_mm.kernels.elementwise import cast, check_cast
-from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
-from rma_mm.runtime.agreement import agree_error
+from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.header import NpyFile, read_header
 from rma_mm.runtime.files.output import NpyOutput
 from rma_mm.runtime.files.unfinished import write_whole
 from rma_mm.runtime.files.version import Version
-from rma_mm.runtime.footprint import Operand
-from rma_mm.runtime.generate import generated
-from rma_mm.runtime.matrix import DistMatrix
-from rma_mm.runtime.memory import memory_note
-from rma_mm.runtime.mesh import Mesh
-from rma_mm.runtime.plan import Plan
-from rma_mm.runtime.planning import make_plan
-from rma_mm.runtime.pricing import best_grid
-from rma_mm.runtime.steering import late_note
-from rma_mm.runtime.tracing import Trace
-from rma_mm.runtime.transport import load
-from rma_mm.runtime.verification import Verdict
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.move import load
+from rma_mm.runtime.products.adaptation import late_note
+from rma_mm.runtime.products.make_plan import make_plan
+from rma_mm.runtime.products.memory import memory_note
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.prices import best_grid
+from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.verification.check import Verdict
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:

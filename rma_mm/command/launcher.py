@@ -51,7 +51,7 @@ def connect() -> Intracomm:
 
 def _world(MPI: ModuleType) -> Intracomm:
     """COMM_WORLD, with MPI initialised. Raises LauncherError where the launcher is another library's."""
-    from rma_mm.runtime.mesh import launched_ranks, matching_mpiexec
+    from rma_mm.runtime.ranks.mesh import launched_ranks, matching_mpiexec
 
     started = launched_ranks()
     name = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())

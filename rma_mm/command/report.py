@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
 from rma_mm.kernels import bind
-from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator
-from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS
-from rma_mm.kernels.speed import calls_a_second
+from rma_mm.kernels.choice.speed import calls_a_second
 from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.files.unfinished import check_target, write_whole
-from rma_mm.runtime.footprint import merged
-from rma_mm.runtime.mesh import Mesh
-from rma_mm.runtime.plan import Plan
-from rma_mm.runtime.verification import Verdict
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.verification.check import Verdict
 from rma_mm.windows.waiting import barrier
 
 PROBE_SECONDS = 0.06

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.runtime.tracing import Event, Trace
+from rma_mm.runtime.execution.tracing import Event, Trace
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from functools import lru_cache
 from math import inf, isfinite, prod
 from typing import Literal
 
-from ..errors import LayoutError
-from .mesh import MeshShape, regrouped
-from .span import Region, Span, even_part
+from rma_mm.errors import LayoutError
+from rma_mm.geometry.mesh import MeshShape, regrouped
+from rma_mm.geometry.span import Region, Span, even_part
 
 MOST_BLOCKS = 2**20
 """Blocks that a cyclic cut deals out; each is looked at when a product is planned."""

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import isqrt, prod
 
-from ..errors import MeshError
+from rma_mm.errors import MeshError
 
 AXIS_NAMES = ("i", "j", "l")
 

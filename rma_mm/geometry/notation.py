@@ -30,15 +30,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import LayoutError
-from .distal import layout_to_distal, parse_distal
-from .elemental import layout_to_elemental, parse_elemental
-from .layout import Layout
-from .mesh import MeshShape
-from .partition_spec import CUTS, layout_to_partition_spec, parse_partition_spec
-from .pblas import layout_to_descriptor, parse_descriptor
-from .sbp import layout_to_sbp, parse_sbp, sbp_text, sbp_to_layout
-from .text import unquoted
+from rma_mm.errors import LayoutError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notations.distal import layout_to_distal, parse_distal
+from rma_mm.geometry.notations.elemental import layout_to_elemental, parse_elemental
+from rma_mm.geometry.notations.partition_spec import CUTS, layout_to_partition_spec, parse_partition_spec
+from rma_mm.geometry.notations.pblas import layout_to_descriptor, parse_descriptor
+from rma_mm.geometry.notations.reader import unquoted
+from rma_mm.geometry.notations.sbp import layout_to_sbp, parse_sbp, sbp_text, sbp_to_layout
 
 _PARSERS: dict[str, Callable[[str, MeshShape, int], Layout]] = {
     "sbp": lambda text, mesh, begin: sbp_to_layout(parse_sbp(text, mesh, begin), mesh),

@@ -14,15 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.elements.dtypes import accumulator, result_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import AlgorithmError, DtypeError, OptionError, ShapeError
 from rma_mm.kernels.blas import bind_blas, plan_blas
-from rma_mm.kernels.choice import COMPILE_FROM, choose_kernel
-from rma_mm.kernels.dtypes import accumulator, result_dtype
+from rma_mm.kernels.choice.choice import COMPILE_FROM, choose_kernel
 from rma_mm.kernels.elementwise import cast, scale
-from rma_mm.kernels.epilogue import Closing, Epilogue, blocks, check_epilogue, compiles, element_type, in_turn
-from rma_mm.kernels.plain import bind_numpy, bind_terms, plan_numpy, terms_bytes
+from rma_mm.kernels.epilogue.epilogue import (
+    Closing,
+    Epilogue,
+    blocks,
+    check_epilogue,
+    compiles,
+    element_type,
+    in_turn,
+)
+from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms, plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, Operands, Product, check_apart, checked
-from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, find_semiring
 
 __all__ = ["COMPILE_FROM", "KERNELS", "Product", "bind", "choose_kernel", "matmul", "scratch_bytes"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BLAS_TYPES, accumulator, supported_names
 from rma_mm.errors import DtypeError
 from rma_mm.kernels.blocked import Blocking, Blocks, bind_blocked
-from rma_mm.kernels.dtypes import BLAS_TYPES, accumulator, supported_names
-from rma_mm.kernels.plain import bind_numpy
+from rma_mm.kernels.numpy_gemm import bind_numpy
 from rma_mm.kernels.product import Operands, Product
 
 _ROW_MAJOR, _COL_MAJOR = 101, 102

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, rank
 from rma_mm.errors import DtypeError, quoted
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator, check_dtype, rank
 
 STEP_BYTES = 64 << 10
 """Of an array, that one pass by NumPy goes over before the next pass begins."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import check_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring, check_semiring
 from rma_mm.errors import LayoutError, ShapeError
-from rma_mm.kernels.dtypes import check_dtype
 from rma_mm.kernels.elementwise import check_cast, scalar
-from rma_mm.kernels.semiring import PLUS_TIMES, Semiring, check_semiring
 
 
 class Product(partial[None]):

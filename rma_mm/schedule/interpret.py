@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ScheduleError
-from ..geometry.span import Region
-from .arithmetic import Arithmetic, PlusTimes
-from .closing import closing
-from .ops import (
+from rma_mm.errors import ScheduleError
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.arithmetic import Arithmetic, PlusTimes
+from rma_mm.schedule.lowering.fused_finish import closing
+from rma_mm.schedule.ops import (
     Accumulate,
     Await,
     Barrier,
@@ -40,7 +40,7 @@ from .ops import (
     incoming,
     outgoing,
 )
-from .passes import kind_of, slots_of
+from rma_mm.schedule.passes import kind_of, slots_of
 
 Matrix = NDArray[np.float64]
 Epilogue = Callable[[Matrix, Region], Matrix]

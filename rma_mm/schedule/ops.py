@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..geometry.layout import Layout
-from ..geometry.mesh import MeshShape
-from ..geometry.span import Region
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Region
 
 
 @dataclass(frozen=True, slots=True)

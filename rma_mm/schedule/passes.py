@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
-from .ops import Accumulate, Broadcast, Copy, Finish, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
+from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Finish, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
 
 
 def prefetch(ops: list[Op], depth: int) -> list[Op]:

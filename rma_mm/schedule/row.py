@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
 
-from ..geometry.layout import Layout, Level
-from ..geometry.mesh import MeshShape
-from ..geometry.span import Region
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Region
 
 Operand = Literal["A", "B", "C"]
 

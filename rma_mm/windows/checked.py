@@ -2,8 +2,8 @@
 
 A get begins on a poisoned place; as soon as it says that it is over, what is there is held against what the target
 holds, read by another way: in place, or line by line. What is accumulated is kept until the ranks meet, for the
-target to compare (`runtime.checking.pushes`). None of this is counted. What differs is noted, and told to all ranks
-when an operation of the mesh ends.
+target to compare (`runtime.execution.checked_pushes`). None of this is counted. What differs is noted, and told to
+all ranks when an operation of the mesh ends.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
-from rma_mm.policy.machine import TOGETHER, TYPICAL, Machine
+from rma_mm.policy.model.machine import TOGETHER, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows.mpi import node_map

@@ -10,6 +10,7 @@ import pytest
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,
@@ -22,9 +23,8 @@ from rma_mm.errors import (
     ShapeError,
 )
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.policy.machine import described
-from rma_mm.runtime.conversion import Conversion, scratch_bytes
+from rma_mm.policy.model.machine import described
+from rma_mm.runtime.chains.conversion import Conversion, scratch_bytes
 from rma_mm.windows.waiting import barrier
 from tests.launch import parallel
 from tests.processes import mpirun

@@ -11,10 +11,11 @@ import pytest
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import CheckError, DisagreementError, OptionError
-from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.runtime import transport
-from rma_mm.runtime.plan import Plan
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.matrices import move as transport
+from rma_mm.runtime.products.plan import Plan
 from rma_mm.schedule.ops import Accumulate, Copy, Op, Slot
 from rma_mm.windows import Checks, open_window
 from rma_mm.windows import mpi as transfers
@@ -191,7 +192,7 @@ def test_an_element_of_c_that_is_wrong_everywhere(comm):
 
         def body(mesh, patch, dtype=dtype, options=options):
             A, B, out = some(mesh, dtype="f4"), some(mesh, (11, 9), "f4"), some(mesh, (13, 9), "f4", seed=1)
-            A, B, out = (DistMatrix.from_numpy(x.to_numpy().astype(rma_mm.runtime.matrix.as_dtype(dtype)), mesh)
+            A, B, out = (DistMatrix.from_numpy(x.to_numpy().astype(parse_dtype(dtype)), mesh)
                          for x in (A, B, out))  # fmt: skip
             rma_mm.matmul(A, B, mesh, out=out, **options)
             patch.setattr(Plan, "_run", spoiled(lambda _: True, spoil))

@@ -157,7 +157,7 @@ def test_bad_input(here: Path, line: str) -> None:
 
 SPOILED = """
 import sys
-from rma_mm.runtime import plan
+from rma_mm.runtime.products import plan
 original = plan.Plan.execute
 def spoiled(self, *arguments, **options):
     c = original(self, *arguments, **options)

@@ -14,9 +14,9 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.kernels import epilogue as kernel
-from rma_mm.runtime.verification import verify
-from rma_mm.schedule import boxes
+from rma_mm.kernels.epilogue import epilogue as kernel
+from rma_mm.runtime.verification.check import verify
+from rma_mm.schedule.lowering import boxes
 from tests.launch import parallel
 from tests.processes import mpirun
 from tests.reference import collect, distribute, expected, whole_numbers

@@ -23,11 +23,12 @@ from rma_mm.errors import (
     ShapeError,
     WindowError,
 )
-from rma_mm.policy.cost import TYPICALLY
-from rma_mm.runtime import memory, planning
-from rma_mm.runtime.agreement import agree_error
-from rma_mm.runtime.footprint import Operand, peak_bytes
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.policy.model.price import TYPICALLY
+from rma_mm.runtime.execution.footprint import Operand, peak_bytes
+from rma_mm.runtime.products import make_plan as planning
+from rma_mm.runtime.products import memory
+from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.launch import VARIANTS, parallel
 from tests.thorough import thorough
 
@@ -128,7 +129,7 @@ def test_ranks_beyond_the_mesh_join_every_call(comm):
     "dtype", ["float16", "bfloat16", "float32", "complex64", "complex128", "int8", "uint64", "bool"]
 )
 def test_dtypes_through_pulls_and_pushes(comm, dtype):
-    from rma_mm.kernels.dtypes import parse_dtype
+    from rma_mm.elements.dtypes import parse_dtype
 
     kind = parse_dtype(dtype)
     x, y, z = (matrix(shape, seed=n).astype(kind) for n, shape in enumerate([(6, 9), (9, 5), (6, 5)]))

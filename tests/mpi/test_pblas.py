@@ -4,7 +4,7 @@ import numpy as np
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
-from rma_mm.geometry.pblas import Descriptor
+from rma_mm.geometry.notations.pblas import Descriptor
 from tests.launch import parallel
 
 CASES = [

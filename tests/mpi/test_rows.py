@@ -19,11 +19,11 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.t10_points import points
+from rma_mm.algorithms.search.t10_points import points
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import grids
-from rma_mm.runtime.footprint import Operand
-from rma_mm.schedule import boxes
+from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.schedule.lowering import boxes
 from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.kernels.dtypes import parse_dtype
-from rma_mm.kernels.semiring import SEMIRINGS
-from rma_mm.runtime.verification import verify
-from rma_mm.schedule import boxes
+from rma_mm.runtime.verification.check import verify
+from rma_mm.schedule.lowering import boxes
 from rma_mm.windows.base import REDUCTIONS
 from rma_mm.windows.datatypes import OPERATIONS
 from tests.launch import parallel

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import ClosedError
-from rma_mm.runtime import mesh as meshes
+from rma_mm.runtime.ranks import mesh as meshes
 from tests.launch import parallel
 from tests.processes import mpirun
 from tests.stateful import DRAWN, RULES, Player, walk
@@ -87,7 +87,7 @@ import atexit, os, sys
 atexit.register(lambda: os.write(1, b"held %d;" % len(meshes._HELD)))
 import numpy as np
 from rma_mm import DistMatrix, Mesh
-from rma_mm.runtime import mesh as meshes
+from rma_mm.runtime.ranks import mesh as meshes
 mesh = Mesh((2,), window=sys.argv[1])
 matrix = DistMatrix.from_numpy(np.ones((4, 4)), mesh)
 product = matrix @ matrix

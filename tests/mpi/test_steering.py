@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
-from rma_mm.policy.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.watch import LOOKS
+from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from tests.launch import parallel
 

@@ -18,10 +18,10 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.command import timeline
 from rma_mm.command.timeline import clock_offset, gathered
-from rma_mm.kernels.dtypes import accumulator
-from rma_mm.policy.planner import default_mesh
-from rma_mm.runtime.footprint import Operand
-from rma_mm.runtime.tracing import Trace
+from rma_mm.elements.dtypes import accumulator
+from rma_mm.policy.planner.candidates import default_mesh
+from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.schedule.ops import Claim, Multiply, expand
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused, run

@@ -7,12 +7,12 @@ import pytest
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import SUPPORTED, accumulator, result_dtype
 from rma_mm.errors import DtypeError
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.kernels.dtypes import SUPPORTED, accumulator, result_dtype
 from rma_mm.kernels.elementwise import scalar
-from rma_mm.runtime.footprint import Operand
-from rma_mm.runtime.verification import verify
+from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.verification.check import verify
 from tests import typed
 from tests.launch import parallel
 from tests.pure.test_types import scalars_of

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.cosma_grids import best_grid, words
+from rma_mm.algorithms.search.cosma_grids import best_grid, words
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.bounds import least_words, touched
+from rma_mm.policy.model.lower_bounds import least_words, touched
 from rma_mm.schedule.row import Setting
 from tests.strategies import pure
 

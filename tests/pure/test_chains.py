@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from rma_mm.errors import AlgorithmError, OptionError, ShapeError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy import chains, placing
-from rma_mm.policy.chains import (
+from rma_mm.policy.model.machine import described
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner import chain_search as placing
+from rma_mm.policy.planner import chain_steps as chains
+from rma_mm.policy.planner.candidates import Request
+from rma_mm.policy.planner.chain_search import Question, greedily, jointly
+from rma_mm.policy.planner.chain_steps import (
     Factor,
     Step,
     conversion_seconds,
@@ -27,10 +32,6 @@ from rma_mm.policy.chains import (
     problem,
     product_seconds,
 )
-from rma_mm.policy.cost import Tariff
-from rma_mm.policy.machine import described
-from rma_mm.policy.placing import Question, greedily, jointly
-from rma_mm.policy.planner import Request
 from tests.strategies import meshes, pure
 
 MLP = ["H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"]

@@ -13,9 +13,9 @@ import pytest
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.policy.planner import Request, candidates, placements_taken, single_layouts
+from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, single_layouts
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Schedule, foreign
 from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.closed_forms import FORMS, MESHES, Extents, Form, Grid, even_shape, skewing

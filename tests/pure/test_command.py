@@ -216,7 +216,7 @@ def test_segments_of_dead_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("kind", ["device", "fifo", "large", "folder"])
 def test_what_is_no_machine_file_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By --machine and by RMA_MM_MACHINE alike."""
-    from rma_mm.policy.described import read_machine
+    from rma_mm.policy.model.machine_file import read_machine
     from rma_mm.runtime.calibration.lookup import _named
 
     file = tmp_path / "machine.json"

@@ -14,13 +14,13 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Span
-from rma_mm.policy.account import Phase
-from rma_mm.policy.accounting import account
-from rma_mm.policy.joint import joint
-from rma_mm.policy.planner import Request, candidates, problem_of
-from rma_mm.policy.spread import crowd
-from rma_mm.schedule.boxes import fused, refine
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.policy.model.joint_cuts import joint
+from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.traffic import Phase
+from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner.candidates import Request, candidates, problem_of
+from rma_mm.schedule.lowering.boxes import fused, refine
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Multiply, Op, Slot
 from tests.strategies import pure
 

@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
-from rma_mm.kernels import activations, bind, epilogue
-from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank
+from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
-from rma_mm.kernels.epilogue import Closing, Epilogue
-from rma_mm.schedule import boxes
-from rma_mm.schedule.closing import closing
+from rma_mm.kernels.epilogue import activations, epilogue
+from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
 from rma_mm.schedule.interpret import Matrix, interpret
-from rma_mm.schedule.lower import lower
+from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering.fused_finish import closing
+from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Barrier, Finish, Multiply, Op, Ref, Scale
 from rma_mm.schedule.row import Problem
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify.checker import verify
 from tests.reference import collect, distribute, expected, nothing, whole_numbers
 from tests.strategies import Case, cases, pure
 

@@ -9,11 +9,11 @@ from statistics import fmean
 import pytest
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.accounting import account
-from rma_mm.policy.cost import Tariff, bill
-from rma_mm.policy.factors import MOST, Trial, fitted, kind_of, kinds, scaled
-from rma_mm.policy.machine import COPY, Machine, described
-from rma_mm.policy.planner import Request, candidates, problem_of
+from rma_mm.policy.model.fit import MOST, Trial, fitted, kind_of, kinds, scaled
+from rma_mm.policy.model.machine import COPY, Machine, described
+from rma_mm.policy.model.price import Tariff, bill
+from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner.candidates import Request, candidates, problem_of
 from tests.thorough import usually
 
 HERE = described("here", cores=2, gflops=90, memory_rate=9e9, latency=2e-5, bandwidth=1e9, node_latency=5e-6)

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region, Span
-from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED
+from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.header import read_header
 from rma_mm.runtime.files.output import NpyOutput
 from rma_mm.runtime.files.unfinished import write_whole
-from rma_mm.runtime.generate import generated
 from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]

@@ -13,10 +13,10 @@ import pytest
 from tests.processes import ROOT
 
 PACKAGE = "rma_mm"
-FLOORS = {"errors": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3, "runtime": 4,
+FLOORS = {"errors": 0, "elements": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3, "runtime": 4,
     "command": 5}
 HARDWARE = {"windows", "kernels"}
-HARDWARE_MAY_IMPORT = {"errors", "geometry"}
+HARDWARE_MAY_IMPORT = {"errors", "elements", "geometry"}
 TOP = 5
 """The floor of run.py, of other modules at the top level, and of the package's public names."""
 
@@ -169,10 +169,10 @@ SAMPLES = [
     ("rma_mm.windows.shared", "rma_mm.kernels.blas", False),
     ("rma_mm.windows.shared", "rma_mm.schedule.operations", False),
     ("rma_mm.windows.shared", "mpi4py.MPI", True),
-    ("rma_mm.runtime.executor", "rma_mm.kernels.blas", True),
-    ("rma_mm.runtime.executor", "rma_mm.run", False),
-    ("rma_mm.run", "rma_mm.runtime.executor", True),
-    ("rma_mm", "rma_mm.runtime.executor", True),
+    ("rma_mm.runtime.execution.executor", "rma_mm.kernels.blas", True),
+    ("rma_mm.runtime.execution.executor", "rma_mm.run", False),
+    ("rma_mm.run", "rma_mm.runtime.execution.executor", True),
+    ("rma_mm", "rma_mm.runtime.execution.executor", True),
     ("rma_mm.run", "numpy", True),
 ]
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rma_mm import kernels
+from rma_mm.elements.dtypes import BFLOAT16, accumulator
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels import cache
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator
 from rma_mm.kernels.gemm import product
 from rma_mm.kernels.gemm.cpu import Cpu, host
 from rma_mm.kernels.product import checked
-from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import get_threads, set_threads
 from tests.thorough import thorough, usually
 

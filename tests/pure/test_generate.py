@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.kernels.dtypes import SUPPORTED
-from rma_mm.runtime.generate import generated
+from rma_mm.elements.dtypes import SUPPORTED
+from rma_mm.runtime.files.generated import generated
 
 
 @given(

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from rma_mm import kernels
+from rma_mm.elements import dtypes
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
 from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, ShapeError
-from rma_mm.kernels import blas, choice, dtypes, elementwise, rates, threads
-from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, rank, result_dtype
-from rma_mm.kernels.epilogue import Epilogue
+from rma_mm.kernels import blas, elementwise, threads
+from rma_mm.kernels.choice import choice, rates
+from rma_mm.kernels.epilogue.epilogue import Epilogue
 from tests.thorough import thorough
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)

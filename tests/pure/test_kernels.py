@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rma_mm import kernels
+from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 from rma_mm.kernels import blas, blocked, threads
-from rma_mm.kernels.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 STORED = ("rows", "columns", "wide rows", "wide columns", "every other column", "every third row", "backwards", "grid")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rma_mm.errors import MachineError
 from rma_mm.kernels.cache import cache_folder
-from rma_mm.policy.machine import COPY, PAGE, TYPICAL, Cost, Kernel, Machine, described
+from rma_mm.policy.model.machine import COPY, PAGE, TYPICAL, Cost, Kernel, Machine, described
 from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.fitting import cost_of, kernel_of, nonnegative
 from rma_mm.runtime.calibration.local import SHAPES

@@ -13,7 +13,7 @@ from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.geometry.pblas import Descriptor, indxg2l, indxg2p, indxl2g, layout_to_descriptor, numroc
+from rma_mm.geometry.notations.pblas import Descriptor, indxg2l, indxg2p, indxl2g, layout_to_descriptor, numroc
 from rma_mm.geometry.span import Region, Span
 from tests.strategies import meshes, pure
 

@@ -11,13 +11,13 @@ import pytest
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy import picture_html
-from rma_mm.policy.picture import WIDTH, Labels, drawn, place, scenes
-from rma_mm.policy.picture_html import page
-from rma_mm.policy.planner import Request, candidates, placements_taken
-from rma_mm.schedule.lower import lower
+from rma_mm.policy.planner.candidates import Request, candidates, placements_taken
+from rma_mm.schedule.drawing import page as picture_html
+from rma_mm.schedule.drawing.page import page
+from rma_mm.schedule.drawing.text import WIDTH, Labels, drawn, place, scenes
+from rma_mm.schedule.lowering.lower import lower
+from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Schedule, Shift, expand, foreign
-from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem, Row
 from tests.reference import kept
 from tests.thorough import usually

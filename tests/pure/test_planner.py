@@ -14,7 +14,7 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.planner import (
+from rma_mm.policy.planner.candidates import (
     Request,
     adds_in_any_order,
     candidates,
@@ -23,9 +23,9 @@ from rma_mm.policy.planner import (
     problem_of,
     single_layouts,
 )
-from rma_mm.policy.report import explain, table
-from rma_mm.schedule.lower import lower
-from rma_mm.schedule.verify import verify
+from rma_mm.policy.planner.tables import explain, table
+from rma_mm.schedule.lowering.lower import lower
+from rma_mm.schedule.verify.checker import verify
 from tests.strategies import layouts, meshes, pure, some_mesh
 
 NODE = MeshShape((2, 2))

@@ -14,11 +14,11 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
-from rma_mm.schedule.fingerprint import PRIME, fingerprint
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale, Schedule
 from rma_mm.schedule.row import Fitted, Problem, Row
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify.checker import verify
+from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 from tests.pure.test_schedules import LIMITS, Run, limits
 from tests.reference import kept, prove
 from tests.strategies import Case, cases, pure, spans

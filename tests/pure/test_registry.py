@@ -8,9 +8,9 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm, list_algorithms, regis
 from rma_mm.algorithms.scheduling import CANNON
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.planner import Request, candidates, choose, problem_of
-from rma_mm.schedule.lower import lower
-from rma_mm.schedule.verify import verify
+from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
+from rma_mm.schedule.lowering.lower import lower
+from rma_mm.schedule.verify.checker import verify
 
 NAMES = [
     "data_parallel", "column_parallel", "row_parallel", "gather_gemm", "gemm_scatter", "mixed_2d", "row_column_2d",

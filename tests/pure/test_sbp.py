@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.geometry.sbp import (
+from rma_mm.geometry.notations.sbp import (
     PLACED,
     VALID,
     Sbp,

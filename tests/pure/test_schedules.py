@@ -16,20 +16,20 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.account import traffic
-from rma_mm.policy.accounting import account
-from rma_mm.schedule import boxes as lowering
+from rma_mm.policy.model.traffic import traffic
+from rma_mm.policy.model.volumes import account
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.lowering import boxes as lowering
+from rma_mm.schedule.lowering.lower import Tuning, lower
+from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Copy, Multiply, Schedule
-from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem, Row
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
 from tests.strategies import Case, cases, layouts, meshes, problems, pure, seeds
 
 LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
-"""Limits of `rma_mm.schedule.boxes`, as they are or so small that tiny matrices are cut like large ones."""
+"""Limits of `rma_mm.schedule.lowering.boxes`, as they are or so small that tiny matrices are cut like large ones."""
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from rma_mm.algorithms.scheduling import (
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.lower import lower
+from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Broadcast, Reduce, Schedule, Shift
 from rma_mm.schedule.row import Layouts, Problem, Row
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify.checker import verify
 from tests.pure.test_schedules import LIMITS, limits, placed, run
 from tests.strategies import cases, pure
 

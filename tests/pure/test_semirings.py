@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from rma_mm import kernels
 from rma_mm.algorithms import ALGORITHMS
+from rma_mm.elements.dtypes import SUPPORTED, accumulator
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Semiring, find_semiring
 from rma_mm.errors import AlgorithmError, DtypeError, OptionError
-from rma_mm.kernels import plain
-from rma_mm.kernels.dtypes import SUPPORTED, accumulator
-from rma_mm.kernels.ordered import from_keys, has_keys, key_type, to_keys
-from rma_mm.kernels.semiring import PLUS_TIMES, SEMIRINGS, Semiring, find_semiring
+from rma_mm.kernels import numpy_gemm as plain
+from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.schedule.interpret import interpret
-from rma_mm.schedule.lower import lower
+from rma_mm.schedule.lowering.lower import lower
 from rma_mm.windows.base import REDUCTIONS, can_accumulate
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing

@@ -11,11 +11,11 @@ from rma_mm.algorithms.signature import signed
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.geometry.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_layout, signatures
-from rma_mm.policy.account import traffic
-from rma_mm.policy.accounting import account
-from rma_mm.policy.planner import Request, placements_taken
-from rma_mm.schedule.lower import Tuning
+from rma_mm.geometry.notations.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_layout, signatures
+from rma_mm.policy.model.traffic import traffic
+from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner.candidates import Request, placements_taken
+from rma_mm.schedule.lowering.lower import Tuning
 from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.pure.test_schedules import LIMITS, limits, run, words
 from tests.strategies import Case, cases, pure

@@ -18,21 +18,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.algorithms import cosma_grids, t10_points
+from rma_mm.algorithms.search import cosma_grids, t10_points
 from rma_mm.errors import MachineError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
-from rma_mm.policy import marks as marks_of
-from rma_mm.policy import planner, scaling, spread
-from rma_mm.policy.account import traffic
-from rma_mm.policy.accounting import account
-from rma_mm.policy.cost import TYPICALLY, Tariff, bill
-from rma_mm.policy.described import EXAMPLE, from_toml, read_machine
-from rma_mm.policy.machine import TYPICAL
-from rma_mm.policy.planner import Candidate, Request, candidates, every_form, problem_of
-from rma_mm.policy.scaling import Question, prices, strong, weak
-from rma_mm.policy.simulation import simulate
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.policy.model import locality as spread
+from rma_mm.policy.model import spans as marks_of
+from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.model.machine_file import EXAMPLE, from_toml, read_machine
+from rma_mm.policy.model.price import TYPICALLY, Tariff, bill
+from rma_mm.policy.model.traffic import traffic
+from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner import candidates as planner
+from rma_mm.policy.planner import sweep as scaling
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
+from rma_mm.policy.planner.sweep import Question, prices, strong, weak
+from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.row import Row
 from rma_mm.simulate import main
 from tests.processes import ROOT, clean_environment
@@ -536,8 +538,8 @@ class Absent:
         if name.partition(".")[0] in ("mpi4py", "numba"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-from rma_mm.policy.simulation import simulate
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.row import Row
 from rma_mm.simulate import main
 code = main(sys.argv[1:])

@@ -12,8 +12,8 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
-from rma_mm.policy.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.simulation import Outcome, simulate
+from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.simulator.simulate import Outcome, simulate
 from rma_mm.schedule.ops import (
     Accumulate,
     Await,

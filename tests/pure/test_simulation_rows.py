@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.simulation import Outcome, simulate
+from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.simulator.simulate import Outcome, simulate
 from rma_mm.schedule.interpret import interpret
-from rma_mm.schedule.lower import lower
+from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import (
     Accumulate,
     Barrier,

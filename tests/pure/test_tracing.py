@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rma_mm.command.timeline import Record, offset_of, rows_of, timeline
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.runtime.tracing import Event, Trace, TracedTransfer, call_noted, transfer_noted
+from rma_mm.runtime.execution.tracing import Event, Trace, TracedTransfer, call_noted, transfer_noted
 
 
 class Later:

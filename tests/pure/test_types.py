@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rma_mm import kernels
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, result_dtype
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import DtypeError
-from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, accumulator, parse_dtype, result_dtype
 from rma_mm.kernels.elementwise import cast, scalar
-from rma_mm.kernels.semiring import SEMIRINGS
 from tests import typed
 from tests.processes import ROOT
 

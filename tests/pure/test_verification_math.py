@@ -18,16 +18,16 @@ pytest.importorskip("mpi4py", exc_type=ImportError)
 
 from mpi4py import MPI
 
+from rma_mm.elements.dtypes import SUPPORTED, accumulator, parse_dtype, result_dtype
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.kernels.dtypes import SUPPORTED, accumulator, parse_dtype, result_dtype
-from rma_mm.kernels.epilogue import Epilogue
-from rma_mm.kernels.semiring import SEMIRINGS
-from rma_mm.runtime import verification_rows
-from rma_mm.runtime.generate import generated
-from rma_mm.runtime.verification import Verdict, verify
-from rma_mm.runtime.verification_bools import _times
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.files.generated import generated
+from rma_mm.runtime.verification import rows as verification_rows
+from rma_mm.runtime.verification.bools import _times
+from rma_mm.runtime.verification.check import Verdict, verify
 from tests.thorough import usually
 
 Array = np.ndarray[Any, Any]

@@ -14,8 +14,8 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.coverage import covers_union
-from rma_mm.schedule.lower import Tuning, lower
+from rma_mm.schedule.lowering.lower import Tuning, lower
+from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import (
     Accumulate,
     Barrier,
@@ -32,9 +32,9 @@ from rma_mm.schedule.ops import (
     Shift,
     Slot,
 )
-from rma_mm.schedule.redistribute import redistribution
 from rma_mm.schedule.row import Problem
-from rma_mm.schedule.verify import verify
+from rma_mm.schedule.verify.checker import verify
+from rma_mm.schedule.verify.coverage import covers_union
 from tests.pure.test_schedules import limits
 from tests.reference import prove
 from tests.strategies import Case, cases, pure

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.policy.watch import LATE, LEAST, LOOKS, MOST, Watch
+from rma_mm.policy.planner.adaptation import LATE, LEAST, LOOKS, MOST, Watch
 from tests.strategies import pure
 
 

@@ -10,8 +10,8 @@ import rma_mm
 from bench import measure
 from bench.peers.operands import Piece, elements
 from bench.peers.systems import OverMPI, Task, mpi_library
-from rma_mm.runtime.footprint import Operand, merged
-from rma_mm.runtime.pricing import best_grid
+from rma_mm.runtime.execution.footprint import Operand, merged
+from rma_mm.runtime.products.prices import best_grid
 
 
 class RmaMM(OverMPI):

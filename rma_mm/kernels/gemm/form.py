@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.kernels.dtypes import BFLOAT16, accumulator
+from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.kernels.gemm.cpu import Cpu
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import accumulator, is_half
+from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import compiled
-from rma_mm.kernels.dtypes import accumulator, is_half
 from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
 from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
 from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 from rma_mm.kernels.product import Operands, Product
-from rma_mm.kernels.semiring import SEMIRINGS
 from rma_mm.kernels.threads import get_threads
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64

@@ -2,7 +2,7 @@
 
 `measure` measures all that it is asked for. `machine_of` gives the machine for a kind of product: the one that the user
 named, the one that is kept from earlier, or one that is measured in a moment. `remember_correction` adds what products
-turned out to take. The laws are those of `rma_mm.policy.machine`.
+turned out to take. The laws are those of `rma_mm.policy.model.machine`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .lookup import machine_of, remember_correction
-from .site import Site
-from .survey import Wanted, survey
+from rma_mm.runtime.calibration.lookup import machine_of, remember_correction
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.calibration.survey import Wanted, survey
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ...policy.machine import Machine
+    from rma_mm.policy.model.machine import Machine
 
 
 def measure(

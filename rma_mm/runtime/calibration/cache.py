@@ -11,11 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...errors import MachineError
-from ...kernels.cache import folder_of, read_own, write_own
-from ...kernels.rates import processor
-from ...policy.machine import Machine
-from .site import Site
+from rma_mm.errors import MachineError
+from rma_mm.kernels.cache import folder_of, read_own, write_own
+from rma_mm.kernels.choice.rates import processor
+from rma_mm.policy.model.machine import Machine
+from rma_mm.runtime.calibration.site import Site
 
 FORMAT = 2
 """Of the files; another one is not read."""

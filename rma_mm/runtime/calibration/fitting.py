@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...policy.machine import Cost, Kernel
+from rma_mm.policy.model.machine import Cost, Kernel
 
 Vector = NDArray[np.float64]
 Shape = tuple[int, int, int, bool]

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from ...geometry.span import Region
-from ...policy.account import FLAT
-from ...policy.machine import TOGETHER, Cost
-from ...windows import Transfer
-from ...windows.channel import Channel
-from ...windows.progress import Progress
-from .sampling import BUSY, Act, Lap, Movement, multiply_for
-from .site import Load, Site
-from .transfers import ROWS, WIDTH, Array
+from rma_mm.geometry.span import Region
+from rma_mm.policy.model.machine import TOGETHER, Cost
+from rma_mm.policy.model.traffic import FLAT
+from rma_mm.runtime.calibration.sampling import BUSY, Act, Lap, Movement, multiply_for
+from rma_mm.runtime.calibration.site import Load, Site
+from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, Array
+from rma_mm.windows import Transfer
+from rma_mm.windows.channel import Channel
+from rma_mm.windows.progress import Progress
 
 if TYPE_CHECKING:
     from mpi4py import MPI

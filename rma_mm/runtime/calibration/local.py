@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...kernels import bind
-from ...kernels.dtypes import accumulator, parse_dtype
-from ...policy.machine import COPY, PAGE, Cost
-from ...windows.copying import CopyTransfer
-from ...windows.progress import Progress
-from ...windows.waiting import barrier, wait
-from .fitting import Shape
-from .sampling import Act, Lap, Movement
-from .site import Site
-from .transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
+from rma_mm.elements.dtypes import accumulator, parse_dtype
+from rma_mm.kernels import bind
+from rma_mm.policy.model.machine import COPY, PAGE, Cost
+from rma_mm.runtime.calibration.fitting import Shape
+from rma_mm.runtime.calibration.sampling import Act, Lap, Movement
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.calibration.transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
+from rma_mm.windows.copying import CopyTransfer
+from rma_mm.windows.progress import Progress
+from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,13 +10,13 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MachineError
-from ...policy.described import machine_text
-from ...policy.machine import COPY, TOGETHER, TYPICAL, Machine
-from ..agreement import agreed
-from . import cache
-from .site import Site
-from .survey import Wanted, survey
+from rma_mm.errors import MachineError
+from rma_mm.policy.model.machine import COPY, TOGETHER, TYPICAL, Machine
+from rma_mm.policy.model.machine_file import machine_text
+from rma_mm.runtime.calibration import cache
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.calibration.survey import Wanted, survey
+from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI

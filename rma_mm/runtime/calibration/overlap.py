@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...geometry.span import Region
-from ...windows.progress import Progress
-from ...windows.waiting import barrier
-from .sampling import Act, Lap
-from .transfers import ROWS, WIDTH, OneSided
+from rma_mm.geometry.span import Region
+from rma_mm.runtime.calibration.sampling import Act, Lap
+from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, OneSided
+from rma_mm.windows.progress import Progress
+from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...windows.waiting import barrier, wait
-from .site import Load
+from rma_mm.runtime.calibration.site import Load
+from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ...windows.progress import Progress
+    from rma_mm.windows.progress import Progress
 
 Act = Callable[[], object]
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...kernels.threads import cores
-from ...policy.account import FLAT
+from rma_mm.kernels.threads import cores
+from rma_mm.policy.model.traffic import FLAT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -113,7 +113,7 @@ class Site:
             together = [[ranks[n] for ranks in self.nodes if len(ranks) > n] for n in range(longest)]
         return [part for ranks in together for part in _parts(ranks) if len(part) > 1]
 
-    # -- the laws of `rma_mm.policy.machine` ------------------------------------------------------
+    # -- the laws of `rma_mm.policy.model.machine` ------------------------------------------------------
 
     def pair_load(self, link: str, pairs: Mapping[int, int], busy: bool = False) -> Load:
         """Of a transfer on each of these pairs; busy targets take a processor too."""

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.rates import processor
-from ...kernels.threads import using_threads
-from ...policy.machine import COPY, LINKS, TYPICAL, Cost, Machine
-from ...windows.waiting import barrier
-from ..agreement import agreed
-from .fitting import Shape, cost_of, kernel_of
-from .sampling import Case, Movement, sampled, typical
-from .site import Site
+from rma_mm.kernels.choice.rates import processor
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
+from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
+from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, typical
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .local import Products
+    from rma_mm.runtime.calibration.local import Products
 
 BUSY_TOO = " busy"
 """Behind the name of a movement whose targets are inside a multiply."""
@@ -130,11 +130,11 @@ class _Cases:
     """What is timed on this rank, prepared. Collective to make and to close."""
 
     def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
-        from ...windows.progress import Progress
-        from .groups import Together
-        from .local import NARROW, Crowding, Meeting, Operation, Pieces, copies
-        from .overlap import Overlap
-        from .transfers import buffer, opened, square
+        from rma_mm.runtime.calibration.groups import Together
+        from rma_mm.runtime.calibration.local import NARROW, Crowding, Meeting, Operation, Pieces, copies
+        from rma_mm.runtime.calibration.overlap import Overlap
+        from rma_mm.runtime.calibration.transfers import buffer, opened, square
+        from rma_mm.windows.progress import Progress
 
         self.site, self.comm, self.products = site, comm, products
         self.host: MPI.Intracomm = cast("MPI.Intracomm", comm.Split(site.host_of[site.rank], site.rank))
@@ -204,7 +204,7 @@ class _Cases:
 @contextmanager
 def _prepared(comm: MPI.Intracomm, site: Site, wanted: Wanted) -> Iterator[_Cases]:
     """Cases on a communicator of their own; closed where all went well: after an error others may never come."""
-    from .local import Products, Scratch
+    from rma_mm.runtime.calibration.local import Products, Scratch
 
     own = comm.Dup()
     with agreed(comm, "calibration"):

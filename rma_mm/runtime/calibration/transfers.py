@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import MemoryLimitError
-from ...geometry.span import Region
-from ...kernels import bind
-from ...windows import Patch, Transfer, Window, open_window
-from ...windows.progress import Progress
-from ...windows.waiting import barrier
-from .sampling import Act, BusyMovement, Lap, Movement
-from .site import Site
+from rma_mm.errors import MemoryLimitError
+from rma_mm.geometry.span import Region
+from rma_mm.kernels import bind
+from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Lap, Movement
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.windows import Patch, Transfer, Window, open_window
+from rma_mm.windows.progress import Progress
+from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.errors import FileFormatError, cut, named, quoted
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.span import Region
-from rma_mm.kernels.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.runtime.files.sieve import read_region
 from rma_mm.runtime.files.version import Version, identity_of, opened
 

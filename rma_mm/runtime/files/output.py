@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, named
 from rma_mm.geometry.span import Region
-from rma_mm.kernels.dtypes import BFLOAT16
-from rma_mm.runtime.agreement import agree_error
 from rma_mm.runtime.files.unfinished import Unfinished, temporary_name
+from rma_mm.runtime.ranks.agreement import agree_error
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
-from rma_mm.kernels.dtypes import BFLOAT16
-from rma_mm.runtime.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agree_error
 
 if TYPE_CHECKING:
     from mpi4py import MPI

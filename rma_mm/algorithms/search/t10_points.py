@@ -1,0 +1,148 @@
+"""The plans that T10 chooses among: how many ranks share out each dimension, and how long the rings are.
+
+Source: Y. Liu et al. (T10, SOSP 2024); see `t10`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.mesh import MeshShape, divisors, grids
+
+ROUNDED = 8
+"""Words by which plans with as many ranks along each dimension differ at most: whole numbers are rounded."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One compute-shift plan."""
+
+    ranks: tuple[int, int, int]
+    """F_op: ranks along m, n and k."""
+    rings: tuple[int, int, int]
+    """Lengths of the rings of A (along n), B (along m) and C (along k)."""
+    pace: int | None = None
+    """Indices of k that move at a time; a whole part where not given."""
+
+    def __str__(self) -> str:
+        text = f"{','.join(map(str, self.ranks))}/{','.join(map(str, self.rings))}"
+        return text + (f"/{self.pace}" if self.pace else "")
+
+    @property
+    def fault(self) -> str:
+        """Why the rings do not come out whole; empty where they do."""
+        m, n, k = self.ranks
+        for x, ring, count, dim in zip("ABC", self.rings, (n, m, k), "nmk", strict=True):
+            if count % ring:
+                return f"{x}'s ring of {ring} does not divide the {count} ranks along {dim}"
+        return ""
+
+    @property
+    def grid(self) -> MeshShape:
+        """Every dimension's ranks as rings (a, b, c) and copies (m, n, k); axes of one rank are left out."""
+        (m, n, k), (a, b, c) = self.ranks, self.rings
+        axes = {"m": m // b, "b": b, "n": n // a, "a": a, "k": k // c, "c": c}
+        kept = {name: size for name, size in axes.items() if size > 1} or {"m": 1}
+        return MeshShape(tuple(kept.values()), tuple(kept))
+
+    def layouts(self) -> tuple[Layout, Layout, Layout]:
+        """Where A, B and C rest."""
+        grid = self.grid
+        k, m, n = (self._cut(axes) for axes in (("k", "c"), ("m", "b"), ("n", "a")))
+        a = Layout((m, k + self._cut("a", skew="b")), grid=grid)
+        b = Layout((k + self._cut("b", skew="a"), n), grid=grid)
+        pins = (("k", 0),) if "k" in grid.names else ()
+        return a, b, Layout((m, n + self._cut("c")), pins, grid=grid)
+
+    def work(self) -> Layout:
+        """Who multiplies what."""
+        cuts = [self._cut(axes) for axes in (("m", "b"), ("n", "a"), ("k", "c"))]
+        return Layout(tuple(cuts), grid=self.grid)
+
+    def _cut(self, axes: tuple[str, ...] | str, skew: str = "") -> Split:
+        names = self.grid.names
+        shifted = (skew,) if skew in names else ()
+        return tuple(Level((axis,), skew=shifted) for axis in axes if axis in names)
+
+    def held(self, shape: tuple[int, int, int]) -> int:
+        """Elements of A, B and C that the fullest rank holds at rest, and of C's summand where k is shared out."""
+        m, n, k = self._part(shape)
+        a, b, c = self.rings
+        return -(-m * k // a) + -(-k * n // b) + -(-m * n // c) + (m * n if self.ranks[2] > 1 else 0)
+
+    def moved(self, shape: tuple[int, int, int]) -> int:
+        """Words that the busiest rank receives of A and B, and sends of C, while it multiplies."""
+        m, n, k = self._part(shape)
+        a, b, _ = self.rings
+        q = self.ranks[2]
+        return m * k * (a - 1) // a + k * n * (b - 1) // b + m * n * (q - 1) // q
+
+    def placing(self, shape: tuple[int, int, int]) -> int:
+        """Words that a rank receives to make the copies, from placements that hold each element once."""
+        m, n, k = self._part(shape)
+        copies = (self.ranks[1] // self.rings[0], self.ranks[0] // self.rings[1])
+        parts = (m * k // self.rings[0], k * n // self.rings[1])
+        return sum(part * (count - 1) // count for part, count in zip(parts, copies, strict=True))
+
+    def _part(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, self.ranks, strict=True))
+        return m, n, k
+
+
+def points(size: int) -> Iterator[Point]:
+    """Every plan for `size` ranks: factors of it, and divisors of those."""
+    for ranks in grids(size, 3):
+        m, n, k = ranks
+        for rings in product(divisors(n), divisors(m), divisors(k)):
+            yield Point((m, n, k), (rings[0], rings[1], rings[2]))
+
+
+def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
+    """The plans that none beats in both memory and words moved, the leanest first."""
+    best: list[Point] = []
+    ordered = sorted(points(size), key=lambda p: (p.held(shape), p.moved(shape), p.placing(shape)))
+    for point in ordered:
+        if not best or point.moved(shape) < best[-1].moved(shape):
+            best.append(point)
+    return best
+
+
+@lru_cache(maxsize=256)
+def best_point(shape: tuple[int, int, int], size: int, memory: int | None = None) -> Point | str:
+    """The plan that moves least, copies included, of those that fit (or why none does); of equals the leanest.
+
+    memory: elements of A, B and C that a rank may hold.
+    """
+    leanest = [Point((m, n, k), (n, m, k)) for m, n, k in grids(size, 3)]
+    fitting = [point for point in leanest if memory is None or point.held(shape) <= memory]
+    if not fitting:
+        return f"needs {min(point.held(shape) for point in leanest)} elements a rank, and {memory} may be held"
+    least = min(point.moved(shape) for point in fitting)
+    near = [point.ranks for point in fitting if point.moved(shape) <= least + ROUNDED]
+    found = [point for ranks in near for point in _promising(shape, ranks, memory)]
+    return min(found, key=lambda p: (p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)))
+
+
+def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory: int | None) -> list[Point]:
+    """The plans of one F_op that fit and may be the best.
+
+    What an operand moves and holds depends on its own ring only, so the best rings are chosen apart, unless memory is
+    short. C's ring saves memory and moves nothing.
+    """
+
+    def figures(*rings: int) -> tuple[int, int]:
+        point = Point(ranks, (rings[0], rings[1], rings[2]))
+        return point.moved(shape) + point.placing(shape), point.held(shape)
+
+    m, n, k = ranks
+    of_a, of_b = {a: figures(a, 1, 1) for a in divisors(n)}, {b: figures(1, b, 1) for b in divisors(m)}
+    of_c = {c: figures(1, 1, c) for c in divisors(k)}
+    a, b, c = ([ring for ring in found if found[ring] == min(found.values())] for found in (of_a, of_b, of_c))
+    if memory is not None and figures(a[0], b[0], c[0])[1] > memory:
+        a, b = list(of_a), list(of_b)
+    found = [Point(ranks, rings) for rings in product(a, b, c)]
+    return [point for point in found if memory is None or point.held(shape) <= memory]

@@ -1,0 +1,1 @@
+"""The notations in which placements are written, a module each. `geometry.notation` is their door."""

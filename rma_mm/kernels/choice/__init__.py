@@ -1,0 +1,1 @@
+"""Which kernel does a local product, and how fast each is here."""

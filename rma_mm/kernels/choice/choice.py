@@ -1,0 +1,100 @@
+"""Which kernel does a local product: BLAS for the types that it has, generated code for the others.
+
+Where both multiply a type, and both have been measured on this machine, the faster one does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from rma_mm.elements.dtypes import is_half
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.errors import AlgorithmError
+from rma_mm.kernels.blas import check_type, fits, library
+from rma_mm.kernels.choice.rates import measured, rates, shape_class
+
+NAMES = ("blas", "numba", "numpy")
+"""The kernels there are."""
+
+COMPILE_FROM = 2**27
+"""m·n·k from which loading compiled code (half a second) is won back where no BLAS fits."""
+
+
+def choose_kernel(
+    kernel: str,
+    dtype: np.dtype[Any],
+    m: int,
+    n: int,
+    k: int,
+    semiring: Semiring = PLUS_TIMES,
+    operands: np.dtype[Any] | None = None,
+) -> str:
+    """The kernel that serves a product that is summed in `dtype` when `kernel`, or "auto", was asked for.
+
+    A product that is done in pieces is judged by its whole size. operands: the type of both, where they have one.
+    Raises: AlgorithmError for a name that is unknown or cannot be served here, DtypeError for a kernel that does not
+    multiply this type.
+    """
+    if kernel not in ("auto", *NAMES):
+        raise AlgorithmError(f"kernel {kernel!r} is unknown; use one of {', '.join(('auto', *NAMES))}")
+    if kernel == "numba" and not _has_numba():
+        raise AlgorithmError("kernel 'numba' needs Numba, which is not installed: pip install numba, or use 'numpy'")
+    if kernel == "blas":
+        _check_semiring(semiring)
+        check_type(dtype)
+    worth = kernel == "numba" or (kernel == "auto" and m * n * k >= COMPILE_FROM)
+    if kernel == "blas" or (kernel == "auto" and semiring.is_arithmetic and fits(dtype)):
+        if library() is None:
+            return "numpy"
+        return _faster(dtype if operands is None else operands, m, n, k) if worth and kernel == "auto" else "blas"
+    return "numba" if worth and _compiles() else "numpy"
+
+
+def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:
+    """BLAS or generated code, as was measured on this machine; BLAS where nothing was."""
+    found = rates(dtype)
+    if found is None and is_half(dtype) and _compiles():
+        found = measured(dtype)
+    if found is None or not _compiles():
+        return "blas"
+    by_kernel = found[shape_class(m, n, k)]
+    return max(by_kernel, key=lambda name: by_kernel[name])
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+def _compiles() -> bool:
+    """Whether Numba is there, and not told to let Python do its work."""
+    if not _has_numba():
+        return False
+    try:
+        from numba import config
+    except ImportError:  # it is broken, or too old for this NumPy
+        return False
+    return not config.DISABLE_JIT
+
+
+def _check_semiring(semiring: Semiring) -> None:
+    """Refuse to let BLAS do what it cannot."""
+    if not semiring.is_arithmetic:
+        raise AlgorithmError(
+            f"kernel 'blas' multiplies by + and ×, and not by {semiring.name}; use auto, numba or numpy"
+        )
+
+
+def reason(kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES) -> str:
+    """Why `kernel` was chosen for two operands of type `dtype`, as far as a measurement says; else nothing."""
+    consulted = semiring.is_arithmetic and kernel != "numpy" and m * n * k >= COMPILE_FROM
+    found = rates(dtype) if consulted else None
+    if found is None:
+        return ""
+    name = shape_class(m, n, k)
+    figures = ", ".join(f"{other} {rate:.0f}" for other, rate in found[name].items())
+    return f"{figures} GF/s on products of this kind here"

@@ -1,0 +1,135 @@
+"""How fast BLAS and generated code multiply here: a small table for this machine, kept in the user's cache.
+
+The 16-bit floats, which BLAS multiplies in float32 only, are measured on first use; the other types that BLAS has by
+`python -m rma_mm.calibrate --kernels`, so that an ordinary run neither waits for it nor loads Numba.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rma_mm.elements.dtypes import accumulator
+from rma_mm.kernels.blas import library
+from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
+from rma_mm.kernels.choice.speed import calls_a_second
+from rma_mm.kernels.threads import get_threads
+
+SMALL, LARGE, LIMIT = 96, 768, 256
+"""Extents at which both are measured, and up to which an extent counts as small."""
+SECONDS, TIMES = 0.01, 5
+"""For how long each product is repeated, and how often: the median counts."""
+SETTLE = 0.04
+"""Seconds before a sample: the threads of OpenBLAS go on spinning for about 30 ms after their last product."""
+CLASSES = tuple(map("".join, product("sl", repeat=3)))
+"""The classes of shapes: which of m, n, k are small and which large."""
+
+Rates = dict[str, dict[str, float]]
+"""Class of shapes → kernel → 10⁹ operations a second."""
+
+_unwritten: dict[str, Rates] = {}
+
+
+def shape_class(m: int, n: int, k: int) -> str:
+    """The class that a product belongs to.
+
+    >>> shape_class(4096, 64, 4096)
+    'lsl'
+    """
+    return "".join("s" if extent <= LIMIT else "l" for extent in (m, n, k))
+
+
+def rates(dtype: np.dtype[Any]) -> Rates | None:
+    """What was measured here for products of two operands of this type, or None."""
+    return _table().get(dtype.name)
+
+
+def measured(dtype: np.dtype[Any], again: bool = False) -> Rates:
+    """Measure products of this type by both kernels, and keep the figures; unless another process has, or `again`.
+
+    One process of a machine at a time, so that ranks that start together do not measure each other, and agree.
+    """
+    with alone():
+        _table.cache_clear()
+        found = rates(dtype)
+        if found is None or again:
+            found = {name: _measured_class(dtype, name) for name in CLASSES}
+            _keep(_table() | {dtype.name: found})
+    return found
+
+
+def _keep(table: dict[str, Rates]) -> None:
+    """Write the figures, under their name once they are complete; where nothing can be written, remember them."""
+    folder = cache_folder()
+    try:
+        if folder is not None:
+            write_own(_file(folder), (json.dumps(table, indent=1) + "\n").encode())
+    except OSError:  # a full disk, or the folder is gone
+        folder = None
+    if folder is None:
+        _unwritten.update(table)
+    _table.cache_clear()
+
+
+def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
+    """10⁹ operations a second of one class, by kernel; in turn, so that both see the same machine."""
+    from rma_mm.kernels import bind
+
+    m, n, k = (SMALL if letter == "s" else LARGE for letter in name)
+    a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
+    c = np.ones((m, n), accumulator(dtype))
+    calls = {kernel: bind(a, b, c, kernel=kernel) for kernel in ("blas", "numba")}
+    for call in calls.values():
+        call()
+    samples: dict[str, list[float]] = {kernel: [] for kernel in calls}
+    for _ in range(TIMES):
+        for kernel, call in calls.items():
+            time.sleep(SETTLE if get_threads() > 1 else 0)
+            samples[kernel].append(calls_a_second(call, SECONDS))
+    work = 2e-9 * m * n * k * (4 if dtype.kind == "c" else 1)
+    return {kernel: work * median(found) for kernel, found in samples.items()}
+
+
+@cache
+def _table() -> dict[str, Rates]:
+    """What is known of this machine, by type; read once, so that a process does not change its mind."""
+    folder = cache_folder()
+    if folder is None or _unwritten:
+        return dict(_unwritten)
+    try:
+        found = json.loads(read_own(_file(folder)) or b"")
+        return {
+            str(dtype): {name: {k: float(classes[name][k]) for k in ("blas", "numba")} for name in CLASSES}
+            for dtype, classes in found.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none yet, or not ours: to be measured again
+        return {}
+
+
+def _file(folder: Path) -> Path:
+    """One file for each processor, BLAS and number of threads."""
+    import threadpoolctl
+
+    used = library()
+    loaded = (x for x in threadpoolctl.threadpool_info() if used is not None and x["filepath"] == used.path)
+    blas: dict[str, Any] = next(loaded, {})
+    facts = (processor(), blas.get("internal_api"), blas.get("version"), blas.get("architecture"), get_threads())
+    return folder / ("rates-" + "-".join("".join(filter(str.isalnum, str(fact))) for fact in facts) + ".json")
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2] for line in lines if line.startswith(("model name", "CPU part")))
+    return next(named, platform.machine())

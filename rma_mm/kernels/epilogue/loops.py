@@ -1,0 +1,71 @@
+"""The compiled loop of `activations`. Importing this needs Numba."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from rma_mm.kernels.compiling import compiled
+
+if TYPE_CHECKING:
+    from rma_mm.kernels.epilogue.activations import Normal
+
+Array = NDArray[Any]
+
+
+def _fma(context: Any, x: Any, y: Any, z: Any) -> Any:
+    return x(x, y, z), lambda context, builder, signature, arguments: builder.fma(*arguments)
+
+
+fma: Any = intrinsic(_fma)
+"""x · y + z, rounded once."""
+
+
+def compile_loop(dtype: np.dtype[Any], normal: Normal) -> Callable[..., None]:
+    """`loop`, compiled for arrays of `dtype`."""
+    size, number = types.int64, {4: types.float32, 8: types.float64}[dtype.itemsize]
+    element = types.CPointer(number)
+    kinds = (element, size, size, size, element, element, size)
+    integer, address = ctypes.c_int64, ctypes.c_void_p
+    return compiled(loop(dtype, normal), kinds, (address, integer, integer, integer, address, address, integer))
+
+
+def loop(dtype: np.dtype[Any], normal: Normal) -> Callable[[Array, int, int, int, Array, Array, int], None]:
+    """The loop over `columns` elements of each row of `c`, rows being `ld` elements apart; flat arrays.
+
+    Written for a compiler, which makes vectors of it. Its min and max keep NaN where that comes first, as Python's do.
+    """
+    top, below = np.array(normal.top, dtype), np.array(normal.below, dtype)
+    zero, half, one, edge, least = (dtype.type(x) for x in (0, 0.5, 1, normal.edge, -normal.edge))
+    highest = len(top) - 1
+
+    def close(c: Array, rows: int, ld: int, columns: int, per_column: Array, per_row: Array, activation: int) -> None:
+        for i in range(rows):
+            begin, shift = i * ld, per_row[i]
+            if activation == 0:
+                for j in range(columns):
+                    c[begin + j] = c[begin + j] + per_column[j] + shift
+            elif activation == 1:
+                for j in range(columns):
+                    c[begin + j] = max(c[begin + j] + per_column[j] + shift, zero)
+            else:
+                for j in range(columns):
+                    x = c[begin + j] + per_column[j] + shift
+                    inside = min(max(x, least), edge)
+                    square = inside * inside
+                    p, q = top[highest], below[highest]
+                    for n in range(highest):
+                        p = fma(p, square, top[highest - 1 - n])
+                        q = fma(q, square, below[highest - 1 - n])
+                    phi = fma(inside, p / q, half)
+                    phi = one if x >= edge else phi
+                    phi = zero if x <= least else phi
+                    c[begin + j] = max(x, least) * phi  # −∞ · 0 is NaN
+
+    return close

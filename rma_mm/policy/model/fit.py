@@ -1,0 +1,102 @@
+"""What a calibration's figures, each measured by itself, come to in whole products: a factor for each kind of figure.
+
+In a product ranks that share processors and caches are in each other's way as no single measurement shows. Each kind
+of figure is multiplied by the factor with which predictions come closest to what products of many shapes took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from statistics import fmean
+
+from rma_mm.policy.model.machine import COPY, LINKS, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.price import Tariff, bill
+from rma_mm.policy.model.traffic import Account
+
+SUMS = ("reduce", "reduce-scatter")
+"""Movements that add."""
+MOST = 3.0
+"""Factors lie between 1 / MOST and MOST."""
+STEPS = (1.6, 1.25, 1.1, 1.03)
+"""By how much factors are changed in search of better ones."""
+FAR, DOUBT = 0.6, 0.02
+"""What is off by more than FAR, a logarithm, counts no more than that; and a factor's own logarithm so much as that."""
+
+Factors = dict[str, float]
+"""Kind of figures → what they are multiplied by."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A product that was timed."""
+
+    account: Account
+    tariff: Tariff
+    seconds: float
+
+    def off(self, machine: Machine) -> float:
+        """The logarithm of predicted over measured seconds, without its sign."""
+        return abs(log(bill(self.account, replace(self.tariff, machine=machine)).seconds / self.seconds))
+
+
+def kind_of(link: str, movement: str) -> str:
+    """The kind of a link's figures."""
+    if movement == COPY:
+        return "copies"
+    what = "sums" if movement in SUMS else "groups" if movement in TOGETHER else "one-sided"
+    return f"{what}, {link}"
+
+
+def kinds(machine: Machine) -> list[str]:
+    """All kinds of figures that have a factor."""
+    found = (kind_of(link, movement) for link in LINKS for movement in machine.costs[link])
+    return ["products", "meetings", *dict.fromkeys(found)]
+
+
+def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The machine with every figure multiplied by its kind's factor."""
+    costs = {
+        link: {name: _times(cost, factors.get(kind_of(link, name), 1.0)) for name, cost in found.items()}
+        for link, found in machine.costs.items()
+    }
+    share = factors.get("products", 1.0)
+    kernels = {
+        name: Kernel(*(share * figure for figure in (k.call, k.point, k.a, k.b, k.c, k.aliased)))
+        for name, k in machine.kernels.items()
+    }
+    return replace(
+        machine, costs=costs, kernels=kernels, meeting=machine.meeting * factors.get("meetings", 1.0),
+        piece=machine.piece * factors.get("copies", 1.0),
+    )  # fmt: skip
+
+
+def _times(cost: Cost, factor: float) -> Cost:
+    return Cost(cost.alpha * factor, cost.beta * factor)
+
+
+def fitted(machine: Machine, trials: Sequence[Trial]) -> Factors:
+    """The factors with which predictions are least off, by changing one after the other; 1 where nothing says more."""
+
+    def off(factors: Factors) -> float:
+        changed = scaled(machine, factors)
+        return fmean(min(FAR, trial.off(changed)) for trial in trials)
+
+    def loss(factors: Factors) -> float:
+        return off(factors) + DOUBT * sum(abs(log(factor)) for factor in factors.values())
+
+    best = dict.fromkeys(kinds(machine), 1.0)
+    if not trials:
+        return best
+    least = loss(best)
+    heard = [kind for kind in best if off({**best, kind: STEPS[0]}) != least]  # the others are in no product
+    for step in STEPS:
+        is_better = True
+        while is_better:
+            is_better = False
+            for kind, change in ((kind, change) for kind in heard for change in (step, 1 / step)):
+                other = {**best, kind: best[kind] * change}
+                if 1 / MOST <= other[kind] <= MOST and (found := loss(other)) < least:
+                    best, least, is_better = other, found, True
+    return best

@@ -1,0 +1,338 @@
+"""How what ranks want of a matrix is spread over its owners: their own, their node's, other nodes'. All ranks at once.
+
+Everything is a product of lengths along rows and columns, so it is worked out for the few different spans of each
+dimension and then looked up for every rank. On meshes of more than `LIMIT` ranks about as many stand for all: those of
+whole nodes, which are drawn evenly from all parts of the mesh, or lie at its corners, or astride its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.joint_cuts import Joint, joint
+from rma_mm.policy.model.spans import Common, Figures, Marks, Numbers, marks
+
+LIMIT = 1024
+"""Ranks up to which all are looked at; of more, about so many."""
+NODES = 16
+"""Nodes that are looked at, at least."""
+PAIRS = 2**18
+"""Ranks that are looked at, times those of their nodes: of large nodes not all are looked at."""
+MATES = 1024
+"""Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
+FAR = 10.0
+"""How much further away another node is than a rank of the same node."""
+ROUNDS = 8
+"""Rounds in which weights settle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Where ranks find what they want; one figure for each rank that is looked at."""
+
+    own: Figures
+    """Words that a rank has itself."""
+    node: Figures
+    """Words on other ranks of its node."""
+    between: Figures
+    """Words on other nodes."""
+    cuts: tuple[Figures, Figures]
+    """Owners that share out what it wants, along rows and along columns."""
+    turns: tuple[Figures, Figures]
+    """How often the owner changes along rows and along columns, where owners hold scattered blocks."""
+    run: float
+    """Words that lie together, on average, at the owner and where they are wanted."""
+
+    @property
+    def foreign(self) -> Figures:
+        """Words of other ranks."""
+        return self.node + self.between
+
+
+@dataclass(eq=False)
+class Crowd:
+    """The ranks of a mesh that are looked at, and their node-mates."""
+
+    mesh: MeshShape
+    people: Numbers
+    """Ranks whose holdings matter: those that are looked at first, then others of their nodes."""
+    count: int
+    """How many of them are looked at."""
+    weights: Figures
+    """How many ranks each of these stands for."""
+    mates: Numbers | None
+    """For each of these the people on its node, itself included, −1 where there are no more; None on a single node."""
+    nodes: Numbers
+    """The node of each that is looked at."""
+    populations: Figures
+    """How many ranks there are on the node of each."""
+    stands: Figures
+    """How many ranks of its node each stands for."""
+    node_count: int
+    _coords: dict[MeshShape, dict[str, Numbers]] = field(default_factory=dict)
+    _marks: dict[object, Marks] = field(default_factory=dict)
+    _common: dict[tuple[int, int], Common] = field(default_factory=dict)
+    _joints: dict[object, Joint] = field(default_factory=dict)
+    _distances: dict[int, float] = field(default_factory=dict)
+    _spreads: dict[object, Spread] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    def coords(self, grid: MeshShape) -> dict[str, Numbers]:
+        """Coordinates of the people on a grid over the first ranks; those beyond it count as its first rank."""
+        if grid not in self._coords:
+            inside = np.where(self.people < grid.size, self.people, 0)
+            self._coords[grid] = dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
+        return self._coords[grid]
+
+    def holds(self, layout: Layout) -> NDArray[np.bool_]:
+        """Which people a placement gives anything."""
+        grid = layout.mesh(self.mesh)
+        found = self.people < grid.size
+        for axis, coordinate in layout.pins:
+            found &= self.coords(grid)[axis] == coordinate
+        return found
+
+    def marks(self, layout: Layout, dim: int, extent: int) -> Marks:
+        """What each of the people holds of one dimension of a placement, pins apart."""
+        split, grid = layout.splits[dim], layout.mesh(self.mesh)
+        key = (split, grid.shape, grid.names, extent)
+        if key not in self._marks:
+            self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), len(self.people))
+        return self._marks[key]
+
+    def common(self, wanted: Marks, held: Marks) -> Common:
+        """What spans of the one have in common with those of the other."""
+        key = id(wanted), id(held)
+        if key not in self._common:
+            self._kept += [wanted, held]
+            self._common[key] = Common.of(wanted, held)
+        return self._common[key]
+
+    def joint(self, wanted: Marks, helds: tuple[Marks, ...], least: int) -> Joint:
+        """Into what those who hold parts of one dimension cut, together, the spans that are wanted."""
+        key = (id(wanted), *map(id, helds), least)
+        if key not in self._joints:
+            self._kept += [wanted, *helds]
+            self._joints[key] = joint(wanted, helds, [self.common(wanted, held).parts() for held in helds], least)
+        return self._joints[key]
+
+    def spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any = None) -> Spread:
+        """Where the boxes `wanted` of a matrix lie, placed by `layout`. is_any: who wants anything; all by default."""
+        key = (layout, shape, id(wanted[0]), id(wanted[1]), None if is_any is None else is_any.tobytes())
+        if key not in self._spreads:
+            self._kept += wanted
+            self._spreads[key] = self._spread(layout, shape, wanted, is_any)
+        return self._spreads[key]
+
+    def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any) -> Spread:
+        held = [self.marks(layout, dim, extent) for dim, extent in enumerate(shape)]
+        common = [self.common(want, have) for want, have in zip(wanted, held, strict=True)]
+        each = [want.each[: self.count] for want in wanted]
+        size = each[0] * each[1] * (1.0 if is_any is None else is_any[: self.count])
+        mine = [pair.at(pair.wanted.of[: self.count], pair.held.of[: self.count]) for pair in common]
+        own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
+        cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
+        turns = tuple(np.maximum(cut, want / have.run) for cut, want, have in zip(cuts, each, held, strict=True))
+        run = common[1].run
+        if self.mates is None:
+            return Spread(own, size - own, np.zeros_like(own), cuts, turns, run)  # type: ignore[arg-type]
+        near = own + self._near(layout, common) * (size > 0)
+        near = np.maximum(np.minimum(near, size), own)
+        return Spread(own, near - own, size - near, cuts, turns, run)  # type: ignore[arg-type]
+
+    def _near(self, layout: Layout, common: list[Common]) -> Figures:
+        """Words that some other rank of the same node holds, each counted once, and not what one has itself."""
+        assert self.mates is not None
+        mates = self.mates
+        is_there = (mates >= 0) & self.holds(layout)[mates]
+        alone = set(layout.skew_axes) & set(layout.replicated_axes(self.mesh))  # replicas with other windows
+        for axis in alone | set(layout.partial):  # or with other summands
+            at = self.coords(layout.mesh(self.mesh))[axis]
+            is_there &= at[mates] == at[: self.count, None]
+        rows, cols = (pair.held for pair in common)
+        held = rows.of * cols.count + cols.of
+        mine = np.where(self.holds(layout), held, -1)[: self.count, None]
+        keys = np.sort(np.where(is_there, held[mates], -1), axis=1)
+        there = (keys >= 0) & (keys != mine)
+        there[:, 1:] &= keys[:, 1:] != keys[:, :-1]  # of replicas one
+        found = np.divmod(np.maximum(keys, 0), cols.count)
+        words = [pair.at(pair.wanted.of[: self.count, None], have) for pair, have in zip(common, found, strict=True)]
+        return np.asarray((words[0] * words[1] * there).sum(axis=1) * self._unseen)
+
+    @property
+    def _unseen(self) -> Figures:
+        """For each of a rank's node-mates that is looked at, how many there are."""
+        assert self.mates is not None
+        return np.asarray(np.maximum(1, self.populations - 1) / np.maximum(1, (self.mates >= 0).sum(axis=1) - 1))
+
+    def alike(self, wanted: tuple[Marks, Marks], is_any: NDArray[np.bool_]) -> Figures:
+        """How many ranks of its node, a rank among them, want the same box."""
+        if self.mates is None:
+            return np.ones(self.count)
+        keys = np.where(is_any, wanted[0].of * wanted[1].count + wanted[1].of, -1)
+        same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
+        return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
+
+    def distance(self, spread: Spread) -> float:
+        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away.
+
+        Remembered: placements share spreads, and many are compared.
+        """
+        key = id(spread)
+        if key not in self._distances:
+            self._kept.append(spread)
+            self._distances[key] = self.mean(FAR * spread.between + spread.node)
+        return self._distances[key]
+
+    def mean(self, figures: Figures) -> float:
+        """The mean over all ranks of the mesh."""
+        return float(figures @ self.weights / self.mesh.size)
+
+    def by_node(self, figures: Figures, nodes_together: int = 1) -> float:
+        """The largest sum over the ranks of a node, or of several in a row; of a large mesh, of a node looked at.
+
+        The average node's where not all ranks of a node are looked at, for the largest would be so by chance.
+        """
+        if self.count == self.mesh.size:
+            return float(np.bincount(self.nodes // nodes_together, weights=figures).max())
+        _, of = np.unique(self.nodes, return_inverse=True)
+        sums = np.bincount(of, weights=figures * self.stands)
+        found = np.average(sums, weights=np.bincount(of, self.weights)) if self.stands.max() > 1 else sums.max()
+        return float(found) * min(nodes_together, self.node_count)
+
+
+@lru_cache(maxsize=64)
+def crowd(mesh: MeshShape) -> Crowd:
+    """The ranks of a mesh that prices look at."""
+    nodes = np.fromiter(mesh.nodes, np.int64, mesh.size)
+    sizes = np.bincount(nodes)
+    count = int((sizes > 0).sum())
+    people, weights = np.arange(mesh.size), np.ones(mesh.size)
+    stands = weights
+    if mesh.size > LIMIT and count == 1:
+        people, weights = _some(mesh, LIMIT)
+        stands = weights
+    elif mesh.size > LIMIT:
+        usual = int(np.median(sizes[sizes > 0]))
+        people, weights, stands = _with_mates(mesh, nodes, *_some(mesh, max(NODES, LIMIT // usual)))
+    looked = len(weights)
+    weights = _fair(mesh, people[:looked], weights) if mesh.size > LIMIT else weights
+    on = nodes[people]
+    mates = None if count == 1 else _mates(on)[:looked]
+    return Crowd(mesh, people, looked, weights, mates, on[:looked], sizes[on[:looked]].astype(float), stands, count)
+
+
+def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
+    """Ranks, and how many others each stands for: one of every cell of the mesh, and those at its corners for none.
+
+    Where they lie in their cells follows a sequence that keeps step with nothing, such as every fourth rank's tile.
+    """
+    cells = _cells(mesh, about)
+    where = np.indices(cells).reshape(len(cells), -1)
+    numbers = np.arange(1, where.shape[1] + 1)
+    ranks, weights = np.zeros_like(numbers), np.ones(len(numbers))
+    for extent, count, at, step in zip(mesh.shape, cells, where, _steps(len(cells)), strict=True):
+        low, high = at * extent // count, (at + 1) * extent // count
+        ranks = ranks * extent + low + ((numbers * step + 0.5) % 1 * (high - low)).astype(np.int64)
+        weights *= high - low
+    ends = product(*(sorted({0, extent - 1}) for extent in mesh.shape))
+    corners = np.setdiff1d([np.ravel_multi_index(at, mesh.shape) for at in ends], ranks)
+    return np.concatenate([ranks, corners]), np.concatenate([weights, np.zeros(len(corners))])
+
+
+def _fair(mesh: MeshShape, people: Numbers, weights: Figures) -> Figures:
+    """The weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
+    weights = np.where(weights > 0, weights, 1.0)
+    coords = np.unravel_index(people, mesh.shape)
+    for _ in range(ROUNDS):
+        for at, extent in zip(coords, mesh.shape, strict=True):
+            for layer, count in ((at == 0, 1), (at == extent - 1, 1), ((at > 0) & (at < extent - 1), extent - 2)):
+                if count > 0 and layer.any():
+                    weights[layer] *= mesh.size / extent * count / weights[layer].sum()
+    return np.asarray(weights * (mesh.size / weights.sum()))
+
+
+def _steps(dims: int) -> list[float]:
+    """Steps of an evenly spread sequence of points (M. Roberts 2018): powers of 1/x, where x^(dims + 1) = x + 1."""
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dims + 1))
+    return [root**-n for n in range(1, dims + 1)]
+
+
+def _cells(mesh: MeshShape, about: int) -> tuple[int, ...]:
+    """Into how many cells each axis is cut, so that there are about so many, with sides about as long."""
+    counts = [1] * len(mesh.shape)
+    while prod(counts) < min(about, mesh.size):
+        widest = max(range(len(counts)), key=lambda axis: mesh.shape[axis] / counts[axis])
+        counts[widest] += 1
+    return tuple(counts)
+
+
+def _astride(mesh: MeshShape, nodes: Numbers) -> Numbers:
+    """Ranks on nodes with the fewest on one side of where a row, or a layer, of the mesh ends, who find least there.
+
+    None where nodes are not of consecutive ranks.
+    """
+    found: list[int] = []
+    if np.any(np.diff(nodes) < 0):
+        return np.array(found, np.int64)
+    for axis in range(1, len(mesh.shape)):
+        stride = prod(mesh.shape[axis:])
+        edges = np.arange(stride, mesh.size, stride)
+        edges = edges[nodes[edges - 1] == nodes[edges]]
+        before = edges - np.searchsorted(nodes, nodes[edges])
+        after = np.searchsorted(nodes, nodes[edges], "right") - edges
+        found += [int(edges[sides.argmin()]) for sides in (before, after) if len(edges)]
+    return np.array(found, np.int64)
+
+
+def _with_mates(mesh: MeshShape, nodes: Numbers, ranks: Numbers, weights: Figures) -> tuple[Numbers, Figures, Figures]:
+    """Ranks of the nodes of these, then more of these nodes; how many the former stand for, in all and on their nodes.
+
+    The first and the last of a node, and those that are given, stand for themselves alone on it.
+    """
+    astride = _astride(mesh, nodes)
+    ranks, weights = np.append(ranks, astride), np.append(weights, np.zeros(len(astride)))
+    drawn, of = np.unique(nodes[ranks], return_inverse=True)
+    order = np.argsort(nodes, kind="stable")
+    begins, ends = (np.searchsorted(nodes, drawn, side, sorter=order) for side in ("left", "right"))
+    few = int(max(NODES, PAIRS / np.median(ends - begins) / len(drawn)))
+    looked, others, stands, whole = [], [], [], np.bincount(of, weights=weights)
+    for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        single = np.union1d(order[[begin, end - 1]], ranks[of == number])
+        several = np.setdiff1d(order[begin + _drawn(end - begin, few)], single)
+        looked.append(np.append(single, several))
+        others.append(np.setdiff1d(order[begin + _drawn(end - begin, MATES)], looked[-1]))
+        rest = (end - begin - len(single)) / max(1, len(several))
+        stands.append(np.append(np.ones(len(single)), np.full(len(several), rest)))
+    shares = [found / found.sum() * each for found, each in zip(stands, whole, strict=True)]
+    return np.concatenate([*looked, *others]), np.concatenate(shares), np.concatenate(stands)
+
+
+def _drawn(count: int, most: int) -> Numbers:
+    """All numbers below `count`, or so many, one of each stretch."""
+    if count <= most:
+        return np.arange(count)
+    numbers = np.arange(most)
+    low, high = numbers * count // most, (numbers + 1) * count // most
+    return np.asarray(low + (numbers * _steps(1)[0] % 1 * (high - low)).astype(np.int64))
+
+
+def _mates(on: Numbers) -> Numbers:
+    """For each of those that live on these nodes who lives there too, −1 where there are no more."""
+    _, of, seen = np.unique(on, return_inverse=True, return_counts=True)
+    order = np.argsort(of, kind="stable")
+    begins = np.cumsum(seen) - seen
+    numbers = np.arange(seen.max())
+    found = order[np.minimum(begins[:, None] + numbers, len(on) - 1)]
+    return np.asarray(np.where(numbers < seen[:, None], found, -1)[of])

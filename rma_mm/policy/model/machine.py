@@ -1,0 +1,258 @@
+"""What a machine can do, in seconds: the figures that calibration measures, a file describes, and prices are made of.
+
+The laws behind the figures, which calibration inverts and every price obeys:
+
+- On a link of class `own` or `node` the ranks' processors move the bytes. A transfer of w bytes takes alpha + beta · w
+  seconds of a processor of who starts it; what a group moves takes that of the sender and of the receiver. Ranks share
+  the processors of their host: together they are ready after the longest rank's own seconds, or after all their seconds
+  divided by the host's slots (cores / threads of a rank), whichever is later. beta is that of a loaded host, on which
+  all ranks move at once.
+- On a link of class `between` the wire of a node moves the bytes, in and out at once: alpha + beta · w, where w is what
+  all ranks of the node send, or receive, whichever is more. A share `hidden` of it goes on behind a multiply.
+- A local product of m × n × k takes call + point · m·n·k + a · m·k + b · k·n + c · m·n seconds: a and b for reading
+  and packing the operands, c for reading and writing C. Where rows of C lie a multiple of a page apart, all of them
+  fall into the same few lines of the cache, and each element takes `aliased` more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import copysign, isfinite, log2
+from typing import Any
+
+from rma_mm.errors import MachineError
+
+LINKS = ("own", "node", "between")
+"""Classes of links: a rank's own memory, another rank's on its node, a rank's on another node."""
+ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
+"""Movements that have a cost for every flavour of windows, with the target idle and busy."""
+TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
+"""Movements of groups."""
+FLAVOURS = ("shared", "allocated", "created")
+"""Windows that movements go through."""
+FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
+"""Fields of a machine that are one figure each."""
+COPY = "copy"
+"""The one movement within a rank's own memory."""
+PAGE = 4096
+"""Bytes after which addresses share lines of a first-level cache."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What transfers of one kind cost."""
+
+    alpha: float
+    """Seconds of one transfer, whatever its size."""
+    beta: float
+    """Seconds a byte."""
+
+    def seconds(self, nbytes: float, transfers: float = 1.0) -> float:
+        """Seconds of so many bytes in so many transfers."""
+        return self.alpha * transfers + self.beta * nbytes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What local products of one element type cost by one kernel."""
+
+    call: float
+    """Seconds of one product, whatever its size."""
+    point: float
+    """Seconds of one multiply-add."""
+    a: float = 0.0
+    """Seconds of an element of A that is read."""
+    b: float = 0.0
+    """Seconds of an element of B that is read."""
+    c: float = 0.0
+    """Seconds of an element of C that is added to."""
+    aliased: float = 0.0
+    """Seconds more of such an element, where rows of C lie a multiple of `PAGE` apart."""
+
+    def seconds(self, m: float, n: float, k: float, stride: float = 1) -> float:
+        """Seconds of one product of m × n × k into rows of C that lie `stride` bytes apart."""
+        added = self.c + self.aliased * (stride % PAGE == 0)
+        return self.call + self.point * m * n * k + self.a * m * k + self.b * k * n + added * m * n
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The figures of one machine, for one number of ranks per node and threads of a rank."""
+
+    name: str
+    costs: Mapping[str, Mapping[str, Cost]]
+    """Class of link → movement → cost. A movement is "copy", one of `TOGETHER`, or one of `ONE_SIDED` behind its
+    flavour, as "shared.get", or with " busy" behind it where its target is inside a multiply."""
+    kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    """Element type and kernel, as "float32 blas" → its cost."""
+    cores: int = 1
+    """Processors of a host."""
+    threads: int = 1
+    """Processors that a rank's local products use."""
+    nodes_per_host: int = 1
+    """Nodes that share the processors of one host: more than one where nodes are pretended."""
+    operation: float = 5e-6
+    """Seconds that the runtime itself takes for one operation of a schedule."""
+    meeting: float = 5e-6
+    """Seconds in which all ranks meet, for each doubling of their number."""
+    piece: float = 30e-9
+    """Seconds of a processor for each piece of what does not lie together, beside its bytes."""
+    packed: float = 100e-9
+    """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
+    crowding: float = 1.0
+    """How much longer ranks that share processors take than processors that are never idle would."""
+    hidden: float = 1.0
+    """The share of a transfer between nodes that goes on behind a multiply, 0 to 1."""
+    memory: int | None = None
+    """Bytes of a rank; None where they are unknown."""
+    measured: bool = False
+    """Whether the figures were measured here, so that seconds mean this machine's seconds."""
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    """What products turned out to take, over what was predicted, by kind of movement."""
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.cores, self.threads, self.operation, self.meeting))
+
+    @property
+    def slots(self) -> int:
+        """Ranks of a host that multiply at full speed at once."""
+        return max(1, self.cores // max(1, self.threads))
+
+    def cost(self, link: str, movement: str, flavour: str = "shared", busy: bool = False) -> Cost:
+        """The cost of a movement on a class of link; of one that was not measured, that of its nearest kin."""
+        found = self.costs[link]
+        if movement in ONE_SIDED:
+            names = [f"{flavour}.{movement} busy"] * busy
+            names += [f"{flavour}.{movement}", f"shared.{movement}", f"{flavour}.get", "shared.get"]
+        else:
+            names = [movement, "all-gather" if movement == "reduce-scatter" else "broadcast", "shared.get"]
+        kin = (name for name in (*names, COPY, *found) if name in found)
+        return found[next(kin)]
+
+    def kernel(self, dtype: str, kernel: str = "blas") -> Kernel:
+        """The cost of local products; of a type that was not measured, that of one which was, by its size."""
+        found = self.kernels.get(f"{dtype} {kernel}")
+        return found if found is not None else next(iter(self.kernels.values()))
+
+    def has(self, dtype: str, kernel: str) -> bool:
+        """Whether local products of this type were measured."""
+        return f"{dtype} {kernel}" in self.kernels
+
+    def meet(self, ranks: int) -> float:
+        """Seconds in which so many ranks meet."""
+        return self.meeting * max(1.0, log2(max(1, ranks)))
+
+    # -- as text ----------------------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures as plain dicts, lists, texts and numbers."""
+        return {
+            "name": self.name,
+            "cores": self.cores, "threads": self.threads, "nodes_per_host": self.nodes_per_host,
+            **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
+            "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
+            "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
+            "corrections": dict(self.corrections),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Machine:
+        """The machine that `as_json` gave. Raises MachineError naming the figure that is missing or impossible."""
+        table = _at(given, "links", dict)
+        costs = {
+            link: {move: Cost(*_figures(pair, f"links.{link}.{move}", 2)) for move, pair in _items(table, link)}
+            for link in LINKS
+        }
+        kernels = {name: Kernel(*_figures(v, f"kernels.{name}", 6)) for name, v in _items(given, "kernels")}
+        if not kernels or any(not moves for moves in costs.values()):
+            raise MachineError("machine: its figures for links or kernels are missing; each needs one at least")
+        corrections = {name: _figures([v], f"corrections.{name}", 1)[0] for name, v in _items(given, "corrections")}
+        for name, correction in corrections.items():
+            if not correction:
+                raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
+        memory = given.get("memory")
+        cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
+        figures = {name: _number(given, name) for name in FIGURES}
+        return cls(
+            str(given.get("name", "")), costs, kernels, cores, threads, nodes,
+            memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
+            corrections=corrections, **figures,
+        )  # fmt: skip
+
+
+def _at(given: Mapping[str, Any], name: str, kind: type) -> Any:
+    """An entry of the given kind. Raises MachineError."""
+    found = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(found, kind):
+        raise MachineError(f"machine: {name} is {found!r}; a {kind.__name__} is needed there")
+    return found
+
+
+def _items(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """Entries of a table."""
+    return list(_at(given, name, dict).items())
+
+
+def _number(given: Mapping[str, Any], name: str) -> float:
+    return _figures([given.get(name)], name, 1)[0]
+
+
+def _count(value: Any, name: str) -> int:
+    """A whole number of at least 1. Raises MachineError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise MachineError(f"machine: {name} is {value!r}; it is a whole number of at least 1")
+    return value
+
+
+def _figures(values: Any, name: str, count: int) -> list[float]:
+    """So many finite figures of at least 0. Raises MachineError naming the one that is not."""
+    if not isinstance(values, list) or len(values) != count:
+        raise MachineError(f"machine: {name} is {values!r}; it takes {count} figures")
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not isfinite(value) or copysign(1.0, value) < 0:  # -0.0 was never measured either
+            raise MachineError(f"machine: {name} is {value!r}; it is a finite figure of at least 0")
+    return [float(value) for value in values]
+
+
+def described(
+    name: str,
+    *,
+    cores: int,
+    gflops: float,
+    memory_rate: float,
+    latency: float,
+    bandwidth: float,
+    memory: int | None = None,
+    threads: int = 1,
+    itemsize: int = 4,
+    node_latency: float = 1e-6,
+    node_rate: float | None = None,
+    hidden: float = 1.0,
+) -> Machine:
+    """A machine of a few figures, the same for all movements.
+
+    gflops: 10⁹ operations a second of one rank, of elements of `itemsize` bytes. memory_rate, node_rate, bandwidth:
+    bytes a second of one processor in its own memory, between ranks of a node, and of a node's wire. latency: seconds
+    between nodes.
+    """
+    own, node = Cost(0.2e-6, 1 / memory_rate), Cost(node_latency, 1 / (node_rate or memory_rate))
+    wire = Cost(latency, 1 / bandwidth)
+    moves = [*(f"{flavour}.{move}" for flavour in FLAVOURS for move in ONE_SIDED), *TOGETHER]
+    costs = {"own": {COPY: own}, "node": dict.fromkeys(moves, node), "between": dict.fromkeys(moves, wire)}
+    touch = 0.5 * itemsize / memory_rate
+    parts = {"float32": 4, "float64": 8, "complex64": 4, "complex128": 8, "float16": 2, "bfloat16": 2}
+    kernels = {}
+    for dtype, size in parts.items():
+        point = 2e-9 / gflops * max(1.0, size / itemsize) * (4 if dtype.startswith("complex") else 1)
+        kernels[f"{dtype} blas"] = Kernel(1e-6, point, touch, touch, touch)
+    return Machine(name, costs, kernels, cores, threads, hidden=hidden, memory=memory)
+
+
+TYPICAL = described(
+    "typical", cores=64, gflops=100, memory_rate=10e9, latency=3e-6, bandwidth=5e9, node_latency=1e-6, hidden=0.9
+)
+"""A node of today and its network, for choices where nothing was measured."""
+
+__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "described"]

@@ -1,0 +1,190 @@
+"""Seconds of a product from its account: the closed form of what `simulator` works out operation by operation.
+
+In every phase the processors of a host are shared by its ranks, and the wire of a node by its ranks; what crosses
+nodes goes on behind the multiplies, but for the first panel. The laws are those of `machine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log2
+
+import numpy as np
+
+from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
+from rma_mm.policy.model.spans import Figures
+from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """What a product is priced by: the machine, and what its words and products are."""
+
+    machine: Machine = TYPICAL
+    dtype: str = "float32"
+    """In which products are summed."""
+    kernel: str = "blas"
+    itemsize: int = 4
+    """Bytes of an element of A and B."""
+    summed: int = 4
+    """Bytes of an element of C while it is summed."""
+    flavours: tuple[tuple[str, str], ...] = ()
+    """(operand, the windows that its transfers go through); shared where nothing is said."""
+
+    def bytes_of(self, x: str) -> int:
+        """Bytes of an element of an operand."""
+        return self.summed if x == "C" else self.itemsize
+
+    def flavour(self, x: str) -> str:
+        """The windows that transfers of an operand go through."""
+        return dict(self.flavours).get(x, "shared")
+
+    @cached_property
+    def local(self) -> Kernel:
+        """What local products cost."""
+        return self.machine.kernel(self.dtype, self.kernel)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Seconds of a product, and where they go."""
+
+    multiplying: float = 0.0
+    """In local products."""
+    moving: float = 0.0
+    """In transfers that the multiplies do not hide."""
+    meeting: float = 0.0
+    """In meetings and the runtime's own work."""
+
+    @property
+    def seconds(self) -> float:
+        """All together."""
+        return self.multiplying + self.moving + self.meeting
+
+
+STALLED = 0.25
+"""The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
+TYPICALLY = Tariff()
+"""What products of float32 are priced by where nothing was measured."""
+NOTHING = Bill()
+"""What is not priced."""
+
+
+@dataclass
+class _Load:
+    """What every rank does in a phase."""
+
+    multiplying: Figures
+    processor: Figures
+    """Seconds of processors, products included."""
+    wire: Figures
+    """Seconds of the wire for its words."""
+    serving: Figures
+    """Seconds of the wire the other way, for what others want of what it holds."""
+    waiting: Figures
+    """Seconds until its transfers begin to arrive."""
+    operations: Figures
+    stalled: Figures
+    """Seconds for which it waits for a neighbour that multiplies."""
+
+
+def bill(found: Account, tariff: Tariff) -> Bill:
+    """The seconds of an account."""
+    bills = [_phase(found, phase, tariff) for phase in found.phases]
+    meeting = 2 * tariff.machine.meet(found.crowd.mesh.size)
+    return Bill(
+        sum(each.multiplying for each in bills),
+        sum(each.moving for each in bills),
+        sum((each.meeting for each in bills), meeting),
+    )
+
+
+def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
+    """The seconds of a phase."""
+    machine, crowd = tariff.machine, found.crowd
+    load = _load(found, phase, tariff)
+    ranks = crowd.mesh.size * machine.nodes_per_host / crowd.node_count
+
+    def together(figures: Figures) -> float:
+        """When the processors of the fullest host are done."""
+        total = crowd.by_node(figures, machine.nodes_per_host)
+        if ranks > machine.slots:
+            total *= machine.crowding
+        if phase.is_shared:
+            return total / min(machine.slots, ranks)
+        return max(float(figures.max()), total / machine.slots)
+
+    multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
+    busy = together(load.processor + load.operations * machine.operation)
+    wire = max(crowd.by_node(load.wire), crowd.by_node(load.serving)) + float(load.waiting.max())
+    behind = 0.0
+    if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
+        behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
+    stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
+    moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
+    return Bill(multiplying, moving, phase.barriers * machine.meet(crowd.mesh.size) + overhead)
+
+
+def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
+    machine, zero = tariff.machine, np.zeros(found.crowd.count)
+    load = _Load(*(zero.copy() for _ in range(7)))
+    load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
+    if phase.work is not None:
+        load.multiplying, calls = _products(phase.work, tariff)
+        if phase.is_shared:
+            load.multiplying /= found.crowd.mesh.size
+            calls = calls / found.crowd.mesh.size
+        load.processor += load.multiplying
+        load.operations += calls
+    for moved in phase.moved:
+        _move(load, moved, phase, tariff)
+    if phase.claims:
+        link = "between" if found.crowd.node_count > 1 else "node"
+        load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
+    return load
+
+
+def _products(work: Work, tariff: Tariff) -> tuple[Figures, Figures]:
+    """Seconds of a rank's local products, and how many there are."""
+    kernel = tariff.local
+    (m, n, k), (cut_m, cut_n, cut_k) = work.extents, work.pieces
+    calls = cut_m * cut_n * cut_k * (m * n * k > 0)
+    added = kernel.c + kernel.aliased * (work.columns * tariff.summed % PAGE == 0)
+    touched = kernel.a * m * k * cut_n + kernel.b * k * n * cut_m + added * m * n * cut_k
+    return kernel.call * calls + kernel.point * m * n * k + touched * (calls > 0), calls
+
+
+def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
+    """Add what a movement costs the ranks."""
+    if moved.how == "view":
+        return
+    machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
+    load.operations += moved.messages
+    words = moved.own + moved.node + moved.between
+    load.processor += machine.cost("own", COPY).beta * size * moved.own
+    is_packed = moved.how in TOGETHER or flavour != "shared"
+    load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
+    packed = moved.between if not is_packed else moved.node + moved.between
+    load.processor += machine.packed / moved.run * packed
+    foreign = np.maximum(1.0, moved.node + moved.between)
+    near, far = moved.messages * moved.node / foreign, moved.messages * moved.between / foreign
+    both = 2.0 if moved.how in TOGETHER else 1.0  # each word is sent and received
+    rounds = 1.0
+    if moved.how == "broadcast" and moved.group > FLAT:
+        both = rounds = float(ceil(log2(moved.group)))
+    node = machine.cost("node", moved.how, flavour)
+    load.processor += (node.alpha * near + node.beta * size * moved.node) * both
+    if moved.how == "shift" and moved.x == "C":  # a sum is waited for, and its sender may be inside a multiply
+        load.stalled += STALLED * load.multiplying
+    is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
+    wire = machine.cost("between", moved.how, flavour)
+    busy = machine.cost("between", moved.how, flavour, busy=True) if is_met else wire
+    each = max(wire.beta, busy.beta) * size
+    load.wire += each * moved.between * moved.rounds
+    load.serving += each * moved.served
+    load.waiting += wire.alpha * far * rounds
+    if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step
+        late = max(0.0, machine.cost("node", moved.how, flavour, busy=True).alpha - node.alpha)
+        waits = late * np.minimum(near, phase.steps) + max(0.0, busy.alpha - wire.alpha) * np.minimum(far, phase.steps)
+        load.waiting += np.minimum(waits, load.multiplying)

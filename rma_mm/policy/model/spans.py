@@ -1,0 +1,258 @@
+"""The spans of indices that ranks hold, or want, along one dimension, for any number of ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.mesh import MeshShape
+
+DENSE = 2**14
+"""Pairs of spans up to which all are compared beforehand."""
+RUNS = 2**22
+"""Pairs of runs of two dimensions' spans that are compared beforehand."""
+TURNS = 2**8
+"""Pairs of runs of two spans that are compared; beyond, cyclic blocks are taken to meet evenly."""
+
+Figures = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+Windows = tuple[Numbers, Numbers]
+"""Where the runs of each span begin and end, both (spans, runs); empty ones fill up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """The spans that people hold, or want, along one dimension."""
+
+    low: Numbers
+    """(different spans, runs): where each run begins; empty runs fill up."""
+    high: Numbers
+    """Where it ends."""
+    of: Numbers
+    """Which of the different spans each person has."""
+    lengths: Figures
+    """Indices of each span."""
+    extent: int
+    parts: int
+    """How many parts the whole dimension is cut into."""
+    edges: Numbers | None = None
+    """Where the parts that are not empty begin, one behind the other; None where they are dealt out in blocks."""
+    dealt: tuple[int, int] | None = None
+    """(block, offset) where one cyclic cut deals them out."""
+
+    @cached_property
+    def run(self) -> float:
+        """Indices that lie together, on average."""
+        if self.edges is not None and self.low.shape[1] == 1:
+            return max(1.0, self.extent / max(1, len(self.edges)))
+        return max(1.0, float(self.lengths.sum()) / max(1, int((self.low < self.high).sum())))
+
+    @property
+    def each(self) -> Figures:
+        """Indices that each person has."""
+        return np.asarray(self.lengths[self.of])
+
+    @property
+    def count(self) -> int:
+        """How many different spans there are."""
+        return len(self.lengths)
+
+
+def marks(layout: Layout, dim: int, extent: int, grid: MeshShape, coords: Mapping[str, Numbers], people: int) -> Marks:
+    """What people at these coordinates hold of one dimension of a placement, pins apart."""
+    split = layout.splits[dim]
+    axes = tuple(dict.fromkeys(axis for level in split for axis in (*level.axes, *level.skew)))
+    if not axes:
+        whole, first = np.array([[extent]]), np.zeros(1, np.int64)
+        return Marks(0 * whole, whole, np.zeros(people, np.int64), whole[0].astype(float), extent, 1, first)
+    sizes = tuple(grid.axis_size(axis) for axis in axes)
+    keys = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    at = {axis: coords[axis][first] for axis in grid.names}
+    found = windows(split, extent, grid, at)
+    low, high = _dealt(layout, dim, extent, grid, at) if found is None else found
+    (low, high), which = _different(low, high)
+    parts = prod(grid.axis_size(axis) for level in split for axis in level.axes)
+    edges = None if found is None else _edges(split, extent, grid)
+    is_dealt = len(split) == 1 and split[0].kind == "cyclic" and not split[0].skew
+    block, offset, *_ = (*map(int, split[0].args), 0) if is_dealt else (0, 0)
+    lengths = (high - low).sum(axis=1).astype(float)
+    dealt = (block, offset) if is_dealt else None
+    return Marks(low, high, which[of.reshape(-1)], lengths, extent, parts, edges, dealt)
+
+
+def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows | None:
+    """The spans at many coordinates at once, as `Layout.span` has them; None where they are not windows."""
+    if any(level.kind == "cyclic" or level.skew for level in split[:-1]) or split[-1].kind == "cyclic":
+        return None
+    if any(level.kind in ("bounds", "weights") for level in split[1:]):
+        return None
+    base: Numbers = 0 * next(iter(at.values()))
+    length, shift = base + extent, base
+    begin, end = base, base + length
+    for level in split:
+        base, length = begin, end - begin
+        begin, end = (base + edge for edge in _cut(level, length, extent, grid, at))
+        for axis in level.skew:
+            shift = shift + at[axis] * length // grid.axis_size(axis)
+    if not np.any(shift):
+        return begin[:, None], end[:, None]
+    size = np.maximum(1, length)
+    begin, count = base + (begin - base + shift) % size, end - begin
+    stop, top = begin + count, base + length  # what goes beyond the top begins again at the base
+    low = np.stack([begin, base], axis=1)
+    high = np.stack([np.minimum(stop, top), base + np.maximum(0, stop - top)], axis=1)
+    return low, high
+
+
+def _cut(
+    level: Level, length: Numbers | np.int64, extent: int, grid: MeshShape, at: Mapping[str, Numbers]
+) -> tuple[Numbers, Numbers]:
+    """Where parts of a level begin and end, in positions of the level before."""
+    index: Numbers = np.int64(0) * next(iter(at.values()))
+    count = 1
+    for axis in level.axes:
+        index, count = index * grid.axis_size(axis) + at[axis], count * grid.axis_size(axis)
+    if level.kind == "even":
+        return index * length // count, (index + 1) * length // count
+    found = level.args
+    if level.kind == "weights":
+        sums = [0.0, *accumulate(level.args)]
+        found = tuple(round(extent * upto / sums[-1]) for upto in sums)
+    edges = np.array(found).astype(np.int64)
+    return edges[index], edges[index + 1]
+
+
+def _dealt(layout: Layout, dim: int, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows:
+    """The spans at many coordinates, one after the other."""
+    columns = zip(*(at[axis].tolist() for axis in grid.names), strict=True)
+    found = [layout.span(dim, extent, grid, dict(zip(grid.names, each, strict=True))).runs for each in columns]
+    most = max(1, *map(len, found))
+    runs = np.array([[*each, *[(0, 0)] * (most - len(each))] for each in found], np.int64)
+    return runs[:, :, 0], runs[:, :, 1]
+
+
+def _different(low: Numbers, high: Numbers) -> tuple[Windows, Numbers]:
+    """The different spans, and which of them each is. Windows that go round to where they began are one run."""
+    is_empty = low >= high
+    low, high = np.where(is_empty, 0, low), np.where(is_empty, 0, high)
+    if low.shape[1] == 2:
+        is_closed = (high[:, 1] == low[:, 0]) & ~is_empty.any(axis=1)
+        low[is_closed, 0], high[is_closed, 1] = low[is_closed, 1], 0
+        low[is_closed, 1] = 0
+    rows = np.ascontiguousarray(np.concatenate([low, high], axis=1))
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    return (low[first], high[first]), which.reshape(-1)
+
+
+def _edges(split: Split, extent: int, grid: MeshShape) -> Numbers:
+    """Where parts begin that are not empty, as they lie where none is shifted."""
+    plain = tuple(Level(level.axes, level.kind, level.args) for level in split)
+    return _edges_of(plain, extent, tuple((axis, grid.axis_size(axis)) for level in split for axis in level.axes))
+
+
+@lru_cache(maxsize=16)
+def _edges_of(split: Split, extent: int, sizes: tuple[tuple[str, int], ...]) -> Numbers:
+    """The same, for axes of these sizes."""
+    grid = MeshShape(tuple(size for _, size in sizes), tuple(axis for axis, _ in sizes))
+    at = np.unravel_index(np.arange(grid.size), grid.shape)
+    found = windows(split, extent, grid, dict(zip(grid.names, at, strict=True)))
+    assert found is not None, "what is shifted was made of windows"
+    low, high = found
+    return low[low < high]
+
+
+# -- two of them ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Common:
+    """What spans that are wanted have in common with spans that are held."""
+
+    wanted: Marks
+    held: Marks
+    all: Figures | None
+    """Indices in common, of each wanted span with each that is held; None where there are too many."""
+
+    @classmethod
+    def of(cls, wanted: Marks, held: Marks) -> Common:
+        """Compare them."""
+        is_small = wanted.count * held.count <= DENSE and wanted.low.size * held.low.size <= RUNS
+        return cls(wanted, held, _met(wanted, held) if is_small else None)
+
+    def at(self, want: Numbers, have: Numbers) -> Figures:
+        """Indices in common of these spans; the arrays of numbers are broadcast."""
+        if self.all is not None:
+            return np.asarray(self.all[want, have])
+        wanted, held = self.wanted, self.held
+        if wanted is held and wanted.edges is None:  # blocks that are dealt out alike are the same, or apart
+            return np.asarray(wanted.lengths[want] * (want == have))
+        if wanted.low.shape[1] * held.low.shape[1] > TURNS:
+            return np.asarray(wanted.lengths[want] * held.lengths[have] / max(1, held.extent))
+        met: Figures = np.zeros(np.broadcast(want, have).shape)
+        for one in range(wanted.low.shape[1]):
+            for other in range(held.low.shape[1]):
+                high = np.minimum(wanted.high[:, one][want], held.high[:, other][have])
+                met += np.maximum(0, high - np.maximum(wanted.low[:, one][want], held.low[:, other][have]))
+        return met
+
+    @property
+    def run(self) -> float:
+        """Indices that lie together where they are held and where they are wanted, on average.
+
+        Blocks lie one behind the other in their owner's memory: who wants the same ones finds them so.
+        """
+        if self.wanted is self.held:
+            return max(1.0, float(self.wanted.lengths.mean()))
+        return min(self.wanted.run, self.held.run)
+
+    def parts(self) -> Figures:
+        """Parts of the one dimension that each wanted span meets."""
+        wanted, held = self.wanted, self.held
+        if held.edges is not None:
+            return _parts_met(wanted, held.edges)
+        if self.all is not None and held.count >= held.parts:
+            return np.asarray((self.all > 0).sum(axis=1), np.float64)
+        if held.dealt is not None:
+            return _blocks_met(wanted, held, *held.dealt)
+        share = wanted.lengths / max(1, held.extent) * held.parts
+        return np.asarray(np.minimum(held.parts, np.minimum(wanted.lengths, np.ceil(share * held.low.shape[1]))))
+
+
+def _met(wanted: Marks, held: Marks) -> Figures:
+    """Indices in common, of each with each."""
+    high = np.minimum(wanted.high.reshape(-1, 1), held.high.reshape(1, -1))
+    met = np.maximum(0, high - np.maximum(wanted.low.reshape(-1, 1), held.low.reshape(1, -1)))
+    return np.asarray(met.reshape(*wanted.low.shape, *held.low.shape).sum(axis=(1, 3)), np.float64)
+
+
+def _blocks_met(wanted: Marks, held: Marks, block: int, offset: int) -> Figures:
+    """Parts that are dealt out in blocks and that each wanted span meets; of long runs at most as many as there are."""
+    is_there = wanted.low < wanted.high
+    first, last = ((edge + offset) // block for edge in (wanted.low, wanted.high - 1))
+    if np.all((first == last) | ~is_there):
+        owners = np.sort(np.where(is_there, first % held.parts, -1), axis=1)
+        is_new = np.concatenate([owners[:, :1] >= 0, owners[:, 1:] != owners[:, :-1]], axis=1)
+        return np.asarray(is_new.sum(axis=1), np.float64)
+    return np.asarray(np.minimum(held.parts, np.where(is_there, last - first + 1, 0).sum(axis=1)), np.float64)
+
+
+def _parts_met(wanted: Marks, edges: Numbers) -> Figures:
+    """Parts between `edges` that each wanted span meets, each counted once."""
+    first = np.searchsorted(edges, wanted.low, "right")
+    last = np.searchsorted(edges, wanted.high - 1, "right")
+    is_there = wanted.low < wanted.high
+    met = np.where(is_there, last - first + 1, 0)
+    again = is_there[:, 1:] & is_there[:, :-1] & (first[:, 1:] == last[:, :-1])  # two runs in one part
+    return np.asarray(met.sum(axis=1) - again.sum(axis=1), np.float64)
+
+
+__all__ = ["Common", "Figures", "Marks", "Numbers", "marks", "windows"]

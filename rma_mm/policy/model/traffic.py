@@ -1,0 +1,119 @@
+"""What a product moves and multiplies, in phases: the words and the work that are priced.
+
+An account is a list of phases, as lowering makes them: summing partial operands, bringing operands to where the row
+wants them, the walk itself, pushing C, gathering a replicated C. Every figure is one for each rank that is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rma_mm.policy.model.locality import Crowd
+from rma_mm.policy.model.spans import Figures
+
+FLAT = 4
+"""Ranks up to which a broadcast goes to each directly; beyond, down a tree."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """Words of one operand that move in one way."""
+
+    x: str
+    """A, B or C."""
+    how: str
+    """here, view, get, accumulate, or what a group does."""
+    own: Figures
+    """Words from or to a rank's own memory, by whatever moves them; 0 where they stay."""
+    node: Figures
+    """Words of other ranks of the node."""
+    between: Figures
+    """Words of other nodes."""
+    messages: Figures
+    """Transfers of a rank."""
+    group: int = 1
+    """Ranks that move it together."""
+    run: float = 1e12
+    """Words that lie together on their way, on average."""
+    rounds: Figures | float = 1.0
+    """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""
+    served: Figures | float = 0.0
+    """Words that go to, or come from, other nodes because of what a rank holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What ranks multiply."""
+
+    extents: tuple[Figures, Figures, Figures]
+    """m, n, k of a rank's box."""
+    pieces: tuple[Figures, Figures, Figures]
+    """Into how many pieces each is cut."""
+    columns: Figures
+    """Of the memory that a rank's products are added in."""
+
+
+@dataclass(eq=False)
+class Phase:
+    """What goes on between two meetings of all ranks."""
+
+    moved: list[Moved] = field(default_factory=list)
+    work: Work | None = None
+    steps: Figures | float = 1.0
+    """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
+    claims: float = 0.0
+    """Tickets that a rank draws."""
+    is_shared: bool = False
+    """Whether work falls to whoever is free, rather than as the work map says."""
+    opened: Figures | float = 0.0
+    """Words of C that a rank sets to zero, or scales, by itself."""
+    barriers: int = 0
+    """Meetings at its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """Everything that a product does."""
+
+    crowd: Crowd
+    phases: list[Phase]
+    held: Figures
+    """Elements that a rank holds."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Words of a whole product, all ranks together."""
+
+    between: float = 0
+    """Words that cross nodes."""
+    within: float = 0
+    """Words copied or added within nodes."""
+    in_place: float = 0
+    """Words of node-mates that are multiplied where they lie."""
+    messages: float = 0
+    """Transfers."""
+    busiest: float = 0
+    """Words of the rank that moves most."""
+    held: float = 0
+    """Elements that the fullest rank holds: its parts of the operands, what they are brought to, and panels."""
+
+
+NO_TRAFFIC = Traffic()
+"""Of what moves nothing."""
+
+
+def traffic(found: Account) -> Traffic:
+    """The words of an account."""
+    total = found.crowd.mesh.size
+    between = within = in_place = messages = 0.0
+    busiest = np.zeros(found.crowd.count)
+    for moved in (each for phase in found.phases for each in phase.moved):
+        node, other, calls = (found.crowd.mean(x) * total for x in (moved.node, moved.between, moved.messages))
+        between += other
+        messages += calls
+        within, in_place = (within, in_place + node) if moved.how == "view" else (within + node, in_place)
+        busiest = busiest + moved.node + moved.between
+    return Traffic(between, within, in_place, messages, float(busiest.max()), float(found.held.max()))

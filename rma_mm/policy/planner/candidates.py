@@ -1,0 +1,299 @@
+"""Choose among rows, their forms and placements by the seconds they would take. Pure: no MPI, no measurement.
+
+Every candidate is priced from its placements and work map alone, without making its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from rma_mm.algorithms import ALGORITHMS, find_algorithm
+from rma_mm.errors import AlgorithmError, LayoutError
+from rma_mm.geometry.layout import Layout, Level, everywhere
+from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.policy.model.machine import TOGETHER
+from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
+from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
+from rma_mm.policy.model.volumes import account, distance
+from rma_mm.schedule.lowering.boxes import WIDTH
+from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
+
+NARROWER = (256,)
+"""Panel widths that are tried beside `WIDTH`, on the best candidates."""
+REFINED = 4
+"""How many of these there are."""
+WAITING = 1.04
+"""What ranks that wait for each other are taken to lose."""
+CLOSEST = 8
+"""Combinations of placements that are priced of one row: those with the fewest words from afar."""
+PULL = "pull"
+"""The form of a row that moves by groups in which everything is pulled or pushed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the planner. Placements are of op(A), op(B) and C; None where it may choose."""
+
+    shape: tuple[int, int, int]
+    """(m, n, k)."""
+    mesh: MeshShape
+    layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
+    keeps_c: bool = False
+    in_place: str = "AB"
+    """Operands that node-mates can read where they lie."""
+    shares: bool = False
+    """Whether node-mates can fetch slices from other nodes together."""
+    algorithm: str = "auto"
+    deterministic: bool = False
+    memory: int | None = None
+    """Elements of A, B and C that a rank may hold."""
+    speeds: tuple[float, ...] = ()
+    """How fast each rank multiplies; empty where they count as equal."""
+    copyable: str = ""
+    """Operands that node-mates cannot read where they lie, but could in a copy."""
+    tariff: Tariff = TYPICALLY
+    """What it is priced by."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do the product."""
+
+    row: Row
+    layouts: Layouts | None
+    traffic: Traffic = NO_TRAFFIC
+    bill: Bill = NOTHING
+    rejected: str = ""
+    """Why it cannot be taken; empty where it can."""
+    width: int = WIDTH
+    """Indices of a panel."""
+    copied: str = ""
+    """Operands that are copied first to where node-mates can read them in place."""
+    correction: float = 1.0
+    """What products of its kind turned out to take here, over what was predicted."""
+    kind: str = ""
+    """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
+    reads_in_place: bool = False
+    """Whether A and B are read where they lie, so that no rank waits for another."""
+
+    @property
+    def seconds(self) -> float:
+        """What it would take."""
+        return self.bill.seconds * self.correction
+
+    @property
+    def weighed(self) -> float:
+        """Its seconds, more where ranks wait for each other: prices do not see how that goes on a busy machine."""
+        return self.seconds if self.reads_in_place else WAITING * self.seconds
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """Every row of the registry and its one-sided form on its best placements, fastest first; last those that cannot.
+
+    Of a product that was asked for before, what was found then.
+    """
+    rows = every_form() if request.algorithm == "auto" else [find_algorithm(request.algorithm)]
+    return list(_candidates(request, tuple(rows)))
+
+
+def every_form() -> list[Row]:
+    """The rows of the registry, and the one-sided forms of those that move by groups."""
+    rows = []
+    for row in ALGORITHMS.values():
+        pulled = row.form(PULL) if row.form and row.grouped else None
+        rows += [row, pulled] if isinstance(pulled, Row) else [row]
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _candidates(request: Request, rows: tuple[Row, ...]) -> tuple[Candidate, ...]:
+    found = sorted((_best(row, request) for row in rows), key=_order)
+    refined = [_refined(candidate, request) for candidate in found[:REFINED]]
+    return tuple(sorted([*refined, *found[REFINED:]], key=_order))
+
+
+def _order(candidate: Candidate) -> tuple[bool, float]:
+    return bool(candidate.rejected), candidate.weighed
+
+
+def _refined(candidate: Candidate, request: Request) -> Candidate:
+    """The same with the panel width that serves it best."""
+    if candidate.rejected or candidate.layouts is None:
+        return candidate
+    problem = problem_of(request, candidate.layouts, candidate.copied)
+    found = {width: account(candidate.row, problem, width) for width in NARROWER}
+    bills = {width: bill(each, request.tariff) for width, each in found.items()}
+    width = min(bills, key=lambda each: bills[each].seconds)
+    if bills[width].seconds >= candidate.bill.seconds:
+        return candidate
+    return replace(candidate, traffic=traffic(found[width]), bill=bills[width], width=width)
+
+
+def choose(request: Request) -> list[Candidate]:
+    """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
+    found = candidates(request)
+    if found[0].rejected:
+        raise AlgorithmError("; ".join(f"{c.row.name}: {c.rejected}" for c in found))
+    return found
+
+
+def _best(row: Row, request: Request) -> Candidate:
+    """`row` on the cheapest placements that the request leaves open."""
+    if row.fit is not None:
+        may_idle = request.algorithm != "auto"
+        fitted = row.fit(
+            Setting(request.shape, request.mesh, request.memory, request.layouts, request.speeds, may_idle)
+        )
+        if isinstance(fitted, str):
+            return Candidate(row, None, rejected=fitted)
+        row = fitted
+    if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
+        what = "adds up summands of A or B" if row.reproducible else "accumulates"
+        return Candidate(row, None, rejected=f"{what} in no fixed order, and deterministic=True excludes that")
+    options = _placements(row, request)
+    if isinstance(options, str):
+        return Candidate(row, None, rejected=options)
+    if len(options) > CLOSEST:
+        options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
+    copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
+    ways = list(product(copies, options))
+    found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
+    bills = [bill(each, request.tariff) for each in found]
+    best = min(range(len(ways)), key=lambda n: bills[n].seconds)
+    copied, layouts = ways[best]
+    fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
+    reads_in_place = all(moved.how == "view" for moved in fetched)
+    moved = traffic(found[best])
+    kind = "one-sided" if moved.messages else "in place"
+    if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
+        kind = "two-sided"
+    correction = request.tariff.machine.corrections.get(kind, 1.0)
+    return Candidate(
+        row, layouts, moved, bills[best], copied=copied, kind=kind, reads_in_place=reads_in_place, correction=correction
+    )
+
+
+def _placements(row: Row, request: Request) -> list[Layouts] | str:
+    """The placements that `row` may take, or why there are none."""
+    if row.placements is None:
+        a, b, c = (_open(request, given) for given in request.layouts)
+        return list(product(a, b, c))
+    needed = row.placements(request.mesh)
+    if isinstance(needed, str):
+        return needed
+    options: list[list[Layout]] = []
+    for x, given, wanted in zip("ABC", request.layouts, needed, strict=True):
+        taken = _taken(row, request, x, wanted)
+        if given is None or wanted is None:
+            options.append(taken[:1] or _open(request, given))
+        elif any(_fits(request, x, given, layout) for layout in taken):
+            options.append([given])
+        else:
+            fits = " or ".join(dict.fromkeys(map(str, taken)))
+            return f"needs {x} placed as {fits}, and it is {given}; redistribute it, or name a stationary form"
+        if given is None and wanted is not None and (misfit := _misfit(request, x, wanted)):
+            return misfit
+        if request.algorithm == "auto" and given is None and options[-1][0].pins:
+            return f"keeps {x} on a face of the mesh and not in equal shares; name it to have that"
+    a, b, c = options
+    return list(product(a, b, c))
+
+
+def placements_taken(row: Row, request: Request) -> list[Layouts]:
+    """Every combination of placements that `row` takes where it asks for some; raises AlgorithmError where none."""
+    needed = row.placements(request.mesh) if row.placements else "takes any placements"
+    if isinstance(needed, str):
+        raise AlgorithmError(f"{row.name}: {needed}")
+    taken = (
+        _taken(row, request, x, wanted) or _open(request, given)
+        for x, wanted, given in zip("ABC", needed, request.layouts, strict=True)
+    )
+    a, b, c = (dict.fromkeys(each) for each in taken)
+    return list(product(a, b, c))
+
+
+def _open(request: Request, given: Layout | None) -> list[Layout]:
+    """What a placement may be that is given, or not."""
+    return [given] if given else list(single_layouts(request.mesh))
+
+
+def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
+    """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once."""
+    if wanted is None:
+        return []
+    single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
+    others = row.also(request.mesh) if row.also else {}
+    dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
+    return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" and dense else [])]
+
+
+def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:
+    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
+    alike = given.outline == taken.outline
+    return alike or same_place(given, taken, _extents(request, x), request.mesh)
+
+
+def _misfit(request: Request, x: str, wanted: Layout) -> str:
+    """Why operand `x` cannot be placed so; empty where it can."""
+    try:
+        wanted.check(_extents(request, x), request.mesh)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def _extents(request: Request, x: str) -> tuple[int, int]:
+    """Rows and columns of op(A), op(B) or C."""
+    rows, cols = OPERAND_DIMS[x]
+    return request.shape[rows], request.shape[cols]
+
+
+def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
+    """Whether A or B comes in three summands or more, which are added up as they arrive (two give one result)."""
+    given = [layout for layout in layouts[:2] if layout is not None]
+    return any(prod(layout.mesh(mesh).axis_size(axis) for axis in layout.partial) > 2 for layout in given)
+
+
+def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
+    """The problem that a request becomes once its placements are settled."""
+    return Problem(
+        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied
+    )
+
+
+def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
+    """Placements that hold each element once in equal shares: leading axes cut rows, the others columns.
+
+    Blocks come first and stripes last, so that of equals the squarest tiles are taken.
+    """
+    count = len(mesh.names)
+    for cut in sorted(range(count, -1, -1), key=lambda cut: abs(2 * cut - count)):
+        levels = [Level((axis,)) for axis in mesh.names]
+        yield Layout((tuple(levels[:cut]), tuple(levels[cut:])))
+
+
+def default_mesh(
+    size: int,
+    shape: tuple[int, int, int],
+    nodes: tuple[int, ...] = (),
+    algorithm: str = "auto",
+    tariff: Tariff = TYPICALLY,
+) -> tuple[int, ...]:
+    """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
+
+    Raises AlgorithmError for an algorithm that is not there.
+    """
+    for axes in (2, 3, 1):
+        priced = []
+        for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
+            mesh = MeshShape(grid, nodes=nodes)
+            best = candidates(Request(shape, mesh, algorithm=algorithm, tariff=tariff))[0]
+            if not best.rejected:
+                priced.append((best.seconds, grid))
+        if priced:
+            return min(priced, key=lambda pair: pair[0])[1]
+    return (1, size)

@@ -1,0 +1,355 @@
+"""Placements for all matrices of a chain of products, found together: what is converted, and when.
+
+The placements that a matrix may have are few, and whoever asks says what products and conversions cost (`Question`).
+`jointly` finds the cheapest placements of the whole chain by dynamic programming, `greedily` those of one product after
+the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, permutations, product
+from math import inf
+from typing import NamedTuple
+
+from rma_mm.errors import AlgorithmError
+from rma_mm.geometry.layout import Layout
+from rma_mm.policy.planner.chain_steps import Step
+from rma_mm.schedule.row import Layouts
+
+BEAM = 2000
+"""States that are kept after each step. Chains that need more are no longer placed exactly; no worse than greedily."""
+NARROW = 16
+"""States that are kept when a first answer is looked for."""
+ROUNDING = 1e-9
+"""By which sums of the same seconds may differ."""
+DOMINATORS = 64
+"""The cheapest states, which others are held against: what can be had from one of them for less is dropped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A chain to be placed. Placements are of the matrices as they are, not as products read them."""
+
+    steps: tuple[Step, ...]
+    options: Mapping[str, tuple[Layout, ...]]
+    """The placements that each matrix may have, those of `given` and `wanted` among them."""
+    given: Mapping[str, Layout]
+    """Where inputs lie; inputs that are not named here may be anywhere."""
+    wanted: Mapping[str, Layout]
+    """Where results must be in the end."""
+    product: Callable[[int, Layouts], float]
+    """Number of a step, placements of its A, B and C → seconds; infinite where it cannot be done so."""
+    conversion: Callable[[str, Layout, Layout], float]
+    """Matrix, where it is, where it is wanted → seconds."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A matrix that is brought to another placement; it remains where it was, too."""
+
+    name: str
+    source: Layout
+    target: Layout
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A product on its placements."""
+
+    conversions: tuple[Conversion, ...]
+    """What is done first."""
+    layouts: Layouts
+    """Of its A, B and C."""
+    seconds: float
+    """Of the product alone."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A chain on its placements."""
+
+    steps: tuple[Placed, ...]
+    last: tuple[Conversion, ...]
+    """What is done in the end."""
+    start: Mapping[str, Layout]
+    """Where inputs are to be."""
+    is_exact: bool = True
+    """Whether no other choice of placements can be cheaper."""
+
+    @property
+    def conversions(self) -> tuple[Conversion, ...]:
+        """All of them."""
+        return (*(each for step in self.steps for each in step.conversions), *self.last)
+
+    @property
+    def seconds(self) -> float:
+        """Of everything."""
+        return sum(step.seconds for step in self.steps) + sum(each.seconds for each in self.conversions)
+
+
+def jointly(question: Question, may_convert: bool = True) -> Answer:
+    """The cheapest placements of the whole chain, conversions included. Raises AlgorithmError where there are none.
+
+    A state is, for each matrix that is still needed, the set of placements that it is available in. Exact as long as
+    at most `BEAM` states are left after a step of which none can be had from another for less. may_convert: False for
+    conversions in the end only.
+    """
+    search = _Search(question)
+    found = [search.run(may_convert, NARROW)[0]]  # what cannot become cheaper than this need not be looked at
+    if may_convert:
+        with suppress(AlgorithmError):  # where one product after the other comes to a dead end
+            found.append(search.greedy())
+    limit = min((node.seconds for node in found if node is not None), default=inf)
+    last, is_exact = search.run(may_convert, BEAM, limit)
+    ends = [node for node in (last, *found) if node is not None]
+    return replace(search.answer(min(ends, key=lambda node: node.seconds, default=None)), is_exact=is_exact)
+
+
+def greedily(question: Question) -> Answer:
+    """Every product in turn on the best placement of its result for where its operands are.
+
+    It places free operands as if it were alone, and converts others only where it could not be done otherwise.
+    """
+    search = _Search(question)
+    return search.answer(search.greedy())
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+Masks = tuple[int, ...]
+"""For each matrix that is still needed, the numbers of its available placements as bits; 0 for one not placed yet."""
+
+
+class _Arrival(NamedTuple):
+    """A way to have a matrix in one of its placements."""
+
+    name: str
+    place: int
+    mask: int
+    """What it is then available in."""
+    seconds: float = 0.0
+    start: int = -1
+    """Where it is placed first, of an input that may be anywhere."""
+    source: int = -1
+    """Where it is converted from, if it is."""
+
+
+class _Node(NamedTuple):
+    """What has been done so far."""
+
+    seconds: float
+    masks: Masks
+    before: _Node | None = None
+    arrivals: tuple[_Arrival, ...] = ()
+    """Of A and B of this step; in the end of the results."""
+    place: int = -1
+    """Of C; none in the beginning and in the end."""
+    alone: float = 0.0
+    """Seconds of the product."""
+
+
+class _Search:
+    """The states of one question."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        steps = question.steps
+        last = {f.name: n for n, step in enumerate(steps) for f in (step.a, step.b)}
+        last |= dict.fromkeys(question.wanted, len(steps))
+        made = {step.result: n for n, step in enumerate(steps)}
+        self.alive = [
+            [name for name in question.options if made.get(name, -1) < n <= last.get(name, -1)]
+            for n in range(len(steps) + 1)
+        ]
+        """Matrices that are there before each step and needed by it or later; last, in the end."""
+        given = question.given
+        masks = tuple(1 << self.number(x, given[x]) if x in given else 0 for x in self.alive[0])
+        self.root = _Node(0.0, masks)
+        self.costs: dict[tuple[str, int, int], float] = {}
+        self.prices: dict[tuple[int, int, int, int], float] = {}
+        self.direct: dict[str, bool] = {}
+        self.arrived: dict[tuple[str, int, bool], list[_Arrival]] = {}
+
+    def number(self, name: str, layout: Layout) -> int:
+        return self.question.options[name].index(layout)
+
+    # -- costs ------------------------------------------------------------------------------------
+
+    def cost(self, name: str, source: int, target: int) -> float:
+        """Seconds of a conversion."""
+        key = name, source, target
+        if key not in self.costs:
+            options = self.question.options[name]
+            self.costs[key] = self.question.conversion(name, options[source], options[target])
+        return self.costs[key]
+
+    def price(self, number: int, places: tuple[int, int, int]) -> float:
+        """Seconds of a product."""
+        key = number, *places
+        if key not in self.prices:
+            self.prices[key] = self.question.product(number, self.layouts(number, places))
+        return self.prices[key]
+
+    def layouts(self, number: int, places: tuple[int, int, int]) -> Layouts:
+        step, options = self.question.steps[number], self.question.options
+        a, b, c = (options[x][n] for x, n in zip((step.a.name, step.b.name, step.result), places, strict=True))
+        return a, b, c
+
+    @cached_property
+    def rest(self) -> list[float]:
+        """Seconds that all that comes after each number of steps takes at least."""
+        options, least = self.question.options, []
+        for number, step in enumerate(self.question.steps):
+            a, b, c = (range(len(options[name])) for name in (step.a.name, step.b.name, step.result))
+            least.append(min(self.price(number, places) for places in product(a, b, c)))
+        return [*accumulate(reversed(least), initial=0.0)][::-1]
+
+    def nearest(self, name: str, mask: int, target: int) -> tuple[float, int]:
+        """What it costs to have a matrix in another placement, and from which of its own."""
+        return min((self.cost(name, source, target), source) for source in _bits(mask))
+
+    def is_direct(self, name: str) -> bool:
+        """Whether no conversion of a matrix would be cheaper by way of another placement."""
+        if name not in self.direct:
+            every = range(len(self.question.options[name]))
+            self.direct[name] = all(
+                self.cost(name, a, c) <= self.cost(name, a, b) + self.cost(name, b, c)
+                for a, b, c in permutations(every, 3)
+            )
+        return self.direct[name]
+
+    # -- states -----------------------------------------------------------------------------------
+
+    def run(self, may_convert: bool, beam: int, limit: float = inf) -> tuple[_Node | None, bool]:
+        """The best end of those that cost at most `limit`, and whether none was missed by keeping `beam` states."""
+        nodes, is_exact = [self.root], True
+        for number in range(len(self.question.steps)):
+            highest = limit * (1 + ROUNDING) - self.rest[number + 1]
+            found: dict[Masks, _Node] = {}
+            for node in nodes:
+                for after in self.ways(node, number, may_convert, highest):
+                    known = found.get(after.masks)
+                    if known is None or after.seconds < known.seconds:
+                        found[after.masks] = after
+            nodes = self.pruned(found.values(), number + 1, may_convert)
+            is_exact, nodes = is_exact and len(nodes) <= beam, nodes[:beam]
+        return min(map(self.finished, nodes), key=lambda node: node.seconds, default=None), is_exact
+
+    def greedy(self) -> _Node:
+        """The end to which the best way of each step leads. Raises AlgorithmError where it leads nowhere."""
+        node = self.root
+        for number, step in enumerate(self.question.steps):
+            wanted = self.question.wanted.get(step.result)
+            ends = [] if wanted is None else [self.number(step.result, wanted)]
+            for may_convert, only in ((False, ends), (True, ends), (True, [])):
+                ways = list(self.ways(node, number, may_convert, inf, only))
+                if ways:
+                    break
+            node = min(ways, key=lambda way: way.seconds, default=node)
+            if not ways:
+                self.answer(None)
+        return self.finished(node)
+
+    def arrivals(self, name: str, mask: int, may_convert: bool) -> list[_Arrival]:
+        """Every way to have a matrix in any of its placements."""
+        key = name, mask, may_convert
+        if key not in self.arrived:
+            self.arrived[key] = list(self._arrivals(*key))
+        return self.arrived[key]
+
+    def _arrivals(self, name: str, mask: int, may_convert: bool) -> Iterator[_Arrival]:
+        every = range(len(self.question.options[name]))
+        for start in every if not mask else [-1]:
+            there = mask or 1 << start
+            for place in every:
+                if there >> place & 1:
+                    yield _Arrival(name, place, there, 0.0, start)
+                elif may_convert:
+                    seconds, source = self.nearest(name, there, place)
+                    is_better = mask or not self.is_direct(name) or seconds < self.cost(name, place, start)
+                    if is_better:  # than to begin there, and to come back here
+                        yield _Arrival(name, place, there | 1 << place, seconds, start, source)
+
+    def ways(
+        self, node: _Node, number: int, may_convert: bool, highest: float, only: Sequence[int] = ()
+    ) -> Iterator[_Node]:
+        """What may come of a state by one step at `highest` seconds at most. only: where its result may be, if said."""
+        step, alive = self.question.steps[number], self.alive[number + 1]
+        masks = dict(zip(self.alive[number], node.masks, strict=True))
+        ends = only or range(len(self.question.options[step.result]))
+        b_again, is_dead = step.a.name == step.b.name, step.result not in alive
+        for a in self.arrivals(step.a.name, masks[step.a.name], may_convert):
+            for b in self.arrivals(step.b.name, a.mask if b_again else masks[step.b.name], may_convert):
+                there = masks | {step.a.name: a.mask, step.b.name: b.mask}
+                begun = node.seconds + a.seconds + b.seconds
+                costs = [(self.price(number, (a.place, b.place, place)), place) for place in ends]
+                for alone, place in [min(costs)] if is_dead else costs:
+                    if begun + alone <= highest and alone < inf:
+                        there[step.result] = 1 << place
+                        yield _Node(begun + alone, tuple(there[x] for x in alive), node, (a, b), place, alone)
+
+    def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool) -> list[_Node]:
+        """The states, cheapest first, without those that cost no less than making all they have from a cheaper one."""
+        kept: list[_Node] = []
+        for node in sorted(nodes, key=lambda each: each.seconds):
+            if not (may_convert and any(self.reaches(one, node, number) for one in kept[:DOMINATORS])):
+                kept.append(node)
+        return kept
+
+    def reaches(self, one: _Node, other: _Node, number: int) -> bool:
+        """Whether all that a state has can be had from another, conversions included, at no more than it cost."""
+        left = other.seconds - one.seconds
+        for name, mine, theirs in zip(self.alive[number], one.masks, other.masks, strict=True):
+            for place in _bits(theirs & ~mine):
+                left -= self.nearest(name, mine, place)[0]
+                if left < 0 or not self.is_direct(name):
+                    return False
+        return left >= 0
+
+    def finished(self, node: _Node) -> _Node:
+        """The state with every result where it is wanted."""
+        done = []
+        for name, mask in zip(self.alive[-1], node.masks, strict=True):
+            target = self.number(name, self.question.wanted[name])
+            if not mask >> target & 1:
+                seconds, source = self.nearest(name, mask, target)
+                done.append(_Arrival(name, target, mask, seconds, source=source))
+        return _Node(node.seconds + sum(each.seconds for each in done), (), node, tuple(done))
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    def answer(self, end: _Node | None) -> Answer:
+        """What led to an end. Raises AlgorithmError where there is none."""
+        if end is None:
+            texts = "; ".join(map(str, self.question.steps))
+            raise AlgorithmError(f"steps: got {texts}; there are no placements on which all of them can be done")
+        path, node = [], end.before
+        while node is not None and node.before is not None:
+            path.append(node)
+            node = node.before
+        start, steps = dict(self.question.given), []
+        for number, node in enumerate(reversed(path)):
+            a, b = node.arrivals
+            start |= {each.name: self.question.options[each.name][each.start] for each in (a, b) if each.start >= 0}
+            layouts = self.layouts(number, (a.place, b.place, node.place))
+            steps.append(Placed(self.conversions(node), layouts, node.alone))
+        return Answer(tuple(steps), self.conversions(end), start)
+
+    def conversions(self, node: _Node) -> tuple[Conversion, ...]:
+        """What is converted in a step."""
+        options = self.question.options
+        return tuple(
+            Conversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)
+            for x in node.arrivals if x.source >= 0
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _bits(mask: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set."""
+    return tuple(n for n in range(mask.bit_length()) if mask >> n & 1)

@@ -1,0 +1,341 @@
+"""Prices of a product on a described machine, for any number of ranks, and how they grow with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import nsmallest
+from importlib import import_module
+from itertools import chain, islice, repeat
+from math import prod
+from typing import Any, BinaryIO
+
+from rma_mm.algorithms.search import cosma_grids
+from rma_mm.errors import MeshError, OptionError, RmaError
+from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.lower_bounds import least_words
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form
+from rma_mm.policy.planner.tables import seconds_text, table
+from rma_mm.schedule.row import OPERAND_DIMS
+
+MOST = 2**24
+"""Ranks that are priced at most."""
+GRIDS = 3
+"""Grids of two axes, and as many of three, on which a product is priced where no mesh is given."""
+SHOWN = 8
+"""Lines of a plot."""
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be priced."""
+
+    shape: Shape
+    """(m, n, k)."""
+    ranks: int
+    tariff: Tariff
+    per_node: int
+    """Ranks of a node: so many consecutive ones."""
+    mesh: tuple[int, ...] | None = None
+    """Ranks along each axis; None where it is to be chosen."""
+    algorithm: str = "auto"
+    """A row, or all of them."""
+    layouts: tuple[str | None, str | None, str | None] = (None, None, None)
+    """Placements of A, B and C, in any notation; None where they are to be chosen."""
+    memory: int | None = None
+    """Bytes that a rank has for operands, result and scratch; None where nobody counts."""
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element, of C while it is summed where these are more."""
+        return max(self.tariff.itemsize, self.tariff.summed)
+
+    @property
+    def ideal(self) -> float:
+        """Seconds of the multiply-adds alone, in equal shares, on processors that ranks of a node share."""
+        ranks = min(self.per_node, self.ranks)
+        crowding = max(1.0, ranks / self.tariff.machine.slots)
+        return self.tariff.local.point * prod(self.shape) / self.ranks * crowding
+
+    @property
+    def least(self) -> float:
+        """Words that the busiest rank moves at least."""
+        return least_words(self.shape, self.ranks, self.memory // self.element if self.memory else None)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one row takes."""
+
+    question: Question
+    algorithm: str
+    mesh: tuple[int, ...]
+    """The mesh on which it is fastest, or the grid that it makes of its ranks."""
+    candidate: Candidate
+
+    @property
+    def seconds(self) -> float:
+        """What it would take."""
+        return self.candidate.seconds
+
+    @property
+    def has_own_grid(self) -> bool:
+        """Whether it takes the ranks in their order, whatever their mesh."""
+        layouts = self.candidate.layouts
+        return layouts is not None and all(layout.grid is not None for layout in layouts)
+
+    @property
+    def efficiency(self) -> float:
+        """The share of that which multiply-adds alone would take."""
+        return self.question.ideal / self.seconds if self.seconds else 1.0
+
+    @property
+    def held(self) -> float:
+        """Bytes that the fullest rank holds."""
+        return self.candidate.traffic.held * self.question.element
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be done; empty where it can."""
+        memory = self.question.memory
+        if self.candidate.rejected:
+            return self.candidate.rejected
+        if memory is not None and self.held > memory:
+            return f"needs {_bytes(self.held)} a rank, and {_bytes(memory)} may be held"
+        return ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain figures; None where there are none."""
+        question, words = self.question, self.candidate.traffic
+        found: dict[str, Any] = {
+            "algorithm": self.algorithm, "ranks": question.ranks, "shape": list(question.shape),
+            "mesh": list(self.mesh), "fits": not self.why_not, "why_not": self.why_not or None,
+            "lower_bound": question.least,
+        }  # fmt: skip
+        if self.candidate.layouts is None:
+            return found
+        bill = self.candidate.bill
+        return found | {
+            "layouts": {x: str(layout) for x, layout in zip("ABC", self.candidate.layouts, strict=True)},
+            "seconds": self.seconds, "efficiency": self.efficiency,
+            "multiplying": bill.multiplying, "moving": bill.moving, "meeting": bill.meeting,
+            "busiest": words.busiest, "over_bound": words.busiest / question.least if question.least else None,
+            "words": {"between": words.between, "within": words.within, "in_place": words.in_place},
+            "messages": words.messages, "bytes": self.held, "memory": question.memory,
+        }  # fmt: skip
+
+
+# -- prices ---------------------------------------------------------------------------------------
+
+
+def prices(question: Question) -> list[Price]:
+    """Every row on its best mesh, fastest first; then those that need more memory, and those that cannot.
+
+    Raises RmaError where no mesh goes with the placements that are given.
+    """
+    names = [row.name for row in every_form()] if question.algorithm == "auto" else [question.algorithm]
+    best: dict[str, Price] = {}
+    for request in _requests(question):
+        for name in names:
+            if name in best and best[name].has_own_grid:  # whatever the mesh
+                continue
+            price = _price(question, name, request)
+            if name not in best or _order(price) < _order(best[name]):
+                best[name] = price
+        crowd.cache_clear()  # of a million ranks it holds a lot
+    return sorted(best.values(), key=_order)
+
+
+def _order(price: Price) -> tuple[bool, bool, float]:
+    return bool(price.candidate.rejected), bool(price.why_not), price.seconds
+
+
+def _price(question: Question, name: str, request: Request) -> Price:
+    """One row on one mesh. It is named, so that it may be as it likes: on fewer ranks, or in unequal shares."""
+    found = candidates(replace(request, algorithm=name))[0]
+    own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
+    mesh = own.pop() if len(own) == 1 else request.mesh
+    return Price(question, name, mesh.shape, found)
+
+
+def _requests(question: Question) -> list[Request]:
+    """What is asked of the planner, on each of the meshes to be tried that go with the given placements.
+
+    Memory of a node is shared, as by default when products run.
+    """
+    nodes = node_map(question.ranks, question.per_node)
+    memory = question.memory // question.element if question.memory is not None else None
+    asked, refused = [], []
+    for grid in [question.mesh] if question.mesh else default_grids(question.shape, question.ranks):
+        mesh = MeshShape(grid, nodes=nodes)
+        try:
+            a, b, c = (_layout(question, mesh, x, text) for x, text in zip("ABC", question.layouts, strict=True))
+        except RmaError as error:
+            refused.append(error)
+            continue
+        shares = nodes[-1] > 0
+        asked.append(Request(question.shape, mesh, (a, b, c), shares=shares, memory=memory, tariff=question.tariff))
+    if not asked:
+        raise refused[0]
+    return asked
+
+
+def _layout(question: Question, mesh: MeshShape, x: str, text: str | None) -> Any:
+    if text is None:
+        return None
+    rows, cols = OPERAND_DIMS[x]
+    layout = parse_layout(text, mesh)
+    layout.check((question.shape[rows], question.shape[cols]), mesh)
+    return layout
+
+
+@lru_cache(maxsize=4)
+def node_map(ranks: int, per_node: int) -> tuple[int, ...]:
+    """The node of each of so many ranks, where consecutive ones share a node."""
+    if not 1 <= ranks <= MOST:
+        raise MeshError(f"ranks: got {ranks}; 1 to {MOST} are priced")
+    count = -(-ranks // per_node)
+    nodes = tuple(islice(chain.from_iterable(repeat(node, per_node) for node in range(count)), ranks))
+    return MeshShape((ranks,), nodes=nodes).nodes
+
+
+def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:
+    """The grids on which a product is priced where no mesh is given: of two axes and of three, the most promising.
+
+    That is where the busiest rank has least to multiply and to move, by COSMA's count, whichever dimension a grid of
+    two axes leaves uncut. All grids of so many ranks would be thousands.
+    """
+
+    def flat(grid: tuple[int, ...]) -> int:
+        p, q = grid
+        return min(cosma_grids.cost(each, shape) for each in ((p, q, 1), (p, 1, q), (1, p, q)))
+
+    def deep(grid: tuple[int, ...]) -> int:
+        return cosma_grids.cost((grid[0], grid[1], grid[2]), shape)
+
+    cubes = [grid for grid in grids(ranks, 3) if min(grid) > 1] or list(grids(ranks, 3))
+    best = nsmallest(GRIDS, grids(ranks, 2), key=lambda grid: (flat(grid), max(grid), grid))
+    return [*best, *nsmallest(GRIDS, cubes, key=lambda grid: (deep(grid), max(grid), grid))]
+
+
+# -- sweeps ---------------------------------------------------------------------------------------
+
+
+def strong(question: Question, ranks: Sequence[int]) -> list[Question]:
+    """The same product on so many ranks each."""
+    return [replace(question, ranks=count, mesh=None) for count in ranks]
+
+
+def weak(question: Question, ranks: Sequence[int]) -> list[Question]:
+    """Products that grow with the ranks, all sides alike, so that m · n · k of a rank stays; the first as it is."""
+    factors = [(count / ranks[0]) ** (1 / 3) for count in ranks]
+    shapes = [tuple(max(1, round(extent * factor)) if extent else 0 for extent in question.shape) for factor in factors]
+    grown = strong(question, ranks)
+    return [replace(each, shape=(m, n, k)) for each, (m, n, k) in zip(grown, shapes, strict=True)]
+
+
+# -- as text, and as a picture ----------------------------------------------------------------------
+
+
+def price_table(found: Sequence[Price]) -> str:
+    """The rows, fastest first."""
+    head = ["mesh", "seconds", "efficiency", "words", "bound", "ratio", "messages", "memory"]
+    rows = [["algorithm", *head, ""]]
+    for price in found:
+        cells = _cells(price) if price.candidate.layouts else [""] * len(head)
+        reason = f"cannot: {price.why_not}" if price.why_not else ""
+        rows.append([price.algorithm, *cells, reason])
+    return table(rows)
+
+
+def _cells(price: Price) -> list[str]:
+    """Figures of a row: words and messages of the busiest, and of the average rank; bytes of the fullest."""
+    words, least = price.candidate.traffic, price.question.least
+    return [
+        "x".join(map(str, price.mesh)), seconds_text(price.seconds), f"{price.efficiency:.1%}", f"{words.busiest:.4g}",
+        f"{least:.4g}", f"{words.busiest / least:.2f}" if least else "-",
+        f"{words.messages / price.question.ranks:.4g}", _bytes(price.held),
+    ]  # fmt: skip
+
+
+def sweep_table(found: Sequence[Sequence[Price]]) -> str:
+    """Seconds, and efficiency, of every row on every number of ranks; below, the shape and the fastest of each."""
+    rows = [["algorithm", *(f"{prices[0].question.ranks} ranks" for prices in found)]]
+    for name in dict.fromkeys(price.algorithm for prices in reversed(found) for price in prices):
+        cells = [_cell(price) for prices in found for price in prices if price.algorithm == name]
+        rows.append([name, *cells])
+    rows.append(["shape", *("x".join(map(str, prices[0].question.shape)) for prices in found)])
+    rows.append(["fastest", *(prices[0].algorithm if not prices[0].why_not else "none" for prices in found)])
+    return table(rows)
+
+
+def _cell(price: Price) -> str:
+    if price.why_not:
+        return "too much memory" if price.candidate.layouts else "-"
+    return f"{seconds_text(price.seconds)}, {price.efficiency:.1%}"
+
+
+def _bytes(count: float) -> str:
+    """A size for people."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.4g} {unit}"
+
+
+def draw(found: Sequence[Sequence[Price]], file: BinaryIO, form: str, title: str) -> None:
+    """Seconds and efficiency against ranks, of the rows that are fastest somewhere, or nearly. Needs matplotlib.
+
+    form: what the picture is written as, "svg", "png", … Raises OptionError for one that matplotlib does not know.
+    """
+    import_module("matplotlib").use("Agg")
+    pyplot: Any = import_module("matplotlib.pyplot")
+    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 9), layout="constrained")
+    for name in _leading(found):
+        fits = [price for prices in found for price in prices if price.algorithm == name and not price.why_not]
+        ranks = [price.question.ranks for price in fits]
+        above.plot(ranks, [price.seconds for price in fits], "o-", markersize=3, label=name)
+        below.plot(ranks, [100 * price.efficiency for price in fits], "o-", markersize=3, label=name)
+    questions = [prices[0].question for prices in found]
+    ideal = [question.ideal for question in questions]
+    above.plot([question.ranks for question in questions], ideal, "k--", label="multiply-adds alone")
+    above.set(xscale="log", yscale="log", ylabel="seconds", title=title)
+    below.set(xscale="log", xlabel="ranks", ylabel="efficiency, %", ylim=(0, 105))
+    above.legend(fontsize="x-small")
+    for panel in (above, below):
+        panel.grid(alpha=0.3)
+    try:
+        figure.savefig(file, format=form)
+    except ValueError as error:
+        raise OptionError(f"--plot: cannot be written: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _leading(found: Sequence[Sequence[Price]]) -> list[str]:
+    """The rows to be drawn: in turn the fastest on the most ranks, on the fewest, …, then the next of each."""
+    columns = [[price.algorithm for price in prices if not price.why_not] for prices in reversed(found)]
+    places = max(map(len, columns), default=0)
+    names = (column[place] for place in range(places) for column in columns if place < len(column))
+    return list(islice(dict.fromkeys(names), SHOWN))
+
+
+__all__ = [
+    "Price",
+    "Question",
+    "default_grids",
+    "draw",
+    "node_map",
+    "price_table",
+    "prices",
+    "strong",
+    "sweep_table",
+    "weak",
+]

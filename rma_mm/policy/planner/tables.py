@@ -1,0 +1,101 @@
+"""Decisions in words: the table of candidates behind `--explain`."""
+
+from __future__ import annotations
+
+from rma_mm.algorithms.search.t10_points import frontier
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import notations
+from rma_mm.policy.model.lower_bounds import least_words
+from rma_mm.policy.model.price import Bill
+from rma_mm.policy.planner.candidates import Candidate
+
+
+def table(rows: list[list[str]]) -> str:
+    """Rows of text in aligned columns; the first row is the head."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
+    """The candidates, fastest first, with what each takes and moves and why each loser lost."""
+    head = ["seconds", "words between nodes", "copied within", "read in place", "messages", "elements held"]
+    rows = [["algorithm", "A", "B", "C", *head, "why"]]
+    for candidate in found:
+        layouts, figures = ["", "", ""], [""] * len(head)
+        if candidate.layouts:
+            words = candidate.traffic
+            copied = [" copied" if x in candidate.copied else "" for x in "ABC"]
+            layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
+            counts = (words.between, words.within, words.in_place, words.messages, words.held)
+            figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
+        rows.append([candidate.row.name, *layouts, *figures, _why(candidate, chosen, asked)])
+    return table(rows)
+
+
+def _why(candidate: Candidate, chosen: Candidate, asked: str) -> str:
+    if candidate is chosen:
+        return "chosen: it was named" if asked != "auto" else "chosen: the fastest"
+    if candidate.rejected:
+        return f"cannot: {candidate.rejected}"
+    ours, best = candidate.seconds, chosen.seconds
+    if candidate.weighed < chosen.weighed:
+        return "does not fit the memory limit"
+    if ours <= best:
+        return "as fast, and later in the list" if ours == best else "hardly faster, and ranks wait for each other"
+    return f"{100 * (ours / best - 1):.0f} % slower: {_where(candidate.bill, chosen.bill)}"
+
+
+def _where(bill: Bill, best: Bill) -> str:
+    """What a bill loses most by."""
+    lost = {
+        "local products": bill.multiplying - best.multiplying,
+        "transfers": bill.moving - best.moving,
+        "meetings and calls": bill.meeting - best.meeting,
+    }
+    name = max(lost, key=lambda each: lost[each])
+    return f"{seconds_text(lost[name])} more in {name}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for people."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def frontier_table(shape: tuple[int, int, int], size: int) -> str:
+    """T10's plans that none beats in both memory and words: elements that a rank holds, words that it moves.
+
+    The words to make copies, from placements that hold each element once, stand apart.
+    """
+    rows = [["plan", "ranks m,n,k", "rings A,B,C", "elements held", "words moved", "words to place", ""]]
+    plans = frontier(shape, size)
+    for point in plans:
+        m, n, _ = point.ranks
+        like = "Cannon's placement" if m == n and point.rings == (m, n, 1) and m > 1 else ""
+        ranks, rings = (",".join(map(str, each)) for each in (point.ranks, point.rings))
+        figures = [str(each(shape)) for each in (point.held, point.moved, point.placing)]
+        rows.append([f"t10_rotate:{point}", ranks, rings, *figures, like])
+    return table(rows)
+
+
+def words_line(words: list[int], shape: tuple[int, int, int], memory: int | None) -> str:
+    """What the ranks move, beside what the busiest has to."""
+    ranks = sum(count > 0 for count in words) or 1
+    least = least_words(shape, ranks, memory)
+    bound = f"lower bound for {ranks} ranks: {least:.0f}"
+    return f"words       {sum(words)} in all, {max(words)} of the busiest rank ({bound})"
+
+
+def written(layouts: dict[str, Layout], mesh: MeshShape, shapes: dict[str, tuple[int, int]]) -> str:
+    """The placements in every notation that can express them."""
+    found = {x: notations(layout, mesh, shapes[x]) for x, layout in layouts.items()}
+    names = [name for name in found["A"] if name != "rma_mm"]
+    rows = [["placement", *names], *([x, *(found[x][name].text or "-" for name in names)] for x in found)]
+    lacking: dict[str, list[str]] = {}
+    for x, name in ((x, name) for name in names for x in found if found[x][name].reason):
+        lacking.setdefault(found[x][name].reason, []).append(x)
+    return "\n".join([table(rows), *(f"{', '.join(letters)}: {reason}" for reason, letters in lacking.items())])

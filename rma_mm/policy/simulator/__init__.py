@@ -1,0 +1,1 @@
+"""Schedules in simulated time, operation by operation, on described machines."""

@@ -1,0 +1,233 @@
+"""The ranks of a schedule on a described machine, and what is between them, in simulated time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+
+from rma_mm.errors import ScheduleError
+from rma_mm.policy.model.machine import Kernel, Machine
+from rma_mm.policy.model.traffic import FLAT
+from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
+from rma_mm.schedule.ops import Broadcast, Op, Reduce, Ref, Schedule, Shift, foreign
+from rma_mm.schedule.passes import frame_sizes, kind_of
+
+Together = Broadcast | Shift | Reduce
+
+
+class World:
+    """The machine with all ranks of a schedule, and what is between them."""
+
+    def __init__(
+        self, schedule: Schedule, machine: Machine, kernel: Kernel, bytes_of: Mapping[str, int],
+        flavours: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.schedule, self.machine, self.kernel = schedule, machine, kernel
+        self.bytes_of, self.flavours, self.cost = bytes_of, flavours, cache(machine.cost)
+        self.nodes, self.size = schedule.mesh.nodes, schedule.mesh.size
+        self.clock = clock = Clock()
+        nodes = dict.fromkeys(self.nodes)
+        hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
+        self.inward, self.outward = ({node: Server(clock) for node in nodes} for _ in range(2))
+        self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
+        """(from, to, operand) → what one of them has come to and the other has not, in order."""
+        self.signals: dict[tuple[int, str, int], Signal] = {}
+        """(rank, event, n) → its nth post."""
+        self.meetings: dict[str, tuple[Signal, Countdown]] = {}
+        """Where some ranks wait for all."""
+        self.tickets = 0
+        self.end = 0.0
+        self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
+
+    def run(self) -> None:
+        """Let time pass. Raises ScheduleError where a rank then still waits."""
+        self.clock.run()
+        waiting = [rank for rank in self.ranks if not rank.is_done]
+        if waiting:
+            first = min(waiting, key=lambda rank: (rank.is_meeting, rank.op is None))
+            what = f"{first.op}, or what goes before it" if first.op else "others to end"
+            raise ScheduleError(f"rank {first.number} waits for ever at {what}; {len(waiting)} ranks do not end")
+
+    def nbytes(self, ref: Ref) -> int:
+        """Bytes that a transfer of a box moves."""
+        return ref.region.size * self.bytes_of[kind_of(ref)]
+
+    def stride(self, ref: Ref) -> int:
+        """Bytes from one row to the next of the memory that a box is stored in."""
+        return len(self.schedule.holds(ref)[1]) * self.bytes_of[kind_of(ref)]
+
+    def stretches(self, ref: Ref) -> int:
+        """Into how many pieces a box falls in the memory that stores it; 0 where that is for nothing, or it is one."""
+        if not self.machine.piece and not self.machine.packed:
+            return 0
+        holds = self.schedule.holds(ref)
+        rows, cols = holds.locate(ref.region)
+        is_whole = len(cols) == len(holds[1])
+        count = len(rows.runs) if is_whole else len(rows) * len(cols.runs)
+        return count if count > 1 else 0
+
+    def link(self, rank: int, other: int) -> str:
+        """The class of the link between two ranks."""
+        if rank == other:
+            return "own"
+        return "node" if self.nodes[rank] == self.nodes[other] else "between"
+
+    def meet(self, where: str) -> Signal:
+        """One more rank has come to where all meet: over when all have, and have met."""
+        if where not in self.meetings:
+            self.meetings[where] = Signal(self.clock), Countdown(self.size, partial(self._met, where))
+        met, coming = self.meetings[where]
+        coming.one()
+        return met
+
+    def _met(self, where: str) -> None:
+        met, _ = self.meetings.pop(where)
+        self.clock.after(self.machine.meet(self.size), met.end)
+
+    def posted(self, rank: int, event: str, number: int) -> Signal:
+        """That a rank has posted an event so many times, counted from 1."""
+        key = rank, event, number
+        if key not in self.signals:
+            self.signals[key] = Signal(self.clock)
+        return self.signals[key]
+
+    def letter(self, source: int, target: int, op: Together, part: Ref, is_sent: bool) -> Letter:
+        """What one rank sends to another in an operation that one of them comes to; the other had, or will."""
+        waiting = self.letters[source, target, kind_of(part)]
+        if waiting and waiting[0].is_sent != is_sent:
+            return waiting.popleft()
+        waiting.append(Letter(self, source, target, op, part, is_sent))
+        return waiting[-1]
+
+
+class Rank:
+    """One rank: its processor, what it has under way, and what it has done."""
+
+    def __init__(self, world: World, number: int, host: Server) -> None:
+        self.world, self.number, self.node = world, number, world.nodes[number]
+        self.processor, self.helper = Processor(host), Processor(host)
+        self.op: Op | None = None
+        """What it is at; None when it has done all."""
+        self.is_multiplying = self.is_meeting = False
+        self.flows: dict[Flow, None] = {}
+        """Transfers between nodes that are its own, under way."""
+        self.posts: Counter[str] = Counter()
+        self.frames: dict[str, int] = {}
+        self.claims: list[int] = []
+        self.multiplying = self.ended = 0.0
+        self.is_done = False
+        self.between = self.within = self.messages = 0
+
+    @property
+    def peak(self) -> int:
+        """Elements held."""
+        schedule = self.world.schedule
+        homes = sum(schedule.home(name, self.number).size for name in schedule.homes)
+        return homes + sum(self.frames.values())
+
+    def holds(self, ops: Sequence[Op]) -> None:
+        """Make room for what operations need of scratch memory."""
+        for frame, size in frame_sizes(list(ops), self.number).items():
+            self.frames[frame] = max(size, self.frames.get(frame, 0))
+
+    def count(self, op: Op) -> None:
+        """Count what an operation moves."""
+        for other, words, is_message in foreign(op, self.number):
+            if self.world.nodes[other] == self.node:
+                self.within += words
+            else:
+                self.between += words
+            self.messages += is_message
+
+    def post(self, event: str) -> None:
+        """Count up an event."""
+        self.posts[event] += 1
+        self.world.posted(self.number, event, self.posts[event]).end()
+
+    def held_up(self, seconds: float) -> float:
+        """What a multiply of so many seconds and the transfers under way cost each other."""
+        open_flows = [flow for flow in self.flows if flow.unseen]
+        left = seconds
+        for flow in open_flows:
+            seen = min(left, flow.unseen)
+            flow.unseen -= seen
+            left -= seen
+        lost = (1 - self.world.machine.hidden) * (seconds - left)
+        for flow in open_flows:
+            flow.late += lost
+        return lost
+
+
+class Flow:
+    """A transfer between nodes: after its latency, its seconds of each wire that it takes."""
+
+    def __init__(self, rank: Rank, latency: float, seconds: float, wires: Sequence[Server]) -> None:
+        """It is `rank`'s own: no multiply of another rank is held up."""
+        self.rank, self.seconds, self.wires = rank, seconds, wires
+        self.over = Signal(rank.world.clock)
+        self.unseen = seconds
+        """Seconds that no multiply has gone on beside."""
+        self.late = 0.0
+        """Seconds by which multiplies have held it up."""
+        rank.flows[self] = None
+        rank.world.clock.after(latency, self._move)
+
+    def _move(self) -> None:
+        parts = Countdown(len(self.wires), self._end)
+        for wire in self.wires:
+            wire.add(self.seconds, parts.one)
+
+    def _end(self) -> None:
+        if self.late:
+            late, self.late = self.late, 0.0
+            self.rank.world.clock.after(late, self._end)
+            return
+        del self.rank.flows[self]
+        self.over.end()
+
+
+class Letter:
+    """What one rank sends to another in an operation of a group: moved once both have come to that."""
+
+    def __init__(self, world: World, source: int, target: int, op: Together, part: Ref, is_sent: bool) -> None:
+        self.source, self.target, self.world = world.ranks[source], world.ranks[target], world
+        self.is_sent = is_sent
+        """Whether it was the sender that came first."""
+        self.over = Signal(world.clock)
+        self.cost = world.cost(world.link(source, target), movement_of(op))
+        self.nbytes, self.rounds = world.nbytes(part), rounds(op)
+        self._sides = Countdown(2, self._move)
+
+    def come(self) -> Letter:
+        """One of the two ranks has come to it."""
+        self._sides.one()
+        return self
+
+    def _move(self) -> None:
+        is_direct = self.rounds == 1
+        if self.source.node != self.target.node:
+            seconds, inward = self.cost.beta * self.nbytes, self.world.inward[self.target.node]
+            latency = self.rounds * self.cost.alpha + (self.rounds - 1) * seconds
+            wires = (inward, self.world.outward[self.source.node]) if is_direct else (inward,)
+            Flow(self.target, latency, seconds, wires).over.then(self.over.end)
+            return
+        ranks = (self.source, self.target) if is_direct else (self.target,)
+        parts = Countdown(len(ranks), self.over.end)
+        for rank in ranks:
+            rank.processor.add(self.rounds * self.cost.seconds(self.nbytes), parts.one)
+
+
+def rounds(op: Together) -> int:
+    """In how many rounds a group moves something; one where it is sent to each directly."""
+    if not isinstance(op, Broadcast) or op.kind != "broadcast" or len(op.group) <= FLAT:
+        return 1
+    return (len(op.group) - 1).bit_length()
+
+
+def movement_of(op: Together) -> str:
+    """What a group's operation is called where it is priced."""
+    return "shift" if isinstance(op, Shift) else op.kind
+
+
+__all__ = ["Flow", "Letter", "Rank", "Together", "World", "movement_of", "rounds"]

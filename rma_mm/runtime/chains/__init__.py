@@ -1,0 +1,1 @@
+"""Chains of products: placed together, prepared once, run many times."""

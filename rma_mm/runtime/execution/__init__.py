@@ -1,0 +1,1 @@
+"""From a schedule to calls on real memory, and running them."""

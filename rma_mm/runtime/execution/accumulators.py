@@ -1,0 +1,81 @@
+"""What C holds while products are added to it: opened, joined by what comes, and closed, in any semiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.kernels.elementwise import cast, scale
+from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
+from rma_mm.runtime.execution.addressing import Box
+from rma_mm.schedule.ops import Ref
+from rma_mm.windows.copying import paired_views
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How what reaches C is added up."""
+
+    semiring: Semiring = PLUS_TIMES
+    pushed: bool = False
+    """Whether ranks accumulate into each other's C. The least and the greatest floats are then sought among keys,
+    which C holds from when it is opened until it is closed: MPI's MIN and MAX lose NaN."""
+
+    def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
+        """Whether a home in which sums of `dtype` are formed holds keys in the meantime."""
+        return self.pushed and home.buffer == "C" and not self.semiring.is_arithmetic and has_keys(dtype)
+
+    def reduction(self, home: Ref) -> str:
+        """The operation of an accumulate: what else than C is added to is a matrix given in summands."""
+        return self.semiring.reduction if home.buffer == "C" else PLUS_TIMES.reduction
+
+    def open(self, c: Array, old: Array | None, beta: Any, keys: bool) -> None:
+        """Make `c` what sums begin with: `old` times beta (`c` itself where that is None), or nothing where beta is 0.
+
+        `keys`: what it then holds.
+        """
+        if old is not None:
+            cast(old, c)
+        if beta == 0:
+            c.fill(self.semiring.identity(c.dtype))
+        else:
+            scale(c, beta)
+        if keys:
+            to_keys(c, self.semiring.reduction)
+
+    def close(self, c: Array) -> None:
+        """Make what `c` holds floats again, where it holds keys."""
+        from_keys(c, self.semiring.reduction)
+
+    def turned(self, box: Box) -> Callable[[], None]:
+        """What turns the floats of a box into their keys, in place."""
+        array, (rows, cols) = box
+        views = [view for view, _ in paired_views(array, (rows, cols), array, (rows, cols))]
+
+        def turn() -> None:
+            for view in views:
+                to_keys(view, self.semiring.reduction)
+
+        return turn
+
+    def keys_of(self, x: Array) -> Array:
+        """An array whose floats were turned into keys, as those."""
+        return x.view(key_type(x.dtype))
+
+    def join(self, home: Ref) -> Callable[[Array, Array], None]:
+        """What adds a total to a home; the total is used up."""
+
+        def join(c: Array, total: Array) -> None:
+            if self.are_keys(home, c.dtype):
+                to_keys(total, self.semiring.reduction)
+                c, total = self.keys_of(c), self.keys_of(total)
+            self.semiring.add(c, total, out=c)
+
+        return join

@@ -1,0 +1,126 @@
+"""Where the memory behind the references of a schedule lies, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.geometry.span import Region
+from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.ranks.arena import Block
+from rma_mm.schedule.ops import STAGE, Ref, Schedule, Slot
+from rma_mm.schedule.passes import kind_of
+
+Box = tuple[NDArray[Any], Region]
+"""Positions of a 2-D array."""
+
+
+@dataclass
+class Tickets:
+    """The shared counter of a pool. It is never reset: each run starts where the last one ended."""
+
+    block: Block
+    """An int64 on rank 0."""
+    first: int = 0
+    """The ticket of task 0 in the next run."""
+
+    def next_task(self) -> int:
+        """The number of the next task; beyond the last where none is left."""
+        return self.block.window.fetch_add(0, self.block.offset, 1) - self.first
+
+
+@dataclass
+class Memory:
+    """The memory behind the names of a schedule, and scratch."""
+
+    homes: dict[str, Block]
+    """A, B, what the plan added, and C where other ranks read it."""
+    result: NDArray[Any]
+    """This rank's own local array of C."""
+    shadow: Block | None = None
+    """Where C is summed, if not in its own type."""
+    transposed: frozenset[str] = frozenset()
+    """Homes whose blocks hold the transposed matrix."""
+    frames: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Scratch memory by frame, flat."""
+    tickets: Tickets | None = None
+    """For a schedule with a pool."""
+    shared: Shared | None = None
+    """Where ranks of a node fetch slices together."""
+
+
+class Places:
+    """Names of a schedule → arrays of one rank."""
+
+    def __init__(self, schedule: Schedule, memory: Memory, rank: int) -> None:
+        self.schedule, self.memory, self.rank = schedule, memory, rank
+        self.cast_so_far: dict[str, int] = {}
+
+    def array(self, ref: Ref, summing: bool = False) -> NDArray[Any]:
+        """The memory behind `ref`, whose positions are dense there; `summing` means C's accumulator."""
+        where = self.schedule.holds(ref).locate(ref.region)
+        return self.whole(ref, summing)[tuple(span.as_slice() for span in where)]
+
+    def whole(self, ref: Ref, summing: bool) -> NDArray[Any]:
+        """The dense array that stores what `ref` names a part of."""
+        rows, cols = self.schedule.holds(ref).shape
+        if isinstance(ref.buffer, Slot):  # as its home is stored, so that both are contiguous in the same direction
+            frame = self.frame(ref)
+            return frame.reshape(rows, cols) if self.is_upright(ref) else frame.reshape(cols, rows).T
+        block, flipped = self.block(ref.buffer, summing)
+        if block is None or (ref.buffer == "C" and ref.rank == self.rank and block is not self.memory.shadow):
+            return self.memory.result
+        stored = block.view(ref.rank, (cols, rows) if flipped else (rows, cols))
+        assert stored is not None, f"{ref} is out of reach"
+        return stored.T if flipped else stored
+
+    def frame(self, ref: Ref) -> NDArray[Any]:
+        """The memory of a slot, flat."""
+        assert isinstance(ref.buffer, Slot)
+        if ref.buffer.group:
+            assert self.memory.shared is not None
+            return self.memory.shared.memory(ref)
+        return self.memory.frames[ref.buffer.frame][: ref.buffer.region.size]
+
+    def box(self, ref: Ref) -> Box:
+        """The array that `ref` names a part of, and the positions there."""
+        return self.whole(ref, summing=False), self.schedule.holds(ref).locate(ref.region)
+
+    def is_upright(self, ref: Ref) -> bool:
+        """Whether an operand is stored row by row: what a group moves lies in the same order on all its ranks."""
+        x = kind_of(ref)
+        return x == "C" or (x + STAGE if x + STAGE in self.schedule.homes else x) not in self.memory.transposed
+
+    def block(self, buffer: str, summing: bool) -> tuple[Block | None, bool]:
+        """The block of a home, and whether it holds the transposed matrix."""
+        if buffer == "C" and summing and self.memory.shadow is not None:
+            return self.memory.shadow, False
+        return self.memory.homes.get(buffer), buffer in self.memory.transposed
+
+    def cast_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Scratch for a part of a home in another type; disjoint for the parts of one home, shared by all bindings."""
+        key = f"cast {ref.buffer}"
+        area = self.memory.frames.get(key)
+        if area is None:
+            area = self.memory.frames[key] = np.empty(self.schedule.holds(ref).size, dtype)
+        begin = self.cast_so_far.get(key, 0)
+        self.cast_so_far[key] = begin + ref.region.size
+        return area[begin : begin + ref.region.size].reshape(ref.region.shape)
+
+    def result_part(self, region: Region) -> NDArray[Any]:
+        """The part of this rank's C, in its final type, that holds `region`."""
+        where = self.schedule.home("C", self.rank).locate(region)
+        return self.memory.result[tuple(span.as_slice() for span in where)]
+
+
+def name_of(ref: Ref) -> str:
+    """The frame, or the home, that `ref` is a part of."""
+    return ref.buffer.frame if isinstance(ref.buffer, Slot) else f"home {ref.buffer}"
+
+
+def slots(refs: list[Ref]) -> list[str]:
+    """The frames among the buffers of `refs`."""
+    return [ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)]

@@ -1,0 +1,298 @@
+"""From operations to calls on real memory: views resolved, transfers and local products bound, waits in between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from keyword import iskeyword
+from typing import Any
+
+from rma_mm.geometry.span import Region
+from rma_mm.kernels import bind
+from rma_mm.kernels.elementwise import cast
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.execution.accumulators import Sums
+from rma_mm.runtime.execution.addressing import Places, name_of, slots
+from rma_mm.runtime.execution.collectives import bind_group
+from rma_mm.runtime.execution.epilogue import Closings
+from rma_mm.runtime.execution.node_slots import Fetch, Shared
+from rma_mm.runtime.execution.poisoned_slots import Slots
+from rma_mm.runtime.execution.tracing import Move, Trace, TracedTransfer, op_noted, transfer_noted
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.ops import (
+    Accumulate,
+    Await,
+    Barrier,
+    Broadcast,
+    Claim,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Post,
+    Reduce,
+    Ref,
+    Scale,
+    Shift,
+    Slot,
+)
+from rma_mm.windows import Counters, Transfer
+from rma_mm.windows.channel import Channel
+from rma_mm.windows.checked import named
+
+Action = Callable[[], None]
+
+
+@dataclass
+class Scalars:
+    """What a schedule leaves open about the arithmetic."""
+
+    alpha: Any = 1
+    beta: Any = 0
+    conj_a: bool = False
+    conj_b: bool = False
+    kernel: str = "auto"
+    sums: Sums = field(default_factory=Sums)
+    epilogue: Epilogue | None = None
+
+
+@dataclass
+class Setup:
+    """What all lists of operations of one executable are bound to."""
+
+    mesh: Mesh
+    places: Places
+    scalars: Scalars
+    meet: Action
+    """A barrier of the schedule."""
+    claim: Action
+    """Runs tasks of the pool."""
+    done: Callable[[float], None]
+    """Told of every product's multiply-adds."""
+    transfers: list[Transfer]
+    """Everything bound, to be closed in the end."""
+    channels: list[Channel]
+    sums: dict[tuple[int, ...], int]
+    """Reductions bound so far, by group: all its members count alike."""
+    total_work: float = 0.0
+    trace: Trace | None = None
+    """Where to note what is done when."""
+    closings: Closings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.closings = Closings(self.places, self.scalars.epilogue, self.scalars.kernel)
+
+
+class Binding:
+    """One list of operations, bound: `actions` in the order in which they are to be called."""
+
+    def __init__(self, setup: Setup, ops: Sequence[Op]) -> None:
+        self.setup, self.places, self.scalars = setup, setup.places, setup.scalars
+        self.rank = setup.mesh.rank
+        self.actions: list[Action] = []
+        self.viewed = Counters()
+        """Words that Multiplies read in place, of one run."""
+        self.under_way: dict[str, list[Transfer]] = defaultdict(list)
+        self.gates: list[Await] = []
+        """What was awaited last, and has held nothing back yet."""
+        self.fetches: dict[str, Fetch] = {}
+        self.fused = self.fused_scales(ops)
+        self.closed = setup.closings.by_products(ops)
+        for op in ops if setup.mesh.checks is None else self.checked(ops):
+            name = type(op).__name__.lower()
+            getattr(self, name + "_" * iskeyword(name))(op)
+        self.wait(list(self.under_way))
+
+    def checked(self, ops: Sequence[Op]) -> Iterator[Op]:
+        """The operations one by one, and around each what poisons scratch that is over."""
+        slots = Slots(self.places.memory.frames, self.wait, self.actions.append)
+        for op in ops:
+            slots.enter(op)
+            yield op
+        self.wait(list(self.under_way))
+        slots.leave()
+
+    def wait(self, keys: Iterable[str]) -> None:
+        """What is under way under these names must be over before the next call."""
+        for op in self.gates:
+            self.act(partial(self.setup.mesh.progress.wait, self.shared.is_due(op)), op)
+        self.gates = []
+        self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
+
+    def begin(self, transfer: Transfer, *keys: str) -> None:
+        """Start a transfer, which is then under way under these names."""
+        self.setup.transfers.append(transfer)
+        for key in keys:
+            self.under_way[key].append(transfer)
+        self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
+
+    def act(self, action: Action, op: Op) -> None:
+        """Do this next, for an operation."""
+        self.actions.append(op_noted(self.setup.trace, action, op, self.places))
+
+    def noted(self, transfer: Transfer, op: Move, part: int = 0) -> Transfer:
+        """The transfer that an operation (of a Reduce, one part) has become, named and traced where that is wanted."""
+        return transfer_noted(self.setup.trace, named(transfer, op), op, self.places, part)
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def copy(self, op: Copy) -> None:
+        """A slot may take several copies at once; what it held before is awaited."""
+        transfer = self.noted(self.transfer(op.src, op.dst, add=False), op)
+        if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
+            self.setup.transfers.append(transfer)
+            self.fetch(op.dst.buffer).transfers.append(transfer)
+            return
+        self.wait(f"read {name}" for name in slots([op.dst]))
+        self.begin(transfer, f"fill {name_of(op.dst)}")
+
+    def transfer(self, remote: Ref, local: Ref, add: bool) -> Transfer:
+        """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
+        assert isinstance(remote.buffer, str)
+        schedule = self.places.schedule
+        where, here = schedule.holds(remote).locate(remote.region), schedule.holds(local).locate(local.region)
+        origin = self.places.whole(local, summing=False)
+        block, flipped = self.places.block(remote.buffer, summing=add)
+        assert block is not None
+        sums = self.scalars.sums
+        if add and sums.are_keys(remote, origin.dtype):
+            origin = sums.keys_of(origin)
+        if flipped:
+            where, here, origin = where.T, here.T, origin.T
+        target, (rows, cols) = block.patch(remote.rank, where), here
+        if add:
+            return block.window.accumulate(remote.rank, target, origin, rows, cols, sums.reduction(remote))
+        return block.window.get(remote.rank, target, origin, rows, cols)
+
+    def accumulate(self, op: Accumulate) -> None:
+        """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
+        self.wait(f"fill {name}" for name in slots([op.src]))
+        key = f"read {name_of(op.src)}"
+        assert isinstance(op.dst.buffer, str)
+        block, _ = self.places.block(op.dst.buffer, summing=True)
+        assert block is not None
+        source, sums = self.places.whole(op.src, False), self.scalars.sums
+        if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
+            if sums.are_keys(op.dst, source.dtype):
+                self.act(sums.turned(self.places.box(op.src)), op)
+            self.begin(self.noted(self.transfer(op.dst, op.src, add=True), op), key)
+            return
+        schedule = self.places.schedule
+        where = schedule.holds(op.src).locate(op.src.region)
+        copied = self.places.cast_area(op.src, block.dtype)
+        target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
+        self.act(lambda: cast(source[where.selector()], copied), op)
+        transfer = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
+        self.begin(self.noted(transfer, op), key)
+
+    def together(self, op: Broadcast | Shift | Reduce) -> None:
+        """What a group moves."""
+        parts = bind_group(op, self.places, self.channel, self.setup.sums, self.scalars.sums)
+        for part, bound in enumerate(parts):
+            self.wait(bound.after)
+            self.begin(self.noted(bound.transfer, op, part), *bound.during)
+
+    broadcast = shift = reduce = together
+
+    def channel(self, group: tuple[int, ...]) -> Channel:
+        """The channel of some ranks, which the plan has made."""
+        found = self.setup.mesh.channel(group)
+        if found not in self.setup.channels:
+            self.setup.channels.append(found)
+        return found
+
+    # -- what ranks of a node fetch together ------------------------------------------------------
+
+    @property
+    def shared(self) -> Shared:
+        """What the ranks of this node share."""
+        assert self.places.memory.shared is not None
+        return self.places.memory.shared
+
+    def fetch(self, slot: Slot) -> Fetch:
+        """The fetch of a slice, held back by what was awaited just before it."""
+        if slot.name not in self.fetches:
+            self.fetches[slot.name] = Fetch(self.shared, [self.shared.is_due(op) for op in self.gates])
+            self.gates = []
+        return self.fetches[slot.name]
+
+    def await_(self, op: Await) -> None:
+        """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
+        self.gates.append(op)
+
+    def post(self, op: Post) -> None:
+        """Count up: now, or when this rank's piece of a slice has landed."""
+        if op.filled is None:
+            self.act(partial(self.shared.post, op.event), op)
+            return
+        fetch = self.fetch(op.filled)
+        fetch.event, fetch.number = op.event, sum(each.event == op.event for each in self.fetches.values())
+        self.act(fetch.start, op)
+
+    # -- what this rank does alone ----------------------------------------------------------------
+
+    def multiply(self, op: Multiply) -> None:
+        """A local product, during which a helper gives MPI progress."""
+        self.wait([*(f"fill {name}" for name in slots([op.a, op.b, op.c])), *(f"read {x}" for x in slots([op.c]))])
+        a, b, c = self.places.array(op.a), self.places.array(op.b), self.places.array(op.c, summing=True)
+        nodes = self.setup.mesh.node_of
+        for ref, array in ((op.a, a), (op.b, b)):
+            if ref.rank != self.rank:
+                self.viewed.add(array.size, 0, same_node=nodes[ref.rank] == nodes[self.rank])
+        s = self.scalars
+        beta = 0 if op.first else s.beta if id(op) in self.fused else 1
+        closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
+        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing)
+        work = float(a.shape[0]) * a.shape[1] * b.shape[1]
+        self.setup.total_work += work
+        helper, done = self.setup.mesh.progress, self.setup.done
+
+        def multiply() -> None:
+            helper.during(product)
+            done(work)
+
+        self.act(multiply, op)
+
+    def fused_scales(self, ops: Sequence[Op]) -> set[int]:
+        """Scales by beta that the next Multiply does on the way, and those Multiplies (by identity)."""
+        fused: set[int] = set()
+        if self.places.memory.shadow is not None:
+            return fused
+        for n, op in enumerate(ops):
+            if isinstance(op, Scale) and op.keep:
+                following = next((x for x in ops[n + 1 :] if not isinstance(x, Copy | Post | Await)), None)
+                if isinstance(following, Multiply) and following.c == op.c:
+                    fused |= {id(op), id(following)}
+        return fused
+
+    def scale(self, op: Scale) -> None:
+        """Open a region: with nothing in it, or beta times what C holds."""
+        self.wait(f"read {name}" for name in slots([op.c]))
+        if id(op) in self.fused:
+            return
+        c = self.places.array(op.c, summing=True)
+        beta, sums = self.scalars.beta if op.keep else 0, self.scalars.sums
+        is_elsewhere = op.keep and self.places.memory.shadow is not None
+        old = self.places.result_part(op.c.region) if is_elsewhere else None
+        self.act(partial(sums.open, c, old, beta, sums.are_keys(op.c, c.dtype)), op)
+
+    def finish(self, op: Finish) -> None:
+        """Close a region, unless the products that completed it have: its epilogue, and rounding into C."""
+        if id(op) in self.closed:
+            return
+        c, sums = self.places.array(op.c, summing=True), self.scalars.sums
+        if sums.are_keys(op.c, c.dtype):
+            self.act(partial(sums.close, c), op)
+        if self.setup.closings.needed:
+            self.act(self.setup.closings.call(op.c), op)
+
+    def barrier(self, op: Barrier) -> None:
+        """All ranks meet."""
+        self.wait(list(self.under_way))
+        self.act(self.setup.meet, op)
+
+    def claim(self, _: Claim) -> None:
+        """Run tasks."""
+        self.actions.append(self.setup.claim)

@@ -1,0 +1,132 @@
+"""What ranks accumulate into each other's memory, held against what that memory becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.runtime.execution.addressing import Places
+from rma_mm.runtime.ranks.arena import Block
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.ops import STAGE
+from rma_mm.windows import Checks
+from rma_mm.windows.base import REDUCTIONS
+from rma_mm.windows.poison import differing
+from rma_mm.windows.waiting import barrier
+
+Array = NDArray[Any]
+
+
+class Entry(NamedTuple):
+    """What one rank added to a home of another."""
+
+    home: str
+    rows: NDArray[np.int64]
+    """Positions in the target's array, as it is stored."""
+    cols: NDArray[np.int64]
+    values: Array
+    op: str
+    what: str
+
+
+class Pushes:
+    """What is accumulated in one executable. Its calls are collective over the ranks of the grid."""
+
+    def __init__(self, mesh: Mesh, checks: Checks, places: Places) -> None:
+        self.mesh, self.checks, self.places = mesh, checks, places
+        names = [name for name in places.schedule.homes if name == "C" or name.endswith(STAGE)]
+        found = {name: places.block(name, summing=True)[0] for name in names}
+        self.blocks: dict[str, Block] = {name: block for name, block in found.items() if block is not None}
+        self.before: dict[str, Array] = {}
+        """What this rank's homes held when the ranks last met."""
+
+    def begin(self) -> None:
+        """A run begins, or goes on after a meeting: nothing is added before every rank has kept what it holds."""
+        self.checks.pushed.clear()
+        self.before = {name: block.local.copy() for name, block in self.blocks.items()}
+        barrier(self.mesh.active)
+
+    def meeting(self, meet: Callable[[], None]) -> Callable[[], None]:
+        """A barrier of the schedule, after which what was added is compared."""
+
+        def checked() -> None:
+            meet()
+            self.compare()
+            self.begin()
+
+        return checked
+
+    def end(self) -> None:
+        """The run is over, and what this rank added is complete at its targets."""
+        barrier(self.mesh.active)
+        self.compare()
+
+    def compare(self) -> None:
+        """Note where this rank's homes are not what they were and what was added."""
+        to: list[list[Entry]] = [[] for _ in range(self.mesh.active.size)]
+        for push in self.checks.pushed:
+            name = next(x for x, b in self.blocks.items() if b.key == (push.window, push.target.offset))
+            box = push.target.rows.indices, push.target.cols.indices
+            to[push.rank].append(Entry(name, *box, push.values, push.op, push.what))
+        came = self.mesh.active.alltoall(to)
+        for name, block in self.blocks.items():
+            added = [(rank, entry) for rank, entries in enumerate(came) for entry in entries if entry.home == name]
+            if added:
+                self.checks.found += self.wrong(name, block, added)
+
+    def wrong(self, name: str, block: Block, added: list[tuple[int, Entry]]) -> Iterable[str]:
+        """What is to be said of one home; nothing where it is right."""
+        first = added[0][1].values.dtype  # keys of floats are integers
+        local, total = block.local.view(first), Total(self.before[name].view(first))
+        for _, entry in added:
+            total.add(entry)
+        wrong = total.differs(local)
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0])
+            who = sorted({rank for rank, entry in added if at[0] in entry.rows and at[1] in entry.cols})
+            rows, cols = self.places.schedule.home(name, self.mesh.rank)
+            place = at[::-1] if self.places.block(name, summing=True)[1] else at
+            yield (
+                f"{added[0][1].what}: {wrong.sum()} elements of {name} on rank {self.mesh.rank} are not what was added "
+                f"up: {name}[{rows.indices[place[0]]}, {cols.indices[place[1]]}] is {local[at]}, and what it was with "
+                f"what ranks {who} added is {total.value[at]}"
+            )
+
+
+class Total:
+    """What an array should become."""
+
+    def __init__(self, before: Array) -> None:
+        self.value = before.copy()
+        self.size = np.abs(before) if self.rounds else np.zeros(0)
+        """The magnitudes of all that was added up."""
+        self.terms = np.zeros(before.shape, np.int64)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the order of sums makes a difference."""
+        return self.value.dtype.kind in "fc"
+
+    def add(self, entry: Entry) -> None:
+        """Add one summand."""
+        box = np.ix_(entry.rows, entry.cols)
+        with np.errstate(all="ignore"):
+            self.value[box] = REDUCTIONS[entry.op][0](self.value[box], entry.values)
+            if self.rounds:
+                self.size[box] += np.abs(entry.values)
+        self.terms[box] += 1
+
+    def differs(self, actual: Array) -> NDArray[np.bool_]:
+        """Where an array is something else, of the elements that were added to."""
+        if not self.rounds:
+            return differing(actual, self.value) & (self.terms > 0)
+        info = np.finfo(self.value.dtype)
+        with np.errstate(all="ignore"):
+            allowed = 2 * float(info.eps) * self.terms * self.size + float(info.tiny)
+            close = np.abs(actual - self.value) <= allowed
+            free = ~(self.size < float(info.max) / 4)  # an order of sums may overflow where another does not
+            wrong: NDArray[np.bool_] = ~(close | free) & (self.terms > 0)
+        return wrong

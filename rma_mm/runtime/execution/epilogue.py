@@ -1,0 +1,65 @@
+"""How this rank's part of C is closed: with the epilogue, and rounded once into what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue, compiles
+from rma_mm.runtime.execution.addressing import Places
+from rma_mm.schedule.lowering.fused_finish import closing
+from rma_mm.schedule.ops import Op, Ref
+
+
+@dataclass
+class Closings:
+    """The closings of a rank's own C, in parts."""
+
+    places: Places
+    epilogue: Epilogue | None
+    kernel: str
+    """What multiplies."""
+
+    @cached_property
+    def bias(self) -> NDArray[Any] | None:
+        """The rank's part of the bias, in the type in which C is summed."""
+        if self.epilogue is None or self.epilogue.bias is None:
+            return None
+        home, memory = self.places.schedule.home("C", self.places.rank), self.places.memory
+        summed = memory.result.dtype if memory.shadow is None else memory.shadow.dtype
+        part: NDArray[Any] = self.epilogue.bias[home[self.axis].indices].astype(summed)
+        return part
+
+    @property
+    def axis(self) -> int:
+        """The dimension of C along which the bias lies."""
+        return int(self.epilogue is not None and self.epilogue.per == "column")
+
+    @property
+    def needed(self) -> bool:
+        """Whether closing C does anything."""
+        return self.epilogue is not None or self.places.memory.shadow is not None
+
+    def of(self, c: Ref) -> Closing:
+        """What closes a part of the rank's C."""
+        result = self.places.result_part(c.region)
+        if self.epilogue is None:
+            return Closing(result)
+        bias = None
+        if self.bias is not None:
+            at = self.places.schedule.home("C", self.places.rank).locate(c.region)
+            bias = self.bias[at[self.axis].as_slice()]
+        is_compiled = compiles(self.kernel, self.places.schedule.homes["C"].shape)
+        return Closing(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled)
+
+    def call(self, c: Ref) -> Callable[[], None]:
+        """What closes a part of the rank's C, once it is complete."""
+        return self.of(c).bound(self.places.array(c, summing=True))
+
+    def by_products(self, ops: Sequence[Op]) -> set[int]:
+        """The Finishes among the operations that the last products do on the way, and those products (by identity)."""
+        return closing(ops) if self.needed else set()

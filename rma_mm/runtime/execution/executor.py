@@ -1,0 +1,151 @@
+"""Runs one rank's operations over windows and kernels. It knows no algorithm's name.
+
+Preparing turns each operation into a call on real memory (`binding`). Running makes the calls in order, and creates
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+from rma_mm.runtime.execution.addressing import Memory, Places
+from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
+from rma_mm.runtime.execution.checked_pushes import Pushes
+from rma_mm.runtime.execution.tracing import Trace, call_noted
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import within
+from rma_mm.schedule.ops import Schedule
+from rma_mm.windows import Counters, Window
+from rma_mm.windows.waiting import barrier
+
+Progress = Callable[[float, float], None]
+
+
+class Executable:
+    """One rank's program on given memory, ready to run any number of times."""
+
+    def __init__(
+        self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None
+    ) -> None:
+        self.schedule, self.mesh, self.memory, self.scalars = schedule, mesh, memory, scalars
+        self.rank = mesh.rank
+        blocks = [*memory.homes.values(), *([memory.shadow] if memory.shadow else [])]
+        if memory.tickets:
+            blocks.append(memory.tickets.block)
+        self.windows: list[Window] = list(dict.fromkeys(block.window for block in blocks))
+        self.progress: Progress | None = None
+        self.done_work = 0.0
+        self.claims: list[int] = []
+        """Tasks that this rank ran last."""
+        places = Places(schedule, memory, mesh.rank)
+        pushes = None if mesh.checks is None or not mesh.is_member else Pushes(mesh, mesh.checks, places)
+        meet = self.meet if pushes is None else pushes.meeting(self.meet)
+        self.setup = Setup(
+            mesh, places, scalars, meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace
+        )
+        self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
+        self.program.actions.append(call_noted(trace, self.settle, "flush"))
+        if pushes is not None:
+            self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
+        self.leave = call_noted(trace, partial(barrier, mesh.comm), "wait", {"for": "all ranks to end"})
+        """Meet all ranks at the end. Collective."""
+        self.tasks: dict[int, Binding] = {}
+        if (pool := schedule.pool) is not None and mesh.is_member:  # any task may fall to this rank
+            self.tasks = {task: Binding(self.setup, pool.program(task, self.rank)) for task in range(pool.tasks)}
+            self.setup.total_work /= schedule.mesh.size  # an equal share is expected
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Run the program once, and meet. Collective over the mesh's communicator; the caller has met before."""
+        self.progress, self.done_work, self.claims = progress, 0.0, []
+        self.sync()
+        if self.memory.shared is not None and self.memory.shared.blocks:
+            self.memory.shared.begin()
+        with self.mesh.progress:
+            self.call(self.program.actions)
+            self.leave()
+        self.count_views(self.program.viewed)
+
+    def sync(self) -> None:
+        """Make local stores and the windows' transfers see each other."""
+        for window in self.windows:
+            window.sync()
+
+    def settle(self) -> None:
+        """Complete what this rank started at its targets, and make its stores seen."""
+        for window in self.windows:
+            window.flush()
+            window.sync()
+
+    def traffic(self) -> tuple[int, int, int]:
+        """Words within and between nodes, and messages, that this rank ever caused through these windows."""
+        counted = [window.counters for window in self.windows] + [channel.counters for channel in self.setup.channels]
+        return (
+            sum(each.words_intra for each in counted),
+            sum(each.words_inter for each in counted),
+            sum(each.messages for each in counted),
+        )
+
+    def close(self) -> None:
+        """Free what preparing made. Local."""
+        for transfer in self.setup.transfers:
+            transfer.close()
+        self.tasks.clear()
+        del self.program, self.setup  # they refer back to this object, and would wait for the garbage collector
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def call(self, actions: list[Action]) -> None:
+        """Make calls in order."""
+        for action in actions:
+            action()
+
+    def count_work(self, work: float) -> None:
+        """Tell of a product's multiply-adds, where someone wants to know."""
+        if self.progress:
+            self.done_work += work
+            self.progress(min(self.done_work, self.setup.total_work), self.setup.total_work)
+
+    def meet(self) -> None:
+        """A barrier of the schedule: everything before it is visible after it."""
+        self.settle()
+        barrier(self.mesh.active)
+        self.sync()
+
+    def claim(self) -> None:
+        """Run tasks until none is left; every rank gets one ticket too many."""
+        pool, tickets = self.schedule.pool, self.memory.tickets
+        assert pool is not None and tickets is not None
+        next_task = call_noted(self.setup.trace, tickets.next_task, "claim")
+        while (task := next_task()) < pool.tasks:
+            self.claims.append(task)
+            self.call(self.tasks[task].actions)
+            self.count_views(self.tasks[task].viewed)
+        tickets.first += pool.tasks + self.schedule.mesh.size
+
+    def count_views(self, viewed: Counters) -> None:
+        """Add words read in place to the traffic of the first window."""
+        counters = self.windows[0].counters
+        counters.words_intra += viewed.words_intra
+        counters.words_inter += viewed.words_inter
+
+
+class Listener:
+    """A user's progress callback, whose error must wait: others need this rank until the product is complete."""
+
+    def __init__(self, tell: Progress) -> None:
+        self.tell = tell
+        self.error: BaseException | None = None
+
+    def __call__(self, done: float, total: float) -> None:
+        """Tell, unless that failed before."""
+        if self.error is not None:
+            return
+        within("progress")
+        try:
+            self.tell(done, total)
+        except BaseException as error:  # noqa: BLE001 - raised at the end
+            self.error = error
+        finally:
+            within("")

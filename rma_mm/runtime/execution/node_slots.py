@@ -1,0 +1,117 @@
+"""Scratch that ranks of a node fill and read together, and the count of what each of them has posted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.runtime.execution.footprint import Operands, all_ops, frame_dtype
+from rma_mm.runtime.ranks.arena import Block
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.lowering.node_fetch import EVENTS
+from rma_mm.schedule.ops import Await, Ref, Schedule, Slot
+from rma_mm.schedule.passes import frames_used, refs_of
+from rma_mm.windows import Transfer
+
+
+class Shared:
+    """What a plan shares within each node. Collective to make; the memory goes back to the arena when it is dropped."""
+
+    def __init__(self, mesh: Mesh, schedule: Schedule, operands: Operands) -> None:
+        self.mesh = mesh
+        ops = all_ops(schedule, mesh)
+        slots = [ref.buffer for op in ops for ref in refs_of(op) if isinstance(ref.buffer, Slot)]
+        grouped = {slot.frame for slot in slots if slot.group}
+        sizes = {key: size for key, size in sorted(frames_used(ops).items()) if key[1] in grouped}
+        mine = {x: sum(n for (holder, f), n in sizes.items() if holder == mesh.rank and f[0] == x) for x in "AB"}
+        told = mesh.comm.allgather(mine)
+        self.frames: dict[tuple[int, str], NDArray[Any]] = {}
+        """(holder, frame) → its memory, flat; empty where shared memory turned out too small."""
+        self.blocks: list[Block] = []
+        for x in "AB":
+            if any(each[x] for each in told):
+                block = mesh.arena.allocate([(1, each[x]) for each in told], frame_dtype(operands, schedule, x))
+                self.blocks.append(block)
+                self._cut(block, {key: n for key, n in sizes.items() if key[1][0] == x}, [each[x] for each in told])
+        self.counts: dict[int, NDArray[np.int64]] = {}
+        """Rank of this node → how often it has posted each event, since the plan was made; nothing beyond the grid."""
+        self.begun = np.empty(0, np.int64)
+        """This rank's counts when the run began; the same for all who share."""
+        if self.blocks:
+            self._count()
+
+    def _cut(self, block: Block, sizes: dict[tuple[int, str], int], totals: Sequence[int]) -> None:
+        """Give each frame its part of its holder's memory, in the order of names."""
+        begin: dict[int, int] = {}
+        for (holder, frame), size in sizes.items():
+            start = begin.get(holder, 0)
+            begin[holder] = start + size
+            memory = block.view(holder, (1, totals[holder]))
+            if memory is not None:
+                self.frames[holder, frame] = memory[0, start : start + size]
+
+    def _count(self) -> None:
+        shapes = [(1, len(EVENTS) * (rank < self.mesh.shape.size)) for rank in range(self.mesh.size)]
+        block = self.mesh.arena.allocate(shapes, np.dtype(np.int64))
+        block.local[...] = 0
+        self.blocks.append(block)
+        self.window = block.window
+        views = {rank: block.view(rank, shape) for rank, shape in enumerate(shapes)}
+        self.counts = {rank: view[0] for rank, view in views.items() if view is not None}
+        self.begun = self.counts[self.mesh.rank].copy()
+
+    def memory(self, ref: Ref) -> NDArray[Any]:
+        """The memory of a shared slot, flat."""
+        assert isinstance(ref.buffer, Slot)
+        return self.frames[ref.rank, ref.buffer.frame][: ref.buffer.region.size]
+
+    def begin(self) -> None:
+        """A run begins: nothing is posted yet."""
+        self.begun[:] = self.counts[self.mesh.rank]
+
+    def post(self, event: str) -> None:
+        """Count up; what this rank did before is seen by whoever sees the count."""
+        self.window.sync()
+        self.counts[self.mesh.rank][EVENTS.index(event)] += 1
+
+    def is_due(self, op: Await) -> Callable[[], bool]:
+        """Whether what `op` awaits is posted."""
+        at = EVENTS.index(op.event)
+        counts = [self.counts[rank] for rank in op.group]
+
+        def is_due() -> bool:
+            wanted = self.begun[at] + op.count
+            due = all(count[at] >= wanted for count in counts)
+            if due:
+                self.window.sync()
+            return due
+
+        return is_due
+
+
+class Fetch:
+    """A rank's piece of a shared slice: begun when the frame is free, and posted when it has landed."""
+
+    def __init__(self, shared: Shared, gates: Sequence[Callable[[], bool]]) -> None:
+        self.shared, self.gates = shared, gates
+        self.transfers: list[Transfer] = []
+        self.event = ""
+        self.number = 0
+        """How often the event is posted before, in a run."""
+
+    def start(self) -> None:
+        """Begin, or see to it that it begins when the frame is free; from then on everything happens by itself."""
+        self.shared.mesh.progress.when(lambda: all(gate() for gate in self.gates), self._begin)
+
+    def _begin(self) -> None:
+        for transfer in self.transfers:
+            transfer.start()
+        self.shared.mesh.progress.when(self._is_over, lambda: self.shared.post(self.event))
+
+    def _is_over(self) -> bool:
+        at = EVENTS.index(self.event)
+        posted = self.shared.counts[self.shared.mesh.rank][at] - self.shared.begun[at]
+        return bool(posted == self.number) and all(transfer.done() for transfer in self.transfers)

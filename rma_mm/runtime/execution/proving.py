@@ -1,0 +1,39 @@
+"""Nothing runs before all ranks have shown together that its schedule is right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.verify.proof import conclude, nothing
+from rma_mm.schedule.verify.witness import evidence
+from rma_mm.windows.waiting import wait
+
+REMEMBERED = 4096
+"""Redistributions of a mesh that need no second proof."""
+
+
+def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
+    """Show with all ranks that the schedule is right (`schedule.verify.proof`). Collective; raises ScheduleError."""
+    from mpi4py import MPI
+
+    brought = nothing()
+    with agreed(mesh.comm, what):
+        if mesh.is_member:
+            brought = evidence(schedule, mesh.rank)
+    sums, latest = np.array(brought.sums, np.uint64), np.array(brought.latest, np.int64)
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM))
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, latest, MPI.MAX))
+    conclude(schedule, sums.tolist(), latest.tolist())
+
+
+def prove_once(mesh: Mesh, schedule: Schedule, what: str, key: object) -> None:
+    """As `prove`, but for a schedule that was shown before; `key`, the same on all ranks, tells them apart."""
+    if key in mesh.proved:
+        return
+    prove(mesh, schedule, what)
+    if len(mesh.proved) >= REMEMBERED:
+        mesh.proved.clear()
+    mesh.proved.add(key)

@@ -1,0 +1,236 @@
+"""What one rank did when, noted while a plan is executed: its calls one after the other, and transfers beside them.
+
+Calls are wrapped when they are bound, and only where there is a trace: without one nothing is different or slower. A
+transfer lasts from its start until it was *seen* to be over, which may be later than it was: a get that landed during a
+product is seen when the rank next asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter_ns as clock
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from rma_mm.runtime.execution.addressing import Places
+from rma_mm.schedule.ops import (
+    Accumulate,
+    Await,
+    Barrier,
+    Broadcast,
+    Copy,
+    Finish,
+    Multiply,
+    Op,
+    Post,
+    Reduce,
+    Ref,
+    Scale,
+    Shift,
+    foreign,
+    incoming,
+    outgoing,
+)
+from rma_mm.schedule.passes import kind_of
+from rma_mm.windows import Transfer
+
+T = TypeVar("T")
+Facts = dict[str, Any]
+Move = Copy | Accumulate | Broadcast | Shift | Reduce
+
+NAMES: dict[type, str] = {
+    Multiply: "multiply",
+    Scale: "scale",
+    Finish: "cast",
+    Accumulate: "cast",  # into the type of the home that it goes to; the push itself is a transfer
+    Barrier: "barrier",
+    Post: "post",
+    Await: "wait",
+}
+"""What a rank calls for an operation, other than to move something."""
+
+
+class Event(NamedTuple):
+    """Something that a rank did."""
+
+    name: str
+    kind: str
+    """multiply, wait, start, scale, cast, barrier, post, claim, flush; of transfers get, accumulate, shift, …"""
+    start: int
+    """Nanoseconds of this process's clock."""
+    end: int
+    facts: Facts
+
+
+class Trace:
+    """The events of one rank."""
+
+    def __init__(self) -> None:
+        self.calls: list[Event] = []
+        """What the rank itself did, one after the other."""
+        self.transfers: list[Event] = []
+        """What went on beside it."""
+        self.repetitions: list[tuple[int, int]] = []
+        """Start and end of each product, in nanoseconds of this process's clock."""
+
+    def clear(self) -> None:
+        """Forget everything so far."""
+        for events in (self.calls, self.transfers, self.repetitions):
+            events.clear()
+
+    @contextmanager
+    def repetition(self) -> Iterator[None]:
+        """Around one product, from one meeting of all ranks to the next."""
+        start, before = clock(), len(self.calls)
+        yield
+        self.repetitions.append((start, clock()))
+        if before < len(self.calls):  # until its first call a rank agrees with the others on what is to be done
+            begun = self.calls[before].start
+            self.calls.insert(before, Event("wait", "wait", start, begun, {"for": "all ranks to begin"}))
+
+    def call(self, call: Callable[[], T], name: str, facts: Facts) -> Callable[[], T]:
+        """The call, noted. Such calls must not be made within each other."""
+
+        def noted() -> T:
+            start = clock()
+            result = call()
+            self.calls.append(Event(name, name, start, clock(), facts))
+            return result
+
+        return noted
+
+
+class TracedTransfer:
+    """A transfer (see `windows.Transfer`) whose start, end and waits are noted."""
+
+    def __init__(self, trace: Trace, inner: Transfer, kind: str, facts: Facts) -> None:
+        self.trace, self.inner, self.kind, self.facts = trace, inner, kind, facts
+        self.name = f"{kind} {facts['operand']}"
+        self._start: int | None = None
+        """When it began; None while nothing is under way."""
+
+    def start(self) -> None:
+        """Begin, on whatever thread."""
+        self._start = clock()
+        self.inner.start()
+        self.done()
+
+    def begin(self) -> None:
+        """Begin, as the next of the rank's own calls; where it is over at once, the rank itself has moved it."""
+        start = clock()
+        self.start()
+        name = self.name if self._start is None else f"start {self.name}"
+        self.trace.calls.append(Event(name, "start", start, clock(), self.facts))
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        is_done = self.inner.done()
+        if is_done:
+            self._end()
+        return is_done
+
+    def wait(self) -> None:
+        """Return when it is over, as the next of the rank's own calls."""
+        if self._start is None:  # nothing to wait for, as was seen before
+            return self.inner.wait()
+        start = clock()
+        self.inner.wait()
+        self.trace.calls.append(Event("wait", "wait", start, clock(), {"for": self.name, **self.facts}))
+        self._end()
+        return None
+
+    def close(self) -> None:
+        """Free what the preparation made."""
+        self.inner.close()
+
+    def _end(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            self.trace.transfers.append(Event(self.name, self.kind, start, clock(), self.facts))
+
+
+def call_noted(
+    trace: Trace | None, call: Callable[[], T], name: str, facts: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[], T]:
+    """The call as it is, or noted where there is a trace."""
+    return call if trace is None else trace.call(call, name, dict(facts))
+
+
+def op_noted(trace: Trace | None, call: Callable[[], None], op: Op, places: Places) -> Callable[[], None]:
+    """The call that an operation has become, noted where there is a trace."""
+    if trace is None:
+        return call
+    name = "start together" if isinstance(op, Post) and op.filled else NAMES[type(op)]
+    return trace.call(call, name, call_facts(op, places))
+
+
+def transfer_noted(trace: Trace | None, transfer: Transfer, op: Move, places: Places, part: int = 0) -> Transfer:
+    """The transfer that an operation (of a Reduce, one part) has become, noted where there is a trace."""
+    if trace is None:
+        return transfer
+    kind = {Copy: "get", Accumulate: "accumulate", Shift: "shift"}.get(type(op)) or str(getattr(op, "kind", ""))
+    if isinstance(op, Reduce):
+        op = replace(op, srcs=op.srcs[part : part + 1], dsts=op.dsts[part : part + 1])
+    return TracedTransfer(trace, transfer, kind, transfer_facts(op, places))
+
+
+# -- what is told of an operation -----------------------------------------------------------------
+
+
+def call_facts(op: Op, places: Places) -> Facts:
+    """The operation as maths; of a product its multiply-adds too, and what it reads in place of other ranks."""
+    facts: Facts = {"operation": str(op), "step": op.step}
+    if isinstance(op, Multiply):
+        (m, n), (_, k) = op.c.region.shape, op.a.region.shape
+        viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
+        size = sum(ref.region.size * places.array(ref).itemsize for ref in viewed)
+        facts |= {"multiply_adds": m * n * k, "bytes": size, "words": counted(op, places)}
+    return facts
+
+
+def transfer_facts(op: Move, places: Places) -> Facts:
+    """What is moved between whom: bytes as they come in, or else as they go out, and words as the report counts them.
+
+    Words are counted once, on the rank that asked for them; what is moved within a rank's own memory is no word.
+    """
+    rank, nodes = places.rank, places.schedule.mesh.nodes
+    if isinstance(op, Copy):
+        came, went = [(op.src.rank, op.dst)], []
+    elif isinstance(op, Accumulate):
+        came, went = [], [(op.dst.rank, op.src)]
+    else:
+        came, went = incoming(op, rank), outgoing(op, rank)
+    moved = came or went
+    refs = list(dict.fromkeys(ref for _, ref in moved))
+    return {
+        "operand": kind_of(refs[0]) if refs else "",
+        "regions": [f"[{', '.join(map(str, ref.region))}]" for ref in refs],
+        "from": sorted({other for other, _ in came}),
+        "to": sorted({other for other, _ in went}),
+        "bytes": sum(ref.region.size * itemsize(op, ref, places) for _, ref in moved),
+        "words": counted(op, places),
+        "between_nodes": any(nodes[other] != nodes[rank] for other, _ in came + went),
+        "step": op.step,
+    }
+
+
+def itemsize(op: Move, ref: Ref, places: Places) -> int:
+    """Bytes of an element on its way: of what is added, those of the sum."""
+    if isinstance(op, Accumulate):
+        assert isinstance(op.dst.buffer, str)
+        block, _ = places.block(op.dst.buffer, summing=True)
+        assert block is not None
+        return block.dtype.itemsize
+    if isinstance(op, Reduce):
+        ref = op.srcs[0]
+    return places.whole(ref, summing=False).itemsize
+
+
+def counted(op: Op, places: Places) -> dict[str, int]:
+    """Words of this operation as the report counts them."""
+    nodes, words = places.schedule.mesh.nodes, {"intra_node": 0, "inter_node": 0}
+    for other, size, _ in foreign(op, places.rank):
+        words["intra_node" if nodes[other] == nodes[places.rank] else "inter_node"] += size
+    return words

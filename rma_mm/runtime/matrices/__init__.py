@@ -1,0 +1,1 @@
+"""Matrices spread over a mesh, and how they move from one placement to another."""

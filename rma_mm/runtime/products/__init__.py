@@ -1,0 +1,1 @@
+"""Plans of products: made, kept, executed, watched and told of."""

@@ -1,0 +1,53 @@
+"""What a plan remembers of its last execution, so that the next on the same matrices need not look at them again."""
+
+from __future__ import annotations
+
+from weakref import ref
+
+from rma_mm.runtime.execution.executor import Executable
+from rma_mm.runtime.matrices.matrix import DistMatrix
+
+OWN = "the plan's own C"
+"""What ranks agree on where no result matrix is passed."""
+
+
+class Latest:
+    """Operands that were checked, bound and agreed on. Holds none of them alive."""
+
+    def __init__(
+        self,
+        A: DistMatrix,
+        B: DistMatrix,
+        out: DistMatrix,
+        executable: Executable,
+        facts: tuple[object, ...],
+        digest: int,
+    ) -> None:
+        self.executable, self.facts, self.digest = executable, facts, digest
+        self._known = [(ref(matrix), ref(matrix.block)) for matrix in (A, B, out)]
+        self._is_own = facts[-1] == OWN
+
+    def names(self, A: object, B: object, out: object) -> bool:
+        """Whether these are the same matrices, still open; `out` is None where the plan's own C was meant."""
+        if (out is None) != self._is_own:
+            return False
+        given = (A, B, self._known[2][0]() if out is None else out)
+        for matrix, (known, block) in zip(given, self._known, strict=True):
+            if matrix is not known() or not isinstance(matrix, DistMatrix):
+                return False
+            if matrix._block is None or matrix._block is not block():
+                return False
+        return True
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """A, B and the result, which must be alive."""
+        found = [known() for known, _ in self._known]
+        return [matrix for matrix in found if matrix is not None]
+
+    @property
+    def out(self) -> DistMatrix:
+        """The result matrix."""
+        found = self._known[2][0]()
+        assert found is not None
+        return found

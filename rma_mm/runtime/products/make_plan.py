@@ -1,0 +1,247 @@
+"""Making plans: what the arguments decide, the choice among candidates, and the memory that must fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rma_mm.algorithms import REGISTERED
+from rma_mm.elements.dtypes import check_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, check_semiring
+from rma_mm.errors import LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.layout import Layout
+from rma_mm.kernels import bind
+from rma_mm.kernels.choice.choice import NAMES
+from rma_mm.kernels.elementwise import check_cast, scalar
+from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.candidates import Candidate, Request, choose, problem_of
+from rma_mm.runtime.execution.footprint import Operand, Operands, Options
+from rma_mm.runtime.execution.proving import prove
+from rma_mm.runtime.matrices.matrix import DistMatrix, as_dtype, checked_shape, placed
+from rma_mm.runtime.products.memory import fitted
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.prices import is_known, tariff_of
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.windows.waiting import wait
+
+
+@in_turn
+def make_plan(
+    A: DistMatrix | Operand | NDArray[Any],
+    B: DistMatrix | Operand | NDArray[Any],
+    mesh: Mesh | None = None,
+    *,
+    layout: str | Layout | None = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    algorithm: str = "auto",
+    memory_limit: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    deterministic: bool = False,
+    kernel: str = "auto",
+    semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None,
+) -> Plan:
+    """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
+
+    A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
+    may hold of the operands, the result and scratch. The other options are those of `matmul`. Raises ShapeError,
+    DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
+    """
+    mesh = common_mesh(mesh, A, B)
+    with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
+        facts |= {"A": describe(A), "B": describe(B)}
+        compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
+        options = Options(
+            alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
+            memory_limit, compute, bool(deterministic), kernel, semiring, epilogue,
+            "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
+        )  # fmt: skip
+        facts |= vars(options)
+        operands = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, layout, options)
+    operands = settled(mesh, operands)
+    tariff = tariff_of(mesh, operands)
+    request = request_of(mesh, operands, tariff)
+    found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
+    if found[0].row.by_speed:
+        request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
+        found = choose(request)
+    plan = _made(mesh, operands, request, found)
+    if mesh.window_flavour == "created" and (plan.in_place or plan.shared):  # shared memory turned out too small
+        plan.close()
+        request = request_of(mesh, operands, tariff)
+        plan = _made(mesh, operands, request, choose(request))
+    return plan
+
+
+def settled(mesh: Mesh, operands: Operands) -> Operands:
+    """The same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
+    choice = np.array([NAMES.index(operands.kernel)])
+    wait(mesh.comm.Ibcast(choice))
+    return replace(operands, kernel=NAMES[choice[0]])
+
+
+def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Plan:
+    """The plan for what the planner found, on the windows that the mesh has. Collective."""
+    with using_threads(mesh.threads):  # of which each has scratch
+        made = fitted(mesh, operands, request, found)
+    chosen = made[0]
+    assert chosen.layouts is not None
+    problem = problem_of(request, chosen.layouts, chosen.copied)
+    later = []
+    for x, operand in (("A", operands.a), ("B", operands.b)):
+        if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
+            parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
+            later.append([size * operand.dtype.itemsize for size in parts])
+    mesh.arena.reserve(later)
+    plan = Plan(
+        mesh, operands, found, *made, request.in_place, request.shares and not chosen.row.grouped,
+        chosen.seconds if is_known(request.tariff, operands) else None,
+    )  # fmt: skip
+    prove(mesh, plan.schedule, "plan")
+    return plan
+
+
+def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
+    """The mesh that was given, or the one that an operand lives on. Raises MeshError."""
+    found = mesh if mesh is not None else next((x.mesh for x in operands if isinstance(x, DistMatrix)), None)
+    if not isinstance(found, Mesh):
+        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh, or operands that live on one")
+    return found
+
+
+def describe(x: object) -> str:
+    """An operand in a few words, equal on every rank when the operand is."""
+    if isinstance(x, DistMatrix):
+        return f"{x!r}, matrix {x.facts}"
+    if isinstance(x, np.ndarray):
+        return f"array of {x.dtype}, shape {x.shape}"
+    return repr(x)
+
+
+def operand_of(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
+    """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
+    if isinstance(x, Operand):
+        if len(x.shape) != 2:
+            raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
+        x = replace(x, shape=checked_shape(x.shape))
+        if x.layout is not None:
+            placed(x.layout, x.shape, mesh)
+        check_dtype(x.dtype, f"{name}'s dtype")
+        return x
+    if isinstance(x, DistMatrix):
+        if x.mesh is not mesh:
+            raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
+        return Operand(x.shape, x.dtype, x.layout, x.in_place)
+    array = np.asarray(x)
+    if array.ndim != 2:
+        raise ShapeError(f"{name}: got an array of shape {array.shape}; a matrix has two dimensions")
+    return Operand((array.shape[0], array.shape[1]), check_dtype(array.dtype, f"{name}'s dtype"))
+
+
+def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: Options) -> Operands:
+    """A, B and C with everything that the arguments alone decide; raises where they do not fit."""
+    m, k = a.shape[::-1] if options.transpose_a else a.shape
+    k2, n = b.shape[::-1] if options.transpose_b else b.shape
+    if k != k2:
+        turned = ["A is transposed"] * options.transpose_a + ["B is transposed"] * options.transpose_b
+        said = f" ({', '.join(turned)})" if turned else ""
+        raise ShapeError(
+            f"shapes: A is {a.shape}, B is {b.shape}{said}, C would be {(m, n)}; "
+            f"the inner dimensions {k} and {k2} must be equal"
+        )
+    if reason := too_large((m, n)):
+        raise ShapeError(f"shapes: A is {a.shape}, B is {b.shape}, C would be {(m, n)}; {reason}")
+    place = placed(layout, (m, n), mesh) if layout is not None else None
+    operands = Operands(a, b, Operand((m, n), a.dtype, place), options)
+    product = operands.product_dtype
+    operands = replace(operands, c=replace(operands.c, dtype=product))
+    _check_semiring(operands)
+    for name in ("alpha", "beta"):
+        scalar(getattr(options, name), product, name)
+    if options.epilogue is not None:
+        operands = _with_epilogue(operands)
+    limit: object = options.memory_limit
+    if limit is not None and (not isinstance(limit, Integral) or limit < 0):
+        raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
+    operands = replace(operands, kernel=operands.choose_kernel())
+    _probe(operands)
+    return operands
+
+
+def _check_semiring(operands: Operands) -> None:
+    """Raises OptionError, DtypeError, or LayoutError for summands, which are added up by + wherever they are read."""
+    semiring, o = operands.semiring, operands.options
+    check_semiring(semiring, operands.c.dtype, o.alpha, o.beta, o.conjugate_a or o.conjugate_b)
+    for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True):
+        if not semiring.is_arithmetic and x.layout is not None and x.layout.partial:
+            raise LayoutError(
+                f"{name}: it is placed as {x.layout}, in summands; semiring {semiring.name} does not add, so place it "
+                f"without sum ({name}.redistribute does)"
+            )
+
+
+def _with_epilogue(operands: Operands) -> Operands:
+    """The operands with C in the type that the epilogue gives it.
+
+    Raises OptionError, ShapeError and DtypeError, and LayoutError for a C in summands.
+    """
+    o, c = operands.options, operands.c
+    check_epilogue(o.epilogue)
+    assert o.epilogue is not None
+    stored = o.epilogue.check(c.shape, operands.product_dtype)
+    if not operands.semiring.is_arithmetic:
+        raise OptionError(f"epilogue: got semiring={o.semiring!r}; an epilogue follows a product by + and ×")
+    if c.layout is not None and c.layout.partial:
+        raise LayoutError(
+            f"layout: C is placed as {c.layout}, in summands; an epilogue needs whole elements, so place C without sum"
+        )
+    if o.beta != 0:
+        check_cast(stored, operands.summed, "C, which beta adds,", "the sum")
+    return replace(operands, c=replace(c, dtype=stored))
+
+
+def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
+    """The question to the planner, in terms of op(A), op(B) and C."""
+    o = operands.options
+    a, b = operands.a.layout, operands.b.layout
+    layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
+    ours = mesh.window_flavour == "shared"
+    in_place = copyable = ""
+    for x, operand in (("A", operands.a), ("B", operands.b)):
+        is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
+        if ours if is_made_here else operand.in_place:
+            in_place += x
+        elif ours and len(set(mesh.shape.nodes)) < mesh.shape.size:
+            copyable += x
+    itemsize = max(operands.dtype(x).itemsize for x in "ABC")
+    memory = None if o.memory_limit is None else o.memory_limit // itemsize
+    return Request(
+        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
+        o.algorithm, operands.needs_order, memory, copyable=copyable, tariff=tariff,
+    )  # fmt: skip
+
+
+def _probe(operands: Operands) -> None:
+    """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
+    a, b, c = (np.zeros((2, 2), dtype) for dtype in dtypes)
+    if operands.options.epilogue is not None:
+        operands.options.epilogue.prepare(operands.summed, operands.c.shape, operands.kernel)
+    for stored in (c, c.T):  # a C that is stored by columns may want other code
+        bind(a, b, stored, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
+
+

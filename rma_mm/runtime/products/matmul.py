@@ -1,0 +1,136 @@
+"""One product in one call, on plans that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rma_mm.elements.semiring import PLUS_TIMES
+from rma_mm.errors import LayoutError, OptionError
+from rma_mm.geometry.layout import Layout
+from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
+from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.matrices.matrix import DistMatrix, allocated, placed
+from rma_mm.runtime.products.adaptation import steered
+from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+
+PLANS = 16
+"""Plans that `matmul` keeps for a mesh, with their scratch memory."""
+
+plan = make_plan
+"""The public name of `make_plan`."""
+
+
+@in_turn
+def matmul(
+    A: DistMatrix | NDArray[Any],
+    B: DistMatrix | NDArray[Any],
+    mesh: Mesh | None = None,
+    out: DistMatrix | None = None,
+    alpha: Any = 1,
+    beta: Any = 0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    layout: str | Layout | None = None,
+    algorithm: str = "auto",
+    memory_limit: int | None = None,
+    compute_dtype: DTypeLike | None = None,
+    deterministic: bool = False,
+    kernel: str = "auto",
+    semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None,
+) -> DistMatrix:
+    """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
+
+    A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
+    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. algorithm: a
+    name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
+    compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
+    again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×: plus_times, min_plus,
+    max_plus, max_min or or_and; alpha is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of
+    each element of C once it is summed: bias, activation, another type. Plans are kept and used again. Raises as
+    `make_plan` and `Plan.execute`.
+    """
+    mesh = common_mesh(mesh, A, B)
+    options = {
+        "alpha": alpha,
+        "beta": beta,
+        "transpose_a": transpose_a,
+        "transpose_b": transpose_b,
+        "conjugate_a": conjugate_a,
+        "conjugate_b": conjugate_b,
+        "algorithm": algorithm,
+        "memory_limit": memory_limit,
+        "compute_dtype": compute_dtype,
+        "deterministic": deterministic,
+        "kernel": kernel,
+        "semiring": semiring,
+        "epilogue": epilogue,
+    }
+    with agreed(mesh.comm, "matmul", layout=layout, **options) as facts:
+        given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
+        check_epilogue(epilogue)
+        facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
+        place = _place(mesh, out, layout)
+        if out is None and beta != 0:
+            raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out")
+    plan = _cached(mesh, given, place, options)
+    left, right = (
+        x if isinstance(x, DistMatrix) else DistMatrix.from_numpy(x, mesh, plan.layouts[name])
+        for name, x in zip("AB", given, strict=True)
+    )
+    if out is None:
+        out = allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+    return plan.execute(left, right, out)
+
+
+def _place(mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None) -> str | Layout | None:
+    """C's placement, as far as the caller says. Raises LayoutError."""
+    if out is not None and not isinstance(out, DistMatrix):
+        raise LayoutError(f"out: got {type(out).__name__}; it is a DistMatrix")
+    if layout is not None and not isinstance(layout, str | Layout):
+        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
+    if out is None:
+        return layout
+    if layout is not None and placed(layout, out.shape, mesh) != out.layout:
+        raise LayoutError(f"layout: got {layout}; out is placed as {out.layout}; leave one of them out")
+    return out.layout
+
+
+def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: dict[str, Any]) -> Plan:
+    """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
+    operands = [
+        Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
+    ]
+    key = (*operands, layout, mesh.window_flavour, *((name, repr(value)) for name, value in options.items()))
+    plans = mesh.plans
+    if key not in plans:
+        if len(plans) >= PLANS:
+            _forget(mesh)
+        plans[key] = make_plan(operands[0], operands[1], mesh, layout=layout, **options)
+    plans.move_to_end(key)
+    if options["algorithm"] != "auto":
+        return plans[key]
+
+    def make(algorithm: str, place: Layout) -> Plan:
+        named = {**options, "algorithm": algorithm}
+        return make_plan(operands[0], operands[1], mesh, layout=place, **named)
+
+    return steered(mesh, key, make)
+
+
+def _forget(mesh: Mesh) -> None:
+    """Drop the plan that was used longest ago, with what is known of its product."""
+    key, plan = mesh.plans.popitem(last=False)
+    plan.close()
+    mesh.watches.pop(key, None)
+    if key in mesh.set_aside:
+        mesh.set_aside.pop(key).close()

@@ -1,0 +1,203 @@
+"""The first plan whose memory fits, found without making those that cannot.
+
+What a plan's matrices take is known before it is made, and what narrower panels take follows from wide ones. So a limit
+that is out of reach is refused after a few cheap looks, and one that is tight costs little more than its plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+
+from rma_mm.errors import AlgorithmError, MemoryLimitError
+from rma_mm.policy.planner.candidates import Candidate, Request, problem_of
+from rma_mm.runtime.execution.footprint import (
+    Operands,
+    adds_elsewhere,
+    all_ops,
+    frame_dtype,
+    peak_bytes,
+    scratch_used,
+    standing_bytes,
+)
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.lowering.lower import Tuning, lower
+from rma_mm.schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
+from rma_mm.schedule.passes import kind_of, slots_of
+from rma_mm.schedule.row import DIMS, Problem
+from rma_mm.windows.room import memory_allowed
+from rma_mm.windows.waiting import wait
+
+WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
+"""Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
+PANELS = 512
+"""A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
+WORK = 256
+"""Panels that are looked at, in all, to say how much the leanest plan needs."""
+
+Fitted = tuple[Candidate, Schedule, Tuning, int, bool]
+"""Candidate, schedule, tuning, bytes on the fullest rank, and whether its sums are formed in a fixed order."""
+
+
+def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Candidate]) -> Fitted:
+    """The first candidate and tuning whose memory fits the limit. Collective over the mesh's communicator.
+
+    Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none keeps the order asked for.
+    """
+    limit = operands.options.memory_limit
+    trials = [Trial(mesh, operands, request, each) for each in found if not each.rejected and each.layouts is not None]
+    if limit is not None:
+        for trial, least in zip(trials, _most(mesh, [trial.standing for trial in trials]), strict=True):
+            trial.least = dict.fromkeys(trial.tunings, least)
+    for trial in trials:
+        chosen = trial.first(limit)
+        if chosen is not None:
+            return chosen
+    name, need, is_exact = _leanest(trials)
+    what = f"the leanest plan ({name}) needs {need}" if is_exact else f"every plan needs at least {need}"
+    raise MemoryLimitError(
+        f"memory_limit: got {limit} bytes a rank; {what}, {need - (limit or 0)} more; raise the limit or use more ranks"
+    )
+
+
+def memory_note(plan: Plan) -> str:
+    """What a plan's ranks need together on a node that does not allow it, in a sentence; else empty. Collective."""
+    mesh = plan.mesh
+    own = peak_bytes(mesh, plan.schedule, plan.given)
+    told = mesh.comm.allgather((own, memory_allowed()))
+    for node in dict.fromkeys(mesh.node_of):
+        mates = [rank for rank, each in enumerate(mesh.node_of) if each == node]
+        needed, (allowed, what) = sum(told[rank][0] for rank in mates), min(told[rank][1] for rank in mates)
+        if needed > allowed:
+            return (
+                f"memory: the plan needs {needed} bytes on node {node} ({len(mates)} ranks), and {what} allows "
+                f"{allowed}; the system may kill ranks without a word: use more nodes, or a --memory-limit"
+            )
+    return ""
+
+
+@dataclass
+class Trial:
+    """A candidate in each of its tunings, and what is known of the memory that they need."""
+
+    mesh: Mesh
+    operands: Operands
+    request: Request
+    candidate: Candidate
+    problem: Problem = field(init=False)
+    tunings: list[Tuning] = field(init=False)
+    standing: int = field(init=False)
+    """Bytes of this rank's matrices, whatever the tuning."""
+    least: dict[Tuning, int] = field(init=False, default_factory=dict)
+    """Bytes that a tuning needs at least, on the fullest rank."""
+    seen: set[Tuning] = field(init=False, default_factory=set)
+    """Tunings that were looked at: they need just that."""
+    is_unordered: bool = field(init=False, default=False)
+    """Whether it adds up in no fixed order where one is asked for."""
+
+    def __post_init__(self) -> None:
+        layouts, width = self.candidate.layouts, self.candidate.width
+        assert layouts is not None
+        self.problem = problem_of(self.request, layouts, self.candidate.copied)
+        schedule = lower(self.candidate.row, self.problem, Tuning(width))
+        self.standing = standing_bytes(self.mesh, schedule, self.operands)
+        self.walked = self.problem.shape[DIMS.index(self.candidate.row.over)]
+        self.tasks = schedule.pool.tasks if schedule.pool else 1
+        narrower = [each for each in WIDTHS if each < width and self.panels(each) <= PANELS]
+        self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
+
+    def panels(self, width: int) -> int:
+        """Panels of a rank to which every task falls, where none of its own needs none."""
+        return self.tasks * ceil(self.walked / width)
+
+    def first(self, limit: int | None) -> Fitted | None:
+        """The hungriest tuning that fits, None where none does. Collective."""
+        for tuning in self.tunings:
+            if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
+                self.look(Tuning(tuning.width, DEPTHS[-1]))  # it says the most of all the others
+            if limit is not None and self.least[tuning] > limit:
+                continue
+            schedule, is_ordered = self.look(tuning)
+            if self.is_unordered:
+                return None
+            if limit is None or self.least[tuning] <= limit:
+                return self.candidate, schedule, tuning, self.least[tuning], is_ordered
+        return None
+
+    def look(self, tuning: Tuning) -> tuple[Schedule, bool]:
+        """Make a schedule and note what it needs; with it, whether its sums have a fixed order. Collective."""
+        schedule = remembered(lower(self.candidate.row, self.problem, tuning))
+        ops = all_ops(schedule, self.mesh)
+        scratch = scratch_used(self.mesh, schedule, self.operands, ops)
+        others = [each for each in self.tunings if each.width <= tuning.width and each.depth >= tuning.depth]
+        far = self.far(schedule, ops)
+        bounds = [self.standing + far * each.width // tuning.width for each in others]
+        pushes = adds_elsewhere(ops, self.mesh.rank)
+        need, pushed, *most = _most(self.mesh, [self.standing + scratch, pushes, *bounds])
+        for each, bound in zip(others, most, strict=True):
+            if each not in self.seen:
+                self.least[each] = max(bound, self.least.get(each, 0))
+        self.least[tuning] = need
+        self.seen.add(tuning)
+        self.is_unordered = self.operands.needs_order and bool(pushed)
+        return schedule, not pushed
+
+    def far(self, schedule: Schedule, ops: list[Op]) -> int:
+        """Bytes of this rank's scratch that panels of any width share out: sums, and what comes from out of reach.
+
+        What is in reach may need none of it where panels are narrower, as then it lies dense more often.
+        """
+        rank, reads = self.mesh.rank, self.candidate.row.fitted(self.problem).read
+        slots: Counter[Slot] = Counter()
+        for op in ops:
+            for owner, dst in ([(op.src.rank, op.dst)] if isinstance(op, Copy) else incoming(op, rank)):
+                x = kind_of(dst)
+                is_far = owner != rank if x in self.candidate.row.grouped else not reads.reaches(rank, owner, x)
+                if isinstance(dst.buffer, Slot) and dst.rank == rank and x != "C" and is_far:
+                    slots[dst.buffer] += dst.region.size
+            for slot in slots_of(op):
+                if slot.name[0] == "C" and not slot.group:
+                    slots[slot] = slot.region.size
+        frames: Counter[str] = Counter()
+        for slot, size in slots.items():
+            frames[slot.frame] = max(frames[slot.frame], min(size, slot.region.size))
+        return sum(size * frame_dtype(self.operands, schedule, frame).itemsize for frame, size in frames.items())
+
+
+def _leanest(trials: list[Trial]) -> tuple[str, int, bool]:
+    """Who needs least, how much that is, and whether it is exact or the least that it can be. Collective.
+
+    Looks at the most promising tuning time and again, until that is one it has looked at, or has looked at enough.
+    """
+    work = 0
+    while True:
+        able = [(n, trial) for n, trial in enumerate(trials) if not trial.is_unordered]
+        if not able:
+            name = trials[-1].candidate.row.name
+            raise AlgorithmError(f"{name}: accumulates in no fixed order here, and deterministic=True excludes that")
+        need, is_guess, n, at = min(
+            (trial.least[each], each not in trial.seen, n, -at)
+            for n, trial in able
+            for at, each in enumerate(trial.tunings)
+        )
+        trial, tuning = trials[n], trials[n].tunings[-at]
+        if not is_guess or work > WORK:
+            return trial.candidate.row.name, need, not is_guess
+        wide = Tuning(trial.candidate.width, DEPTHS[-1])
+        tuning = tuning if wide in trial.seen else wide
+        work += trial.panels(tuning.width)
+        trial.look(tuning)
+
+
+def _most(mesh: Mesh, figures: Sequence[int]) -> list[int]:
+    """The largest of each of these on any rank. Collective."""
+    from mpi4py import MPI
+
+    most = np.array(figures, np.int64)
+    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
+    return [int(figure) for figure in most]

@@ -1,0 +1,83 @@
+"""What a product on a mesh is priced by: the machine as it was measured, and the windows that its transfers go through.
+
+Where an algorithm is named, nothing is measured for it; what was measured before is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from rma_mm.algorithms import REGISTERED
+from rma_mm.elements.dtypes import accumulator
+from rma_mm.kernels import choose_kernel
+from rma_mm.kernels.threads import threads_per_rank
+from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.candidates import default_mesh
+from rma_mm.runtime.calibration import machine_of
+from rma_mm.runtime.execution.footprint import Operands
+from rma_mm.runtime.ranks.agreement import agree, agreed
+from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
+from rma_mm.windows.mpi import node_map
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
+    """The tariff of a product whose kernel is settled. Collective; measures the machine where that is still to be done.
+
+    Raises MachineError for a described machine (RMA_MM_MACHINE) that is none.
+    """
+    options = operands.options
+    dtype = operands.summed.name
+    flavours = tuple((x, _flavour(mesh, operands, x)) for x in "ABC")
+    machine = machine_of(
+        mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=operands.kernel,
+        may_measure=options.algorithm == "auto" and mesh.size > 1 and operands.semiring.is_arithmetic,
+        flavours=tuple(sorted({flavour for _, flavour in flavours})),
+    )  # fmt: skip
+    sizes = [operands.dtype(x).itemsize for x in "AB"]
+    return Tariff(machine or TYPICAL, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
+
+
+def best_grid(
+    comm: MPI.Intracomm,
+    shape: tuple[int, int, int],
+    dtype: DTypeLike,
+    algorithm: str = "auto",
+    threads: int | None = None,
+) -> tuple[int, ...]:
+    """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
+
+    Measures the machine where that is still to be done, and no algorithm is named. Rank 0 decides. Raises
+    AlgorithmError, MachineError.
+    """
+    agree(comm, "mesh", environment() | {"registered": REGISTERED})
+    node_of = node_map(comm)
+    threads = threads_per_rank(ranks_beside(comm, node_of), threads)
+    summed = accumulator(np.dtype(dtype))
+    kernel = comm.bcast(choose_kernel("auto", summed, *shape))
+    machine = machine_of(
+        comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
+        may_measure=algorithm == "auto" and comm.size > 1,
+    )  # fmt: skip
+    tariff = Tariff(machine or TYPICAL, summed.name, kernel, np.dtype(dtype).itemsize, summed.itemsize)
+    with agreed(comm, "mesh", shape=shape, algorithm=algorithm):
+        found = default_mesh(comm.size, shape, node_of, algorithm, tariff) if comm.rank == 0 else ()
+    return tuple(comm.bcast(found))
+
+
+def _flavour(mesh: Mesh, operands: Operands, x: str) -> str:
+    """The windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
+    operand = {"A": operands.a, "B": operands.b, "C": operands.c}[x]
+    return "created" if operand.in_place is False and mesh.window_flavour == "shared" else mesh.window_flavour
+
+
+def is_known(tariff: Tariff, operands: Operands) -> bool:
+    """Whether seconds by this tariff are those of the machine at hand."""
+    machine = tariff.machine
+    return machine.measured and operands.semiring.is_arithmetic and machine.has(tariff.dtype, tariff.kernel)

@@ -1,0 +1,1 @@
+"""The ranks: who calls together, what they agree on, and the memory that they expose."""

@@ -1,0 +1,194 @@
+"""Agreement between ranks before anything collective: the same call with the same arguments, or one error for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from rma_mm import errors
+from rma_mm.errors import DisagreementError, RmaError
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.ranks.deadlock import Wait
+from rma_mm.runtime.ranks.process_group import require_usable, seat_of, spoil
+from rma_mm.windows.waiting import wait
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def digest(*facts: object) -> int:
+    """A 62-bit hash of the text of some facts, the same on every rank and in every process."""
+    raw = blake2b(repr(facts).encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "little") >> 2
+
+
+MESH = 0x1000193
+"""Keeps equal calls on two meshes apart."""
+END = "the end of the program"
+"""What a rank is in that has nothing more to call."""
+
+
+class Ballot:
+    """The one non-blocking allreduce that opens an execution: agreement and start barrier at once.
+
+    MAX over h and −h shows whether all ranks brought the same h. On the way it brings the largest of what they tell.
+    Calls on all meshes of the same ranks meet in one place, so that different ones are seen and not waited for.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, what: str) -> None:
+        """what: the call, as 'matmul'."""
+        from mpi4py import MPI
+
+        self.max, self.what = MPI.MAX, what
+        self.seat = seat_of(comm)
+        self.comm = comm if self.seat is None else self.seat.group.comm
+        self._late: Wait | None = None
+        self.mine = np.empty(4, np.int64)
+        self.all = np.empty(4, np.int64)
+
+    @property
+    def told(self) -> int:
+        """The largest number that a rank told with the last ballot."""
+        return int(self.all[3])
+
+    def cast(self, value: int, failed: bool = False, told: int = 0) -> bool:
+        """Whether every rank brought the same value and none failed. Collective.
+
+        Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
+        """
+        require_usable()
+        if self.seat is not None:
+            value ^= self.seat.number * MESH
+            self.seat.group.calls += 1
+        self._late = None
+        self.mine[:] = value, -value, failed, told
+        request = self.comm.Iallreduce(self.mine, self.all, self.max)
+        try:
+            wait(request, self._when_late)
+        except BaseException:
+            _abandoned.append((request, self))  # MPI may still write there
+            spoil(f"rank {self.comm.rank} left {self.what} before all ranks had come")
+            raise
+        return bool(self.all[0] == -self.all[1] and not self.all[2])
+
+    def _when_late(self) -> None:
+        """Find out whether the others can still come."""
+        if self.seat is not None:
+            self._late = self._late or Wait(self.seat.group, f"{self.what} of {self.seat.name}")
+            self._late.look()
+
+
+_abandoned: list[object] = []
+"""Votes that nobody waits for any more."""
+
+
+def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Exception | None = None) -> None:
+    """Return only if all ranks brought equal facts and no error; else raise the same error on every rank.
+
+    what: the call, as 'matmul'. Collective over `comm`. Raises DisagreementError naming who differs, or the error of
+    the lowest rank that brought one.
+    """
+    texts = in_words(facts)
+    ballot = Ballot(comm, what)
+    if not ballot.cast(digest(what, *texts.items()), error is not None):
+        disagree(ballot, texts, error)
+
+
+def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
+    """Whether all ranks are at the end of the program; if not, they hear who is, and how it ended. Collective."""
+    ballot = Ballot(comm, END)
+    if ballot.cast(digest(END)):
+        return True
+    ballot.what += how
+    if all(call.startswith(END) for call, *_ in _heard(ballot, {}, None)):
+        spoil("ranks came to the end of the program with different meshes open")
+    return False
+
+
+def disagree(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> NoReturn:
+    """Raise the same error on every rank, after a ballot that failed. Collective over its communicator."""
+    found = _heard(ballot, texts, error)
+    calls = [call for call, _, _, _ in found]
+    if len({name for _, name, _, _ in found}) > 1:
+        calls = [f"{call} of {name}" if name else call for call, name, _, _ in found]
+    failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
+    if failures and len(set(calls)) == 1:
+        raise shared_error(failures, ballot.comm.size) from error
+    raise DisagreementError(difference(calls, [texts for _, _, texts, _ in found])) from error
+
+
+Heard = tuple[str, str, dict[str, str], tuple[str, str] | None]
+"""What a rank tells after a failed ballot: its call, its mesh, facts and error."""
+
+
+def _heard(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[Heard]:
+    """What every rank tells. Collective."""
+    mesh = "" if ballot.seat is None else ballot.seat.name
+    return ballot.comm.allgather((ballot.what, mesh, texts, describe(error)))
+
+
+def in_words(facts: Mapping[str, object]) -> dict[str, str]:
+    """Facts as text, in the order of their names: equal text is what makes them equal."""
+    return {name: str(facts[name]) if isinstance(facts[name], Layout) else repr(facts[name]) for name in sorted(facts)}
+
+
+@contextmanager
+def agreed(comm: MPI.Intracomm, what: str, **facts: object) -> Iterator[dict[str, object]]:
+    """A block of local checks that ends in an agreement: nothing is raised before all ranks know of it.
+
+    The block may add to the facts that it is given. Collective over `comm`; raises as `agree` does.
+    """
+    error: Exception | None = None
+    try:
+        yield facts
+    except Exception as caught:  # noqa: BLE001 - whatever it is, every rank must hear of it
+        error = caught
+    agree(comm, what, facts, error)
+
+
+def agree_error(comm: MPI.Intracomm, error: Exception | None) -> None:
+    """Raise on every rank if any rank brought an error. Collective over `comm`."""
+    agree(comm, "", {}, error)
+
+
+def describe(error: Exception | None) -> tuple[str, str] | None:
+    """The class and text of an error, to be sent."""
+    return (type(error).__name__, str(error)) if error is not None else None
+
+
+def shared_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
+    """The error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
+    name, text = next(iter(failures.values()))
+    kind = getattr(errors, name, None)
+    if len(failures) < size:
+        ranks = ", ".join(map(str, failures))
+        text += f" (rank {ranks})" if len(failures) == 1 else f" (ranks {ranks})"
+    return kind(text) if isinstance(kind, type) and issubclass(kind, RmaError) else RuntimeError(f"{name}: {text}")
+
+
+def difference(calls: list[str], found: list[dict[str, str]]) -> str:
+    """Who differs in what, in one sentence per argument. `calls` and facts are by rank."""
+    if len(set(calls)) > 1:
+        return f"ranks are in different calls: {by_value(calls)}; all ranks must make the same calls in the same order"
+    names = dict.fromkeys(name for facts in found for name in facts)
+    lines = []
+    for name in names:
+        values = [facts.get(name, "nothing") for facts in found]
+        if len(set(values)) > 1:
+            lines.append(f"{name}: {by_value(values)}")
+    return f"{calls[0]}: ranks passed different arguments: {'; '.join(lines)}; every rank must pass the same"
+
+
+def by_value(values: list[str]) -> str:
+    """'x on ranks 0, 2; y on rank 1'."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    words = []
+    for value, ranks in groups.items():
+        words.append(f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}")
+    return " and ".join(words)

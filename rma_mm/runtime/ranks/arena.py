@@ -1,0 +1,305 @@
+"""The memory under distributed matrices: a few windows, cut into blocks that are used again.
+
+MPI libraries bear a few thousand windows, and freeing one is collective while garbage collection is not. So a mesh
+keeps few, large windows ("slabs"); every block lies at the same offset on every rank, and a block that was dropped
+on all ranks is given out again at the next agreement, which the next allocation is.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import MemoryLimitError, WindowError
+from rma_mm.geometry.span import Region
+from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.windows import Patch, Window, open_window
+
+if TYPE_CHECKING:
+    from rma_mm.runtime.ranks.mesh import Mesh
+
+GRAIN = 256
+"""Bytes to which offsets are rounded, so that tiles start on a cache line."""
+SLAB = 2**22
+"""Bytes of the smallest slab, per rank."""
+UNEVEN = 2**20
+"""Bytes from which on a block in uneven parts gets a window of its own."""
+WINDOWS_AT_MOST = 1900
+"""Open windows of a mesh; MPICH dies at about 2045."""
+SPREAD = 1.25
+"""How many times the mean share the largest may be in memory that is cut alike on every rank."""
+MANY = 64
+"""Slabs from which on new ones grow."""
+
+
+@dataclass(eq=False)
+class Slab:
+    """One window, and what of it is free: (start, stop) in bytes, the same on every rank."""
+
+    window: Window
+    size: int
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of `nbytes` free bytes, first fit; None where there are none."""
+        for n, (start, stop) in enumerate(self.free):
+            if stop - start >= nbytes:
+                self.free[n : n + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
+                return start
+        return None
+
+    def give(self, start: int, nbytes: int) -> None:
+        """Take back what `take` gave, and join it with its free neighbours."""
+        joined: list[tuple[int, int]] = []
+        for a, b in sorted([*self.free, (start, start + nbytes)]):
+            if joined and joined[-1][1] == a:
+                joined[-1] = (joined[-1][0], b)
+            else:
+                joined.append((a, b))
+        self.free = joined
+
+
+class Handle:
+    """Keeps a block from being used again: every array on the block's memory has it as its base.
+
+    When the last of them is gone it marks the block as dropped. That must work at the end of the program too, where
+    `weakref.finalize` calls nothing any more.
+    """
+
+    def __init__(self, array: NDArray[Any], dropped: set[int], serial: int) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._memory, self._dropped, self._serial = array, dropped, serial
+
+    def __del__(self) -> None:
+        self._dropped.add(self._serial)
+
+
+@dataclass(eq=False)
+class Block:
+    """One local array on every rank of a mesh, and how to reach the others'."""
+
+    window: Window
+    offset: int
+    """Bytes from the start of the window to the array, on every rank."""
+    dtype: np.dtype[Any]
+    strides: tuple[tuple[int, int], ...]
+    """(row, column) stride of each rank's array, in elements."""
+    local: NDArray[Any]
+    """This rank's array; it and every view of it keep the block alive. Empty once the mesh is closed."""
+    rank: int
+    serial: int
+
+    @property
+    def key(self) -> tuple[Window, int]:
+        """Equal for blocks on the same memory."""
+        return self.window, self.offset
+
+    def unheld(self) -> Block:
+        """The same block, without keeping it alive: what is bound to it is used only while its matrix is."""
+        itemsize = self.dtype.itemsize
+        strides = tuple(stride // itemsize for stride in self.local.strides)
+        raw = self.window.view(self.rank, self.offset, self.local.shape, strides, self.dtype)
+        assert raw is not None
+        return replace(self, local=raw)
+
+    def view(self, rank: int, shape: tuple[int, ...]) -> NDArray[Any] | None:
+        """The array of `rank`, of `shape`, where this rank can load and store it. Does not keep the block alive."""
+        return self.window.view(rank, self.offset, shape, self.strides[rank], self.dtype)
+
+    def patch(self, rank: int, positions: Region) -> Patch:
+        """The box of `rank`'s array at these positions."""
+        return Patch(self.offset, self.strides[rank], *positions)
+
+
+class Arena:
+    """All blocks of one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.comm = mesh, mesh.comm
+        self.slabs: list[Slab] = []
+        self.live: dict[int, tuple[Slab | Window, int, int]] = {}
+        """serial → (slab, offset, bytes), or (a window of its own, 0, 0); the same on every rank."""
+        self.dropped: set[int] = set()
+        self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        """What is named on this rank."""
+
+    def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
+        """A block of row-major arrays; `shapes` by rank of the communicator. Collective."""
+        self.collect()
+        sizes = [rows * cols * dtype.itemsize for rows, cols in shapes]
+        place: Slab | Window
+        if is_uneven(sizes):
+            window = place = self._alone(sizes[self.mesh.rank])
+            offset = nbytes = 0
+        else:
+            nbytes = room(sizes)
+            place, offset = self._place(nbytes)
+            window = place.window
+        serial = self.mesh.next_serial()
+        self.live[serial] = (place, offset, nbytes)
+        strides = tuple((max(1, cols), 1) for _, cols in shapes)
+        shape = shapes[self.mesh.rank]
+        raw = window.view(self.mesh.rank, offset, shape, strides[self.mesh.rank], dtype)
+        assert raw is not None
+        return self._block(window, offset, strides, raw, serial)
+
+    def adopt(self, array: NDArray[Any]) -> Block:
+        """A block on the caller's own array, exposed where it is, without a copy. Collective."""
+        self.collect()
+        self._count_windows()
+        window = open_window("created", self.mesh.comm, array, **self._options)
+        serial = self.mesh.next_serial()
+        self.live[serial] = (window, 0, 0)
+        own = tuple(stride // array.itemsize for stride in array.strides)
+        strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
+        return self._block(window, 0, strides, array, serial)
+
+    def _block(
+        self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
+    ) -> Block:
+        """A block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
+        handle = Handle(raw, self.dropped, serial)
+        local = np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
+        block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial)
+        self.blocks.add(block)
+        return block
+
+    def _place(self, nbytes: int) -> tuple[Slab, int]:
+        for slab in self.slabs:
+            offset = slab.take(nbytes)
+            if offset is not None:
+                return slab, offset
+        self._free_empty()  # too small for what is asked now: their memory goes back before more is taken
+        size = max(nbytes, SLAB)
+        if len(self.slabs) >= MANY:  # windows are scarcer than memory by now
+            size = max(size, sum(slab.size for slab in self.slabs) // MANY)
+        slab = self._open(size)
+        self.slabs.append(slab)
+        offset = slab.take(nbytes)
+        assert offset is not None
+        return slab, offset
+
+    def _open(self, size: int) -> Slab:
+        """A new window of `size` bytes on every rank of the grid; private memory where shared is too small."""
+        size = -(-size // GRAIN) * GRAIN
+        return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
+
+    def _alone(self, mine: int) -> Window:
+        """A window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
+        self._count_windows()
+        flavour = self.mesh.window_flavour
+        memory = self._memory(mine)
+        if flavour == "created":
+            return open_window("created", self.mesh.comm, memory, **self._options)
+        del memory  # it could be had
+        try:
+            return open_window(flavour, self.mesh.comm, mine, **self._options)
+        except MemoryLimitError as error:
+            self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
+            self.mesh.window_flavour = "created"
+            return open_window("created", self.mesh.comm, self._memory(mine), **self._options)
+
+    def _memory(self, mine: int) -> NDArray[np.uint8]:
+        """Private memory, not touched. Collective. Raises MemoryLimitError on every rank where one is granted none.
+
+        MPI libraries die of sizes that the system does not grant, or wait for ever for the rank that it refused.
+        """
+        memory = np.empty(0, np.uint8)
+        error: Exception | None = None
+        try:
+            memory = np.empty(mine, np.uint8)
+        except MemoryError:
+            error = MemoryLimitError(f"memory: {os.uname().nodename} grants a rank no {mine} bytes; use more ranks")
+        agree_error(self.comm, error)
+        return memory
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"node_of": self.mesh.node_of, "checks": self.mesh.checks}
+
+    def _count_windows(self) -> None:
+        """Refuse one window more than MPI libraries bear; the count is the same on every rank."""
+        count = len(self.slabs) + sum(not isinstance(place, Slab) for place, _, _ in self.live.values())
+        if count >= WINDOWS_AT_MOST:
+            raise WindowError(
+                f"window: {count} windows are open, of {WINDOWS_AT_MOST} that MPI libraries bear; close matrices made "
+                f"by from_local, or make them with from_numpy, whose memory is shared out of few windows"
+            )
+
+    def reserve(self, blocks: list[list[int]]) -> None:
+        """Make room for blocks of these bytes by rank, so that the windows they will lie in are known. Collective."""
+        taken: list[tuple[int, Slab, int]] = []
+        try:
+            for sizes in blocks:
+                if not is_uneven(sizes):
+                    taken.append((room(sizes), *self._place(room(sizes))))
+        finally:
+            for nbytes, slab, offset in taken:
+                slab.give(offset, nbytes)
+
+    def collect(self) -> None:
+        """Take back the blocks that every rank has dropped. Collective: this is the agreement. Also after a close."""
+        from mpi4py import MPI
+
+        from rma_mm.windows.waiting import wait
+
+        serials = list(self.live)
+        if not serials:
+            return
+        votes = np.array([serial in self.dropped for serial in serials], np.uint8)
+        wait(self.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
+        for serial, agreed in zip(serials, votes, strict=True):
+            if agreed:
+                self.dropped.discard(serial)
+                place, offset, nbytes = self.live.pop(serial)
+                if isinstance(place, Slab):
+                    place.give(offset, nbytes)
+                else:
+                    self._free(place)
+
+    def _free_empty(self) -> None:
+        """Free slabs in which nothing lives. Collective."""
+        for slab in [slab for slab in self.slabs if slab.free == [(0, slab.size)]]:
+            self.slabs.remove(slab)
+            self._free(slab.window)
+
+    def _free(self, window: Window) -> None:
+        """Close a window that nothing lives in any more, and let plans drop what they bound to it. Collective."""
+        for plan in list(self.mesh.prepared):
+            plan.forget(window)
+        window.close()
+
+    def let_go(self) -> None:
+        """Of every matrix's memory, whose mesh is closed: from now on only views that were taken of it hold it."""
+        for block in list(self.blocks):
+            block.local = np.empty((0, 0), block.dtype)
+
+    def freed(self) -> bool:
+        """Whether every window is freed, after freeing those of which no rank holds a view. Collective.
+
+        Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again, or to the end.
+        """
+        self.collect()
+        self._free_empty()
+        return not self.slabs and not self.live
+
+    def leave(self) -> None:
+        """Close the windows that views still show; the process takes their memory with it. Collective."""
+        alone = [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
+        for window in [*(slab.window for slab in self.slabs), *alone]:
+            window.close(leave_memory=True)
+
+
+def room(sizes: list[int]) -> int:
+    """Bytes that a block takes of a slab on every rank, for parts of these bytes."""
+    return max(GRAIN, -(-max(sizes) // GRAIN) * GRAIN)
+
+
+def is_uneven(sizes: list[int]) -> bool:
+    """Whether the same room on every rank would waste much: then each rank opens what its own part takes."""
+    return max(sizes) >= UNEVEN and SPREAD * sum(sizes) < max(sizes) * len(sizes)

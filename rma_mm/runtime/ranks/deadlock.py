@@ -1,0 +1,88 @@
+"""Ranks that wait for one another in calls of different groups: found, and told to all of them.
+
+A rank that waits in a call waits for every rank that has not entered it. One that has waited long, and is in several
+groups, sends a question to the ranks of that call; a rank that has not entered it and waits elsewhere itself passes
+the question on there. A question that comes back to a rank that still waits has gone round a circle (Chandy, Misra and
+Haas 1983, the AND model). A rank that is at work passes nothing on: it will come.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rma_mm.errors import DisagreementError
+from rma_mm.runtime.ranks.process_group import GROUPS, ProcessGroup, broken, spoil
+
+
+class Question(NamedTuple):
+    """Does a rank wait for itself?"""
+
+    asker: int
+    """Rank of COMM_WORLD."""
+    wait: int
+    """Which of its waits it asks in."""
+    call: int
+    """The call of the group it was sent on that its sender waits in."""
+    path: tuple[tuple[int, str], ...]
+    """(rank of COMM_WORLD, what it waits in), the asker's first."""
+
+
+class Wait:
+    """One rank's wait in one call of a group, from its beginning."""
+
+    number = 0
+    """Waits of this process so far."""
+
+    def __init__(self, group: ProcessGroup, what: str) -> None:
+        Wait.number += 1
+        self.group, self.what, self.number = group, what, Wait.number
+        self.me = group.world_ranks[group.comm.rank]
+        self._has_asked = False
+        self._passed_on: set[tuple[int, int]] = set()
+
+    def look(self) -> None:
+        """Ask, and pass questions on; raise DisagreementError where ranks wait for one another."""
+        self._receive()
+        if len(GROUPS) > 1 and not self._has_asked:
+            self._has_asked = True
+            self._ask(Question(self.me, self.number, 0, ()))
+        for group, question in list(_open.values()):
+            if group.calls >= question.call:  # this rank has come there since
+                _open.pop((id(group), question.asker))
+            elif (question.asker, question.wait) == (self.me, self.number):
+                self._say(question.path)
+            elif (question.asker, question.wait) not in self._passed_on:
+                self._passed_on.add((question.asker, question.wait))
+                self._ask(question)
+        if broken():
+            raise DisagreementError(broken())
+
+    def _ask(self, question: Question) -> None:
+        """Send a question to the ranks that this one waits for, and others."""
+        path = (*question.path, (self.me, self.what))
+        self.group.tell(question._replace(call=self.group.calls, path=path))
+
+    def _receive(self) -> None:
+        for group in list(GROUPS):
+            for message in group.heard():
+                if isinstance(message, Question):
+                    _open[id(group), message.asker] = group, message
+                else:
+                    _tell_all(str(message))
+
+    def _say(self, path: tuple[tuple[int, str], ...]) -> None:
+        waits = " and ".join(f"{what} on rank {rank}" for rank, what in sorted(path))
+        rule = "meshes that share ranks must be used in the same order on them"
+        _tell_all(f"ranks wait for one another in different calls: {waits} (of COMM_WORLD); {rule}")
+
+
+_open: dict[tuple[int, int], tuple[ProcessGroup, Question]] = {}
+"""The last question of every asker by group, until this rank enters the call it waits in."""
+
+
+def _tell_all(verdict: str) -> None:
+    """Believe a verdict, and pass it on once."""
+    if not broken():
+        spoil(verdict)
+        for group in list(GROUPS):
+            group.tell(verdict)

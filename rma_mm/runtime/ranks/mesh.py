@@ -1,0 +1,363 @@
+"""A mesh of real ranks: a communicator of its own, the node map, and the memory that all its matrices share."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from rma_mm.errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.kernels.cache import refusal
+from rma_mm.kernels.threads import cores, threads_per_rank
+from rma_mm.runtime.ranks.agreement import agree, agree_to_end
+from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
+from rma_mm.windows import WINDOWS, Checks
+from rma_mm.windows.checked import SWITCH
+from rma_mm.windows.room import segment_problem
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from rma_mm.policy.planner.adaptation import Watch
+    from rma_mm.runtime.products.plan import Plan
+    from rma_mm.runtime.ranks.arena import Arena
+    from rma_mm.windows.channel import Channel
+    from rma_mm.windows.progress import Progress
+
+_OPEN: list[Mesh] = []
+"""Meshes in the order in which they were made, the same on every rank."""
+_HELD: list[Mesh] = []
+"""Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
+SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH)
+"""Variables of the environment that must be the same on all ranks."""
+LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Where the launchers of MPICH and Open MPI say how many ranks they started."""
+
+
+class Mesh:
+    """Ranks 0…prod(shape) − 1 of a communicator on a grid with named axes. Collective to make and to close.
+
+    shape: ranks along each of one to three axes. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l when
+    not given. window: shared, allocated or created; RMA_MM_WINDOW, or shared, when not given. threads: BLAS threads of
+    a rank; by ranks per node when not given.
+
+    Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
+    ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
+    the grid has more ranks, WindowError for an unknown window, DisagreementError where arguments, or what the
+    environment sets, differ between ranks.
+    """
+
+    @in_turn
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        comm: MPI.Intracomm | None = None,
+        names: tuple[str, ...] | None = None,
+        window: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
+            raise MeshError(problem)  # the import below would end in a bus error
+        from mpi4py import MPI
+
+        from rma_mm.windows.mpi import node_map
+
+        parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
+        check_launcher()
+        self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
+        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads} | environment()
+        group = ProcessGroup.on(parent)
+        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
+        self.group = group or ProcessGroup(parent)
+        """Its ranks, which it may share with other meshes."""
+        self._comm: MPI.Intracomm = self.group.admit(shape)
+        self._is_closed = False
+        self.rank: int = self.comm.rank
+        self.size: int = self.comm.size
+        self.node_of = node_map(self.comm)
+        self.shape = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
+        """The grid: shape, axis names, nodes."""
+        self.nodes = len(set(self.node_of))
+        self.is_member = self.rank < self.shape.size
+        self.active: MPI.Intracomm = self.comm
+        """The ranks on the grid (on the others, the ranks that are not)."""
+        if self.shape.size < self.size:
+            self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
+        self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.checks = Checks() if Checks.wanted() else None
+        """What is checked of transfers and products; None where nothing is."""
+        self.fallbacks: list[str] = [*filter(None, [refusal()])]
+        """What was chosen instead of what was asked for, and why."""
+        self.plans: OrderedDict[object, Plan] = OrderedDict()
+        """What `matmul` keeps, oldest use first."""
+        self.set_aside: dict[object, Plan] = {}
+        """Plans of products that are done by another for the time being."""
+        self.watches: dict[object, Watch] = {}
+        """What is known of products that `matmul` repeats."""
+        self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
+        """Plans that hold bound operands."""
+        self.proved: set[object] = set()
+        """Redistributions that all ranks have shown to be right."""
+        self.when_lost: Callable[[], str] = str
+        """Called when a host is gone, just before the job ends; says what the user will miss."""
+        self.progress = self._progress()
+        """What goes on while this rank multiplies."""
+        self._serial = 0
+        self._channels: dict[tuple[int, ...], Channel] = {}
+        _closed_at_exit(self)
+        _free_held(self._comm)
+
+    def _last(self) -> str:
+        return self.when_lost()
+
+    def _problem(
+        self, shape: tuple[int, ...], names: tuple[str, ...] | None, threads: int | None, size: int
+    ) -> Exception | None:
+        try:
+            mesh = MeshShape(tuple(shape), tuple(names or ()))
+        except MeshError as error:
+            return error
+        except (TypeError, ValueError, AttributeError):
+            return MeshError(
+                f"mesh: got shape {shape!r}, names {names!r}; a shape is one to three whole numbers, as (2, 3)"
+            )
+        if mesh.size > size:
+            return MeshError(
+                f"mesh {mesh}: needs {mesh.size} ranks, and there are {size}; start more ranks or use a smaller mesh"
+            )
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
+        try:
+            Checks.wanted()
+        except OptionError as error:
+            return error
+        if self.window_flavour not in WINDOWS:
+            return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
+        return None
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The mesh's own communicator, ranks beyond the grid included. Raises ClosedError after `close`."""
+        self.require_open()
+        return self._comm
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The memory of this mesh's matrices."""
+        from rma_mm.runtime.ranks.arena import Arena
+
+        self.require_open()
+        return Arena(self)
+
+    def _progress(self) -> Progress:
+        """What goes on while this rank multiplies. Collective."""
+        from mpi4py import MPI
+
+        from rma_mm.windows.heartbeat import Heartbeat
+        from rma_mm.windows.progress import Progress, can_help
+
+        is_needed = self.nodes > 1 or self.window_flavour != "shared"
+        threads = all(self.comm.allgather(can_help()))
+        if is_needed and not threads:
+            self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
+        heartbeat = None
+        if self.nodes > 1 and threads:
+            heartbeat = Heartbeat(self.comm, self.node_of, self.comm.allgather(MPI.Get_processor_name()), self._last)
+        return Progress(self.comm, is_needed, heartbeat)
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
+        from rma_mm.kernels.choice.speed import multiplies_a_second
+
+        agree(self.comm, "Mesh.speeds", {})
+        measured = self.comm.allgather(multiplies_a_second(self.threads))
+        return tuple(measured[: self.shape.size])
+
+    def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Make what these groups of grid ranks need to move parts together; each group names this rank.
+
+        Collective over every group: all its members name it. In one order everywhere, so that none waits in a circle.
+        """
+        from rma_mm.windows.channel import Channel
+
+        for group in sorted(set(groups) - set(self._channels)):
+            members = self.comm.group.Incl(group)
+            comm = self.comm.Create_group(members)
+            members.Free()
+            self._channels[group] = Channel(comm, group, self.node_of)
+
+    def channel(self, group: tuple[int, ...]) -> Channel:
+        """The channel of a group that was made before."""
+        return self._channels[group]
+
+    def next_serial(self) -> int:
+        """A number for a new matrix or plan, the same on every rank."""
+        self._serial += 1
+        return self._serial
+
+    def require_open(self) -> None:
+        """Raise ClosedError after `close`."""
+        if self._is_closed:
+            raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
+
+    @in_turn
+    def close(self) -> None:
+        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
+
+        Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
+        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or as the
+        process ends. Raises DisagreementError, and stays open, where another rank is in another call.
+        """
+        if not self._is_closed:
+            agree(self._comm, "Mesh.close", {})
+            self._close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        _OPEN.remove(self)
+        for plan in list(self.prepared):
+            plan.close()
+        self.plans.clear()
+        self.set_aside.clear()
+        self.progress.close()
+        for channel in self._channels.values():
+            channel.comm.Free()
+        self._channels.clear()
+        if self.active is not self._comm:
+            self.active.Free()
+        if "arena" in self.__dict__:
+            self.arena.let_go()
+        _HELD.append(self)
+        _free_held(self._comm)
+        self.group.dismiss()
+
+    def leave(self) -> None:
+        """Close at the end of the program: ranks that still call hear that this one has ended. Collective.
+
+        Raises DisagreementError where calls can be agreed on no more.
+        """
+        error = getattr(sys, "last_value", None)
+        how = "" if error is None else f" ({type(error).__name__}: {cut(error)})"
+        while not agree_to_end(self._comm, how):
+            pass  # the others have raised; they call again, or end
+        self._close()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:  # after an error the other ranks may never come to a collective close
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Mesh({self.shape.shape}, names={self.shape.names}, nodes={self.nodes}, window={self.window_flavour!r})"
+
+
+def _closed_at_exit(mesh: Mesh) -> None:
+    """Close what a program leaves open when it ends: MPI libraries complain of windows that are never freed."""
+    if not _OPEN:
+        atexit.unregister(_close_all)  # once, and behind what was registered before the first mesh
+        atexit.register(_close_all)
+    _OPEN.append(mesh)
+
+
+def _close_all() -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        try:
+            for mesh in reversed(list(_OPEN)):
+                mesh.leave()
+            for mesh in _HELD:
+                mesh.arena.leave()
+                mesh._comm.Free()
+        except DisagreementError:
+            pass  # the job cannot go on, as is said now
+        end_broken_job()
+
+
+def checked_comm(comm: object) -> MPI.Intracomm:
+    """`comm`, if ranks can meet in it. Raises MeshError, on this rank alone: there is nobody to agree with."""
+    from mpi4py import MPI
+
+    rule = "pass an intracommunicator, as MPI.COMM_WORLD, that is not freed"
+    if not isinstance(comm, MPI.Comm):
+        raise MeshError(f"comm: got {quoted(comm)}; {rule}")
+    if comm == MPI.COMM_NULL:
+        raise MeshError(f"comm: got COMM_NULL, or a communicator that was freed; {rule}")
+    if comm.Is_inter():
+        raise MeshError(f"comm: got an intercommunicator; {rule} (Merge makes one)")
+    return MPI.Intracomm(comm)
+
+
+def environment() -> dict[str, object]:
+    """What the environment sets that all ranks must have alike: plans rest on it."""
+    return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+
+
+def _free_held(comm: MPI.Intracomm) -> None:
+    """Free what closed meshes of the ranks of `comm` have left and nobody holds any more. Collective over `comm`."""
+    from mpi4py import MPI
+
+    for mesh in [each for each in _HELD if MPI.Comm.Compare(comm, each._comm) != MPI.UNEQUAL]:
+        _free(mesh)
+
+
+def _free(mesh: Mesh) -> None:
+    """Free a closed mesh's windows, and last its communicator, by which ranks agree on them. Collective."""
+    if "arena" not in mesh.__dict__ or mesh.arena.freed():
+        _HELD.remove(mesh)
+        mesh._comm.Free()
+
+
+def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
+    """Ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
+
+    Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away. Collective.
+    """
+    from mpi4py import MPI
+
+    host, mine = MPI.Get_processor_name(), cores()
+    told = comm.allgather((host, mine))
+    return sum(
+        bool(theirs & mine) and (where == host or node == node_of[comm.rank])
+        for (where, theirs), node in zip(told, node_of, strict=True)
+    )
+
+
+def check_launcher() -> None:
+    """Raise MeshError when the launcher started several ranks and MPI sees one: another MPI's mpiexec."""
+    started = launched_ranks()
+    if started > 1 and _world_size() == 1:
+        raise MeshError(
+            f"mpiexec: it started {started} ranks, but this MPI library sees 1, so every rank believes it is alone; "
+            f"use the mpiexec of the MPI that mpi4py is bound to: {matching_mpiexec()}"
+        )
+
+
+def launched_ranks() -> int:
+    """How many ranks the launcher's environment speaks of; 1 without a launcher."""
+    return max([1, *(int(os.environ[name]) for name in LAUNCHER_SIZES if os.environ.get(name, "").isdigit())])
+
+
+def matching_mpiexec() -> str:
+    """Where the right launcher is: beside this Python when MPI came with pip."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if beside.exists() else "the one installed with that library"
+
+
+def _world_size() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_size()

@@ -1,0 +1,206 @@
+"""The ranks that call together. Meshes on the same ranks share one order of calls, in which each call is agreed on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from rma_mm.errors import DisagreementError, OptionError, RmaError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TAG = 7
+"""Of what waiting ranks tell each other."""
+LAST_WORDS = 3.0
+"""Seconds that a job goes on for the other ranks to hear why it ends."""
+
+GROUPS: list[ProcessGroup] = []
+"""Groups with an open mesh, in the order in which they were made."""
+
+
+class Seat(NamedTuple):
+    """A mesh among those of its group."""
+
+    group: ProcessGroup
+    number: int
+    """How many meshes were made on the group before, and this; 0 for the group itself."""
+    name: str
+
+
+class ProcessGroup:
+    """The ranks of a communicator, in its order. Collective to make and to close."""
+
+    def __init__(self, parent: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self.comm: MPI.Intracomm = parent.Dup()
+        everyone = range(parent.size)
+        members, world = parent.group, MPI.COMM_WORLD.group
+        self.world_ranks: list[int] = list(MPI.Group.Translate_ranks(members, list(everyone), world))
+        members.Free()
+        world.Free()
+        self.calls = 0
+        """Calls that this rank has entered."""
+        self.made = self.open = 0
+        """Meshes."""
+        self.sent = [0] * parent.size
+        """Messages to each rank, by `tell`."""
+        self.received = [0] * parent.size
+        self._sending: list[MPI.Request] = []
+        self._number(self.comm, Seat(self, 0, ""))
+        GROUPS.append(self)
+
+    @staticmethod
+    def on(parent: MPI.Intracomm) -> ProcessGroup | None:
+        """The group that has the ranks of `parent` in the same order, if there is one. Local."""
+        from mpi4py import MPI
+
+        alike = (MPI.IDENT, MPI.CONGRUENT)
+        return next((group for group in GROUPS if MPI.Comm.Compare(parent, group.comm) in alike), None)
+
+    def admit(self, shape: object) -> MPI.Intracomm:
+        """A communicator for a new mesh. Collective."""
+        comm = self.comm.Dup()
+        self.made += 1
+        self.open += 1
+        self._number(comm, Seat(self, self.made, f"mesh {self.made} of shape {shape}"))
+        return comm
+
+    def dismiss(self) -> None:
+        """A mesh was closed; the last one closes the group. Collective."""
+        self.open -= 1
+        if not self.open:
+            GROUPS.remove(self)
+            self._drain()
+            self.comm.Free()
+
+    def tell(self, message: object) -> None:
+        """Send a message to every other rank, without waiting for any."""
+        self._sending = [request for request in self._sending if not request.Test()]
+        for rank in range(self.comm.size):
+            if rank != self.comm.rank:
+                self._sending.append(self.comm.isend(message, rank, TAG))
+                self.sent[rank] += 1
+
+    def heard(self) -> list[Any]:
+        """The messages that have arrived."""
+        from mpi4py import MPI
+
+        found = []
+        status = MPI.Status()
+        while (message := self.comm.improbe(MPI.ANY_SOURCE, TAG, status)) is not None:
+            found.append(message.recv())
+            self.received[status.source] += 1
+        return found
+
+    def _drain(self) -> None:
+        """Receive every message: one that came later could be taken for one of a communicator made later."""
+        expected = self.comm.alltoall(self.sent)
+        while self.received != expected:
+            self.heard()
+        for request in self._sending:
+            request.Wait()
+
+    @staticmethod
+    def _number(comm: MPI.Intracomm, seat: Seat) -> None:
+        comm.Set_attr(_keyval(), seat)
+
+
+def seat_of(comm: MPI.Intracomm) -> Seat | None:
+    """The mesh that `comm` was made for; None for a communicator that is not of this package."""
+    found: Any = comm.Get_attr(_keyval())
+    return found if isinstance(found, Seat) else None
+
+
+@functools.cache
+def _keyval() -> int:
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
+
+# -- one call at a time ---------------------------------------------------------------------------
+
+_turn = threading.RLock()
+
+
+def in_turn(call: Callable[P, R]) -> Callable[P, R]:
+    """A collective call that waits until no other thread of this process is in one.
+
+    Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
+    """
+
+    @functools.wraps(call)
+    def turned(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _turn:
+            try:
+                return call(*args, **kwargs)
+            except (MemoryError, KeyboardInterrupt) as error:  # which come at any place, and to one rank alone
+                if not isinstance(error, RmaError):
+                    spoil(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
+                raise
+
+    return turned
+
+
+# -- a job that cannot go on ----------------------------------------------------------------------
+
+
+class _State:
+    """What holds for this process."""
+
+    broken = ""
+    """Why no call can be agreed on any more."""
+    within = ""
+    """What of the user's runs in the midst of a call."""
+
+
+_state = _State()
+
+
+def broken() -> str:
+    """Why no call can be agreed on any more; empty while all is well."""
+    return _state.broken
+
+
+def spoil(why: str) -> None:
+    """This rank left a call in its midst, or waits for ever: nothing can be agreed on any more."""
+    _state.broken = _state.broken or why
+
+
+def require_usable() -> None:
+    """Raise where no call can be made now. Local."""
+    if _state.broken:
+        raise DisagreementError(_state.broken)
+    if _state.within:
+        raise OptionError(f"{_state.within}: it calls rma_mm, whose ranks are in the midst of a call; call it later")
+
+
+def within(what: str) -> None:
+    """Refuse calls while `what` of the user's runs; empty where it has ended."""
+    _state.within = what
+
+
+def end_broken_job() -> None:
+    """End a job in which ranks left calls unfinished: MPI_Finalize would wait for them."""
+    from mpi4py import MPI
+
+    if not _state.broken:
+        return
+    os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {_state.broken}; the job ends\n".encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    deadline = time.monotonic() + LAST_WORDS
+    while time.monotonic() < deadline:  # what was sent must arrive
+        MPI.COMM_WORLD.Iprobe()
+        time.sleep(0.01)
+    MPI.COMM_WORLD.Abort(1)

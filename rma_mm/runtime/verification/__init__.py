@@ -1,0 +1,1 @@
+"""Is a product right? Checked on the distributed matrices, without gathering any."""

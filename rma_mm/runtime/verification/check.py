@@ -1,0 +1,190 @@
+"""Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices, without gathering any.
+
+Floats: the rows that look wrong by Freivalds' check are computed again, and each of their elements is held against what
+rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Semirings of least and
+greatest sums, and what an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.kernels.elementwise import scalar
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.verification.bools import COUNTS, wrong_bools
+from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
+from rma_mm.runtime.verification.floats import LARGE, Product, inverse, narrow_type, rounding, survey
+from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
+from rma_mm.runtime.verification.rows import chosen_rows, wrong_floats
+from rma_mm.runtime.verification.semirings import wrong_semiring
+from rma_mm.runtime.verification.sketch import FOUND, WIDTH
+
+VECTORS = 20
+"""Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
+WHOLE = "every element computed again"
+SOME = "{} of {} rows computed again, {}"
+SUSPECTED = (
+    f"the most suspicious by the sums of {WIDTH} neighbours with random signs; "
+    f"one wrong element may pass if it is off by less than {FOUND} standard deviations of its neighbours' rounding"
+)
+ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
+UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a check."""
+
+    ok: bool
+    """Whether C is right."""
+    residual: float | None
+    """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
+    reason: str = ""
+    """Where and how C is wrong."""
+    rows: int | None = None
+    """How many rows were computed again; None where none had to be."""
+    how: str = ""
+    """What was looked at, for people."""
+
+
+def verify(
+    a: MatrixView,
+    b: MatrixView,
+    c: MatrixView,
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    before: MatrixView | None = None,
+    conj_a: bool = False,
+    conj_b: bool = False,
+    seed: int = 0,
+    semiring: Semiring = PLUS_TIMES,
+    epilogue: Epilogue | None = None,
+    product: np.dtype[Any] | None = None,
+) -> Verdict:
+    """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
+
+    For the command and `RMA_MM_CHECK`, whose ranks have agreed on the arguments: it does not compare them once more.
+    a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
+    epilogue: what followed the product, which was of element type `product`. Raises DtypeError for scalars that the
+    type of the sums does not hold.
+    """
+    if 0 in c.shape:  # and k may be anything
+        return Verdict(True, 0.0, how="there are no elements")
+    product = product or c.dtype
+    alpha, beta = (scalar(x, product, name).item() for name, x in (("alpha", alpha), ("beta", beta)))
+    a, b = whole(a, product), whole(b, product)
+    if beta == 0:
+        before = None
+    elif before is None:
+        raise ValueError("before: beta is not 0, so the check needs C as it was before the product")
+    comm = c.mesh.comm
+    closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product)
+    with np.errstate(all="ignore"):
+        if not semiring.is_arithmetic:
+            verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], ORDERED)
+        elif closed.product.kind not in "iub":
+            verdict = _floats(closed, seed)
+        elif epilogue is not None:
+            verdict = _exact(*wrong_closed(closed, seed), c.shape[0], UNSEEN)
+        elif c.dtype.kind in "iu":
+            verdict = _integers(a, b, c, before, alpha, beta, seed)
+        else:
+            left, right, made, old = (None if x is None else Part(x, COUNTS) for x in (a, b, c, before))
+            assert left is not None and right is not None and made is not None
+            verdict = _exact(wrong_bools(comm, left, right, made, old, bool(alpha)), c.shape[0], c.shape[0], "")
+    if verdict.ok and not _replicas_agree(c):
+        verdict = Verdict(False, None, "replicas of C differ")
+    shared: Verdict = comm.bcast(verdict, 0)
+    return shared
+
+
+def _exact(reason: str, rows: int, m: int, others: str) -> Verdict:
+    """The verdict where rows were computed again without rounding errors."""
+    return Verdict(not reason, None if reason else 0.0, reason, rows, _how(rows, m, others))
+
+
+def _how(rows: int, m: int, others: str) -> str:
+    return WHOLE if rows == m else SOME.format(rows, m, others)
+
+
+def _floats(closed: Closed, seed: int) -> Verdict:
+    """The check for real and complex types. Collective."""
+    p = product_of(closed)
+    touched = survey(p)
+    if touched.impossible:
+        return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
+    if not np.isfinite(p.alpha) or not np.isfinite(p.beta):
+        touched.rows[:] = True
+    p.a.down, p.b.across = (inverse(scale, LARGE) for scale in touched.scales)
+    rows = chosen_rows(p, touched, seed)
+    reason, worst = wrong_floats(p, rows)
+    others = SUSPECTED if p.activation is None else UNSEEN
+    return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
+
+
+def product_of(closed: Closed) -> Product:
+    """The parts of a product of floats to compute with."""
+    c, kept = closed.c, closed.epilogue
+    working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
+    a, b, _ = closed.parts(working)
+    stored = np.dtype(np.complex128 if c.dtype.kind == "c" else np.float64)
+    before = None if closed.before is None else Part(closed.before, stored)
+    bias = closed.bias(np.arange(c.shape[0])).astype(stored)
+    sizes = *c.shape, closed.a.shape[1]
+    return Product(
+        c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
+        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
+        narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
+    )  # fmt: skip
+
+
+def _integers(
+    a: MatrixView, b: MatrixView, c: MatrixView, before: MatrixView | None, alpha: int, beta: int, seed: int
+) -> Verdict:
+    """The check for integers: random vectors over all 2^64 words, results modulo 2^w. Collective."""
+    working = np.dtype(np.uint64)
+    x = np.random.default_rng(seed).integers(0, 2**64, (c.shape[1], VECTORS), np.uint64)
+    error = _times(Part(c, working), x)
+    if before is not None:
+        error -= np.uint64(beta % 2**64) * _times(Part(before, working), x)
+    if alpha != 0:
+        z = summed(c.mesh.comm, _times(Part(b, working), x))[0]
+        error -= np.uint64(alpha % 2**64) * _times(Part(a, working), z)
+    total = summed(c.mesh.comm, error)[0] & np.uint64(2 ** (8 * c.dtype.itemsize) - 1)
+    wrong = np.flatnonzero(total.any(axis=1))
+    if not wrong.size:
+        bits = 8 * c.dtype.itemsize
+        return Verdict(True, 0.0, how=f"every row by {VECTORS} random sums modulo 2^{bits}")
+    return Verdict(False, None, f"{wrong.size} rows of C are wrong, the first is row {wrong[0]}")
+
+
+def _times(part: Part, x: Array) -> Array:
+    """(rows, v): what this rank answers for, times x (columns, v), modulo 2^64."""
+    out = np.zeros((part.shape[0], x.shape[1]), x.dtype)
+    mine = np.asfortranarray(x[part.cols])  # NumPy's product of integers walks the columns
+    for at, block in part.blocks():
+        out[at] += block @ mine
+    return out
+
+
+def _replicas_agree(c: MatrixView) -> bool:
+    """Whether all replicas of C hold the same bits. Collective."""
+    mesh, grid = c.mesh, c.layout.mesh(c.mesh.shape)
+    free = c.layout.replicated_axes(grid)
+    if all(grid.axis_size(axis) == 1 for axis in free) or set(free) & set(c.layout.skew_axes):
+        return True
+    mine: tuple[int, int] | None = None
+    if mesh.rank < grid.size:
+        first = grid.rank(grid.coords(mesh.rank) | dict.fromkeys(free, 0))
+        mine = first, zlib.crc32(np.ascontiguousarray(c.tile).tobytes())
+    found: dict[int, set[int]] = {}
+    for entry in mesh.comm.allgather(mine):
+        if entry is not None:
+            found.setdefault(entry[0], set()).add(entry[1])
+    return all(len(sums) == 1 for sums in found.values())

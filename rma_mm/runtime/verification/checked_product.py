@@ -1,0 +1,124 @@
+"""A product, or a redistribution, whose result is checked; and how what was found is told to all ranks.
+
+What is checked while RMA_MM_CHECK is 1, of every mesh made then. Nothing else changes, and nothing is counted.
+
+- Every get begins on a poisoned place, and what it brought is held against what its target holds (`windows.checked`).
+- What ranks accumulate between two meetings is held against what the memory of each target has become
+  (`execution.checked_pushes`).
+- A frame of scratch is poisoned when it is given to another slot, and when its last slot is done with
+  (`execution.poisoned_slots`).
+- For beta = 0 C is poisoned before the first operation; none of that may be left. All replicas of C must hold the same
+  bits, and C is verified from the tiles of A and B, which collectives move and no window (here).
+- What is redistributed is poisoned first, and held against its source element by element, in all replicas (`contents`).
+
+What is found becomes one CheckError on every rank, at the end of the product or the redistribution. Poison is NaN of
+bits of its own, or bytes A5. Of integers poison that was left shows only as a wrong element of C, or as replicas that
+differ. It takes several times as long and copies of what is moved: C, and all that is accumulated between two meetings.
+
+The switch is read where a mesh is made, and nowhere else; without it binding makes the calls that it always made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import CheckError
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.execution.footprint import Operands
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.verification.check import verify
+from rma_mm.runtime.verification.contents import Held, differences
+from rma_mm.windows.poison import poison, poisoned, tells
+
+TOLD = 4
+"""Sentences that each rank tells."""
+SHOWN = 8
+"""Sentences of an error at the most."""
+
+
+@contextmanager
+def checked_product(
+    name: str, given: Operands, seed: int, A: DistMatrix, B: DistMatrix, C: DistMatrix
+) -> Iterator[None]:
+    """Around a product by the algorithm `name`, whose operands all ranks have agreed on. Collective; raises CheckError.
+
+    seed: for what is drawn, the same on every rank.
+    """
+    mesh, o = C.mesh, given.options
+    before = None
+    if o.beta == 0:
+        poison(C.tile)
+    else:
+        before = held(C)
+        before.tile = C.tile.copy()
+    yield
+    what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
+    found = differences(C, C, mesh, "C") if not C.layout.partial else iter(())
+    tell(mesh, what, [*unwritten(C, o.beta == 0), *found])
+    left, right = A.T if o.transpose_a else A, B.T if o.transpose_b else B
+    verdict = verify(
+        left, right, C, alpha=o.alpha, beta=o.beta, before=before, conj_a=o.conjugate_a, conj_b=o.conjugate_b,
+        seed=seed, semiring=given.semiring, epilogue=o.epilogue, product=given.product_dtype,
+    )  # fmt: skip
+    tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
+
+
+def in_words(x: DistMatrix) -> str:
+    """A matrix in an error."""
+    return f"{x.dtype} {x.shape[0]} x {x.shape[1]} in {x.layout}"
+
+
+def unwritten(C: DistMatrix, was_poisoned: bool) -> Iterator[str]:
+    """Where this rank's part of C is still as it was before the first operation, in words."""
+    if not (was_poisoned and tells(C.dtype)):
+        return
+    left = poisoned(C.tile)
+    if left.any():
+        rows, cols = (span.indices for span in C.region)
+        i, j = np.argwhere(left)[0]
+        yield (
+            f"C[{rows[i]}, {cols[j]}] on rank {C.mesh.rank} was not written, or made of scratch that was not filled, "
+            f"as were {left.sum() - 1} others of its {left.size} elements"
+        )
+
+
+def held(matrix: DistMatrix) -> Held:
+    """A matrix as the checks see it."""
+    return Held(matrix.mesh, matrix.shape, matrix.dtype, matrix.layout, matrix.tile)
+
+
+def checked_move(source: DistMatrix, layout: Layout, tile: NDArray[Any]) -> AbstractContextManager[None]:
+    """Around a redistribution of `source` that fills `tile`, this rank's part as placed by `layout`.
+
+    Where there is something to check it is collective, and raises CheckError.
+    """
+    if source.mesh.checks is None:
+        return nullcontext()
+    return _checked_move(source, Held(source.mesh, source.shape, source.dtype, layout, tile))
+
+
+@contextmanager
+def _checked_move(source: DistMatrix, copy: Held) -> Iterator[None]:
+    poison(copy.tile)
+    yield
+    what = f"redistribution of {in_words(source)} into {copy.layout}"
+    found = [] if source.layout.partial else list(differences(source, held(source), source.mesh, "the source"))
+    tell(source.mesh, what, [*found, *differences(source, copy, source.mesh, "the result")])
+
+
+def tell(mesh: Mesh, what: str, found: list[str]) -> None:
+    """Raise on every rank what any of them has found. Collective."""
+    assert mesh.checks is not None
+    noted, mesh.checks.found = mesh.checks.found + found, []
+    told = mesh.comm.allgather((noted[:TOLD], len(noted)))
+    lines = [line for each, _ in told for line in each]
+    count = sum(number for _, number in told)
+    if lines:
+        more = f"; and {count - SHOWN} more" if count > SHOWN else ""
+        raise CheckError(f"{what}: {'; '.join(lines[:SHOWN])}{more}")

@@ -1,0 +1,231 @@
+"""A product of floats as its check sees it: what rounding does to it, and a first look at its operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.dtypes import BFLOAT16, accumulator
+from rma_mm.runtime.verification.parts import Array, Part, summed
+
+SHORT = 512
+"""Terms of a sum whose rounding errors are not much larger than those of a check in the same type."""
+LARGE = 240
+"""Exponents of doubles whose squares are no trouble."""
+BLOCK_TERMS = 512
+"""Terms that a kernel sums in one go, at the most: BLAS libraries take 192 to 512."""
+PANEL = 128
+"""Terms after which C is added to, at the least, where k is cut among steps."""
+UNBLOCKED = 1 << 20
+"""m·n·k of a product that kernels do not cut along k."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding does to a product, summed in one type and stored in another."""
+
+    terms: int
+    """k, twice that for complex types."""
+    depth: int
+    """Terms that are summed one after the other, at the most."""
+    panels: int
+    """How often such a sum is added to C."""
+    acc: float
+    """Unit roundoff of the type in which C is summed."""
+    final: float
+    """Unit roundoff of the type in which C is stored; 0 where that is the same type."""
+    largest: float
+    """Largest finite number of C's type."""
+    acc_largest: float
+    """Largest finite number of the type in which C is summed."""
+    tiny: float
+    """What underflow may lose in one element of C."""
+
+    def deviation(self, squares: Array, reach: Array, start: Array | float = 0.0) -> Array:
+        """The standard deviation of the rounding error of sums, element by element.
+
+        squares: Σ|a·b|² of its terms; reach: the largest partial sum seen; start: |beta·C0|, onto which they are added.
+
+        An addition makes an error of variance u²/6 of its result's square, on the average over the mantissas. In a sum
+        of `depth` terms of either sign the partial sums' squares grow like those of the terms, in one of equal signs
+        like (t/depth)²; what is added up of such sums is as large as C may be.
+        """
+        within = self.depth * squares / 2
+        among = (self.depth * self.depth / max(1, self.terms) + self.panels) * reach**2 / 3
+        onto = (self.panels + (self.depth if self.depth > BLOCK_TERMS else 0)) * np.square(start)
+        result: Array = self.acc * np.sqrt((within + among + onto) / 6)
+        return result
+
+
+def rounding(product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, int, int], ranks: int) -> Rounding:
+    """The rounding of a product of type `product` and (m, n, k), stored as `stored`."""
+    m, n, k = sizes
+    summed_in = accumulator(product)
+    acc: Any = np.finfo(summed_in)
+    terms = 2 * k if product.kind == "c" else k
+    unblocked = terms if min(m, n) < 2 * ranks else UNBLOCKED * ranks // (m * n)
+    depth = max(1, min(terms, max(BLOCK_TERMS, unblocked)))
+    unit, tiny, largest = limits(stored)
+    underflow = (k + 2) * float(acc.smallest_normal) + tiny * unit
+    final = unit if unit > float(acc.eps) / 2 else 0.0
+    panels = min(terms, terms // PANEL + ranks) + 2
+    return Rounding(terms, depth, panels, float(acc.eps) / 2, final, largest, float(acc.max), underflow)
+
+
+def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    """Unit roundoff, smallest normal and largest number of a float type."""
+    library: Any = np
+    if dtype == BFLOAT16:
+        import ml_dtypes as library
+    info = library.finfo(dtype)
+    return float(info.eps) / 2, float(info.smallest_normal), float(info.max)
+
+
+@dataclass
+class Product:
+    """The parts of one product and its scalars."""
+
+    comm: Any
+    a: Part
+    b: Part
+    c: Part
+    before: Part | None
+    """C0, where beta ≠ 0."""
+    alpha: complex
+    """0 means that A and B were not read."""
+    beta: complex
+    rounding: Rounding
+    bias: Array
+    """What is added to C, of a shape that broadcasts."""
+    narrow: np.dtype[Any]
+    """The type in which suspicion is measured."""
+    activation: str | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """Those that are read."""
+        read = [self.a, self.b] if self.alpha != 0 else []
+        return [*read, self.c, *([] if self.before is None else [self.before])]
+
+
+@dataclass
+class Touched:
+    """What a first look at the operands finds."""
+
+    rows: NDArray[np.bool_]
+    """(m,): rows of A or C0 that hold NaN or an infinity."""
+    cols: NDArray[np.bool_]
+    """(n,): columns of B that hold one."""
+    overflown: NDArray[np.bool_]
+    """(m,): other rows in which C alone does."""
+    impossible: int
+    """Elements of C that are not finite although nothing in their row and column is large enough for that."""
+    scales: tuple[Array, Array]
+    """(m,), (n,): powers of two; no sum of terms in row i, column j is larger than their product."""
+    norms: Array
+    """(n,): those of B's columns, within their scales; 1 for columns of zeros."""
+
+
+def survey(p: Product) -> Touched:
+    """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
+    m, n = p.c.shape
+    bad_rows, bad_cols, rows, cols, old, squares = (np.zeros(size) for size in (m, n, m, n, m, n))
+    for part in p.parts:
+        if part is p.c:
+            continue
+        for at, block in part.as_type(p.narrow).blocks():
+            sizes, bad = _sizes(block, p, part)
+            if bad is not None:
+                part.nonfinite = True
+                if part is p.b:
+                    bad_cols[part.cols] += bad.sum(axis=0)
+                else:
+                    bad_rows[at] += bad.sum(axis=1)
+            if part is p.b:
+                cols[part.cols] = np.maximum(cols[part.cols], sizes)
+                squares[part.cols] += squared(block).sum(axis=0)
+            elif part is p.a:
+                rows[at] += sizes
+            else:
+                old[at] += sizes
+    bad_rows, bad_cols, rows, cols, old, squares = summed(p.comm, bad_rows, bad_cols, rows, cols, old, squares)
+    most = int(np.finfo(p.narrow).maxexp) - 8
+    scales = _power(rows, most), _power(cols, most)
+    norms = np.clip(np.nan_to_num(np.sqrt(squares)), scales[1] / 4, scales[1] * max(1, p.b.shape[0]) ** 0.5)
+    touched = Touched(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, scales, norms)
+    _look_at_result(p, touched, old)
+    return touched
+
+
+def _sizes(block: Array, p: Product, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Sums of |A| by rows, or the largest |B| by columns or |C0| by rows; and what is not finite, if any."""
+    bad = None
+    size = np.abs(block)
+    for _ in range(2):
+        if part is p.a:
+            sizes = size.sum(axis=1)
+        else:
+            sizes = size.max(axis=0 if part is p.b else 1, initial=0)
+        if np.isfinite(sizes).all():
+            break
+        bad = ~np.isfinite(block)
+        size = np.where(bad, 0, size.astype(np.float64))
+    return sizes, bad if bad is not None and bad.any() else None
+
+
+def _power(size: Array, most: int) -> Array:
+    """A power of two no smaller, of an exponent that is no larger than `most`; 1 for 0 and for what is too large."""
+    exponents = np.clip(np.frexp(size)[1], -most, most)
+    made: Array = np.where((size > 0) & np.isfinite(size), np.ldexp(1.0, exponents), 1.0)
+    return made
+
+
+def inverse(scale: Array, most: int) -> Array | None:
+    """What to multiply by where numbers are read; None where none of them is beyond 2^±most."""
+    exponents = np.frexp(scale)[1]
+    return 1 / scale if np.abs(exponents).max(initial=0) > most else None
+
+
+def _look_at_result(p: Product, touched: Touched, old: Array) -> None:
+    """Find the elements of C that are not finite where no operand explains it. Collective."""
+    counts, impossible = np.zeros(len(touched.rows)), np.zeros(1)
+    down, across = touched.scales
+    bias = np.broadcast_to(p.bias, p.c.shape)
+    for at, block in p.c.as_type(p.narrow).blocks():
+        odd = np.isfinite(block)
+        if odd.all():
+            continue
+        odd = ~odd
+        p.c.nonfinite = True
+        odd &= ~touched.rows[at, None] & ~touched.cols[None, p.c.cols]
+        counts[at] += odd.sum(axis=1)
+        reach = max(1.0, abs(p.alpha)) * down[at, None] * across[None, p.c.cols] + (abs(p.beta) * old[at])[:, None]
+        reach = reach + np.abs(bias[np.ix_(at, p.c.cols)])
+        small = reach < 0.5 * min(p.rounding.largest, p.rounding.acc_largest)
+        if not (p.a.is_partial or p.b.is_partial):
+            impossible += (odd & small).sum()
+    counts, impossible = summed(p.comm, counts, impossible)
+    touched.overflown = counts > 0
+    touched.impossible = int(impossible[0])
+
+
+def narrow_type(product: np.dtype[Any], stored: np.dtype[Any], k: int) -> np.dtype[Any]:
+    """The type in which suspicion is measured: that of C's sums; a wider one where sums are short and round little."""
+    summed_in = np.result_type(accumulator(product), accumulator(stored))
+    return np.result_type(summed_in, np.float64) if k < SHORT else summed_in
+
+
+def squared(x: Array) -> Array:
+    """|x|², element by element."""
+    made: Array = x.real * x.real
+    if x.dtype.kind == "c":
+        made += x.imag * x.imag
+    return made
+
+
+def scalar(value: complex, like: Array) -> complex | float:
+    """`value`, real for a real array."""
+    return value if like.dtype.kind == "c" else value.real

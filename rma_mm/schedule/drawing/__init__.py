@@ -1,0 +1,1 @@
+"""Schedules as pictures: text for small meshes, and pages of HTML."""

@@ -1,0 +1,350 @@
+"""A schedule as a picture: who multiplies what, who moves what to whom, turn by turn. As text, for small meshes.
+
+Everything is read off the operations. A *turn* of a rank is a run of Multiplies of one step; the picture shows the
+n-th turns of all ranks together, though nothing makes ranks wait for each other. A transfer stands at the turn that
+first uses what it brings, wherever it was issued.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from textwrap import wrap
+
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.lowering.boxes import disjoint
+from rma_mm.schedule.ops import (
+    Accumulate,
+    Barrier,
+    Broadcast,
+    Copy,
+    Multiply,
+    Op,
+    Reduce,
+    Ref,
+    Schedule,
+    Shift,
+    expand,
+)
+from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS
+
+RANKS, TURNS = 9, 12
+"""The largest schedule that is drawn as text."""
+WIDTH = 100
+"""Columns of the text."""
+SIGNS = {
+    "shift": "←", "broadcast": "⇐", "all-gather": "⇐", "get": "get", "view": "view",
+    "accumulate": "→", "reduce": "⇒", "reduce-scatter": "⇒",
+}  # fmt: skip
+"""What stands between a block and the other rank."""
+LEGEND = (
+    "A12 is part 1 of the rows and part 2 of the columns of A; 0+1 both parts, * all, a:b indices.",
+    "Arrives before, from (rank): ← shifted, ⇐ broadcast or gathered, get pulled, view read in place.",
+    "Leaves after, to (rank): → added to its owner's C one-sidedly, ⇒ summed up by a reduction.",
+)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A part of a matrix that crosses ranks."""
+
+    kind: str
+    """One of SIGNS."""
+    ref: Ref
+    """What it is, on either rank."""
+    source: int
+    to: int
+
+
+@dataclass
+class Cell:
+    """What one rank does in a scene."""
+
+    arrives: list[Move] = field(default_factory=list)
+    products: list[Multiply] = field(default_factory=list)
+    leaves: list[Move] = field(default_factory=list)
+
+
+@dataclass
+class Scene:
+    """What all ranks do in one turn, or before the first, or after the last."""
+
+    title: str
+    barriers: int
+    """Barriers just before it."""
+    cells: list[Cell]
+    """By rank."""
+
+
+class Labels:
+    """Names of blocks, by the parts into which all the placements together cut m, n and k."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.extents = [0, 0, 0]
+        """(m, n, k)."""
+        spans: list[list[Span]] = [[], [], []]
+        for name, home in schedule.homes.items():
+            boxes = [schedule.home(name, rank) for rank in schedule.mesh.ranks]
+            for side, dim in enumerate(self.dims(name)):
+                spans[dim] += [box[side] for box in boxes if box]
+                self.extents[dim] = home.shape[side]
+        self.parts = [sorted(disjoint(found), key=lambda part: part.start) for found in spans]
+        """The numbered parts of m, n and k."""
+        self.part = cache(self._part)
+
+    def dims(self, name: str) -> tuple[int, int]:
+        """Which dimensions of (m, n, k) the rows and columns of a matrix are; C's where nothing is multiplied."""
+        return OPERAND_DIMS[name[0] if self.schedule.shape else "C"]
+
+    def _part(self, dim: int, span: Span) -> str:
+        """`*`, the numbers of whole parts, or else indices."""
+        if not span:
+            return "-"
+        if len(span) == self.extents[dim]:
+            return "*"
+        met = [n for n, part in enumerate(self.parts[dim]) if part & span]
+        if sum(len(self.parts[dim][n]) for n in met) != len(span):
+            return str(span)
+        is_run = len(met) > 2 and met[-1] - met[0] == len(met) - 1
+        return f"{met[0]}…{met[-1]}" if is_run else "+".join(map(str, met))
+
+    def block(self, name: str, region: Region) -> str:
+        """The name of a box of the matrix `name`, as A12 or A(1,0+1)."""
+        rows, cols = (self.part(dim, span) for dim, span in zip(self.dims(name), region, strict=True))
+        return f"{name}{rows}{cols}" if len(rows) == len(cols) == 1 else f"{name}({rows},{cols})"
+
+    def ref(self, ref: Ref) -> str:
+        """The name of what `ref` holds, wherever that is."""
+        return self.block(kind_of(ref), ref.region)
+
+    def product(self, op: Multiply) -> str:
+        """A Multiply, with its indices of k on one line."""
+        c, a, b = map(self.ref, (op.c, op.a, op.b))
+        return f"{c} {':=' if op.first else '+='} {a}·{b}  k\N{NO-BREAK SPACE}{op.a.region[1]}"
+
+    def move(self, move: Move, rank: int) -> str:
+        """A Move, as `rank` sees it."""
+        other = move.source if move.to == rank else move.to
+        return f"{self.ref(move.ref)} {SIGNS[move.kind]} {place(self.schedule.mesh, other)}"
+
+    def held(self, rank: int) -> Iterator[tuple[str, Region]]:
+        """(words, box) for each home of a rank."""
+        for name, home in sorted(self.schedule.homes.items()):
+            region = self.schedule.home(name, rank)
+            summand = " (a summand)" if home.layout.partial else ""
+            box = f"{self.block(name, region)}  {' × '.join(map(str, region))}{summand}"
+            yield box if region else f"{name}  nothing", region
+
+
+def place(mesh: MeshShape, rank: int) -> str:
+    """The coordinates of a rank, as (1,2)."""
+    return f"({','.join(map(str, mesh.coords(rank).values()))})"
+
+
+def layers(mesh: MeshShape) -> list[tuple[str, list[list[int]]]]:
+    """(title, rows of ranks) for each plane of the mesh that its first two axes span."""
+    columns, *deeper = mesh.names[1:] or ("",)
+    found = []
+    for at in mesh.along(tuple(deeper), dict.fromkeys(mesh.names, 0)):
+        title = ", ".join(f"{axis} = {at[axis]}" for axis in deeper)
+        lines = [at] if not columns else list(mesh.along(mesh.names[:1], at))
+        across = (columns,) if columns else mesh.names
+        found.append((title, [[mesh.rank(each) for each in mesh.along(across, line)] for line in lines]))
+    return found
+
+
+def turn_numbers(ops: Sequence[Op]) -> list[int]:
+    """For each operation the turn that it belongs to or comes behind, from 0; −1 in front of the first."""
+    turn, step = -1, None
+    numbers = []
+    for op in ops:
+        if isinstance(op, Multiply):
+            turn += op.step != step
+            step = op.step
+        elif isinstance(op, Accumulate | Reduce | Barrier) or (isinstance(op, Shift) and kind_of(op.dst) == "C"):
+            step = None
+        numbers.append(turn)
+    return numbers
+
+
+def scenes(schedule: Schedule) -> list[Scene]:
+    """The whole schedule; a pool's tasks dealt out in turn."""
+    acts = [_Acts(expand(schedule, rank), rank) for rank in schedule.mesh.ranks]
+    count = max(act.turns for act in acts)
+    found = []
+    for at in (BEFORE, *range(count), AFTER):
+        cells = [act.cells.get(at, Cell()) for act in acts]
+        barriers = max(acts, key=lambda act: act.turns).met(at, count)
+        if 0 <= at < count or barriers or any(at in act.cells for act in acts):
+            when = {BEFORE: "Before the first turn" if count else "Before", AFTER: "At last" if count else "Moves"}
+            found.append(Scene(when.get(at, f"Turn {at + 1} of {count}"), barriers, cells))
+    return found
+
+
+BEFORE, AFTER = -1, 10**9
+"""Where what is neither part of a turn nor used by one stands."""
+
+
+class _Acts:
+    """The operations of one rank, by scene."""
+
+    def __init__(self, ops: Sequence[Op], rank: int) -> None:
+        self.rank = rank
+        self.cells: defaultdict[int, Cell] = defaultdict(Cell)
+        self.barriers: list[int] = []
+        numbers = turn_numbers(ops)
+        self.first_use: dict[object, int] = {}
+        for op, turn in zip(ops, numbers, strict=True):
+            for ref in (op.a, op.b, op.c) if isinstance(op, Multiply) else ():
+                self.first_use.setdefault(ref.buffer, turn)
+        for op, turn in zip(ops, numbers, strict=True):
+            self.note(op, turn)
+
+    @property
+    def turns(self) -> int:
+        """Scenes of turns, so far, in which the rank has a part."""
+        return 1 + max((at for at in self.cells if at < AFTER), default=BEFORE)
+
+    def met(self, at: int, count: int) -> int:
+        """Barriers just before a scene, of `count` turns in all."""
+        return sum(1 for turn in self.barriers if turn == at or (at == AFTER and turn >= count))
+
+    def note(self, op: Op, turn: int) -> None:
+        """Put an operation where it belongs."""
+        rank = self.rank
+        if isinstance(op, Multiply):
+            cell = self.cells[turn]
+            cell.products.append(op)
+            seen = [Move("view", ref, ref.rank, rank) for ref in (op.a, op.b) if ref.rank != rank]
+            cell.arrives += [move for move in seen if move not in cell.arrives]
+        elif isinstance(op, Barrier):
+            self.barriers.append(max(turn + 1, self.turns))
+        elif isinstance(op, Copy):
+            self.arrive("get", op.src.rank, op.dst, turn)
+        elif isinstance(op, Shift):
+            self.arrive("shift", op.source, op.dst, turn)
+        elif isinstance(op, Broadcast):
+            for source, dst in op.arriving(rank):
+                self.arrive(op.kind, source, dst, turn)
+        elif isinstance(op, Accumulate):
+            self.leave("accumulate", op.dst, turn)
+        elif isinstance(op, Reduce):
+            for dst in op.dsts:
+                self.leave(op.kind, dst, turn)
+
+    def arrive(self, kind: str, source: int, dst: Ref, turn: int) -> None:
+        """Into a slot: where that is first used. Into a home: before the product, or C's after it."""
+        if source == self.rank:
+            return
+        at = self.first_use.get(dst.buffer, max(turn, 0))
+        if isinstance(dst.buffer, str):
+            at = AFTER if kind_of(dst) == "C" else BEFORE
+        self.cells[at].arrives.append(Move(kind, dst, source, self.rank))
+
+    def leave(self, kind: str, dst: Ref, turn: int) -> None:
+        """Of C: behind the turn that made it. Summands of A and B: before the product."""
+        if dst.rank != self.rank:
+            at = max(turn, 0) if kind_of(dst) == "C" else BEFORE
+            self.cells[at].leaves.append(Move(kind, dst, self.rank, dst.rank))
+
+
+def lines_of(cell: Cell, rank: int, labels: Labels) -> list[str]:
+    """A cell in words, in the order of time."""
+    before = [labels.move(move, rank) for move in cell.arrives]
+    after = [labels.move(move, rank) for move in cell.leaves]
+    return [*before, *map(labels.product, cell.products), *after]
+
+
+def heading(schedule: Schedule, labels: Labels) -> list[str]:
+    """What is multiplied on how many ranks, the parts that blocks are numbered by, and how tasks are handed out."""
+    mesh = schedule.mesh
+    shapes = {x: " × ".join(map(str, home.shape)) for x, home in schedule.homes.items()}
+    product = "C ({C}) = A ({A}) · B ({B})" if schedule.shape else "A ({A}) is moved into C"
+    lines = [f"Mesh {mesh}: {mesh.size} rank{'s' * (mesh.size > 1)}. {product.format(**shapes)}."]
+    for name, parts in zip(DIMS, labels.parts, strict=True):
+        numbered = [f"{n} = {part}" for n, part in enumerate(parts[:TURNS])]
+        more = [f"… {len(parts) - 1}"] if len(parts) > TURNS else []
+        lines += [f"Parts of {name}: {'; '.join([*numbered, *more])}"] * bool(parts)
+    if schedule.pool:
+        lines.append(
+            f"{schedule.pool.tasks} tasks are claimed by fetch-and-add: which rank runs which is settled in the run. "
+            "Here they are dealt out in turn."
+        )
+    return lines
+
+
+def idle(schedule: Schedule, found: Sequence[Scene]) -> list[str]:
+    """The ranks that multiply nothing, in words."""
+    ranks = [rank for rank in schedule.mesh.ranks if not any(scene.cells[rank].products for scene in found)]
+    names = " ".join(place(schedule.mesh, rank) for rank in ranks)
+    return [f"These ranks multiply nothing: {names}"] if ranks and schedule.shape else []
+
+
+def meeting(scene: Scene) -> list[str]:
+    """The barriers before a scene, in words."""
+    times = "" if scene.barriers == 1 else f", {scene.barriers} times in a row"
+    return [f"All ranks meet at a barrier{times}."] if scene.barriers else []
+
+
+def drawn(schedule: Schedule) -> str:
+    """The schedule as text: where things lie, then a grid of the ranks for every turn.
+
+    Of more than RANKS ranks or TURNS turns it says only how large it is; `page.page` draws those.
+    """
+    labels, mesh = Labels(schedule), schedule.mesh
+    text = heading(schedule, labels)
+    turns = max(max(turn_numbers(expand(schedule, rank)), default=-1) + 1 for rank in mesh.ranks[:RANKS])
+    if mesh.size > RANKS or turns > TURNS:
+        size = f"{mesh.size} ranks and up to {turns} turns" if mesh.size <= RANKS else f"{mesh.size} ranks"
+        text.append(f"Too large for text: {size}; it shows {RANKS} ranks and {TURNS} turns. A page of HTML shows more.")
+        return "\n".join(_folded(text, WIDTH))
+    found = scenes(schedule)
+    text = _folded([*text, *LEGEND, *idle(schedule, found)], WIDTH)
+    text += ["", "Where things lie", *_grid(mesh, [[words for words, _ in labels.held(rank)] for rank in mesh.ranks])]
+    for scene in found:
+        cells = [lines_of(cell, rank, labels) for rank, cell in enumerate(scene.cells)]
+        text += ["", *meeting(scene)]
+        text += [scene.title, *_grid(mesh, cells)] if any(cells) else []
+    return "\n".join(text)
+
+
+def _folded(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of at most `width` characters; what goes on is indented."""
+    folded = [part for line in lines for part in wrap(line, width, subsequent_indent="  ")]
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in folded]
+
+
+def _grid(mesh: MeshShape, cells: Sequence[list[str]]) -> list[str]:
+    """Cells of text in the shape of the mesh, layer by layer; rows that are too long go on below."""
+    planes = layers(mesh)
+    across = len(planes[0][1][0])
+    folded = [_folded(lines or ["–"], (WIDTH - 1) // min(across, 3) - 3) for lines in cells]
+    names = [place(mesh, rank) for rank in mesh.ranks]
+    width = 2 + max(len(line) for lines in [*folded, names] for line in lines)
+    fit = -(-across // -(-across // ((WIDTH - 1) // (width + 1))))
+    text = []
+    for title, rows in planes:
+        text += [title] * bool(title)
+        text += _boxes([row[n : n + fit] for row in rows for n in range(0, across, fit)], names, folded, width)
+    return text
+
+
+def _boxes(rows: list[list[int]], names: Sequence[str], cells: Sequence[list[str]], width: int) -> list[str]:
+    """Rows of ranks as boxes with their names in the upper edge."""
+    text = []
+    across = max(map(len, rows))
+    for n, row in enumerate(rows):
+        left, cross, right = "├┼┤" if n else "┌┬┐"
+        blank = [""] * (across - len(row))
+        text.append(
+            left + cross.join(f"─{name}".ljust(width, "─") for name in [*(names[r] for r in row), *blank]) + right
+        )
+        for lines in zip_longest(*(cells[rank] for rank in row), fillvalue=""):
+            text.append("│" + "│".join(f" {line}".ljust(width) for line in [*lines, *blank]) + "│")
+    return [*text, "└" + "┴".join(["─" * width] * across) + "┘"]

@@ -1,0 +1,234 @@
+"""Passes that replace pulls and pushes by what a group of ranks does together, wherever both are equal.
+
+A pull may become a broadcast where, at one step, all ranks of a group want the same slice; a shift where each rank's
+next slice is what its ring neighbour just used. A push may become a reduction where all push to the same place at one
+step, and a shift where a rank adds to what its neighbour just added to. Every pass asks for the operations of all
+members, as they are before any pass, so that all members decide alike. Where the proof fails, the Copies and
+Accumulates stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
+from rma_mm.schedule.passes import kind_of
+
+Member = Callable[[int], list[Op]]
+"""A rank → its operations before any pass."""
+Pass = Callable[[list[Op], int], list[Op]]
+"""(operations of a rank, the rank) → the same with group operations."""
+Parts = dict[int, tuple[Ref, ...]]
+"""Step → boxes of homes that the whole group moves at it."""
+
+
+def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) -> Pass | None:
+    """The pass that moves operand `x` by broadcasts, or else by shifts; None where neither is proved.
+
+    at_once: what several members own and all want at one step is one all-gather, and not a broadcast from each.
+    """
+    copies = {q: [op for op in member(q) if isinstance(op, Copy) and kind_of(op.dst) == x] for q in group}
+    wanted = {q: [op.src for op in copies[q] if op.src.rank != q] for q in group}
+    parts = _multicast(member, group, copies)
+    named = {part for step in parts.values() for part in step}
+    is_all = all(named.issuperset(refs) for refs in wanted.values())
+    ring = 0 if is_all else _ring([wanted[q] for q in group], group)
+    if ring and all(fills(op.dst) for q in group for op in copies[q]):
+        return lambda ops, rank: _shifting(ops, rank, tuple(group), copies, ring)
+    calls: dict[int, list[tuple[Ref, ...]]] = {
+        step: [refs] if at_once else [(ref,) for ref in refs] for step, refs in parts.items()
+    }
+    return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, calls)) if parts else None
+
+
+def pushes(
+    member: Member, group: Sequence[int], x: str = "C", is_dense: Callable[[Ref], bool] = lambda _: True
+) -> Pass | None:
+    """The pass that sums C by reductions, or else round a ring; None where neither is proved.
+
+    is_dense: whether a box is one part of its owner's array, as reductions want it.
+    """
+    adds = {q: [op for op in member(q) if isinstance(op, Accumulate) and kind_of(op.dst) == x] for q in group}
+    if not all(fills(op.src) for q in group for op in adds[q]):
+        return None
+    lag = _summing_ring([[op.dst for op in adds[q]] for q in group], group)
+    parts = _common(
+        adds, group, {q: _by_step([(op.step, op.dst) for op in adds[q] if is_dense(op.dst)]) for q in group}
+    )
+    if lag and len(parts) < len(adds[group[0]]):
+        return lambda ops, rank: _shifting_sums(ops, rank, tuple(group), lag)
+    return (lambda ops, rank: _reducing(ops, tuple(group), parts)) if parts else None
+
+
+def fills(ref: Ref) -> bool:
+    """Whether `ref` is all of a slot."""
+    return isinstance(ref.buffer, Slot) and ref.buffer.region == ref.region
+
+
+# -- the proofs -----------------------------------------------------------------------------------
+
+
+def _ring(wanted: list[list[Ref]], group: Sequence[int]) -> int:
+    """Slices that a rank gets from its neighbour's home before it gets what that one had; 0 where there is no ring.
+
+    wanted: what each member takes from others, in order.
+    """
+    size = len(group)
+    if size < 2 or not wanted[0]:
+        return 0
+    lag, rest = divmod(len(wanted[0]), size - 1)
+    if rest or any(len(mine) != len(wanted[0]) for mine in wanted):
+        return 0
+    for n, mine in enumerate(wanted):
+        following = (n + 1) % size
+        first = all(ref.rank == group[following] for ref in mine[:lag])
+        if not first or mine[lag:] != wanted[following][: len(mine) - lag]:
+            return 0
+    return lag
+
+
+def _summing_ring(targets: list[list[Ref]], group: Sequence[int]) -> int:
+    """Slices that each member adds to its own C, the last of its walk; 0 where there is no ring."""
+    size = len(group)
+    if size < 2 or not targets[0]:
+        return 0
+    lag, rest = divmod(len(targets[0]), size)
+    if rest or any(len(mine) != len(targets[0]) or len(set(mine)) != len(mine) for mine in targets):
+        return 0
+    for n, mine in enumerate(targets):
+        following = targets[(n + 1) % size]
+        if mine[lag:] != following[: len(mine) - lag] or any(ref.rank != group[n] for ref in mine[-lag:]):
+            return 0
+    return lag
+
+
+def _multicast(member: Member, group: Sequence[int], copies: dict[int, list[Copy]]) -> Parts:
+    """The slices that every member but their owner copies at the same step, into one buffer."""
+    wanted = {}
+    for q in group:
+        found: dict[int, list[Ref]] = {}
+        buffers: dict[int, set[str | Slot]] = {}
+        for op in copies[q]:
+            if op.src.rank != q:
+                found.setdefault(op.step, []).append(op.src)
+                buffers.setdefault(op.step, set()).add(op.dst.buffer)
+        wanted[q] = {step: refs for step, refs in found.items() if len(buffers[step]) == 1}
+    return _common({q: member(q) for q in group}, group, wanted, owners=True)
+
+
+def _common(
+    ops: Mapping[int, Sequence[Op]], group: Sequence[int], wanted: dict[int, dict[int, list[Ref]]], owners: bool = False
+) -> Parts:
+    """Step → boxes that every member names (with `owners`: every member but the box's owner), if all step alike.
+
+    ops: by member, those that say in which order it steps.
+    """
+    order = {q: list(dict.fromkeys(op.step for op in ops[q])) for q in group}
+    shared = [step for step in order[group[0]] if all(step in order[q] for q in group)]
+    parts: Parts = {}
+    for step in shared:
+        named = {q: set(wanted[q].get(step, ())) for q in group}
+        found = sorted(set().union(*named.values()), key=lambda ref: (ref.rank, [span.runs for span in ref.region]))
+        legal = [
+            ref
+            for ref in found
+            if ref.rank in named and all(ref in named[q] or (owners and q == ref.rank) for q in group)
+        ]
+        if legal:
+            parts[step] = tuple(legal)
+    if any([step for step in order[q] if step in parts] != list(parts) for q in group):
+        return {}
+    return parts
+
+
+def _by_step(found: list[tuple[int, Ref]]) -> dict[int, list[Ref]]:
+    steps: dict[int, list[Ref]] = {}
+    for step, ref in found:
+        steps.setdefault(step, []).append(ref)
+    return steps
+
+
+# -- the rewrites ---------------------------------------------------------------------------------
+
+
+def _shifting(ops: list[Op], rank: int, group: tuple[int, ...], copies: dict[int, list[Copy]], lag: int) -> list[Op]:
+    """Copies replaced by Shifts: what comes from the next member, while the one before takes what it wants of this."""
+    before, following = _neighbours(rank, group)
+    mine, theirs = ([op for op in copies[q] if op.src.rank != q] for q in (rank, before))
+    turn = {op: n for n, op in enumerate(mine)}
+    result: list[Op] = []
+    for op in ops:
+        if isinstance(op, Copy) and op in turn:
+            n = turn[op]
+            sent = theirs[n].src if n < lag else mine[n - lag].dst
+            op = Shift(sent, op.dst, before, following, op.step)
+        result.append(op)
+    return result
+
+
+def _broadcasting(
+    ops: list[Op], rank: int, group: tuple[int, ...], x: str, calls: dict[int, list[tuple[Ref, ...]]]
+) -> list[Op]:
+    """Copies replaced by the calls of their step, which owners join."""
+    into = {(op.step, op.src): op.dst for op in ops if isinstance(op, Copy) and kind_of(op.dst) == x}
+    called = {(step, ref) for step, parts in calls.items() for refs in parts for ref in refs if ref.rank != rank}
+    result: list[Op] = []
+    joined: set[int] = set()
+    for op in ops:
+        if op.step in calls and op.step not in joined:
+            joined.add(op.step)
+            for parts in calls[op.step]:
+                places = [into[op.step, part] for part in parts if part.rank != rank]
+                result.append(Broadcast(parts, _room(places), group, op.step))
+        if not (isinstance(op, Copy) and kind_of(op.dst) == x and (op.step, op.src) in called):
+            result.append(op)
+    return result
+
+
+def _room(places: list[Ref]) -> Ref | None:
+    """The slot, or the box of a home, that several places are parts of."""
+    if not places:
+        return None
+    buffer = places[0].buffer
+    return replace(places[0], region=buffer.region) if isinstance(buffer, Slot) else places[0]
+
+
+def _reducing(ops: list[Op], group: tuple[int, ...], parts: Parts) -> list[Op]:
+    """Accumulates to `parts` replaced by one Reduce a step."""
+    sources = {(op.step, op.dst): op.src for op in ops if isinstance(op, Accumulate)}
+    result: list[Op] = []
+    joined: set[int] = set()
+    for op in ops:
+        if isinstance(op, Accumulate) and op.dst in parts.get(op.step, ()):
+            if op.step in joined:
+                continue
+            joined.add(op.step)
+            dsts = parts[op.step]
+            op = Reduce(tuple(sources[op.step, dst] for dst in dsts), dsts, group, op.step)
+        result.append(op)
+    return result
+
+
+def _shifting_sums(ops: list[Op], rank: int, group: tuple[int, ...], lag: int) -> list[Op]:
+    """Accumulates to others replaced by Shifts: a sum goes to the member that adds to it next."""
+    before, following = _neighbours(rank, group)
+    adds = [op for op in ops if isinstance(op, Accumulate)]
+    turn = {op: n for n, op in enumerate(adds)}
+    started = {op.src.buffer for op in adds[lag:]}
+    result: list[Op] = []
+    for op in ops:
+        if isinstance(op, Accumulate) and turn[op] < len(adds) - lag:
+            op = Shift(op.src, adds[turn[op] + lag].src, before, following, op.step)
+        elif isinstance(op, Multiply) and op.c.buffer in started:
+            op = replace(op, first=False)
+        elif isinstance(op, Scale) and op.c.buffer in started:
+            continue
+        result.append(op)
+    return result
+
+
+def _neighbours(rank: int, group: tuple[int, ...]) -> tuple[int, int]:
+    """The members before and behind a rank on the ring."""
+    at = group.index(rank)
+    return group[at - 1], group[(at + 1) % len(group)]

@@ -1,0 +1,188 @@
+"""The pass by which ranks of one node fetch a slice from another node once, into memory that all of them read.
+
+Each rank fetches a piece of the slice; "here" is posted when a piece has landed, "used" when a rank has multiplied with
+the slice, and the frames are taken in turn. Ranks share where they want the same slices in the same order, which each
+of them finds out from all their operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from rma_mm.geometry.span import Region, even_part
+from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
+from rma_mm.schedule.passes import kind_of
+
+HERE, USED = "here", "used"
+"""What is posted: a rank's piece of a slice has landed; a rank needs the slice no more. Behind an operand's name."""
+EVENTS = tuple(f"{x} {what}" for x in "AB" for what in (HERE, USED))
+"""All events."""
+
+Member = Callable[[int], list[Op]]
+"""A rank → its operations in the order in which they are issued, with Copies into slots of its own."""
+
+
+class Sharing(NamedTuple):
+    """How some ranks of a node fetch an operand together."""
+
+    group: tuple[int, ...]
+    frames: int
+    """How many slices are held at a time."""
+
+
+Sharings = dict[tuple[int, str], Sharing]
+"""(rank, operand) → how it fetches that operand; absent where it does so alone."""
+
+
+def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Sharings:
+    """How the ranks of one node (`mates`) fetch A and B. `nodes`: the node of every rank.
+
+    Where ranks come to slices of A and of B, and to sums of C, in different orders, they could wait for each other for
+    ever: then one operand only is shared, whose slices all members of a group take in the same order, or none.
+    """
+    found: Sharings = {}
+    for x in "AB":
+        alike: dict[str, list[int]] = {}
+        wanted = {q: _wanted(member(q), x, nodes, q) for q in mates}
+        for q in mates:
+            if wanted[q]:
+                alike.setdefault(repr(_boxes(wanted[q])), []).append(q)
+        for group in alike.values():
+            if len(group) > 1:
+                frames = max(_alive(member(q), list(wanted[q])) for q in group)
+                found |= {(q, x): Sharing(tuple(group), frames) for q in group}
+    for operands in ("AB", "B"):
+        part = {key: how for key, how in found.items() if key[1] in operands}
+        if _flows({q: all_shared(member(q), q, nodes, part) for q in mates}):
+            return part
+    return {}
+
+
+def all_shared(ops: list[Op], rank: int, nodes: Sequence[int], found: Sharings) -> list[Op]:
+    """`ops` with every operand fetched as `found` says."""
+    for x in "AB":
+        if (rank, x) in found:
+            ops = shared(ops, rank, nodes, x, found[rank, x])
+    return ops
+
+
+def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
+    """Whether no rank waits for ever for what others post, or for their summands."""
+    left = {q: deque(ops) for q, ops in programs.items()}
+    groups = {(q, _event(op)): op.group for q, ops in programs.items() for op in ops if isinstance(op, Reduce)}
+
+    def may_go(q: int, op: Op) -> bool:
+        if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot):
+            name = op.src.buffer.name
+            return all(posted[p, name] for p in groups.get((q, name), ()))
+        return not isinstance(op, Await) or all(posted[p, op.event] >= op.count for p in op.group)
+
+    posted: Counter[tuple[int, str]] = Counter()
+    moved = True
+    while moved:
+        moved = False
+        for q, ops in left.items():
+            while ops and may_go(q, ops[0]):
+                op = ops.popleft()
+                if isinstance(op, Post | Reduce):
+                    posted[q, _event(op)] += 1
+                moved = True
+    return not any(left.values())
+
+
+def _event(op: Post | Reduce) -> str:
+    """The name under which it is counted: for a sum, that of the slot."""
+    if isinstance(op, Post):
+        return op.event
+    buffer = op.dsts[0].buffer
+    return buffer if isinstance(buffer, str) else buffer.name
+
+
+def shared(ops: list[Op], rank: int, nodes: Sequence[int], x: str, how: Sharing) -> list[Op]:
+    """`ops` with the slices of `x` from other nodes fetched in pieces, into slots that the group shares."""
+    group, frames = how
+    wanted = _wanted(ops, x, nodes, rank)
+    number = {slot: n for n, slot in enumerate(wanted)}
+    slots = [Slot(f"{x}~{n}", slot.region, f"{x}~{n % frames}", group) for n, slot in enumerate(wanted)]
+    places = [Ref(group[n % frames % len(group)], slot, slot.region) for n, slot in enumerate(slots)]
+    last = list(accumulate(_last_uses(ops, list(wanted)), max))
+    result: list[Op] = []
+    begun = ended = 0
+    for at, op in enumerate(ops):
+        n = number.get(op.dst.buffer) if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) else None
+        if isinstance(op, Copy) and n is not None:
+            if op is wanted[op.dst.buffer][0] and n >= frames:  # type: ignore[index]
+                result.append(Await(f"{x} {USED}", group, n - frames + 1, op.step))
+            if piece := _piece(op.dst.region, group.index(rank), len(group)):
+                result.append(Copy(replace(op.src, region=piece), replace(places[n], region=piece), op.step))
+            if op is wanted[op.dst.buffer][-1]:  # type: ignore[index]
+                result.append(Post(f"{x} {HERE}", slots[n], op.step))
+            continue
+        if isinstance(op, Multiply):
+            op, newest = _reading(op, number, places)
+            if newest >= begun:
+                begun = newest + 1
+                result.append(Await(f"{x} {HERE}", group, begun, op.step))
+        result.append(op)
+        while ended < len(last) and last[ended] <= at:
+            ended += 1
+            result.append(Post(f"{x} {USED}", None, op.step))
+    return result
+
+
+def _wanted(ops: Sequence[Op], x: str, nodes: Sequence[int], rank: int) -> dict[Slot, list[Copy]]:
+    """The slots of `x` that take something from another node, in order, with all Copies into each."""
+    found: dict[Slot, list[Copy]] = {}
+    for op in ops:
+        if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and kind_of(op.dst) == x:
+            found.setdefault(op.dst.buffer, []).append(op)
+    return {slot: ops for slot, ops in found.items() if any(nodes[op.src.rank] != nodes[rank] for op in ops)}
+
+
+def _boxes(wanted: dict[Slot, list[Copy]]) -> list[tuple[Region, list[Region]]]:
+    """What slots hold, and the parts that they are put together from."""
+    return [(slot.region, [op.dst.region for op in ops]) for slot, ops in wanted.items()]
+
+
+def _alive(ops: Sequence[Op], slots: list[Slot]) -> int:
+    """How many of the slots, taken in turn, are filled or read at the same time."""
+    begin: dict[Slot, int] = {}
+    for at, op in enumerate(ops):
+        if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot):
+            begin.setdefault(op.dst.buffer, at)
+    last = list(accumulate(_last_uses(ops, slots), max))
+    return max(n - sum(end < begin[slot] for end in last[:n]) + 1 for n, slot in enumerate(slots))
+
+
+def _last_uses(ops: Sequence[Op], slots: list[Slot]) -> list[int]:
+    """Where in `ops` each slot is touched last."""
+    last: dict[object, int] = {}
+    for at, op in enumerate(ops):
+        if isinstance(op, Multiply):
+            last[op.a.buffer] = last[op.b.buffer] = at
+        elif isinstance(op, Copy):
+            last[op.dst.buffer] = at
+    return [last[slot] for slot in slots]
+
+
+def _reading(op: Multiply, number: dict[Slot, int], places: list[Ref]) -> tuple[Multiply, int]:
+    """The product with shared slots in place of the rank's own, and the latest of them; −1 where it reads none."""
+    newest = -1
+    for side, ref in (("a", op.a), ("b", op.b)):
+        n = number.get(ref.buffer) if isinstance(ref.buffer, Slot) else None
+        if n is not None:
+            op = replace(op, **{side: replace(places[n], region=ref.region)})  # type: ignore[arg-type]
+            newest = max(newest, n)
+    return op, newest
+
+
+def _piece(region: Region, index: int, count: int) -> Region:
+    """One of `count` pieces of a box, cut along its longer side."""
+    rows, cols = region
+    if len(rows) >= len(cols):
+        return Region((rows.take(even_part(len(rows), index, count)), cols))
+    return Region((rows, cols.take(even_part(len(cols), index, count))))

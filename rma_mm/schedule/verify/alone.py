@@ -1,0 +1,53 @@
+"""What can be said of one operation alone: its references are in bounds, dense where that is needed, and readable."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from rma_mm.errors import ScheduleError
+from rma_mm.schedule.ops import Finish, Multiply, Op, Reduce, Ref, Scale, Schedule, Slot
+from rma_mm.schedule.passes import refs_of
+
+
+def fail(rank: int, op: Op, why: str) -> NoReturn:
+    """Raise ScheduleError naming the rank and the operation."""
+    raise ScheduleError(f"rank {rank}, {type(op).__name__} «{op}»: {why}")
+
+
+def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
+    """Every reference names a rank of the mesh and stays within its buffer; scratch is the rank's own.
+
+    What is computed on is one dense part of its buffer; transfers may gather and scatter.
+    """
+    refs = refs_of(op)
+    for ref in refs:
+        if not 0 <= ref.rank < schedule.mesh.size:
+            fail(rank, op, f"no rank {ref.rank}")
+        if not ref.region.issubset(schedule.holds(ref)):
+            fail(rank, op, f"{ref} is out of bounds: the buffer holds {schedule.holds(ref)}")
+        if isinstance(ref.buffer, Slot) and ref.rank != rank and not _is_shared(schedule, rank, ref.rank, ref.buffer):
+            fail(rank, op, f"{ref} is another rank's scratch")
+    if isinstance(op, Reduce):
+        refs = (*op.srcs, *op.dsts)
+    for ref in refs if isinstance(op, Multiply | Scale | Finish | Reduce) else ():
+        if not schedule.holds(ref).locate(ref.region).is_contiguous:
+            fail(rank, op, f"{ref} is scattered in its buffer, which holds {schedule.holds(ref)}")
+
+
+def _is_shared(schedule: Schedule, rank: int, holder: int, slot: Slot) -> bool:
+    """Whether a slot is one that `rank` shares with its holder, on one node."""
+    nodes = schedule.mesh.nodes
+    return {rank, holder} <= set(slot.group) and len({nodes[q] for q in slot.group}) == 1
+
+
+def check_whole(schedule: Schedule, rank: int, op: Op, ref: Ref) -> None:
+    """One summand of a partial matrix is not the matrix; only C's may be read, by ranks of the same summand."""
+    if isinstance(ref.buffer, Slot):
+        return
+    layout, mesh = schedule.homes[ref.buffer].layout, schedule.mesh
+    if not layout.partial:
+        return
+    mine, theirs = layout.coords(mesh, rank) or {}, layout.coords(mesh, ref.rank) or {}
+    for axis in layout.partial:
+        if ref.buffer != "C" or mine.get(axis) != theirs.get(axis):
+            fail(rank, op, f"{ref} is one summand of a partial matrix")

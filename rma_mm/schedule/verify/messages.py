@@ -1,0 +1,85 @@
+"""What ranks send each other in group operations, for the check that all of it matches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from rma_mm.errors import ScheduleError
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import Await, Barrier, Broadcast, Op, Post, Reduce, Ref, Shift, incoming, outgoing
+from rma_mm.schedule.passes import kind_of
+
+Route = tuple[int, int, str]
+"""(from, to, operand): what is sent on one route arrives in order."""
+
+
+class Letters:
+    """Everything sent and expected so far."""
+
+    def __init__(self) -> None:
+        self.sent: dict[Route, list[tuple[Region, list[Region]]]] = defaultdict(list)
+        self.expected: dict[Route, list[Region]] = defaultdict(list)
+        self.epoch = 0
+        self.calls: dict[tuple[int, ...], dict[int, list[object]]] = defaultdict(lambda: defaultdict(list))
+
+    def send(self, rank: int, op: Op, contents: Callable[[Ref], list[Region]]) -> None:
+        """Note what `rank` sends, with the products in it, and what it expects."""
+        if isinstance(op, Broadcast | Reduce):
+            self.calls[op.group][rank].append((self.epoch, *_boxes(op)))
+        for to, ref in outgoing(op, rank):
+            self.sent[rank, to, kind_of(ref)].append((ref.region, contents(ref)))
+        for source, ref in incoming(op, rank):
+            self.expected[source, rank, kind_of(ref)].append(ref.region)
+
+    def find(self, route: Route, region: Region) -> list[Region] | None:
+        """The products that came with `region`; None where it has not been sent yet."""
+        found = [products for what, products in self.sent[route] if what == region]
+        return found[-1] if found else None
+
+    def check(self) -> None:
+        """Raise ScheduleError unless all that was sent was expected, in that order, and groups made the same calls."""
+        for route in {*self.sent, *self.expected}:
+            source, to, x = route
+            if [region for region, _ in self.sent[route]] != self.expected[route]:
+                raise ScheduleError(f"rank {to} expects of {x} what rank {source} does not send, or in another order")
+        for group, calls in self.calls.items():
+            if any(calls[rank] != calls[group[0]] for rank in group):
+                raise ScheduleError(f"the ranks {group} do not make the same calls in the same order")
+
+
+def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
+    """What all members of a group call by the same name."""
+    refs = op.parts if isinstance(op, Broadcast) else op.dsts
+    return [(ref.rank, ref.buffer if isinstance(ref.buffer, str) else ref.buffer.name, ref.region) for ref in refs]
+
+
+def balance(ops: Sequence[Op], rank: int) -> int:
+    """A number, modulo 2^64, whose sum over all ranks is 0 where what groups do matches; chance apart, only there.
+
+    Each rank knows its own calls only, so this is how they can be compared in one sum.
+    """
+    counts: dict[object, int] = defaultdict(int)
+    total = epoch = 0
+
+    def entry(*what: object) -> int:
+        counts[what[0]] += 1
+        text = repr((epoch, counts[what[0]], *map(str, what)))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    for op in ops:
+        epoch += isinstance(op, Barrier)
+        if isinstance(op, Broadcast | Reduce):
+            weight = 1 - len(op.group) if rank == op.group[0] else 1
+            total += weight * entry(op.group, type(op).__name__, *_boxes(op))
+        elif isinstance(op, Post) and op.filled:
+            group, slot = op.filled.group, op.filled
+            total += (1 - len(group) if rank == group[0] else 1) * entry(group, op.event, slot.name, slot.region)
+        elif isinstance(op, Await):
+            total += (1 - len(op.group) if rank == op.group[0] else 1) * entry(op.group, op.event, op.count)
+        elif isinstance(op, Shift):
+            x = kind_of(op.dst)
+            total += entry((rank, op.to, x), op.src.region)
+            total -= entry((op.source, rank, x), op.dst.region)
+    return total % 2**64

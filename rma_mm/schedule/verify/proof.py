@@ -1,0 +1,91 @@
+"""What ranks prove of a schedule together before they run it, at the cost of each one's own operations.
+
+Every rank looks at what it will do and brings a few numbers; one sum and one maximum over ranks then show that every
+point of (m, n, k) is multiplied once and reaches C once, that every replica of C ends final and nothing else of it is
+written, and that barriers keep writers and readers apart. `verify` shows the same, and more, from all ranks'
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rma_mm.errors import ScheduleError
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
+
+NAMES = ("A" + STAGE, "B" + STAGE, "C")
+"""The homes that a schedule writes to."""
+NEVER = 2**40
+"""An epoch that does not come."""
+
+
+@dataclass
+class Epochs:
+    """Epochs (barriers passed) in which a rank touches a home; first ones negated, so that a maximum finds them."""
+
+    opened: int = -NEVER
+    first_added: int = -NEVER
+    added: int = -NEVER
+    first_used: int = -NEVER
+    """Finished, or read by anyone."""
+    written: int = -NEVER
+    first_taken: int = -NEVER
+    """Read by another rank."""
+
+    def note(self, epoch: int, *last: str, first: str = "") -> None:
+        """Something happens now that is the last of some kinds, and the first of another."""
+        for name in last:
+            setattr(self, name, max(getattr(self, name), epoch))
+        if first:
+            setattr(self, first, max(getattr(self, first), -epoch))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one rank brings (`witness` makes it)."""
+
+    sums: tuple[int, ...]
+    """Added up over ranks modulo 2^64: the halves of fingerprints, which cannot run over, and a balance."""
+    latest: tuple[int, ...]
+    """Of which the maximum over ranks counts."""
+
+
+def nothing() -> Evidence:
+    """What a rank without a part brings."""
+    return Evidence((0,) * (2 * len(NAMES) + 3), (-NEVER,) * (6 * len(NAMES) + 2))
+
+
+def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> None:
+    """Raise ScheduleError unless what all ranks brought, summed and at its maximum, proves the schedule."""
+    for n, name in enumerate(NAMES):
+        if name in schedule.homes and (wanted := _summands(schedule, name)) is not None:
+            points = schedule.shape or () if name == "C" else schedule.homes[name].shape
+            whole = fingerprint(Region.whole(points))
+            if (_joined(sums, n) - wanted * whole) % PRIME:
+                what = f"point of {points} is multiplied" if name == "C" else f"element of {name} is added to"
+                raise ScheduleError(f"not every {what} {wanted} times")
+    if _joined(sums, len(NAMES)) % PRIME or sums[-1]:
+        raise ScheduleError("what the ranks send each other does not match")
+    if latest[-2] != -latest[-1]:
+        raise ScheduleError(f"barriers do not match: ranks meet at {-latest[-1]} to {latest[-2]} of them")
+    for n, name in enumerate(NAMES):
+        opened, first_added, added, first_used, written, first_taken = latest[6 * n : 6 * n + 6]
+        if opened >= -first_added or added >= -first_used or written >= -first_taken:
+            raise ScheduleError(f"{name} is opened, added to and read without a barrier in between")
+
+
+def _joined(sums: Sequence[int], n: int) -> int:
+    """The n-th fingerprint out of its halves."""
+    return sums[2 * n] * 2**32 + sums[2 * n + 1]
+
+
+def _summands(schedule: Schedule, name: str) -> int | None:
+    """How often each element, or point, is to be added to a home; None where nothing is counted."""
+    if name == "C":
+        return 1 if schedule.shape else None
+    given = schedule.homes[name.removesuffix(STAGE)].layout
+    return prod(given.mesh(schedule.mesh).axis_size(axis) for axis in given.partial) if given.partial else 0

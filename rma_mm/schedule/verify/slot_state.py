@@ -1,0 +1,114 @@
+"""What the scratch slots of all ranks hold while a schedule is checked, and when shared ones were filled and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import Op, Post, Ref, Slot
+from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.verify.coverage import covers, covers_union
+from rma_mm.schedule.verify.messages import Route
+from rma_mm.schedule.verify.vector_clocks import Moment, Order
+
+Fail = Callable[[int, Op, str], NoReturn]
+
+
+@dataclass
+class Fill:
+    """A part of a slot that is on its way, or there."""
+
+    part: Region
+    rank: int
+    """Who fetches it."""
+    landed: Moment | None = None
+    """When that was posted, for slots that are shared."""
+
+
+@dataclass
+class Filled:
+    """What a slot holds for the time being."""
+
+    slot: Slot
+    awaited: list[tuple[Route, Region]] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    products: list[Region] = field(default_factory=list)
+    zeroed: list[Region] = field(default_factory=list)
+    uses: list[Moment] = field(default_factory=list)
+    """When ranks read it, where it is shared."""
+    before: list[Moment] = field(default_factory=list)
+    """When the frame's former content was used."""
+
+    @property
+    def summed(self) -> list[Region]:
+        """The parts that sums are formed in; they may overlap."""
+        return [*self.zeroed, *(Region(product[:2]) for product in self.products)]
+
+
+class Scratch:
+    """The slots of all ranks, by holder and frame."""
+
+    def __init__(self, fail: Fail, order: Order) -> None:
+        self.slots: dict[tuple[int, str], Filled] = {}
+        self.fail, self.order = fail, order
+
+    def find(self, ref: Ref) -> Filled | None:
+        """What the slot behind `ref` holds, if that slot is there by now."""
+        assert isinstance(ref.buffer, Slot)
+        filled = self.slots.get((ref.rank, ref.buffer.frame))
+        return filled if filled and filled.slot == ref.buffer else None
+
+    def occupant(self, ref: Ref) -> Filled:
+        """The slot behind `ref`, in place of what its frame held."""
+        assert isinstance(ref.buffer, Slot)
+        filled = self.find(ref)
+        if filled is None:
+            old = self.slots.get((ref.rank, ref.buffer.frame))
+            filled = self.slots[ref.rank, ref.buffer.frame] = Filled(ref.buffer)
+            if old is not None:
+                filled.before = [*old.uses, *(fill.landed or (fill.rank, 2**62) for fill in old.fills)]
+        return filled
+
+    def fill(self, rank: int, op: Op, dst: Ref) -> Filled:
+        """A part of a slot is on its way."""
+        filled = self.occupant(dst)
+        if any(fill.part & dst.region for fill in filled.fills):
+            self.fail(rank, op, "that part of the slot is filled already")
+        if filled.slot.group and not all(self.order.is_before(moment, rank) for moment in filled.before):
+            self.fail(rank, op, "a rank may still use what the shared slot held before; an Await is missing")
+        filled.fills.append(Fill(dst.region, rank))
+        return filled
+
+    def read(self, rank: int, op: Op, ref: Ref) -> None:
+        """A product reads a slot."""
+        filled = self.find(ref)
+        if not filled or not covers([fill.part for fill in filled.fills], ref.region):
+            self.fail(rank, op, f"{ref} is read before it is filled")
+        if not filled.slot.group:
+            return
+        for fill in filled.fills:
+            if fill.landed is None or not self.order.is_before(fill.landed, rank):
+                self.fail(rank, op, f"{ref} is read before what rank {fill.rank} fetches has landed")
+        filled.uses.append(self.order.now(rank))
+
+    def land(self, rank: int, op: Post) -> None:
+        """What a rank fetched into a shared slot has landed."""
+        moment = self.order.post(rank, op.event)
+        for filled in self.slots.values():
+            if filled.slot == op.filled:
+                for fill in filled.fills:
+                    if fill.rank == rank:
+                        fill.landed = fill.landed or moment
+
+    def contents(self, rank: int, op: Op, ref: Ref) -> list[Region]:
+        """The products that a slot holds; those of A and B hold none."""
+        if isinstance(ref.buffer, str):
+            return []
+        filled = self.find(ref)
+        if filled is None:
+            self.fail(rank, op, f"{ref} is sent and holds nothing")
+        if kind_of(ref) == "C" and not covers_union(filled.summed, ref.region):
+            self.fail(rank, op, f"{ref} is sent before all of it was opened")
+        return list(filled.products)
