@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "ChainPlan": ".runtime.chain",
-    "DistMatrix": ".runtime.matrix",
-    "Epilogue": ".kernels.epilogue",
-    "Mesh": ".runtime.mesh",
-    "Plan": ".runtime.plan",
+    "ChainPlan": ".runtime.chains.chain",
+    "DistMatrix": ".runtime.matrices.matrix",
+    "Epilogue": ".kernels.epilogue.epilogue",
+    "Mesh": ".runtime.ranks.mesh",
+    "Plan": ".runtime.products.plan",
     "list_algorithms": ".algorithms",
-    "load": ".runtime.transport",
-    "matmul": ".runtime.product",
-    "plan": ".runtime.product",
-    "plan_chain": ".runtime.chain",
+    "load": ".runtime.matrices.matrix",
+    "matmul": ".runtime.products.matmul",
+    "plan": ".runtime.products.matmul",
+    "plan_chain": ".runtime.chains.chain",
 }
 
 if TYPE_CHECKING:
     from rma_mm.algorithms import list_algorithms
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
-    from rma_mm.runtime.matrices.matrix import DistMatrix
-    from rma_mm.runtime.matrices.move import load
+    from rma_mm.runtime.matrices.matrix import DistMatrix, load
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
     from rma_mm.runtime.ranks.mesh import Mesh

@@ -30,8 +30,7 @@ from rma_mm.runtime.files.header import NpyFile, read_header
 from rma_mm.runtime.files.output import NpyOutput
 from rma_mm.runtime.files.unfinished import write_whole
 from rma_mm.runtime.files.version import Version
-from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.matrices.move import load
+from rma_mm.runtime.matrices.matrix import DistMatrix, load
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.memory import memory_note

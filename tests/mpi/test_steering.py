@@ -18,6 +18,7 @@ import rma_mm
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.products.plan_cache import PlanCache
 from tests.launch import parallel
 
 
@@ -43,7 +44,7 @@ def test_a_late_product_changes_to_groups(comm):
         for _ in range(3 * LOOKS + 9):
             C = rma_mm.matmul(A, B, mesh, layout="i, j")
             assert np.array_equal(C.to_numpy(), a @ b)
-            plan = next(iter(mesh.plans.values()))
+            plan = next(iter(PlanCache.of(mesh).plans.values()))
             kinds.append(plan.chosen.kind)
             algorithms.append(plan.algorithm)
         changes = sum(one != other for one, other in pairwise(algorithms))
@@ -65,4 +66,4 @@ def test_nothing_changes_where_nothing_was_measured(comm):
         for _ in range(3 * LOOKS):
             rma_mm.matmul(A, A, mesh)
         assert not mesh.fallbacks
-        assert next(iter(mesh.plans.values())).predicted_seconds is None
+        assert next(iter(PlanCache.of(mesh).plans.values())).predicted_seconds is None

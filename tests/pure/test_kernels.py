@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rma_mm import kernels
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 from rma_mm.kernels import blas, blocked, threads
+from rma_mm.kernels.product import checked
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 STORED = ("rows", "columns", "wide rows", "wide columns", "every other column", "every third row", "backwards", "grid")
@@ -345,6 +346,6 @@ def test_operation_codes_without_the_extension() -> None:
     assert blas.arguments(standard, x.T, x, c, 1, 0, True, False) is not None
     x[0] = 1j
     case = Case(x, x.T, c, c, 1, 0, True, True)
-    problem = kernels.checked(x, x.T, c, 1, 0, True, True)
+    problem = checked(x, x.T, c, 1, 0, True, True)
     blas._by_blocks(standard, problem)()
     check_floats(case, c)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from rma_mm.elements.dtypes import accumulator
+from rma_mm.kernels.binders import KERNELS
 from rma_mm.kernels.blas import library
 from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
-from rma_mm.kernels.choice.speed import calls_a_second
+from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
 
 SMALL, LARGE, LIMIT = 96, 768, 256
@@ -81,12 +83,11 @@ def _keep(table: dict[str, Rates]) -> None:
 
 def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
     """10⁹ operations a second of one class, by kernel; in turn, so that both see the same machine."""
-    from rma_mm.kernels import bind
-
     m, n, k = (SMALL if letter == "s" else LARGE for letter in name)
     a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
     c = np.ones((m, n), accumulator(dtype))
-    calls = {kernel: bind(a, b, c, kernel=kernel) for kernel in ("blas", "numba")}
+    problem = checked(a, b, c, 1, 0, False, False)
+    calls = {kernel: KERNELS[kernel](problem) for kernel in ("blas", "numba")}
     for call in calls.values():
         call()
     samples: dict[str, list[float]] = {kernel: [] for kernel in calls}
@@ -96,6 +97,15 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
             samples[kernel].append(calls_a_second(call, SECONDS))
     work = 2e-9 * m * n * k * (4 if dtype.kind == "c" else 1)
     return {kernel: work * median(found) for kernel, found in samples.items()}
+
+
+def calls_a_second(product: Callable[[], None], seconds: float) -> float:
+    """Calls a second, over about so many seconds."""
+    count, start = 0, time.perf_counter()
+    while not count or time.perf_counter() - start < seconds:
+        product()
+        count += 1
+    return count / (time.perf_counter() - start)
 
 
 @cache

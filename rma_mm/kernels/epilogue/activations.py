@@ -10,7 +10,6 @@ at most 7.2e-9 for float32, and 1.1e-17 for float64. No coefficient is negative:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.kernels.blas import leading
+from rma_mm.kernels.epilogue.normal import NORMAL
 
 Array = NDArray[Any]
 
@@ -27,75 +27,6 @@ ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
 
 _CODES = {None: 0, "relu": 1, "gelu": 2}
 """How compiled code knows them."""
-
-
-@dataclass(frozen=True)
-class Normal:
-    """Φ(x) as 1/2 + x · P(x²)/Q(x²)."""
-
-    edge: float
-    """Where Φ(x) is 1, of −x 0."""
-    top: tuple[float, ...]
-    """P, the constant first."""
-    below: tuple[float, ...]
-    """Q."""
-
-
-NORMAL = {
-    np.dtype(np.float32): Normal(
-        5.5,
-        (
-            0.3989422346556369,
-            0.03384927771531335,
-            0.004677063157951457,
-            0.000168796311103756,
-            6.352349396242701e-06,
-            2.275415153270221e-08,
-        ),
-        (
-            1.0,
-            0.25151347154661613,
-            0.028643973591721092,
-            0.0018842635565694764,
-            7.364077849014747e-05,
-            1.1976648476755666e-06,
-        ),
-    ),
-    np.dtype(np.float64): Normal(
-        8.3,
-        (
-            0.3989422804014326,
-            0.03880776122222078,
-            0.005834867372991359,
-            0.00030298449809984215,
-            1.8845574451118947e-05,
-            6.251967133656361e-07,
-            2.145405183500847e-08,
-            4.6512197208898646e-10,
-            9.306317767621395e-12,
-            1.1839440778431642e-13,
-            1.1607850968267697e-15,
-            3.922782373846503e-18,
-            1.3975518357708789e-21,
-        ),
-        (
-            1.0,
-            0.2639432982214101,
-            0.03361639323944704,
-            0.002739809736906611,
-            0.00015965765354700978,
-            7.032050931223899e-06,
-            2.4089453091777497e-07,
-            6.488379386470422e-09,
-            1.3665088719743456e-10,
-            2.189325226751672e-12,
-            2.4919129488362662e-14,
-            1.6440981305446805e-16,
-            2.2162985070699447e-19,
-        ),
-    ),
-}
-"""By the type in which C is summed."""
 
 
 # -- by NumPy -------------------------------------------------------------------------------------

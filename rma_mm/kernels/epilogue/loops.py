@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -12,9 +12,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rma_mm.kernels.compiling import compiled
-
-if TYPE_CHECKING:
-    from rma_mm.kernels.epilogue.activations import Normal
+from rma_mm.kernels.epilogue.normal import Normal
 
 Array = NDArray[Any]
 

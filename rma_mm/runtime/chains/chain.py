@@ -18,7 +18,7 @@ from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.runtime.chains.conversion import Conversion, scratch_bytes
 from rma_mm.runtime.chains.prices import Chain, Prices, nbytes
 from rma_mm.runtime.execution.footprint import Operand, peak_bytes
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated, check_matrix, overlap
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
@@ -199,7 +199,7 @@ class ChainPlan:
             )
         for name, layout in places[len(self.chain.inputs) :]:
             x = self.chain.matrices[name]
-            self._made[name, layout] = allocated(self.mesh, x.shape, x.dtype, layout)
+            self._made[name, layout] = DistMatrix.allocated(self.mesh, x.shape, x.dtype, layout)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
                 self._convert(each)

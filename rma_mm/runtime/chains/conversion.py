@@ -19,7 +19,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.addressing import Memory
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
@@ -53,7 +53,7 @@ class Conversion:
         self.source, self.made, self.tile = source, made, made.tile
         dtype = accumulator(made.dtype) if source.partial else made.dtype
         self.single = source.single(mesh.shape) if source.partial else source
-        self.stage = allocated(mesh, made.shape, dtype, self.single) if source.partial else None
+        self.stage = DistMatrix.allocated(mesh, made.shape, dtype, self.single) if source.partial else None
         """Where summands are added up."""
         found = _pieces(mesh, made.shape, source, made.layout)
         home = made.region
@@ -66,7 +66,7 @@ class Conversion:
             self.parts.append(Part(owner, there, home.locate(part), np.empty(part.shape, dtype) if is_apart else None))
         self.summing: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.bound: OrderedDict[tuple[object, ...], list[Transfer]] = OrderedDict()
-        mesh.prepared.add(self)  # type: ignore[arg-type]  # whatever has `close` and `forget`
+        mesh.prepared.add(self)  # whatever has `close` and `forget`
 
     def run(self, source: DistMatrix) -> None:
         """Convert. Collective; the caller has just agreed: what owners stored before is there for every reader."""

@@ -28,7 +28,8 @@ from rma_mm.policy.planner.chain_steps import (
     product_seconds,
 )
 from rma_mm.runtime.execution.footprint import Operand, Operands, Options
-from rma_mm.runtime.matrices.matrix import DistMatrix, as_dtype, checked_shape, placed
+from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, settled
 from rma_mm.runtime.products.prices import is_known, tariff_of
 from rma_mm.runtime.ranks.agreement import agreed

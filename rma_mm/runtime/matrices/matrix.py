@@ -3,47 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from hashlib import blake2b
-from operator import index
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rma_mm.elements.dtypes import check_dtype, parse_dtype
-from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, ShapeError, cut
-from rma_mm.geometry.extents import too_large
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError
 from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
-from rma_mm.policy.planner.candidates import single_layouts
-from rma_mm.runtime.ranks.agreement import agree, agreed
-from rma_mm.runtime.ranks.arena import Block
+from rma_mm.runtime.matrices.arguments import (
+    Shape,
+    as_dtype,
+    checked_array,
+    checked_shape,
+    checksum,
+    common_dtype,
+    default_layout,
+    fitting,
+    pinned,
+    placed,
+)
+from rma_mm.runtime.matrices.move import collected, move
+from rma_mm.runtime.matrices.stored import Stored
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 
-Shape = tuple[int, int]
 Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 FILL_BLOCK = 2**17
 """Elements that `from_function` asks for at a time."""
 
 
-class DistMatrix:
+class DistMatrix(Stored):
     """A matrix of `shape` (rows, columns) placed on `mesh` by `layout`. Make one by the class methods.
 
     >>> D = DistMatrix.from_numpy(x, mesh, layout="P('i', 'j')")    # doctest: +SKIP
     """
-
-    def __init__(
-        self, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout, block: Block, flipped: bool = False
-    ) -> None:
-        self.mesh, self.shape, self.dtype, self.layout = mesh, shape, dtype, layout
-        self._block: Block | None = block
-        self.flipped = flipped
-        """Whether the memory holds the transposed matrix."""
 
     # -- making one -------------------------------------------------------------------------------
 
@@ -55,7 +52,7 @@ class DistMatrix:
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
             element = as_dtype(dtype)
-        return allocated(mesh, shape, element, place)
+        return DistMatrix.allocated(mesh, shape, element, place)
 
     @classmethod
     @in_turn
@@ -72,7 +69,7 @@ class DistMatrix:
             array = checked_array(x)
             place = placed(layout, array.shape, mesh)
             facts |= {"shape": array.shape, "dtype": array.dtype, "elements (by checksum)": checksum(array)}
-        made = allocated(mesh, (array.shape[0], array.shape[1]), array.dtype, place)
+        made = DistMatrix.allocated(mesh, (array.shape[0], array.shape[1]), array.dtype, place)
         made.tile[...] = array[made.region.selector()]
         return made
 
@@ -85,7 +82,7 @@ class DistMatrix:
                 array = checked_array(x)
                 placed(layout, array.shape, mesh)
         shape, dtype = mesh.comm.bcast((array.shape, array.dtype.name) if mesh.rank == root else None, root)
-        source = allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root))
+        source = DistMatrix.allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root))
         if mesh.rank == root:
             source.tile[...] = array
         return source.redistribute(layout if layout is not None else default_layout(mesh))
@@ -102,8 +99,8 @@ class DistMatrix:
         with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
-            array = _fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
-        dtype = _common_dtype(mesh, array)
+            array = fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
+        dtype = common_dtype(mesh, array)
         if array is None:
             array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
         return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
@@ -131,73 +128,40 @@ class DistMatrix:
     # -- what it holds ----------------------------------------------------------------------------
 
     @property
-    def block(self) -> Block:
-        """The memory under the matrix. Raises ClosedError after `close`."""
-        if self._block is None:
-            raise ClosedError(f"matrix of shape {self.shape}: it is closed; make a new one")
-        self.mesh.require_open()
-        return self._block
-
-    @property
-    def region(self) -> Region:
-        """The global indices that this rank holds."""
-        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
-
-    @property
-    def tile(self) -> NDArray[Any]:
-        """This rank's part as one writable array of shape `region.shape`, indices ascending."""
-        local = self.block.local
-        return local.T if self.flipped else local
-
-    @property
     def local(self) -> dict[Region, NDArray[Any]]:
         """This rank's tiles: box of global indices → writable view."""
         tile, region = self.tile, self.region
         return {box: tile[region.locate(box).selector()] for box in region.run_boxes()} if region else {}
-
-    @property
-    def T(self) -> DistMatrix:
-        """The transposed matrix, on the same memory."""
-        return DistMatrix(self.mesh, self.shape[::-1], self.dtype, self.layout.T, self.block, not self.flipped)
-
-    @property
-    def facts(self) -> tuple[object, ...]:
-        """What all ranks must agree on when they name this matrix."""
-        return (self.block.serial, self.flipped)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
-        return self.block.window.flavour == "shared"
 
     # -- moving it --------------------------------------------------------------------------------
 
     @in_turn
     def redistribute(self, layout: str | Layout) -> DistMatrix:
         """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
-        from rma_mm.runtime.matrices.move import move
-
         with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
             facts["matrix"] = self.facts
             place = placed(layout, self.shape, self.mesh)
             self.block.window.sync()
-        made = allocated(self.mesh, self.shape, self.dtype, place)
+        made = DistMatrix.allocated(self.mesh, self.shape, self.dtype, place)
         move(self, made.layout, made.tile, made.block, made.flipped)
         return made
 
     @in_turn
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
         """The whole matrix as an array on every rank, or on `root` alone (None elsewhere). Collective."""
-        from rma_mm.runtime.matrices.move import collected
-
         return collected(self, root)
 
     @in_turn
     def save(self, path: str | PathLike[str]) -> None:
         """Write the matrix as a `.npy` file, each rank its own part, beside the final name first. Collective."""
-        from rma_mm.runtime.matrices.move import saved
+        from rma_mm.runtime.files.output import NpyOutput
 
-        saved(self, path)
+        with agreed(self.mesh.comm, "save", path=str(path)) as facts:
+            facts["matrix"] = self.facts
+        single = self.layout.is_single(self.mesh.shape)
+        source = self if single else self.redistribute(self.layout.single(self.mesh.shape))
+        with NpyOutput.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
+            output.write(source.region, source.tile)
 
     def copy_from(self, other: DistMatrix) -> None:
         """Take the elements of a matrix of the same shape and layout. Local."""
@@ -217,132 +181,14 @@ class DistMatrix:
 
         return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
 
-    def close(self) -> None:
-        """Give the memory back, once all ranks have. Local, and may be repeated."""
-        self._block = None
-
-    def __enter__(self) -> DistMatrix:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
-
-
-def default_layout(mesh: Mesh) -> Layout:
-    """Blocks that hold each element once: the leading axes cut rows, the last of two or three cuts columns."""
-    return next(single_layouts(mesh.shape))
-
-
-def pinned(mesh: Mesh, rank: int) -> Layout:
-    """The placement that puts a whole matrix on one rank."""
-    return Layout(((), ()), tuple(mesh.shape.coords(rank).items()))
-
-
-def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
-    """`layout` as a value that fits; the default where it is None. Raises LayoutError."""
-    if layout is None:
-        return default_layout(mesh)
-    if not isinstance(layout, str | Layout):
-        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
-    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
-    place.check(shape, mesh.shape)
-    return place
 
 
 def overlap(one: DistMatrix, other: DistMatrix) -> bool:
     """Whether this rank's parts of two matrices share memory."""
     a, b = one.block, other.block
     return a is b or (np.may_share_memory(a.local, b.local) and np.shares_memory(a.local, b.local))
-
-
-def checked_shape(shape: Any) -> Shape:
-    """`shape` as two whole numbers of at least 0, and not beyond what 64 bits count. Raises ShapeError."""
-    try:
-        rows, cols = (index(n) for n in shape)
-    except (TypeError, ValueError):
-        raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
-    if min(rows, cols) < 0:
-        raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
-    if reason := too_large((rows, cols)):
-        raise ShapeError(f"shape: got {cut(shape)}; {reason}")
-    return rows, cols
-
-
-def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """`dtype` as one of the supported element types; also by the names that NumPy lacks. Raises DtypeError."""
-    try:
-        return check_dtype(np.dtype(dtype))
-    except TypeError:
-        return parse_dtype(str(dtype))
-
-
-def checked_array(x: Any) -> NDArray[Any]:
-    """`x` as a 2-D array of a supported type. Raises ShapeError, DtypeError."""
-    array = np.asarray(x)
-    if array.ndim != 2:
-        raise ShapeError(f"x: got an array of shape {array.shape}; a matrix has two dimensions")
-    check_dtype(array.dtype, "x's dtype")
-    return array
-
-
-def checksum(x: NDArray[Any]) -> str:
-    """A hash of an array's elements, each by its position, that reads them once; the same wherever they are.
-
-    Lines of 64 words are summed with a random weight for each half of a word, modulo 2^64 (multilinear hashing), and
-    the sums are hashed in their order.
-    """
-    mixed = blake2b(digest_size=16)
-    rows = max(1, 2**18 // max(1, x.shape[1] * x.itemsize))
-    for start in range(0, x.shape[0] if x.size else 0, rows):
-        raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
-        lines = raw[: raw.size // 512 * 512].view(np.uint64).reshape(-1, 64)
-        low, high = _weights()
-        mixed.update((np.dot(lines & np.uint64(0xFFFFFFFF), low) + np.dot(lines >> np.uint64(32), high)).tobytes())
-        mixed.update(raw[lines.size * 8 :].tobytes())
-    return mixed.hexdigest()
-
-
-@cache
-def _weights() -> NDArray[np.uint64]:
-    """Random weights of the low and of the high half of each word of a line; the same in every process."""
-    return np.random.default_rng(1).integers(0, 2**64, (2, 64), np.uint64)
-
-
-def allocated(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> DistMatrix:
-    """A matrix on new memory of the arena, everything agreed already. Collective."""
-    shapes = [layout.region(shape, mesh.shape, rank).shape for rank in range(mesh.size)]
-    block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype)
-    return DistMatrix(mesh, shape, dtype, layout, block)
-
-
-def _fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
-    """The caller's array, if it can be exposed as a local array of shape `wanted`."""
-    if array is None and 0 in wanted:
-        return None
-    if not isinstance(array, np.ndarray) or array.shape != wanted:
-        got = array.shape if isinstance(array, np.ndarray) else type(array).__name__
-        raise ShapeError(f"array: got {got}; this rank's part in the layout has the shape {wanted}")
-    check_dtype(array.dtype, "array's dtype")
-    dense = array.itemsize in array.strides or 1 in array.shape or array.size == 0
-    if not dense or min(array.strides) < 0:
-        raise ShapeError(f"array: got strides {array.strides} bytes; rows or columns must be dense; copy it first")
-    if not array.flags.writeable:
-        raise ShapeError("array: got a read-only array; a matrix in place must be writable; copy it first")
-    return array
-
-
-def _common_dtype(mesh: Mesh, array: NDArray[Any] | None) -> np.dtype[Any]:
-    """The element type of all ranks' arrays. Collective; raises DisagreementError where they differ."""
-    names = mesh.comm.allgather(array.dtype.name if array is not None else "")
-    first = next((name for name in names if name), "float64")
-    mine = array.dtype.name if array is not None else first
-    agree(mesh.comm, "from_local", {"dtype": mine})
-    return parse_dtype(first)
 
 
 def _fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
@@ -379,3 +225,24 @@ def check_matrix(
             f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
             f"{what} does; make a {what} for it"
         )
+
+
+@in_turn
+def load(
+    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
+) -> DistMatrix:
+    """The matrix in a `.npy` file; each rank maps it and reads its own part only. Collective.
+
+    dtype: "bfloat16" for files that hold it (as |V2). Raises FileFormatError, LayoutError.
+    """
+    from rma_mm.runtime.files.header import read_header
+
+    with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
+        file = read_header(path, dtype)
+        place = placed(layout, file.shape, mesh)
+        facts |= {"shape": file.shape, "dtype": file.dtype.name, "fortran_order": file.fortran_order}
+        facts["offset"] = file.offset
+    made = DistMatrix.allocated(mesh, file.shape, file.dtype, place)
+    with agreed(mesh.comm, "load"):
+        file.read(made.region, made.tile)
+    return made

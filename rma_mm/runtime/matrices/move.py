@@ -1,8 +1,7 @@
-"""Matrices moved from one placement to another, to NumPy and to files, through schedules of their own."""
+"""Matrices moved from one placement to another, and to NumPy, through schedules of their own."""
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from rma_mm.runtime.execution.addressing import Memory
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
 from rma_mm.runtime.execution.proving import prove_once
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated, pinned, placed
+from rma_mm.runtime.matrices.arguments import pinned
+from rma_mm.runtime.matrices.stored import Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import STAGE
@@ -29,7 +28,7 @@ RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""
 
 
-def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block | None, flipped: bool) -> None:
+def move(source: Stored, layout: Layout, result: NDArray[Any], block: Block | None, flipped: bool) -> None:
     """Fill `result`, this rank's part of `source` as placed by `layout` (on `block`, if others read it).
 
     Collective. The caller has just agreed: what owners stored before that is there for every reader.
@@ -53,12 +52,13 @@ def move(source: DistMatrix, layout: Layout, result: NDArray[Any], block: Block 
             cast(arrived, result)
 
 
-def staged(source: DistMatrix) -> DistMatrix:
+def staged(source: Stored) -> Stored:
     """Memory for a partial matrix, summed: each element once, in the type it is summed in. Collective."""
-    return allocated(source.mesh, source.shape, accumulator(source.dtype), source.layout.single(source.mesh.shape))
+    mesh = source.mesh
+    return Stored.allocated(mesh, source.shape, accumulator(source.dtype), source.layout.single(mesh.shape))
 
 
-def collected(source: DistMatrix, root: int | None) -> NDArray[Any] | None:
+def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
     """The whole matrix on every rank of the communicator, or on `root`. Collective."""
     mesh = source.mesh
     with agreed(mesh.comm, "to_numpy", root=root) as facts:
@@ -73,7 +73,7 @@ def collected(source: DistMatrix, root: int | None) -> NDArray[Any] | None:
     return _relayed(mesh, whole, source, root)
 
 
-def _relayed(mesh: Mesh, whole: NDArray[Any], source: DistMatrix, root: int | None) -> NDArray[Any] | None:
+def _relayed(mesh: Mesh, whole: NDArray[Any], source: Stored, root: int | None) -> NDArray[Any] | None:
     """Hand the collected matrix on to ranks beyond the grid that want it."""
     outside = [rank for rank in range(mesh.shape.size, mesh.size) if root in (None, rank)]
     if mesh.rank in outside:
@@ -86,39 +86,3 @@ def _relayed(mesh: Mesh, whole: NDArray[Any], source: DistMatrix, root: int | No
             elif mesh.rank == rank:
                 mesh.comm.Recv(raw[start : start + RELAY], 0)
     return whole if root is None or mesh.rank == root else None
-
-
-@in_turn
-def load(
-    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
-) -> DistMatrix:
-    """The matrix in a `.npy` file; each rank maps it and reads its own part only. Collective.
-
-    dtype: "bfloat16" for files that hold it (as |V2). Raises FileFormatError, LayoutError.
-    """
-    from rma_mm.runtime.files.header import read_header
-
-    with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
-        file = read_header(path, dtype)
-        place = placed(layout, file.shape, mesh)
-        facts |= {"shape": file.shape, "dtype": file.dtype.name, "fortran_order": file.fortran_order}
-        facts["offset"] = file.offset
-    made = allocated(mesh, file.shape, file.dtype, place)
-    with agreed(mesh.comm, "load"):
-        file.read(made.region, made.tile)
-    return made
-
-
-def saved(source: DistMatrix, path: str | PathLike[str]) -> None:
-    """Write `source` under `path`, every rank its own part. Collective."""
-    from rma_mm.runtime.files.output import NpyOutput
-
-    with agreed(source.mesh.comm, "save", path=str(path)) as facts:
-        facts["matrix"] = source.facts
-    if not source.layout.is_single(source.mesh.shape):
-        source = source.redistribute(source.layout.single(source.mesh.shape))
-    with NpyOutput.collective(source.mesh.comm, path, source.shape, source.dtype) as output:
-        output.write(source.region, source.tile)
-
-
-__all__ = ["collected", "load", "move", "saved", "staged"]

@@ -8,35 +8,36 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.adaptation import LATE, Watch
 from rma_mm.runtime.calibration import remember_correction
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Make = Callable[[str, Layout], Plan]
 """(algorithm, placement of C) → a plan for the same product. Collective."""
 
 
-def steered(mesh: Mesh, key: object, make: Make) -> Plan:
+def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
     """The plan that does the product under `key` next: mostly the one that did the last. Collective where it changes.
 
     All ranks decide alike, by what the slowest of them took. A change is reported in the mesh's `fallbacks`.
     """
-    plan = mesh.plans[key]
+    plan = cache.plans[key]
     if plan.predicted_seconds is None:
         return plan
-    watch = mesh.watches.setdefault(key, Watch(plan.algorithm, plan.chosen.kind, plan.predicted_seconds))
+    watch = cache.watches.setdefault(key, Watch(plan.algorithm, plan.chosen.kind, plan.predicted_seconds))
     if plan.last_seconds:
         watch.note(plan.last_seconds)
     if watch.is_new:
         _learn(mesh, plan, watch)
     if watch.should_change() and (better := _two_sided(plan)):
-        mesh.set_aside[key] = plan
+        cache.set_aside[key] = plan
         following = make(better, plan.layouts["C"])
-    elif watch.should_return() and key in mesh.set_aside:
-        following = mesh.set_aside.pop(key)
+    elif watch.should_return() and key in cache.set_aside:
+        following = cache.set_aside.pop(key)
         plan.close()
     else:
         return plan
     mesh.fallbacks.append(watch.change(following.algorithm, following.chosen.kind, following.chosen.seconds))
-    mesh.plans[key] = following
+    cache.plans[key] = following
     return following
 
 

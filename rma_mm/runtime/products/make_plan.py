@@ -24,7 +24,8 @@ from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, Request, choose, problem_of
 from rma_mm.runtime.execution.footprint import Operand, Operands, Options
 from rma_mm.runtime.execution.proving import prove
-from rma_mm.runtime.matrices.matrix import DistMatrix, as_dtype, checked_shape, placed
+from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.memory import fitted
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import is_known, tariff_of

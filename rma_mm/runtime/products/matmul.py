@@ -12,16 +12,15 @@ from rma_mm.errors import LayoutError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.footprint import Operand
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated, placed
+from rma_mm.runtime.matrices.arguments import placed
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import steered
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
-
-PLANS = 16
-"""Plans that `matmul` keeps for a mesh, with their scratch memory."""
 
 plan = make_plan
 """The public name of `make_plan`."""
@@ -88,7 +87,7 @@ def matmul(
         for name, x in zip("AB", given, strict=True)
     )
     if out is None:
-        out = allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+        out = DistMatrix.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
     return plan.execute(left, right, out)
 
 
@@ -111,26 +110,13 @@ def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: 
         Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
     ]
     key = (*operands, layout, mesh.window_flavour, *((name, repr(value)) for name, value in options.items()))
-    plans = mesh.plans
-    if key not in plans:
-        if len(plans) >= PLANS:
-            _forget(mesh)
-        plans[key] = make_plan(operands[0], operands[1], mesh, layout=layout, **options)
-    plans.move_to_end(key)
+    cache = PlanCache.of(mesh)
+    plan = cache.plan(key, lambda: make_plan(operands[0], operands[1], mesh, layout=layout, **options))
     if options["algorithm"] != "auto":
-        return plans[key]
+        return plan
 
     def make(algorithm: str, place: Layout) -> Plan:
         named = {**options, "algorithm": algorithm}
         return make_plan(operands[0], operands[1], mesh, layout=place, **named)
 
-    return steered(mesh, key, make)
-
-
-def _forget(mesh: Mesh) -> None:
-    """Drop the plan that was used longest ago, with what is known of its product."""
-    key, plan = mesh.plans.popitem(last=False)
-    plan.close()
-    mesh.watches.pop(key, None)
-    if key in mesh.set_aside:
-        mesh.set_aside.pop(key).close()
+    return steered(cache, mesh, key, make)

@@ -21,7 +21,8 @@ from rma_mm.runtime.execution.executor import Executable, Listener, Progress
 from rma_mm.runtime.execution.footprint import Operands, frame_dtype, frames_of, groups_of, movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated, check_matrix, overlap, pinned
+from rma_mm.runtime.matrices.arguments import pinned
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.products.latest import OWN, Latest
 from rma_mm.runtime.products.telling import explanation, summary
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
@@ -306,16 +307,17 @@ class Plan:
         for name in self.options.arrays:
             operand = self.operands[name]
             assert operand.layout is not None
-            added[name] = allocated(self.mesh, operand.shape, operand.dtype, operand.layout)
+            added[name] = DistMatrix.allocated(self.mesh, operand.shape, operand.dtype, operand.layout)
         for name in "AB":
             if name + STAGE in self.schedule.homes:
                 home = self.schedule.homes[name + STAGE]
-                added[name + STAGE] = allocated(self.mesh, home.shape, self.given.dtype(name + STAGE), home.layout)
+                dtype = self.given.dtype(name + STAGE)
+                added[name + STAGE] = DistMatrix.allocated(self.mesh, home.shape, dtype, home.layout)
         if self.given.summed != self.c_dtype:
             home = self.schedule.homes["C"]
-            added["shadow"] = allocated(self.mesh, home.shape, self.given.summed, home.layout)
+            added["shadow"] = DistMatrix.allocated(self.mesh, home.shape, self.given.summed, home.layout)
         if self.schedule.pool:
-            added["ticket"] = allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
+            added["ticket"] = DistMatrix.allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
             added["ticket"].tile[...] = 0
         return added
 
@@ -329,7 +331,7 @@ class Plan:
         if self._own_c is None:
             c = self.operands["C"]
             assert c.layout is not None
-            self._own_c = allocated(self.mesh, c.shape, c.dtype, c.layout)
+            self._own_c = DistMatrix.allocated(self.mesh, c.shape, c.dtype, c.layout)
             self._own_c.tile[...] = 0
         return self._own_c
 

@@ -17,7 +17,7 @@ from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import problem_of
 from rma_mm.runtime.execution.footprint import Operand
-from rma_mm.runtime.matrices.matrix import DistMatrix, allocated
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import make_plan, request_of
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier, wait
@@ -81,7 +81,7 @@ def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
     for name in "ABC":
         operand = plan.operands[name]
         assert operand.layout is not None
-        matrix = allocated(plan.mesh, operand.shape, operand.dtype, operand.layout)
+        matrix = DistMatrix.allocated(plan.mesh, operand.shape, operand.dtype, operand.layout)
         matrix.tile.fill(1)
         stack.callback(matrix.close)
         found.append(matrix)

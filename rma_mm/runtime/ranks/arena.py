@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError, WindowError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.ranks.agreement import agree_error
-from rma_mm.windows import Patch, Window, open_window
+from rma_mm.windows import Checks, Patch, Window, open_window
 
 if TYPE_CHECKING:
-    from rma_mm.runtime.ranks.mesh import Mesh
+    from mpi4py import MPI
 
 GRAIN = 256
 """Bytes to which offsets are rounded, so that tiles start on a cache line."""
@@ -35,6 +35,39 @@ SPREAD = 1.25
 """How many times the mean share the largest may be in memory that is cut alike on every rank."""
 MANY = 64
 """Slabs from which on new ones grow."""
+
+
+class Closable(Protocol):
+    """What is closed with the mesh it belongs to."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Holder(Closable, Protocol):
+    """What has bound memory of a mesh, and has to let it go."""
+
+    def forget(self, window: Window) -> None:
+        """Drop what is bound to a window, which is about to be freed."""
+
+
+class Ranks(Protocol):
+    """What memory has to know of its mesh."""
+
+    rank: int
+    node_of: tuple[int, ...]
+    is_member: bool
+    window_flavour: str
+    checks: Checks | None
+    fallbacks: list[str]
+    prepared: weakref.WeakSet[Holder]
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """All ranks, those beyond the grid included."""
+
+    def next_serial(self) -> int:
+        """A number that is the same on every rank."""
 
 
 @dataclass(eq=False)
@@ -119,7 +152,7 @@ class Block:
 class Arena:
     """All blocks of one mesh."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Ranks) -> None:
         self.mesh, self.comm = mesh, mesh.comm
         self.slabs: list[Slab] = []
         self.live: dict[int, tuple[Slab | Window, int, int]] = {}

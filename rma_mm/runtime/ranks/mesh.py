@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
 from rma_mm.runtime.ranks.agreement import agree, agree_to_end
+from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import WINDOWS, Checks
 from rma_mm.windows.checked import SWITCH
@@ -26,9 +26,6 @@ from rma_mm.windows.room import segment_problem
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from rma_mm.policy.planner.adaptation import Watch
-    from rma_mm.runtime.products.plan import Plan
-    from rma_mm.runtime.ranks.arena import Arena
     from rma_mm.windows.channel import Channel
     from rma_mm.windows.progress import Progress
 
@@ -96,14 +93,10 @@ class Mesh:
         """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
         """What was chosen instead of what was asked for, and why."""
-        self.plans: OrderedDict[object, Plan] = OrderedDict()
-        """What `matmul` keeps, oldest use first."""
-        self.set_aside: dict[object, Plan] = {}
-        """Plans of products that are done by another for the time being."""
-        self.watches: dict[object, Watch] = {}
-        """What is known of products that `matmul` repeats."""
-        self.prepared: weakref.WeakSet[Plan] = weakref.WeakSet()
-        """Plans that hold bound operands."""
+        self.kept: dict[type, Closable] = {}
+        """What other parts of the package keep with a mesh, by its class."""
+        self.prepared: weakref.WeakSet[Holder] = weakref.WeakSet()
+        """What holds bound memory, as plans do."""
         self.proved: set[object] = set()
         """Redistributions that all ranks have shown to be right."""
         self.when_lost: Callable[[], str] = str
@@ -152,8 +145,6 @@ class Mesh:
     @cached_property
     def arena(self) -> Arena:
         """The memory of this mesh's matrices."""
-        from rma_mm.runtime.ranks.arena import Arena
-
         self.require_open()
         return Arena(self)
 
@@ -176,7 +167,7 @@ class Mesh:
     @cached_property
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
-        from rma_mm.kernels.choice.speed import multiplies_a_second
+        from rma_mm.kernels.speed import multiplies_a_second
 
         agree(self.comm, "Mesh.speeds", {})
         measured = self.comm.allgather(multiplies_a_second(self.threads))
@@ -224,10 +215,8 @@ class Mesh:
     def _close(self) -> None:
         self._is_closed = True
         _OPEN.remove(self)
-        for plan in list(self.prepared):
-            plan.close()
-        self.plans.clear()
-        self.set_aside.clear()
+        for each in [*self.prepared, *self.kept.values()]:
+            each.close()
         self.progress.close()
         for channel in self._channels.values():
             channel.comm.Free()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,24 @@ from numpy.typing import NDArray
 from rma_mm.errors import CheckError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.execution.footprint import Operands
-from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import verify
 from rma_mm.runtime.verification.contents import Held, differences
+from rma_mm.runtime.verification.parts import MatrixView
 from rma_mm.windows.poison import poison, poisoned, tells
+
+
+class OnMesh(MatrixView, Protocol):
+    """A distributed matrix, or a view of one."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where it is placed, and what is checked there."""
+
+    @property
+    def T(self) -> OnMesh:
+        """The transposed matrix, on the same memory."""
+
 
 TOLD = 4
 """Sentences that each rank tells."""
@@ -44,7 +57,7 @@ SHOWN = 8
 
 @contextmanager
 def checked_product(
-    name: str, given: Operands, seed: int, A: DistMatrix, B: DistMatrix, C: DistMatrix
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh
 ) -> Iterator[None]:
     """Around a product by the algorithm `name`, whose operands all ranks have agreed on. Collective; raises CheckError.
 
@@ -69,12 +82,12 @@ def checked_product(
     tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
 
 
-def in_words(x: DistMatrix) -> str:
+def in_words(x: OnMesh) -> str:
     """A matrix in an error."""
     return f"{x.dtype} {x.shape[0]} x {x.shape[1]} in {x.layout}"
 
 
-def unwritten(C: DistMatrix, was_poisoned: bool) -> Iterator[str]:
+def unwritten(C: OnMesh, was_poisoned: bool) -> Iterator[str]:
     """Where this rank's part of C is still as it was before the first operation, in words."""
     if not (was_poisoned and tells(C.dtype)):
         return
@@ -88,12 +101,12 @@ def unwritten(C: DistMatrix, was_poisoned: bool) -> Iterator[str]:
         )
 
 
-def held(matrix: DistMatrix) -> Held:
+def held(matrix: OnMesh) -> Held:
     """A matrix as the checks see it."""
     return Held(matrix.mesh, matrix.shape, matrix.dtype, matrix.layout, matrix.tile)
 
 
-def checked_move(source: DistMatrix, layout: Layout, tile: NDArray[Any]) -> AbstractContextManager[None]:
+def checked_move(source: OnMesh, layout: Layout, tile: NDArray[Any]) -> AbstractContextManager[None]:
     """Around a redistribution of `source` that fills `tile`, this rank's part as placed by `layout`.
 
     Where there is something to check it is collective, and raises CheckError.
@@ -104,7 +117,7 @@ def checked_move(source: DistMatrix, layout: Layout, tile: NDArray[Any]) -> Abst
 
 
 @contextmanager
-def _checked_move(source: DistMatrix, copy: Held) -> Iterator[None]:
+def _checked_move(source: OnMesh, copy: Held) -> Iterator[None]:
     poison(copy.tile)
     yield
     what = f"redistribution of {in_words(source)} into {copy.layout}"

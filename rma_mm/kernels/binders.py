@@ -1,0 +1,35 @@
+"""The ways to do a local product, each by its name."""
+
+from __future__ import annotations
+
+from rma_mm.errors import AlgorithmError
+from rma_mm.kernels.blas import bind_blas
+from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
+from rma_mm.kernels.product import Binder, Operands, Product
+
+
+def bind_numba(problem: Operands) -> Product:
+    """The product by generated code. Raises: AlgorithmError where Numba cannot be imported."""
+    try:
+        from rma_mm.kernels.gemm.product import bind_numba as bind_generated
+    except ImportError as error:
+        raise AlgorithmError(f"kernel 'numba' needs Numba, which cannot be imported ({error}); use 'numpy'") from None
+    return bind_generated(problem)
+
+
+KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": bind_numpy}
+"""The ways to do a local product, by name."""
+
+SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}
+"""The ways to do one by other operations than + and ×, by name."""
+
+
+def bound(problem: Operands, name: str, sure: bool) -> Product:
+    """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
+    binders = KERNELS if problem.semiring.is_arithmetic else SEMIRING_KERNELS
+    try:
+        return binders[name](problem)
+    except AlgorithmError:
+        if sure:
+            raise
+        return binders["numpy"](problem)

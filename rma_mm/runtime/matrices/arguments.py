@@ -1,0 +1,121 @@
+"""What matrices are made from: shapes, element types, placements and arrays, checked."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from operator import index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.dtypes import check_dtype, parse_dtype
+from rma_mm.errors import LayoutError, ShapeError, cut
+from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.planner.candidates import single_layouts
+from rma_mm.runtime.ranks.agreement import agree
+from rma_mm.runtime.ranks.mesh import Mesh
+
+Shape = tuple[int, int]
+
+
+def default_layout(mesh: Mesh) -> Layout:
+    """Blocks that hold each element once: the leading axes cut rows, the last of two or three cuts columns."""
+    return next(single_layouts(mesh.shape))
+
+
+def pinned(mesh: Mesh, rank: int) -> Layout:
+    """The placement that puts a whole matrix on one rank."""
+    return Layout(((), ()), tuple(mesh.shape.coords(rank).items()))
+
+
+def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """`layout` as a value that fits; the default where it is None. Raises LayoutError."""
+    if layout is None:
+        return default_layout(mesh)
+    if not isinstance(layout, str | Layout):
+        raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
+    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
+    place.check(shape, mesh.shape)
+    return place
+
+
+def checked_shape(shape: Any) -> Shape:
+    """`shape` as two whole numbers of at least 0, and not beyond what 64 bits count. Raises ShapeError."""
+    try:
+        rows, cols = (index(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
+    if min(rows, cols) < 0:
+        raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
+    if reason := too_large((rows, cols)):
+        raise ShapeError(f"shape: got {cut(shape)}; {reason}")
+    return rows, cols
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as one of the supported element types; also by the names that NumPy lacks. Raises DtypeError."""
+    try:
+        return check_dtype(np.dtype(dtype))
+    except TypeError:
+        return parse_dtype(str(dtype))
+
+
+def checked_array(x: Any) -> NDArray[Any]:
+    """`x` as a 2-D array of a supported type. Raises ShapeError, DtypeError."""
+    array = np.asarray(x)
+    if array.ndim != 2:
+        raise ShapeError(f"x: got an array of shape {array.shape}; a matrix has two dimensions")
+    check_dtype(array.dtype, "x's dtype")
+    return array
+
+
+def checksum(x: NDArray[Any]) -> str:
+    """A hash of an array's elements, each by its position, that reads them once; the same wherever they are.
+
+    Lines of 64 words are summed with a random weight for each half of a word, modulo 2^64 (multilinear hashing), and
+    the sums are hashed in their order.
+    """
+    mixed = blake2b(digest_size=16)
+    rows = max(1, 2**18 // max(1, x.shape[1] * x.itemsize))
+    for start in range(0, x.shape[0] if x.size else 0, rows):
+        raw = np.ascontiguousarray(x[start : start + rows]).view(np.uint8).reshape(-1)
+        lines = raw[: raw.size // 512 * 512].view(np.uint64).reshape(-1, 64)
+        low, high = _weights()
+        mixed.update((np.dot(lines & np.uint64(0xFFFFFFFF), low) + np.dot(lines >> np.uint64(32), high)).tobytes())
+        mixed.update(raw[lines.size * 8 :].tobytes())
+    return mixed.hexdigest()
+
+
+@cache
+def _weights() -> NDArray[np.uint64]:
+    """Random weights of the low and of the high half of each word of a line; the same in every process."""
+    return np.random.default_rng(1).integers(0, 2**64, (2, 64), np.uint64)
+
+
+def fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
+    """The caller's array, if it can be exposed as a local array of shape `wanted`."""
+    if array is None and 0 in wanted:
+        return None
+    if not isinstance(array, np.ndarray) or array.shape != wanted:
+        got = array.shape if isinstance(array, np.ndarray) else type(array).__name__
+        raise ShapeError(f"array: got {got}; this rank's part in the layout has the shape {wanted}")
+    check_dtype(array.dtype, "array's dtype")
+    dense = array.itemsize in array.strides or 1 in array.shape or array.size == 0
+    if not dense or min(array.strides) < 0:
+        raise ShapeError(f"array: got strides {array.strides} bytes; rows or columns must be dense; copy it first")
+    if not array.flags.writeable:
+        raise ShapeError("array: got a read-only array; a matrix in place must be writable; copy it first")
+    return array
+
+
+def common_dtype(mesh: Mesh, array: NDArray[Any] | None) -> np.dtype[Any]:
+    """The element type of all ranks' arrays. Collective; raises DisagreementError where they differ."""
+    names = mesh.comm.allgather(array.dtype.name if array is not None else "")
+    first = next((name for name in names if name), "float64")
+    mine = array.dtype.name if array is not None else first
+    agree(mesh.comm, "from_local", {"dtype": mine})
+    return parse_dtype(first)
