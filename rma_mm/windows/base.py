@@ -1,7 +1,7 @@
 """What a window is: memory that every rank exposes, and one-sided transfers to and from it.
 
 This module states the interface and imports no MPI, so that the in-process fake and everything tested with it
-run without one. The flavours are in `shared`, `allocated`, `created` and `fake`.
+run without one. The flavours are in `shared`, `allocated` and `created`.
 """
 
 from __future__ import annotations

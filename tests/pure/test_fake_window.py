@@ -17,8 +17,8 @@ from rma_mm.geometry.span import Span
 from rma_mm.windows import open_window
 from rma_mm.windows.base import Patch
 from rma_mm.windows.copying import paired_views, stretches
-from rma_mm.windows.fake import FakeFabric, FakeWindow
 from tests.conformance import CASES, WindowConformance
+from tests.fake_window import FakeFabric, FakeWindow
 
 
 class FakeWorld:
@@ -99,7 +99,7 @@ def test_unknown_flavour_names_the_valid_ones() -> None:
 
 def test_no_mpi_until_a_window_is_opened() -> None:
     code = (
-        "import sys, rma_mm.windows, rma_mm.windows.base, rma_mm.windows.fake, rma_mm.windows.waiting;"
+        "import sys, rma_mm.windows, rma_mm.windows.base, tests.fake_window, rma_mm.windows.waiting;"
         "sys.exit('mpi4py' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

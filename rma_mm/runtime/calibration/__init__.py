@@ -5,37 +5,7 @@ named, the one that is kept from earlier, or one that is measured in a moment. `
 turned out to take. The laws are those of `rma_mm.policy.model.machine`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from rma_mm.runtime.calibration.lookup import machine_of, remember_correction
-from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.survey import Wanted, survey
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from rma_mm.policy.model.machine import Machine
-
-
-def measure(
-    comm: MPI.Intracomm,
-    node_of: Sequence[int],
-    *,
-    threads: int,
-    dtypes: tuple[tuple[str, str], ...] = (("float32", "blas"),),
-    seconds: float = 3.0,
-    flavours: tuple[str, ...] = ("shared",),
-) -> Machine:
-    """The figures of this machine, the same on every rank. Collective over `comm`; keeps nothing.
-
-    node_of: the node of each rank. threads: BLAS threads of a rank. dtypes: (element type, kernel) of local products.
-    seconds: about how long it takes; more makes it surer. flavours: of windows; one whose memory there is not is left
-    out. Raises DtypeError or AlgorithmError for products that cannot be done so.
-    """
-    return survey(comm, Site.of(comm, node_of, threads), Wanted(dtypes, flavours), seconds).machine
-
+from rma_mm.runtime.calibration.measure import measure
 
 __all__ = ["machine_of", "measure", "remember_correction"]

@@ -1,0 +1,59 @@
+"""The registry of algorithms by their names; others can be added to it."""
+
+from rma_mm.algorithms.cannon import CANNON
+from rma_mm.algorithms.cosma import COSMA
+from rma_mm.algorithms.cubes import AGARWAL_3D, JOHNSON_3D, NUS_3D, SOLOMONIK_25D, TESSERACT
+from rma_mm.algorithms.parallel import COLUMN_PARALLEL, DATA_PARALLEL, MIXED_2D, ROW_COLUMN_2D, ROW_PARALLEL
+from rma_mm.algorithms.pblas import PBLAS
+from rma_mm.algorithms.pipelines import GATHER_GEMM, GEMM_SCATTER
+from rma_mm.algorithms.queue import QUEUE
+from rma_mm.algorithms.srumma import SRUMMA
+from rma_mm.algorithms.stationary import STATIONARY_A, STATIONARY_B, STATIONARY_C
+from rma_mm.algorithms.summa import PUMMA, SUMMA_A, SUMMA_B, SUMMA_C
+from rma_mm.algorithms.t10 import T10_ROTATE
+from rma_mm.algorithms.text import in_text
+from rma_mm.algorithms.weighted import WEIGHTED
+from rma_mm.errors import AlgorithmError
+from rma_mm.schedule.row import Row
+
+_ROWS = (
+    *(STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE),
+    *(DATA_PARALLEL, COLUMN_PARALLEL, ROW_PARALLEL, GATHER_GEMM, GEMM_SCATTER, MIXED_2D, ROW_COLUMN_2D),
+    *(CANNON, SUMMA_C, SUMMA_A, SUMMA_B, PUMMA, PBLAS),
+    *(AGARWAL_3D, JOHNSON_3D, SOLOMONIK_25D, TESSERACT, NUS_3D),
+    *(T10_ROTATE, COSMA, WEIGHTED),
+)
+ALGORITHMS: dict[str, Row] = {row.name: row for row in _ROWS}
+
+REGISTERED: dict[str, str] = {}
+"""What was registered beside them: name → the row in text, by which ranks see that they have the same."""
+
+
+def find_algorithm(name: str) -> Row:
+    """The row called `name`, or `name:form`; raises AlgorithmError listing the valid names, or the row's forms."""
+    base, colon, form = name.partition(":")
+    if base not in ALGORITHMS:
+        raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
+    row = ALGORITHMS[base]
+    if not colon:
+        return row
+    formed = row.form(form) if row.form else f"{base} has one form only"
+    if isinstance(formed, str):
+        raise AlgorithmError(f"algorithm: got {name!r}; {formed}")
+    return formed
+
+
+def list_algorithms() -> list[str]:
+    """Names of the registry."""
+    return list(ALGORITHMS)
+
+
+def register(row: Row) -> None:
+    """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike, as plans then ask.
+
+    Raises AlgorithmError where the name is taken, or has a colon, which names forms.
+    """
+    if row.name in ALGORITHMS or ":" in row.name or row.name == "auto":
+        raise AlgorithmError(f"register: got the name {row.name!r}; it is a new one without a colon")
+    REGISTERED[row.name] = in_text(row)
+    ALGORITHMS[row.name] = row
