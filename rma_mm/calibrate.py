@@ -45,7 +45,7 @@ MOST_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
-class Options:
+class CalibrateOptions:
     """The command line."""
 
     seconds: float
@@ -91,9 +91,9 @@ def _flavours(text: str) -> tuple[str, ...]:
     return names
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> CalibrateOptions:
     """The options. Raises OptionError, also for a plot that cannot be drawn here."""
-    options = Options(**vars(_parser().parse_args(argv)))
+    options = CalibrateOptions(**vars(_parser().parse_args(argv)))
     if options.plot and find_spec("matplotlib") is None:
         raise OptionError("--plot: needs matplotlib, which is not installed: pip install matplotlib, or use --json")
     return options
@@ -140,7 +140,7 @@ def _say(comm: MPI.Intracomm, text: str) -> None:
         print(text, flush=True)
 
 
-def _calibrated(mesh: Mesh, options: Options) -> int:
+def _calibrated(mesh: Mesh, options: CalibrateOptions) -> int:
     """Measure, keep and show."""
     from rma_mm.command.job import complain
     from rma_mm.runtime.calibration import cache
@@ -179,7 +179,7 @@ def _ranks(mesh: Mesh) -> str:
     return f"{ranks} with {threads} each on {nodes}"
 
 
-def _written(found: Survey, machine: Machine, options: Options) -> str:
+def _written(found: Survey, machine: Machine, options: CalibrateOptions) -> str:
     """Write the files that were asked for; what went wrong, if anything."""
     from rma_mm.runtime.files.unfinished import write_whole
 

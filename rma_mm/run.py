@@ -49,7 +49,7 @@ def _run(argv: Sequence[str], comm: MPI.Intracomm, interruption: Interruption) -
     from rma_mm.errors import RmaError
     from rma_mm.runtime.ranks.agreement import agree
 
-    options: arguments.Options | None = None
+    options: arguments.RunOptions | None = None
     problem: Exception | None = None
     try:
         options = arguments.parse(argv)

@@ -24,7 +24,7 @@ from rma_mm.errors import FileFormatError, OptionError, RmaError, in_lines, name
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.sweep import Price, Question, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
 from rma_mm.runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
@@ -32,7 +32,7 @@ DONE, FAILED, REFUSED = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulateOptions:
     """The command line. Names are those of the flags."""
 
     machine: str
@@ -91,9 +91,9 @@ def _ranks(text: str) -> tuple[int, ...]:
     return found
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> SimulateOptions:
     """The options. Raises OptionError, also for a plot that cannot be drawn."""
-    options = Options(**vars(_parser().parse_args(argv)))
+    options = SimulateOptions(**vars(_parser().parse_args(argv)))
     if options.help or options.example:
         return options
     if options.shape is None:
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def questions(options: Options) -> list[Question]:
+def questions(options: SimulateOptions) -> list[SweepRequest]:
     """What is to be priced: one question, or one for each number of ranks. Raises RmaError."""
     assert options.shape is not None
     known = TYPICALLY if options.machine == "typical" else read_machine(options.machine)
@@ -132,7 +132,7 @@ def questions(options: Options) -> list[Question]:
         raise OptionError(f"--ranks-per-node: is missing; {options.machine} does not say how many ranks a node has")
     if options.algorithm != "auto":
         find_algorithm(options.algorithm)
-    question = Question(
+    question = SweepRequest(
         options.shape, _most(options, known), _tariff(known.machine, options.dtype), known.ranks_per_node,
         options.mesh, options.algorithm, (options.layout_a, options.layout_b, options.layout_c),
         options.memory_limit or known.machine.memory,
@@ -142,7 +142,7 @@ def questions(options: Options) -> list[Question]:
     return weak(question, options.weak) if options.weak else [question]
 
 
-def _most(options: Options, known: Description) -> int:
+def _most(options: SimulateOptions, known: Description) -> int:
     """The number of ranks, or the largest of several. Raises OptionError where the machine has fewer."""
     assert known.ranks_per_node is not None
     there = known.nodes * known.ranks_per_node if known.nodes else None
@@ -169,7 +169,7 @@ def _tariff(machine: Machine, dtype: str) -> Tariff:
     return Tariff(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
 
 
-def _show(options: Options, found: list[list[Price]]) -> None:
+def _show(options: SimulateOptions, found: list[list[Price]]) -> None:
     """Print the table, and write what else was asked for. Raises FileFormatError, OptionError."""
     first = found[-1][0].question
     machine = first.tariff.machine

@@ -27,7 +27,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """The command line, checked for what can be checked without ranks and files. Names are those of the flags."""
 
     files: tuple[str, ...]
@@ -61,7 +61,7 @@ class Options:
     kernel: str
     threads: int | None
     verify: bool
-    explain: bool
+    explain: str
     frontier: bool
     picture: str | None
     dry_run: bool
@@ -78,11 +78,11 @@ class Options:
         return self.verify or not self.files
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str]) -> RunOptions:
     """The options in `argv`. Raises OptionError, naming the argument, what was got and what fits."""
     parsed = vars(_parser().parse_intermixed_args(_joined(argv)))
     shape = parsed.pop("shape")
-    options = Options(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
+    options = RunOptions(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
     if options.list or options.help:
         return options
     if len(options.files) not in (0, 2):
@@ -105,7 +105,7 @@ def parse(argv: Sequence[str]) -> Options:
     return options
 
 
-def _require_own_names(options: Options) -> None:
+def _require_own_names(options: RunOptions) -> None:
     """Raise OptionError where a report would be written over the result, an input or another report."""
     o = options
     taken: dict[str, str] = {}
@@ -134,13 +134,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """`argv` with negative numbers tied to their flag: argparse takes -1-2j for a flag of its own."""
+    """`argv` with values tied to their flags: argparse takes -1-2j for a flag, and a file for what --explain names."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] in SCALARS and word.startswith("-") and _is_number(word):
             words[-1] += f"={word}"
         else:
-            words.append(word)
+            words.append("--explain=best" if word == "--explain" else word)
     return words
 
 
@@ -170,7 +170,10 @@ def _parser() -> Parser:
     add("--warmup", type=_count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
     add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
         "once more; products of generated matrices always are")  # fmt: skip
-    add("--explain", action="store_true", help="print what was considered and why it lost")
+    add(
+        "--explain", default="", choices=["best", "all"], metavar="[=all]",
+        help="print what was considered and why it lost; all: every candidate, with its placements",
+    )  # fmt: skip
     add("--frontier", action="store_true", help="print T10's plans that none beats in both memory and words")
     add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
     add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")

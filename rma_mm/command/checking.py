@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rma_mm.command.arguments import Options
+from rma_mm.command.arguments import RunOptions
 from rma_mm.command.bias import reread_bias
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.elements.semiring import SEMIRINGS
@@ -33,7 +33,7 @@ COMPARED = 2**20
 class Check:
     """A product, and where its operands and its result are."""
 
-    options: Options
+    options: RunOptions
     comm: MPI.Intracomm
     plan: Plan
     files: Mapping[str, NpyFile]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rma_mm.command.arguments import DEFAULT_DTYPE, Options
+from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.bias import read_bias
 from rma_mm.command.checking import Check
 from rma_mm.command.progress import progress_bar
@@ -52,7 +52,7 @@ DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 class Job:
     """What one run has come to hold."""
 
-    options: Options
+    options: RunOptions
     comm: MPI.Intracomm
     interruption: Interruption
     is_running: bool = False
@@ -248,7 +248,7 @@ class Job:
         o = self.options
         error: Exception | None = None
         if self.comm.rank == 0:
-            texts = [plan.explain()] if o.explain else [str(plan)] if o.dry_run else []
+            texts = [plan.explain(o.explain == "all")] if o.explain else [str(plan)] if o.dry_run else []
             texts += [plan.frontier()] * o.frontier + [plan.picture()] * (o.picture == "-")
             if texts and not (o.quiet and o.picture != "-"):
                 print_result(["\n\n".join(texts)])

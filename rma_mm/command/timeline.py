@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.runtime.execution.tracing import Event, Trace
+from rma_mm.runtime.execution.tracing import Trace, TraceEvent
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class Record(NamedTuple):
 
     rank: int
     host: str
-    calls: list[Event]
+    calls: list[TraceEvent]
     """What the rank itself did, one after the other."""
-    transfers: list[Event]
+    transfers: list[TraceEvent]
     """What went on beside it."""
     repetitions: list[tuple[int, int]]
     """Start and end of each product, in nanoseconds."""
@@ -95,7 +95,7 @@ def timeline(
     products = process(1, "products") + thread(1, 1, "repetitions")
     for number, spans in enumerate(zip(*(record.repetitions for record in records), strict=True)):
         first, last = min(start for start, _ in spans), max(end for _, end in spans)
-        products.append(span(Event(f"repetition {number + 1}", "repetition", first, last, {}), 1, 1, origin))
+        products.append(span(TraceEvent(f"repetition {number + 1}", "repetition", first, last, {}), 1, 1, origin))
     events = products
     for node in range(nodes):
         host = next(record.host for record in records if node_of[record.rank] == node)
@@ -109,9 +109,9 @@ def timeline(
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
 
 
-def rows_of(transfers: Iterable[Event]) -> list[list[Event]]:
+def rows_of(transfers: Iterable[TraceEvent]) -> list[list[TraceEvent]]:
     """The transfers in as few rows as hold them without overlapping."""
-    rows: list[list[Event]] = []
+    rows: list[list[TraceEvent]] = []
     for event in sorted(transfers, key=lambda event: event.start):
         free = next((row for row in rows if row[-1].end <= event.start), None)
         if free is None:
@@ -121,7 +121,7 @@ def rows_of(transfers: Iterable[Event]) -> list[list[Event]]:
     return rows
 
 
-def titled(rank: int, rows: list[list[Event]]) -> list[tuple[str, list[Event]]]:
+def titled(rank: int, rows: list[list[TraceEvent]]) -> list[tuple[str, list[TraceEvent]]]:
     """The rows of a rank's transfers with their names."""
     return [(f"rank {rank} transfers {number}", row) for number, row in enumerate(rows, 1)]
 
@@ -136,7 +136,7 @@ def where(mesh: MeshShape, rank: int) -> str:
 # -- the format -----------------------------------------------------------------------------------
 
 
-def span(event: Event, process: int, thread: int, origin: int) -> dict[str, Any]:
+def span(event: TraceEvent, process: int, thread: int, origin: int) -> dict[str, Any]:
     """An event with a duration, in microseconds from `origin`."""
     return {
         "name": event.name,

@@ -240,7 +240,8 @@ def test_plan_reports_and_reuses(comm):
         assert np.array_equal(C.to_numpy(), x @ x)
         assert plan.reproducible
         assert plan.algorithm in str(plan)
-        text = plan.explain()
+        text = plan.explain(every=True)
+        assert len(plan.explain().splitlines()) < len(text.splitlines())
         for name in rma_mm.list_algorithms():
             assert name in text
         assert plan.peak_bytes >= 3 * 64 * 64 * 4 // 2
@@ -300,7 +301,7 @@ def needs_of_every_plan(comm, mesh, a, b, name):
     """Tuning → bytes of a rank, of all plans of an algorithm, each lowered."""
     plan = rma_mm.plan(a, b, mesh, algorithm=name)
     widths = [plan.tuning.width, *(width for width in memory.WIDTHS if width < plan.tuning.width)]
-    trial = memory.Trial(mesh, plan.given, planning.request_of(mesh, plan.given, TYPICALLY), plan.chosen)
+    trial = memory.Fitting(mesh, plan.given, planning.request_of(mesh, plan.given, TYPICALLY), plan.chosen)
     found = {}
     for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:
         schedule = lower(plan.chosen.row, trial.problem, tuning)

@@ -32,7 +32,7 @@ from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner import candidates as planner
 from rma_mm.policy.planner import sweep as scaling
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
-from rma_mm.policy.planner.sweep import Question, prices, strong, weak
+from rma_mm.policy.planner.sweep import SweepRequest, prices, strong, weak
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.row import Row
@@ -393,9 +393,9 @@ def test_what_calibration_writes_is_read(tmp_path: Path) -> None:
 # -- questions ------------------------------------------------------------------------------------
 
 
-def question(**changed: object) -> Question:
+def question(**changed: object) -> SweepRequest:
     given: dict[str, object] = {"shape": (4000, 4000, 4000), "ranks": 64, "tariff": TYPICALLY, "per_node": 16}
-    return Question(**(given | changed))  # type: ignore[arg-type]
+    return SweepRequest(**(given | changed))  # type: ignore[arg-type]
 
 
 def test_prices_are_in_order_and_of_every_row() -> None:

@@ -13,7 +13,7 @@ from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.simulator.simulate import Outcome, simulate
+from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.schedule.ops import (
     Accumulate,
     Await,
@@ -76,7 +76,7 @@ def schedule(programs: Sequence[Sequence[Op]], nodes: Sequence[int] = (), pool: 
 
 def run(
     programs: Sequence[Sequence[Op]], on: Machine, nodes: Sequence[int] = (), **more: dict[str, str] | int
-) -> Outcome:
+) -> Simulated:
     return simulate(schedule(programs, nodes), on, itemsize=1, **more)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.simulator.simulate import Outcome, simulate
+from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import (
@@ -62,7 +62,7 @@ def zeros(problem: Problem) -> dict[str, list[Matrix]]:
     }
 
 
-def programs_of(schedule: Schedule, outcome: Outcome) -> list[list[Op]]:
+def programs_of(schedule: Schedule, outcome: Simulated) -> list[list[Op]]:
     """What each rank did."""
     return [expand(schedule, rank, outcome.claims[rank]) for rank in schedule.mesh.ranks]
 
@@ -130,7 +130,7 @@ def test_a_rank_alone_takes_the_sum_of_its_operations(name: str) -> None:
     check()
 
 
-def least(schedule: Schedule, outcome: Outcome, on: Machine) -> float:
+def least(schedule: Schedule, outcome: Simulated, on: Machine) -> float:
     """No product is faster than its ranks and hosts multiply, and than wires carry what is received or pushed.
 
     A broadcast may come from any member, so that it does not count where it leaves.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rma_mm.command.timeline import Record, offset_of, rows_of, timeline
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.runtime.execution.tracing import Event, Trace, TracedTransfer, call_noted, transfer_noted
+from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, TraceEvent, call_noted, transfer_noted
 
 
 class Later:
@@ -97,7 +97,7 @@ def test_calls_give_what_they_give() -> None:
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))
 def test_rows_hold_everything_once_and_nothing_overlaps(spans: list[tuple[int, int]]) -> None:
     """As many rows as transfers were under way at a time, and no more."""
-    events = [Event("get A", "get", start, start + length, {"n": n}) for n, (start, length) in enumerate(spans)]
+    events = [TraceEvent("get A", "get", start, start + length, {"n": n}) for n, (start, length) in enumerate(spans)]
     rows = rows_of(events)
     assert sorted(event.facts["n"] for row in rows for event in row) == list(range(len(events)))
     for row in rows:
@@ -128,8 +128,8 @@ def test_one_clock_is_one_clock() -> None:
 def test_nodes_are_processes_and_ranks_are_threads() -> None:
     """With names, in order, and times in microseconds from the first start."""
     def record(rank: int, start: int) -> Record:
-        call = Event("multiply", "multiply", start + 500, start + 2500, {"multiply_adds": 8})
-        get = Event("get A", "get", start + 100, start + 1100, FACTS)
+        call = TraceEvent("multiply", "multiply", start + 500, start + 2500, {"multiply_adds": 8})
+        get = TraceEvent("get A", "get", start + 100, start + 1100, FACTS)
         return Record(rank, f"host{rank}", [call], [get, get], [(start, start + 3000), (start + 5000, start + 6000)])
 
     records = [record(0, 10_000), record(1, 12_000), record(2, 11_000)]

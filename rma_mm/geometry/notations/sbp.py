@@ -154,7 +154,7 @@ def signatures(mesh: MeshShape) -> Iterator[tuple[Sbp, Sbp, Sbp]]:
 
 
 @dataclass(frozen=True)
-class Step:
+class SbpStep:
     """One collective along one mesh axis, in each of its groups of ranks."""
 
     axis: str
@@ -176,7 +176,7 @@ class Step:
 class Boxing:
     """How one signature is made of another: steps to be done in this order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SbpStep, ...]
     """None where the signatures are the same."""
     words: int
     """Elements moved by all of them, over all ranks."""
@@ -205,7 +205,7 @@ def _cheapest(source: Sbp, target: Sbp, shape: tuple[int, int], sizes: Sizes, na
     """The boxing with the fewest words, of equal ones that with the fewest steps, by Dijkstra's algorithm."""
     done: set[Sbp] = set()
     number = count()  # keeps the queue from comparing signatures
-    queue: list[tuple[int, int, int, Sbp, tuple[Step, ...]]] = [(0, 0, next(number), source, ())]
+    queue: list[tuple[int, int, int, Sbp, tuple[SbpStep, ...]]] = [(0, 0, next(number), source, ())]
     while True:
         words, length, _, at, steps = heappop(queue)
         if at == target:
@@ -215,7 +215,7 @@ def _cheapest(source: Sbp, target: Sbp, shape: tuple[int, int], sizes: Sizes, na
         done.add(at)
         for axis, word in _changes(at, target):
             moved = _words(at, axis, word, shape, sizes)
-            step = Step(names[axis], _name(at[axis], word), at[axis], word, moved)
+            step = SbpStep(names[axis], _name(at[axis], word), at[axis], word, moved)
             there = (*at[:axis], word, *at[axis + 1 :])
             heappush(queue, (words + moved, length + 1, next(number), there, (*steps, step)))
 

@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Conversion:
+class PricedConversion:
     """A matrix that is brought to another placement; it remains where it was, too."""
 
     name: str
@@ -58,10 +58,10 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedChain:
     """A product on its placements."""
 
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[PricedConversion, ...]
     """What is done first."""
     layouts: Layouts
     """Of its A, B and C."""
@@ -73,8 +73,8 @@ class Placed:
 class Answer:
     """A chain on its placements."""
 
-    steps: tuple[Placed, ...]
-    last: tuple[Conversion, ...]
+    steps: tuple[PlacedChain, ...]
+    last: tuple[PricedConversion, ...]
     """What is done in the end."""
     start: Mapping[str, Layout]
     """Where inputs are to be."""
@@ -82,7 +82,7 @@ class Answer:
     """Whether no other choice of placements can be cheaper."""
 
     @property
-    def conversions(self) -> tuple[Conversion, ...]:
+    def conversions(self) -> tuple[PricedConversion, ...]:
         """All of them."""
         return (*(each for step in self.steps for each in step.conversions), *self.last)
 
@@ -337,14 +337,14 @@ class _Search:
             a, b = node.arrivals
             start |= {each.name: self.question.options[each.name][each.start] for each in (a, b) if each.start >= 0}
             layouts = self.layouts(number, (a.place, b.place, node.place))
-            steps.append(Placed(self.conversions(node), layouts, node.alone))
+            steps.append(PlacedChain(self.conversions(node), layouts, node.alone))
         return Answer(tuple(steps), self.conversions(end), start)
 
-    def conversions(self, node: _Node) -> tuple[Conversion, ...]:
+    def conversions(self, node: _Node) -> tuple[PricedConversion, ...]:
         """What is converted in a step."""
         options = self.question.options
         return tuple(
-            Conversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)
+            PricedConversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)
             for x in node.arrivals if x.source >= 0
         )  # fmt: skip
 

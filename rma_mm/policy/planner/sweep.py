@@ -33,7 +33,7 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Question:
+class SweepRequest:
     """What is to be priced."""
 
     shape: Shape
@@ -73,7 +73,7 @@ class Question:
 class Price:
     """What one row takes."""
 
-    question: Question
+    question: SweepRequest
     algorithm: str
     mesh: tuple[int, ...]
     """The mesh on which it is fastest, or the grid that it makes of its ranks."""
@@ -134,7 +134,7 @@ class Price:
 # -- prices ---------------------------------------------------------------------------------------
 
 
-def prices(question: Question) -> list[Price]:
+def prices(question: SweepRequest) -> list[Price]:
     """Every row on its best mesh, fastest first; then those that need more memory, and those that cannot.
 
     Raises RmaError where no mesh goes with the placements that are given.
@@ -156,7 +156,7 @@ def _order(price: Price) -> tuple[bool, bool, float]:
     return bool(price.candidate.rejected), bool(price.why_not), price.seconds
 
 
-def _price(question: Question, name: str, request: Request) -> Price:
+def _price(question: SweepRequest, name: str, request: Request) -> Price:
     """One row on one mesh. It is named, so that it may be as it likes: on fewer ranks, or in unequal shares."""
     found = candidates(replace(request, algorithm=name))[0]
     own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
@@ -164,7 +164,7 @@ def _price(question: Question, name: str, request: Request) -> Price:
     return Price(question, name, mesh.shape, found)
 
 
-def _requests(question: Question) -> list[Request]:
+def _requests(question: SweepRequest) -> list[Request]:
     """What is asked of the planner, on each of the meshes to be tried that go with the given placements.
 
     Memory of a node is shared, as by default when products run.
@@ -186,7 +186,7 @@ def _requests(question: Question) -> list[Request]:
     return asked
 
 
-def _layout(question: Question, mesh: MeshShape, x: str, text: str | None) -> Any:
+def _layout(question: SweepRequest, mesh: MeshShape, x: str, text: str | None) -> Any:
     if text is None:
         return None
     rows, cols = OPERAND_DIMS[x]
@@ -227,12 +227,12 @@ def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
-def strong(question: Question, ranks: Sequence[int]) -> list[Question]:
+def strong(question: SweepRequest, ranks: Sequence[int]) -> list[SweepRequest]:
     """The same product on so many ranks each."""
     return [replace(question, ranks=count, mesh=None) for count in ranks]
 
 
-def weak(question: Question, ranks: Sequence[int]) -> list[Question]:
+def weak(question: SweepRequest, ranks: Sequence[int]) -> list[SweepRequest]:
     """Products that grow with the ranks, all sides alike, so that m · n · k of a rank stays; the first as it is."""
     factors = [(count / ranks[0]) ** (1 / 3) for count in ranks]
     shapes = [tuple(max(1, round(extent * factor)) if extent else 0 for extent in question.shape) for factor in factors]
@@ -329,7 +329,7 @@ def _leading(found: Sequence[Sequence[Price]]) -> list[str]:
 
 __all__ = [
     "Price",
-    "Question",
+    "SweepRequest",
     "default_grids",
     "draw",
     "node_map",

@@ -30,11 +30,12 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
             layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
             counts = (words.between, words.within, words.in_place, words.messages, words.held)
             figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
-        rows.append([candidate.row.name, *layouts, *figures, _why(candidate, chosen, asked)])
+        rows.append([candidate.row.name, *layouts, *figures, why_lost(candidate, chosen, asked)])
     return table(rows)
 
 
-def _why(candidate: Candidate, chosen: Candidate, asked: str) -> str:
+def why_lost(candidate: Candidate, chosen: Candidate, asked: str) -> str:
+    """Why a candidate was not chosen, or was."""
     if candidate is chosen:
         return "chosen: it was named" if asked != "auto" else "chosen: the fastest"
     if candidate.rejected:

@@ -54,7 +54,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Simulated:
     """What simulating a schedule gave. Figures of ranks are in their order."""
 
     seconds: float
@@ -82,7 +82,7 @@ def simulate(
     kernel: str = "blas",
     flavours: Mapping[str, str] | None = None,
     summed: int | None = None,
-) -> Outcome:
+) -> Simulated:
     """Run `schedule` on `machine` in simulated time; the same arguments give the same result.
 
     itemsize: bytes of an element. summed: those of C's, where it is summed in another type. dtype, kernel: which of the
@@ -95,7 +95,7 @@ def simulate(
         rank.processor.run(_life(rank))
     world.run()
     ranks = world.ranks
-    return Outcome(
+    return Simulated(
         world.end, tuple(rank.ended for rank in ranks), tuple(rank.multiplying for rank in ranks),
         tuple(rank.between for rank in ranks), tuple(rank.within for rank in ranks),
         tuple(rank.messages for rank in ranks), tuple(rank.peak for rank in ranks),
@@ -385,4 +385,4 @@ def _slots(what: str, *refs: Ref) -> list[Key]:
     return [(what, ref.buffer.frame) for ref in refs if isinstance(ref.buffer, Slot)]
 
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["Simulated", "simulate"]

@@ -54,7 +54,7 @@ class Together:
             for rows in SIZES:
                 nbytes = rows * WIDTH * 4
                 places = [self.parts(name, rows, place) for place in range(ROWS // (FLAT * SIZES[-1]))]
-                moves = [Joint(parts) for parts in places if parts]
+                moves = [GroupMove(parts) for parts in places if parts]
                 found.append(Movement(self.link, name, nbytes, self.load(name), moves))
                 if is_thorough and rows != SIZES[1]:
                     found.append(BusyTogether(self, name, nbytes, places[0]))
@@ -130,7 +130,7 @@ class Packed(Movement):
             to, source = group[(at + 1) % len(group)], group[at - 1]
             made = groups.channel.shift((groups.home, box), to, (groups.room, box), source, True, TAG + 1)
             groups.transfers.append(made)
-            moves = [Joint([made])]
+            moves = [GroupMove([made])]
         super().__init__(groups.link, "packed", ROWS * columns * 4, groups.load("shift"), moves)
 
     def seconds(self, found: float, shift: Cost) -> float:
@@ -138,7 +138,7 @@ class Packed(Movement):
         return max(0.0, found / self.load[0] - shift.seconds(self.nbytes)) / ROWS
 
 
-class Joint:
+class GroupMove:
     """A rank's part in a movement, from start to end."""
 
     def __init__(self, parts: Sequence[Transfer]) -> None:

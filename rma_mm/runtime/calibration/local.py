@@ -89,7 +89,7 @@ def _always_open() -> None:
     """Ordinary memory is."""
 
 
-class Scratch:
+class LocalScratch:
     """Memory for the operands of products of any type, too much of it for a cache to hold."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Products:
 
     begins_together = False
 
-    def __init__(self, comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, scratch: Scratch) -> None:
+    def __init__(self, comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, scratch: LocalScratch) -> None:
         """Raises DtypeError, or AlgorithmError for a kernel that cannot be had."""
         self.comm, self.name, self.scratch = comm, f"{dtype} {kernel}", scratch
         self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]

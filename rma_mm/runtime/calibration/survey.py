@@ -204,11 +204,11 @@ class _Cases:
 @contextmanager
 def _prepared(comm: MPI.Intracomm, site: Site, wanted: Wanted) -> Iterator[_Cases]:
     """Cases on a communicator of their own; closed where all went well: after an error others may never come."""
-    from rma_mm.runtime.calibration.local import Products, Scratch
+    from rma_mm.runtime.calibration.local import LocalScratch, Products
 
     own = comm.Dup()
     with agreed(comm, "calibration"):
-        scratch = Scratch() if wanted.products else None
+        scratch = LocalScratch() if wanted.products else None
         products = [Products(own, site, dtype, kernel, scratch) for dtype, kernel in wanted.products if scratch]
     cases = _Cases(own, site, wanted, products)
     yield cases

@@ -11,8 +11,7 @@ from numpy.typing import DTypeLike
 from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
 from rma_mm.geometry.layout import Layout
-from rma_mm.policy.planner.chain_search import Answer
-from rma_mm.policy.planner.chain_search import Conversion as Priced
+from rma_mm.policy.planner.chain_search import Answer, PricedConversion
 from rma_mm.policy.planner.chain_steps import Shape
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.runtime.chains.conversion import Conversion, scratch_bytes
@@ -96,7 +95,7 @@ class ChainPlan:
         self.plans: list[Plan] = []
         """The plan of each step."""
         self._made: dict[Place, DistMatrix] = {}
-        self._conversions: dict[Priced, Conversion] = {}
+        self._conversions: dict[PricedConversion, Conversion] = {}
         self._actions: list[Callable[[Here], object]] = []
         self._in_place: set[str] = set()
         """Inputs that are read where they lie on node-mates."""
@@ -230,12 +229,12 @@ class ChainPlan:
         x = self.chain.matrices[name]
         return nbytes(self.mesh, x.shape, x.dtype, layout)
 
-    def _scratch(self, each: Priced) -> int:
+    def _scratch(self, each: PricedConversion) -> int:
         """Bytes that this rank takes for a conversion beside its part of the copy."""
         x = self.chain.matrices[each.name]
         return scratch_bytes(self.mesh, x.shape, x.dtype, each.source, each.target)
 
-    def _convert(self, each: Priced) -> None:
+    def _convert(self, each: PricedConversion) -> None:
         """A conversion as the next action. Collective."""
         made = self._conversions[each] = Conversion(each.source, self._made[each.name, each.target])
         self._actions.append(partial(_convert, made, (each.name, each.source)))
@@ -308,7 +307,7 @@ def _convert(conversion: Conversion, source: Place, here: Here) -> None:
     conversion.run(here[source])
 
 
-def _conversion_row(each: Priced) -> list[str]:
+def _conversion_row(each: PricedConversion) -> list[str]:
     """A conversion as a line of the table."""
     return ["", f"convert {each.name}", "", str(each.source), "to", str(each.target), seconds_text(each.seconds)]
 

@@ -33,7 +33,7 @@ BOUND = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CopiedPart:
     """What one owner has of a rank's new part."""
 
     owner: int
@@ -63,7 +63,8 @@ class Conversion:
         for owner, part in found:
             there = held(self.single, made.shape, mesh.shape, owner).locate(part)
             is_apart = dtype != made.dtype or not (_reaches(mesh, owner) or _is_strip(home, part))
-            self.parts.append(Part(owner, there, home.locate(part), np.empty(part.shape, dtype) if is_apart else None))
+            between = np.empty(part.shape, dtype) if is_apart else None
+            self.parts.append(CopiedPart(owner, there, home.locate(part), between))
         self.summing: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.bound: OrderedDict[tuple[object, ...], list[Transfer]] = OrderedDict()
         mesh.prepared.add(self)  # whatever has `close` and `forget`
@@ -103,7 +104,7 @@ class Conversion:
                 with np.errstate(all="ignore"):  # a sum of 16-bit floats is rounded here, once
                     self.tile[part.here.selector()] = part.scratch
 
-    def _transfer(self, part: Part, source: DistMatrix) -> Transfer:
+    def _transfer(self, part: CopiedPart, source: DistMatrix) -> Transfer:
         """The get of a part, in the orientation in which its owner stores it."""
         origin, here, there = self.tile, part.here, part.there
         if part.scratch is not None:

@@ -27,7 +27,7 @@ from rma_mm.policy.planner.chain_steps import (
     problem,
     product_seconds,
 )
-from rma_mm.runtime.execution.footprint import Operand, Operands, Options
+from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, settled
@@ -84,7 +84,7 @@ class Chain:
             a, b = matrices[step.a.name], matrices[step.b.name]
             turns = (bool(step.a.turn), bool(step.b.turn), step.a.turn == "H", step.b.turn == "H")
             compute = options["compute_dtype"]
-            asked = Options(
+            asked = ProductOptions(
                 1, 0, *turns, options["algorithm"], options["memory_limit"],
                 None if compute is None else as_dtype(compute).name, bool(options["deterministic"]), options["kernel"],
             )  # fmt: skip

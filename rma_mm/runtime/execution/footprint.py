@@ -30,7 +30,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Options:
+class ProductOptions:
     """The options of a product, as `matmul` takes them."""
 
     alpha: Any = 1
@@ -57,7 +57,7 @@ class Operands:
     a: Operand
     b: Operand
     c: Operand
-    options: Options
+    options: ProductOptions
     kernel: str = ""
     """The local kernel, the same on every rank; chosen for the whole product, so that pieces do not choose another."""
 

@@ -52,7 +52,7 @@ NAMES: dict[type, str] = {
 """What a rank calls for an operation, other than to move something."""
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something that a rank did."""
 
     name: str
@@ -68,9 +68,9 @@ class Trace:
     """The events of one rank."""
 
     def __init__(self) -> None:
-        self.calls: list[Event] = []
+        self.calls: list[TraceEvent] = []
         """What the rank itself did, one after the other."""
-        self.transfers: list[Event] = []
+        self.transfers: list[TraceEvent] = []
         """What went on beside it."""
         self.repetitions: list[tuple[int, int]] = []
         """Start and end of each product, in nanoseconds of this process's clock."""
@@ -88,7 +88,7 @@ class Trace:
         self.repetitions.append((start, clock()))
         if before < len(self.calls):  # until its first call a rank agrees with the others on what is to be done
             begun = self.calls[before].start
-            self.calls.insert(before, Event("wait", "wait", start, begun, {"for": "all ranks to begin"}))
+            self.calls.insert(before, TraceEvent("wait", "wait", start, begun, {"for": "all ranks to begin"}))
 
     def call(self, call: Callable[[], T], name: str, facts: Facts) -> Callable[[], T]:
         """The call, noted. Such calls must not be made within each other."""
@@ -96,7 +96,7 @@ class Trace:
         def noted() -> T:
             start = clock()
             result = call()
-            self.calls.append(Event(name, name, start, clock(), facts))
+            self.calls.append(TraceEvent(name, name, start, clock(), facts))
             return result
 
         return noted
@@ -122,7 +122,7 @@ class TracedTransfer:
         start = clock()
         self.start()
         name = self.name if self._start is None else f"start {self.name}"
-        self.trace.calls.append(Event(name, "start", start, clock(), self.facts))
+        self.trace.calls.append(TraceEvent(name, "start", start, clock(), self.facts))
 
     def done(self) -> bool:
         """Whether it is over."""
@@ -137,7 +137,7 @@ class TracedTransfer:
             return self.inner.wait()
         start = clock()
         self.inner.wait()
-        self.trace.calls.append(Event("wait", "wait", start, clock(), {"for": self.name, **self.facts}))
+        self.trace.calls.append(TraceEvent("wait", "wait", start, clock(), {"for": self.name, **self.facts}))
         self._end()
         return None
 
@@ -148,7 +148,7 @@ class TracedTransfer:
     def _end(self) -> None:
         start, self._start = self._start, None
         if start is not None:
-            self.trace.transfers.append(Event(self.name, self.kind, start, clock(), self.facts))
+            self.trace.transfers.append(TraceEvent(self.name, self.kind, start, clock(), self.facts))
 
 
 def call_noted(

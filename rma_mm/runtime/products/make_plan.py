@@ -22,7 +22,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, Request, choose, problem_of
-from rma_mm.runtime.execution.footprint import Operand, Operands, Options
+from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -66,7 +66,7 @@ def make_plan(
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         facts |= {"A": describe(A), "B": describe(B)}
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
-        options = Options(
+        options = ProductOptions(
             alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
             memory_limit, compute, bool(deterministic), kernel, semiring, epilogue,
             "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
@@ -153,7 +153,7 @@ def operand_of(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) ->
     return Operand((array.shape[0], array.shape[1]), check_dtype(array.dtype, f"{name}'s dtype"))
 
 
-def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: Options) -> Operands:
+def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Operands:
     """A, B and C with everything that the arguments alone decide; raises where they do not fit."""
     m, k = a.shape[::-1] if options.transpose_a else a.shape
     k2, n = b.shape[::-1] if options.transpose_b else b.shape

@@ -50,7 +50,8 @@ def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Can
     Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none keeps the order asked for.
     """
     limit = operands.options.memory_limit
-    trials = [Trial(mesh, operands, request, each) for each in found if not each.rejected and each.layouts is not None]
+    able = [each for each in found if not each.rejected and each.layouts is not None]
+    trials = [Fitting(mesh, operands, request, each) for each in able]
     if limit is not None:
         for trial, least in zip(trials, _most(mesh, [trial.standing for trial in trials]), strict=True):
             trial.least = dict.fromkeys(trial.tunings, least)
@@ -82,7 +83,7 @@ def memory_note(plan: Plan) -> str:
 
 
 @dataclass
-class Trial:
+class Fitting:
     """A candidate in each of its tunings, and what is known of the memory that they need."""
 
     mesh: Mesh
@@ -169,7 +170,7 @@ class Trial:
         return sum(size * frame_dtype(self.operands, schedule, frame).itemsize for frame, size in frames.items())
 
 
-def _leanest(trials: list[Trial]) -> tuple[str, int, bool]:
+def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
     """Who needs least, how much that is, and whether it is exact or the least that it can be. Collective.
 
     Looks at the most promising tuning time and again, until that is one it has looked at, or has looked at enough.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import ClosedError, LayoutError, OptionError, ShapeError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.candidates import Candidate, adds_in_any_order
+from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table, seconds_text
 from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Memory, Tickets
@@ -158,12 +159,17 @@ class Plan:
         """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
         return name in self.in_place and name + STAGE not in self.schedule.homes
 
-    def explain(self) -> str:
-        """The decision as a table: every candidate, what it moves, and why each loser lost.
+    @property
+    def decision(self) -> Decision:
+        """What was considered, what each candidate would take and move, and why it lost."""
+        return Decision.of(self.given.shape, self.mesh.shape.shape, self.found, self.chosen, self.options.algorithm)
+
+    def explain(self, every: bool = False) -> str:
+        """The decision as a table, of 100 columns; of `every` candidate, with its placements, as a wide one.
 
         The whole schedule, all ranks', is verified on the way.
         """
-        return explanation(self)
+        return explanation(self, every)
 
     def frontier(self) -> str:
         """T10's compute-shift plans for this product as a table: the most words for the least memory first."""

@@ -14,7 +14,7 @@ from rma_mm.errors import DisagreementError
 from rma_mm.runtime.ranks.process_group import GROUPS, ProcessGroup, broken, spoil
 
 
-class Question(NamedTuple):
+class Probe(NamedTuple):
     """Does a rank wait for itself?"""
 
     asker: int
@@ -45,7 +45,7 @@ class Wait:
         self._receive()
         if len(GROUPS) > 1 and not self._has_asked:
             self._has_asked = True
-            self._ask(Question(self.me, self.number, 0, ()))
+            self._ask(Probe(self.me, self.number, 0, ()))
         for group, question in list(_open.values()):
             if group.calls >= question.call:  # this rank has come there since
                 _open.pop((id(group), question.asker))
@@ -57,7 +57,7 @@ class Wait:
         if broken():
             raise DisagreementError(broken())
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Probe) -> None:
         """Send a question to the ranks that this one waits for, and others."""
         path = (*question.path, (self.me, self.what))
         self.group.tell(question._replace(call=self.group.calls, path=path))
@@ -65,7 +65,7 @@ class Wait:
     def _receive(self) -> None:
         for group in list(GROUPS):
             for message in group.heard():
-                if isinstance(message, Question):
+                if isinstance(message, Probe):
                     _open[id(group), message.asker] = group, message
                 else:
                     _tell_all(str(message))
@@ -76,7 +76,7 @@ class Wait:
         _tell_all(f"ranks wait for one another in different calls: {waits} (of COMM_WORLD); {rule}")
 
 
-_open: dict[tuple[int, int], tuple[ProcessGroup, Question]] = {}
+_open: dict[tuple[int, int], tuple[ProcessGroup, Probe]] = {}
 """The last question of every asker by group, until this rank enters the call it waits in."""
 
 

@@ -18,7 +18,7 @@ from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
-from rma_mm.runtime.verification.floats import LARGE, Product, inverse, narrow_type, rounding, survey
+from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
 from rma_mm.runtime.verification.rows import chosen_rows, wrong_floats
 from rma_mm.runtime.verification.semirings import wrong_semiring
@@ -128,7 +128,7 @@ def _floats(closed: Closed, seed: int) -> Verdict:
     return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
 
 
-def product_of(closed: Closed) -> Product:
+def product_of(closed: Closed) -> FloatProduct:
     """The parts of a product of floats to compute with."""
     c, kept = closed.c, closed.epilogue
     working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
@@ -137,7 +137,7 @@ def product_of(closed: Closed) -> Product:
     before = None if closed.before is None else Part(closed.before, stored)
     bias = closed.bias(np.arange(c.shape[0])).astype(stored)
     sizes = *c.shape, closed.a.shape[1]
-    return Product(
+    return FloatProduct(
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
         rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
         narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,

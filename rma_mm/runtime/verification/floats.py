@@ -85,7 +85,7 @@ def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
 
 
 @dataclass
-class Product:
+class FloatProduct:
     """The parts of one product and its scalars."""
 
     comm: Any
@@ -129,7 +129,7 @@ class Touched:
     """(n,): those of B's columns, within their scales; 1 for columns of zeros."""
 
 
-def survey(p: Product) -> Touched:
+def survey(p: FloatProduct) -> Touched:
     """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
     m, n = p.c.shape
     bad_rows, bad_cols, rows, cols, old, squares = (np.zeros(size) for size in (m, n, m, n, m, n))
@@ -160,7 +160,7 @@ def survey(p: Product) -> Touched:
     return touched
 
 
-def _sizes(block: Array, p: Product, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
+def _sizes(block: Array, p: FloatProduct, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
     """Sums of |A| by rows, or the largest |B| by columns or |C0| by rows; and what is not finite, if any."""
     bad = None
     size = np.abs(block)
@@ -189,7 +189,7 @@ def inverse(scale: Array, most: int) -> Array | None:
     return 1 / scale if np.abs(exponents).max(initial=0) > most else None
 
 
-def _look_at_result(p: Product, touched: Touched, old: Array) -> None:
+def _look_at_result(p: FloatProduct, touched: Touched, old: Array) -> None:
     """Find the elements of C that are not finite where no operand explains it. Collective."""
     counts, impossible = np.zeros(len(touched.rows)), np.zeros(1)
     down, across = touched.scales

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification.floats import Product, Touched, scalar, squared
+from rma_mm.runtime.verification.floats import FloatProduct, Touched, scalar, squared
 from rma_mm.runtime.verification.parts import Array, Part, run, summed
 from rma_mm.runtime.verification.sketch import suspicion
 
@@ -67,7 +67,7 @@ def row_chunks(rows: Indices, width: int) -> list[Indices]:
     return [rows[i : i + step] for i in range(0, len(rows), step)]
 
 
-def chosen_rows(p: Product, touched: Touched, seed: int) -> Indices:
+def chosen_rows(p: FloatProduct, touched: Touched, seed: int) -> Indices:
     """The rows to compute again, ascending; the same on every rank. Collective."""
     m, n, k = *p.c.shape, p.a.shape[1]
     count = how_many(m, n, k)
@@ -112,7 +112,7 @@ class Rows:
     """No partial sum is larger, in whatever order."""
 
 
-def again(p: Product, rows: Indices) -> Rows:
+def again(p: FloatProduct, rows: Indices) -> Rows:
     """Compute rows again. Collective."""
     shape = len(rows), p.c.shape[1]
     total, squares, reach = np.zeros(shape, p.a.working), np.zeros(shape), np.zeros(shape)
@@ -143,7 +143,7 @@ def _undone(scale: Array | None, at: Indices) -> Array:
     return made
 
 
-def _sums(p: Product, a_rows: Array) -> tuple[Array, Array, Array]:
+def _sums(p: FloatProduct, a_rows: Array) -> tuple[Array, Array, Array]:
     """Rows of A times B, the squares of the terms, and the largest partial sums; NaN stay in the first alone."""
     b = p.b
     needs_low = p.rounding.acc < 2.0**-40  # else sums in double are exact enough
@@ -186,7 +186,7 @@ def _add_sums(a_rows: Array, weights: Array, b: Part, out: tuple[Array, Array | 
             table[:, here] = made
 
 
-def wrong_floats(p: Product, rows: Indices) -> tuple[str, float | None]:
+def wrong_floats(p: FloatProduct, rows: Indices) -> tuple[str, float | None]:
     """Where a row computed again differs, in value or in the pattern of NaN and infinities (else ""). Collective.
 
     And the largest error in units of what is allowed, None where it is no number.
@@ -200,7 +200,7 @@ def wrong_floats(p: Product, rows: Indices) -> tuple[str, float | None]:
     return "", worst
 
 
-def _compare(p: Product, made: Rows) -> tuple[str, float]:
+def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
     """Where one of these rows is wrong (else ""), and the largest error in units of what is allowed. Collective."""
     actual = summed(p.comm, p.c.some_rows(made.indices))[0]
     expected, ratio = _ratio(p, made, actual, 1.0)
@@ -218,7 +218,7 @@ def _compare(p: Product, made: Rows) -> tuple[str, float]:
     return f"{at} is {actual[row, col]}, computed again it is {expected[row, col]}{times}", worst
 
 
-def _ratio(p: Product, made: Rows, actual: Array, times: float) -> tuple[Array, Array]:
+def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Array, Array]:
     """The rows as they should be stored, and |C − them| over what is allowed: `times` what rounding does.
 
     0 where sums may have overflown on the way, infinity where a pattern differs.
@@ -260,7 +260,7 @@ def _erfc(x: NDArray[np.float64]) -> NDArray[np.float64]:
 # -- errors that do not cancel --------------------------------------------------------------------
 
 
-def _drift(p: Product, made: Rows, ratio: Array) -> float:
+def _drift(p: FloatProduct, made: Rows, ratio: Array) -> float:
     """How many times more than usual rounding does to the worst elements of these rows, 1 at the least. Collective.
 
     Where terms repeat, as in products of constant matrices, the roundings of a sum have one sign for long. That is

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification.floats import BLOCK_TERMS, Product, Touched, inverse, scalar, squared
+from rma_mm.runtime.verification.floats import BLOCK_TERMS, FloatProduct, Touched, inverse, scalar, squared
 from rma_mm.runtime.verification.parts import Array, Part, run, summed
 
 WIDTH = 16
@@ -48,7 +48,7 @@ SAFE = {np.dtype(np.float32): 30, np.dtype(np.float64): 240}
 
 
 @dataclass
-class Sums:
+class RowSums:
     """A matrix times the vectors of some neighbours, and of all."""
 
     near: Array
@@ -87,7 +87,7 @@ def grouped(block: Array, signs: Array, starts: NDArray[np.int64]) -> Array:
     return made if whole == len(starts) else np.column_stack([made, block[:, end:] @ signs[end:]])
 
 
-def suspicion(p: Product, touched: Touched, seed: int) -> Array:
+def suspicion(p: FloatProduct, touched: Touched, seed: int) -> Array:
     """(m,): how far each row of C·x is from what it should be, in standard deviations as far as they are known.
 
     Rows that cannot be judged get 0. Collective.
@@ -109,7 +109,7 @@ def suspicion(p: Product, touched: Touched, seed: int) -> Array:
 class Look:
     """What all passes over the columns have in common. All methods are collective."""
 
-    def __init__(self, p: Product, x: Array, down: Array | None, n: int) -> None:
+    def __init__(self, p: FloatProduct, x: Array, down: Array | None, n: int) -> None:
         """x: the vectors; down: what rows of A, C and C0 are multiplied by."""
         self.p, self.x, self.down, self.n = p, x, down, n
         self.a, self.b, self.c = (part.as_type(p.narrow) for part in (p.a, p.b, p.c))
@@ -127,7 +127,7 @@ class Look:
         m, groups = p.a.shape[0], -(-(span[1] - span[0]) // WIDTH)
         parts = min(SEGMENTS, max(1, groups // GROUPS))
         edges = np.arange(parts) * groups // parts
-        made = Sums(np.zeros((m, groups), p.narrow), self.wide_c)
+        made = RowSums(np.zeros((m, groups), p.narrow), self.wide_c)
         made.add(self.c, self.x, span)
         results = mean_squares(made.near, edges)
         if groups < GROUPS and span[0] == 0 and is_last:  # too few: those of all columns are as good
@@ -157,7 +157,7 @@ class Look:
     ) -> None:
         """Take alpha·A·(B·x) off `error`; add its terms' mean squares between `edges` to `squares`."""
         p, groups = self.p, -(-(span[1] - span[0]) // WIDTH)
-        made = Sums(np.zeros((p.b.shape[0], groups), p.narrow), self.wide_z)
+        made = RowSums(np.zeros((p.b.shape[0], groups), p.narrow), self.wide_z)
         made.add(self.b, self.x, span)
         z = summed(p.comm, made.near)[0]
         weights = mean_squares(z, edges).astype(self.x.dtype)[run(self.a.cols)]

@@ -42,7 +42,7 @@ from rma_mm.schedule.passes import frame_sizes, kind_of, refs_of
 from rma_mm.schedule.verify.alone import check_alone, check_whole, fail
 from rma_mm.schedule.verify.coverage import coverage, covers, covers_union
 from rma_mm.schedule.verify.messages import Letters
-from rma_mm.schedule.verify.slot_state import Scratch
+from rma_mm.schedule.verify.slot_state import SlotState
 from rma_mm.schedule.verify.vector_clocks import Order
 
 
@@ -102,7 +102,7 @@ class _Checker:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.order = Order(schedule.mesh.size)
-        self.scratch = Scratch(self.fail, self.order)
+        self.scratch = SlotState(self.fail, self.order)
         self.opened: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.ready: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.finished: dict[int, list[Region]] = defaultdict(list)

@@ -47,7 +47,7 @@ class Filled:
         return [*self.zeroed, *(Region(product[:2]) for product in self.products)]
 
 
-class Scratch:
+class SlotState:
     """The slots of all ranks, by holder and frame."""
 
     def __init__(self, fail: Fail, order: Order) -> None:

@@ -1,0 +1,143 @@
+"""What was decided for a product, and what against: a value that is printed, written and compared without MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from textwrap import wrap
+from typing import Any
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.policy.planner.candidates import Candidate, Request, choose
+from rma_mm.policy.planner.tables import seconds_text, table, why_lost
+
+COLUMNS = 100
+"""Characters of a line, at most."""
+BRIEF = 12
+"""Candidates that are listed; of the others it is said how many there are."""
+
+
+@dataclass(frozen=True)
+class Considered:
+    """One candidate, in the figures that decide."""
+
+    algorithm: str
+    seconds: float
+    """What it was expected to take."""
+    between: float
+    """Words that cross between nodes."""
+    within: float
+    """Words copied within nodes."""
+    in_place: float
+    """Words read where they lie."""
+    messages: float
+    held: float
+    """Elements that the fullest rank holds."""
+    placements: tuple[str, ...]
+    """Of A, B and C, as op(A), op(B) and C need them."""
+    why: str
+    """Why it was chosen, or lost."""
+
+    @property
+    def words(self) -> float:
+        """All that ranks read of each other."""
+        return self.between + self.within + self.in_place
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A candidate that cannot serve."""
+
+    algorithm: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a product is done: the candidate that was taken, all others by what they would take, and why each lost."""
+
+    shape: tuple[int, int, int]
+    """(m, n, k)."""
+    mesh: tuple[int, ...]
+    asked: str
+    """The algorithm that was asked for, or auto."""
+    algorithm: str
+    width: int
+    """Indices of a panel."""
+    considered: tuple[Considered, ...]
+    """Fastest first."""
+    refused: tuple[Refused, ...]
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int, int],
+        mesh: tuple[int, ...],
+        found: Iterable[Candidate],
+        chosen: Candidate,
+        asked: str,
+    ) -> Decision:
+        """The decision for `chosen` among the candidates that were found."""
+        every = list(found)
+        return cls(
+            shape, mesh, asked, chosen.row.name, chosen.width,
+            tuple(_considered(each, chosen, asked) for each in every if each.layouts is not None and not each.rejected),
+            tuple(Refused(each.row.name, each.rejected) for each in every if each.rejected),
+        )  # fmt: skip
+
+    @property
+    def chosen(self) -> Considered:
+        """The candidate that was taken."""
+        return next(each for each in self.considered if each.why.startswith("chosen"))
+
+    def __str__(self) -> str:
+        """At most 100 columns: the fastest candidates; what cannot serve, a line or two for each reason."""
+        best = self.chosen
+        rows = [["algorithm", "seconds", "words", "why"]]
+        shown = list(self.considered[:BRIEF])
+        shown += [best] if best not in shown else []
+        rows += [[each.algorithm, seconds_text(each.seconds), f"{each.words:,.0f}", each.why] for each in shown]
+        rest = len(self.considered) - len(shown)
+        lines = table(rows).splitlines()
+        if rest:
+            lines.append(f"and {rest} slower; --explain=all lists them, with placements and words of each kind")
+        lines += ["", *(f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True))]
+        for why in dict.fromkeys(each.why for each in self.refused):
+            names = ", ".join(each.algorithm for each in self.refused if each.why == why)
+            lines += wrap(f"cannot: {names}: {why}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
+        return "\n".join(line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…" for line in lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads, of numbers, texts and lists alone."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> Decision:
+        """The decision that `as_json` wrote, also after it was JSON. Raises KeyError, TypeError for anything else."""
+        m, n, k = given["shape"]
+        considered = [replace(Considered(**each), placements=tuple(each["placements"])) for each in given["considered"]]
+        return cls(
+            (m, n, k), tuple(given["mesh"]), given["asked"], given["algorithm"], given["width"], tuple(considered),
+            tuple(Refused(**each) for each in given["refused"]),
+        )  # fmt: skip
+
+
+def decide(request: Request) -> Decision:
+    """What would be chosen where memory has no limit. Raises AlgorithmError where nothing can serve."""
+    found = choose(request)
+    return Decision.of(request.shape, request.mesh.shape, found, found[0], request.algorithm)
+
+
+def _considered(candidate: Candidate, chosen: Candidate, asked: str) -> Considered:
+    """A candidate that can serve."""
+    words, layouts = candidate.traffic, candidate.layouts or ()
+    placements = tuple(_placed(x, layout, candidate.copied) for x, layout in zip("ABC", layouts, strict=True))
+    return Considered(
+        candidate.row.name, candidate.seconds, words.between, words.within, words.in_place, words.messages, words.held,
+        placements, why_lost(candidate, chosen, asked),
+    )  # fmt: skip
+
+
+def _placed(x: str, layout: Layout, copied: str) -> str:
+    """A placement in words, and whether the operand is copied to where node-mates can read it."""
+    return f"{layout}{' copied' if x in copied else ''}"
