@@ -241,7 +241,7 @@ def test_plan_reports_and_reuses(comm):
         assert plan.reproducible
         assert plan.algorithm in str(plan)
         text = plan.explain(every=True)
-        assert len(plan.explain().splitlines()) < len(text.splitlines())
+        assert str(plan.decision) in plan.explain()
         for name in rma_mm.list_algorithms():
             assert name in text
         assert plan.peak_bytes >= 3 * 64 * 64 * 4 // 2

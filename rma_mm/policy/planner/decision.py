@@ -13,8 +13,6 @@ from rma_mm.policy.planner.tables import seconds_text, table, why_lost
 
 COLUMNS = 100
 """Characters of a line, at most."""
-BRIEF = 12
-"""Candidates that are listed; of the others it is said how many there are."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,12 @@ class Decision:
         return next(each for each in self.considered if each.why.startswith("chosen"))
 
     def __str__(self) -> str:
-        """At most 100 columns: the fastest candidates; what cannot serve, a line or two for each reason."""
+        """At most 100 columns: the candidates, fastest first; what cannot serve, a line or two for each reason."""
         best = self.chosen
         rows = [["algorithm", "seconds", "words", "why"]]
-        shown = list(self.considered[:BRIEF])
-        shown += [best] if best not in shown else []
-        rows += [[each.algorithm, seconds_text(each.seconds), f"{each.words:,.0f}", each.why] for each in shown]
-        rest = len(self.considered) - len(shown)
-        lines = table(rows).splitlines()
-        if rest:
-            lines.append(f"and {rest} slower; --explain=all lists them, with placements and words of each kind")
-        lines += ["", *(f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True))]
+        for each in self.considered:
+            rows += [[each.algorithm, seconds_text(each.seconds), f"{each.words:,.0f}", each.why]]
+        lines = [*table(rows).splitlines(), *(f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True))]
         for why in dict.fromkeys(each.why for each in self.refused):
             names = ", ".join(each.algorithm for each in self.refused if each.why == why)
             lines += wrap(f"cannot: {names}: {why}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
