@@ -19,12 +19,14 @@ from math import prod
 
 from rma_mm.algorithms import find_algorithm
 from rma_mm.command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
+from rma_mm.command.timeline import SIMULATED, predicted_records, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import FileFormatError, OptionError, RmaError, in_lines, named, quoted
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
@@ -51,6 +53,7 @@ class SimulateOptions:
     strong: tuple[int, ...] | None
     weak: tuple[int, ...] | None
     plot: str | None
+    timeline: str | None
     json: str | None
     example: bool
     help: bool
@@ -77,6 +80,8 @@ def _parser() -> Parser:
     add("--strong", type=_ranks, metavar="1,4,16", help="the same product on each of these numbers of ranks")
     add("--weak", type=_ranks, metavar="1,8,64", help="products that grow with the ranks: m*n*k of a rank stays")
     add("--plot", metavar="FILE", help="draw --strong or --weak; needs matplotlib")
+    add("--timeline", metavar="FILE", help="simulate the fastest, or the --algorithm, operation by operation, and "
+        f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")  # fmt: skip
     add("--json", metavar="FILE", help="write all figures there")
     add("--example", action="store_true", help="print the description of a machine, to begin with")
     add("-h", "--help", action="store_true", help="print this")
@@ -101,6 +106,8 @@ def parse(argv: Sequence[str]) -> SimulateOptions:
     given = [f"--{name}" for name in ("ranks", "mesh", "strong", "weak") if getattr(options, name) is not None]
     if len(given) > 1:
         raise OptionError(f"{' and '.join(given)}: each says how many ranks there are; leave out all but one")
+    if options.timeline and (options.strong or options.weak):
+        raise OptionError("--timeline: is of one product; say how many ranks it has with --ranks or --mesh")
     if options.plot and not (options.strong or options.weak):
         raise OptionError("--plot: draws figures against ranks; say which, with --strong or --weak")
     if options.plot and find_spec("matplotlib") is None:
@@ -117,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return DONE
         found = [prices(question) for question in questions(options)]
         _show(options, found)
+        if options.timeline:
+            _write_timeline(options.timeline, found[0][0])
     except RmaError as error:
         sys.stderr.write(in_lines(f"rma_mm: {error}"))
         return FAILED if isinstance(error, FileFormatError) else REFUSED
@@ -167,6 +176,23 @@ def _tariff(machine: Machine, dtype: str) -> Tariff:
         known = ", ".join(dict.fromkeys(name.split()[0] for name in machine.kernels))
         raise OptionError(f"--dtype: got {dtype}; {machine.name} has no figures for it, but for {known}")
     return Tariff(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
+
+
+def _write_timeline(path: str, price: Price) -> None:
+    """What each rank of a product does when, as predicted. Raises FileFormatError, OptionError."""
+    ranks = price.question.ranks
+    if ranks > SIMULATED:
+        raise OptionError(f"--timeline: got {ranks} ranks; every operation is simulated of up to {SIMULATED}")
+    if price.why_not:
+        raise OptionError(f"--timeline: {price.algorithm}: {price.why_not}")
+    schedule, tariff = price.schedule(), price.question.tariff
+    simulated = simulate(
+        schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, summed=tariff.summed, is_noted=True
+    )
+    mesh = price.request.mesh
+    facts = {"algorithm": price.algorithm, "seconds": simulated.seconds, "priced": price.seconds} | price.as_json()
+    document = timeline(predicted_records(simulated, ranks), mesh, mesh.nodes, facts)
+    write_whole(f"--timeline {named(path)}", path, json.dumps(document) + "\n")
 
 
 def _show(options: SimulateOptions, found: list[list[Price]]) -> None:

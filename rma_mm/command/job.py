@@ -15,7 +15,7 @@ from rma_mm.command.checking import Check
 from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json
 from rma_mm.command.signals import Interruption, cleaning
-from rma_mm.command.timeline import gathered, timeline
+from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, in_lines, named
 from rma_mm.geometry.layout import Layout
@@ -62,6 +62,8 @@ class Job:
     bias: Version | None = None
     """The file of the bias, on rank 0, which reads it."""
     output: NpyOutput | None = None
+    predicted: list[Record] = field(default_factory=list)
+    """What each rank was expected to do when, on rank 0, where a timeline is wanted."""
     trace: Trace | None = None
     """What this rank does when, where a timeline is wanted."""
 
@@ -105,6 +107,7 @@ class Job:
         made = {"A": a, "B": b, "C": c}
         verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self._require_unchanged()
+        self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
         if late := late_note(plan, seconds):
             mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
@@ -333,11 +336,11 @@ class Job:
             try:
                 write_json("--json", o.json, facts.json)
                 if records:
-                    write_json("--trace", o.trace, timeline(records, mesh.shape, mesh.node_of, facts.json), None)
+                    document = timeline(records, mesh.shape, mesh.node_of, facts.json, self.predicted)
+                    write_json("--trace", o.trace, document, None)
             except RmaError as caught:
                 error = caught
         agree_error(self.comm, error)
-
 
 def _transposed(elements: Any) -> Any:
     return lambda rows, cols: elements(cols.T, rows.T).T

@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.runtime.execution.tracing import Trace, TraceEvent
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from rma_mm.runtime.products.plan import Plan
+
+PREDICTED = "predicted"
+"""What stands for a host, and before the names of rows, where nothing was run."""
+SIMULATED = 512
+"""Ranks of which all operations are simulated, at most."""
 PINGS = 32
 """How often a rank asks rank 0 for the time; the quickest answer counts."""
 TAG = 7
@@ -82,31 +89,70 @@ def offset_of(answers: Iterable[tuple[int, int]]) -> int:
 
 
 def timeline(
-    records: Sequence[Record], mesh: MeshShape, node_of: Sequence[int], facts: dict[str, Any]
+    records: Sequence[Record],
+    mesh: MeshShape,
+    node_of: Sequence[int],
+    facts: dict[str, Any],
+    predicted: Sequence[Record] = (),
 ) -> dict[str, Any]:
     """The JSON object, for rank 0's records. Times are in microseconds from the start of the first product.
 
-    `node_of`: the node of every rank, those beyond the mesh too. `facts` are told along with the events.
+    `node_of`: the node of every rank, those beyond the mesh too. `facts` are told along with the events. predicted:
+    what one product was expected to be, whose lanes begin where the first product does.
     """
-    rows = {record.rank: rows_of(record.transfers) for record in records}
-    width = 1 + max(map(len, rows.values()))
-    nodes = 1 + max(node_of)
     origin = min((record.repetitions[0][0] for record in records if record.repetitions), default=0)
-    products = process(1, "products") + thread(1, 1, "repetitions")
+    events = process(1, "products") + thread(1, 1, "repetitions")
     for number, spans in enumerate(zip(*(record.repetitions for record in records), strict=True)):
         first, last = min(start for start, _ in spans), max(end for _, end in spans)
-        products.append(span(TraceEvent(f"repetition {number + 1}", "repetition", first, last, {}), 1, 1, origin))
-    events = products
-    for node in range(nodes):
+        events.append(span(TraceEvent(f"repetition {number + 1}", "repetition", first, last, {}), 1, 1, origin))
+    nodes = 1 + max(node_of)
+    events += lanes(records, mesh, node_of, origin, 2)
+    events += lanes(predicted, mesh, node_of, 0, 2 + nodes)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+
+
+def lanes(
+    records: Sequence[Record], mesh: MeshShape, node_of: Sequence[int], origin: int, first: int
+) -> list[dict[str, Any]]:
+    """A process for each node, from the number `first` on, and in it a row for each rank and for its transfers."""
+    rows = {record.rank: rows_of(record.transfers) for record in records}
+    width = 1 + max(map(len, rows.values()), default=0)
+    nodes = 1 + max(node_of)
+    events: list[dict[str, Any]] = []
+    for node in range(nodes if records else 0):
         host = next(record.host for record in records if node_of[record.rank] == node)
-        events += process(2 + node, f"node {node} ({host})")
+        events += process(first + node, f"node {node} ({host})")
     for record in records:
-        place, number = 2 + node_of[record.rank], 2 + nodes + width * record.rank
+        place, number = first + node_of[record.rank], first + nodes + width * record.rank
+        kind = f"{PREDICTED} " if record.host == PREDICTED else ""
         name = f"rank {record.rank} {where(mesh, record.rank)}"
         for row, (title, noted) in enumerate([(name, record.calls), *titled(record.rank, rows[record.rank])]):
-            events += thread(place, number + row, title)
+            events += thread(place, number + row, kind + title)
             events += [span(event, place, number + row, origin) for event in noted]
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+    return events
+
+
+def predicted_run(plan: Plan) -> list[Record]:
+    """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
+    tariff = plan.tariff
+    if plan.mesh.shape.size > SIMULATED:
+        return []
+    simulated = simulate(
+        plan.schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, dict(tariff.flavours),
+        tariff.summed, is_noted=True,
+    )  # fmt: skip
+    return predicted_records(simulated, plan.mesh.size)
+
+
+def predicted_records(simulated: Simulated, ranks: int) -> list[Record]:
+    """What a simulation has noted of each of so many ranks; nothing of those beyond the mesh."""
+    records = [Record(rank, PREDICTED, [], [], []) for rank in range(ranks)]
+    for each in simulated.noted:
+        begin, end = round(1e9 * each.begin), round(1e9 * each.end)
+        event = TraceEvent(each.name, each.kind, begin, end, {"operation": each.what})
+        record = records[each.rank]
+        (record.transfers if each.is_beside else record.calls).append(event)
+    return records
 
 
 def rows_of(transfers: Iterable[TraceEvent]) -> list[list[TraceEvent]]:

@@ -136,6 +136,10 @@ def check_timeline(directory: Path, ranks: int, repeat: int, itemsize: int) -> d
     assert found["displayTimeUnit"] == "ms"
     assert found["otherData"] == report
     rows = events_by_row(found)
+    expected = {name: rows.pop(name) for name in list(rows) if name.startswith("predicted ")}
+    lanes = [events for name, events in expected.items() if " transfers " not in name]
+    assert len(lanes) == ranks and {e["cat"] for events in lanes for e in events} >= {"multiply", "wait"}
+    assert min(event["ts"] for events in lanes for event in events) >= 0
     assert [event["name"] for event in rows["repetitions"]] == [f"repetition {n + 1}" for n in range(repeat)]
     assert rows["repetitions"][0]["ts"] == 0
     for events in rows.values():

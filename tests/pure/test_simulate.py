@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import inf, prod
 from pathlib import Path
 
@@ -566,6 +566,28 @@ def test_a_bad_machine_file_is_one_message(tmp_path: Path) -> None:
         f"rma_mm: machine file {file}: nodes is missing; it is a whole number of at least 1",
         "network.latency is '-3 us'; it is a time of at least 0, as \"1.5 us\" or 1.5e-6",
     ]
+
+
+def test_a_predicted_timeline_without_mpi(tmp_path: Path) -> None:
+    """A row of each rank's own doings, one after the other, to the second in which the product is expected to end."""
+    file = tmp_path / "t.json"
+    flags = ["--shape", "999,1000,1001", "--ranks", "6", "--ranks-per-node", "3", "--algorithm", "summa_c"]
+    done = alone(*flags, "--timeline", str(file))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    events = document["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M" and "name" in event["args"]}
+    assert {"node 0 (predicted)", "node 1 (predicted)", "predicted rank 5 at (1, 2)"} <= names
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {"multiply", "wait", "broadcast"} <= {event["cat"] for event in spans}
+    for row in {(event["pid"], event["tid"]) for event in spans}:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if (e["pid"], e["tid"]) == row)
+        assert all(end <= begin + 2e-3 for (_, end), (begin, _) in pairwise(mine))
+    assert max(event["ts"] + event["dur"] for event in spans) <= 1e6 * document["otherData"]["seconds"] + 1e-2
+    multiplied = sum(event["dur"] for event in spans if event["cat"] == "multiply")
+    assert multiplied >= 1e6 * 999 * 1000 * 1001 * 2e-11
+    too_many = alone("--shape", "9,9,9", "--ranks", "513", "--timeline", str(file))
+    assert (too_many.returncode, "--timeline: got 513 ranks" in too_many.stderr) == (2, True)
 
 
 @thorough

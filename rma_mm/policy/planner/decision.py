@@ -94,7 +94,8 @@ class Decision:
         rows = [["algorithm", "seconds", "words", "why"]]
         for each in self.considered:
             rows += [[each.algorithm, seconds_text(each.seconds), f"{each.words:,.0f}", each.why]]
-        lines = [*table(rows).splitlines(), *(f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True))]
+        lines = table(rows).splitlines()
+        lines += [f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True)]
         for why in dict.fromkeys(each.why for each in self.refused):
             names = ", ".join(each.algorithm for each in self.refused if each.why == why)
             lines += wrap(f"cannot: {names}: {why}", COLUMNS, subsequent_indent="    ", break_on_hyphens=False)

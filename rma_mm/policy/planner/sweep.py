@@ -18,8 +18,10 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.locality import crowd
 from rma_mm.policy.model.lower_bounds import least_words
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
 from rma_mm.policy.planner.tables import seconds_text, table
+from rma_mm.schedule.lowering.lower import Tuning, lower
+from rma_mm.schedule.ops import Schedule
 from rma_mm.schedule.row import OPERAND_DIMS
 
 MOST = 2**24
@@ -78,6 +80,8 @@ class Price:
     mesh: tuple[int, ...]
     """The mesh on which it is fastest, or the grid that it makes of its ranks."""
     candidate: Candidate
+    request: Request
+    """What was asked of the planner on that mesh."""
 
     @property
     def seconds(self) -> float:
@@ -109,6 +113,13 @@ class Price:
         if memory is not None and self.held > memory:
             return f"needs {_bytes(self.held)} a rank, and {_bytes(memory)} may be held"
         return ""
+
+    def schedule(self) -> Schedule:
+        """All operations of all ranks, for a candidate that can serve."""
+        candidate = self.candidate
+        assert candidate.layouts is not None
+        problem = problem_of(self.request, candidate.layouts, candidate.copied)
+        return lower(candidate.row, problem, Tuning(candidate.width))
 
     def as_json(self) -> dict[str, Any]:
         """Plain figures; None where there are none."""
@@ -161,7 +172,7 @@ def _price(question: SweepRequest, name: str, request: Request) -> Price:
     found = candidates(replace(request, algorithm=name))[0]
     own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
     mesh = own.pop() if len(own) == 1 else request.mesh
-    return Price(question, name, mesh.shape, found)
+    return Price(question, name, mesh.shape, found, request)
 
 
 def _requests(question: SweepRequest) -> list[Request]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 from rma_mm.errors import ScheduleError
 from rma_mm.policy.model.machine import Kernel, Machine
@@ -16,12 +17,27 @@ from rma_mm.schedule.passes import frame_sizes, kind_of
 Together = Broadcast | Shift | Reduce
 
 
+class Noted(NamedTuple):
+    """Something that a rank was at, in simulated time."""
+
+    rank: int
+    name: str
+    kind: str
+    """multiply, wait, start, scale, barrier, post, claim; of transfers get, accumulate, broadcast, shift, …"""
+    begin: float
+    end: float
+    is_beside: bool
+    """Whether it went on beside what the rank itself did."""
+    what: str
+    """The operation in words."""
+
+
 class World:
     """The machine with all ranks of a schedule, and what is between them."""
 
     def __init__(
         self, schedule: Schedule, machine: Machine, kernel: Kernel, bytes_of: Mapping[str, int],
-        flavours: Mapping[str, str],
+        flavours: Mapping[str, str], is_noted: bool = False,
     ) -> None:  # fmt: skip
         self.schedule, self.machine, self.kernel = schedule, machine, kernel
         self.bytes_of, self.flavours, self.cost = bytes_of, flavours, cache(machine.cost)
@@ -36,6 +52,8 @@ class World:
         """(rank, event, n) → its nth post."""
         self.meetings: dict[str, tuple[Signal, Countdown]] = {}
         """Where some ranks wait for all."""
+        self.noted: list[Noted] | None = [] if is_noted else None
+        """What ranks did when, where that is wanted."""
         self.tickets = 0
         self.end = 0.0
         self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
@@ -115,7 +133,7 @@ class Rank:
         self.posts: Counter[str] = Counter()
         self.frames: dict[str, int] = {}
         self.claims: list[int] = []
-        self.multiplying = self.ended = 0.0
+        self.multiplying = self.ended = self.since = 0.0
         self.is_done = False
         self.between = self.within = self.messages = 0
 
@@ -140,6 +158,18 @@ class Rank:
                 self.between += words
             self.messages += is_message
 
+    def note(self, kind: str) -> None:
+        """What it has been at since the last note, if that took time."""
+        begin, self.since = self.since, self.world.clock.now
+        if self.world.noted is not None and self.since > begin:
+            self.world.noted.append(Noted(self.number, kind, kind, begin, self.since, False, str(self.op or "")))
+
+    def note_beside(self, movement: str, x: str, begin: float) -> None:
+        """A transfer that is over now."""
+        if self.world.noted is not None:
+            name, op = f"{movement} {x}".rstrip(), str(self.op or "")
+            self.world.noted.append(Noted(self.number, name, movement, begin, self.world.clock.now, True, op))
+
     def post(self, event: str) -> None:
         """Count up an event."""
         self.posts[event] += 1
@@ -162,9 +192,12 @@ class Rank:
 class Flow:
     """A transfer between nodes: after its latency, its seconds of each wire that it takes."""
 
-    def __init__(self, rank: Rank, latency: float, seconds: float, wires: Sequence[Server]) -> None:
+    def __init__(
+        self, rank: Rank, latency: float, seconds: float, wires: Sequence[Server], movement: str, x: str
+    ) -> None:
         """It is `rank`'s own: no multiply of another rank is held up."""
         self.rank, self.seconds, self.wires = rank, seconds, wires
+        self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
         self.unseen = seconds
         """Seconds that no multiply has gone on beside."""
@@ -184,6 +217,7 @@ class Flow:
             self.rank.world.clock.after(late, self._end)
             return
         del self.rank.flows[self]
+        self.rank.note_beside(self.movement, self.x, self.begin)
         self.over.end()
 
 
@@ -197,6 +231,7 @@ class Letter:
         self.over = Signal(world.clock)
         self.cost = world.cost(world.link(source, target), movement_of(op))
         self.nbytes, self.rounds = world.nbytes(part), rounds(op)
+        self.movement, self.x = movement_of(op), kind_of(part)
         self._sides = Countdown(2, self._move)
 
     def come(self) -> Letter:
@@ -210,12 +245,16 @@ class Letter:
             seconds, inward = self.cost.beta * self.nbytes, self.world.inward[self.target.node]
             latency = self.rounds * self.cost.alpha + (self.rounds - 1) * seconds
             wires = (inward, self.world.outward[self.source.node]) if is_direct else (inward,)
-            Flow(self.target, latency, seconds, wires).over.then(self.over.end)
+            Flow(self.target, latency, seconds, wires, self.movement, self.x).over.then(self.over.end)
             return
         ranks = (self.source, self.target) if is_direct else (self.target,)
-        parts = Countdown(len(ranks), self.over.end)
+        parts = Countdown(len(ranks), partial(self._land, self.world.clock.now))
         for rank in ranks:
             rank.processor.add(self.rounds * self.cost.seconds(self.nbytes), parts.one)
+
+    def _land(self, begin: float) -> None:
+        self.target.note_beside(self.movement, self.x, begin)
+        self.over.end()
 
 
 def rounds(op: Together) -> int:
@@ -230,4 +269,4 @@ def movement_of(op: Together) -> str:
     return "shift" if isinstance(op, Shift) else op.kind
 
 
-__all__ = ["Flow", "Letter", "Rank", "Together", "World", "movement_of", "rounds"]
+__all__ = ["Flow", "Letter", "Noted", "Rank", "Together", "World", "movement_of", "rounds"]

@@ -21,7 +21,7 @@ from keyword import iskeyword
 
 from rma_mm.policy.model.machine import COPY, Machine
 from rma_mm.policy.simulator.events import Signal
-from rma_mm.policy.simulator.ranks import Flow, Letter, Rank, Together, World, movement_of, rounds
+from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, Together, World, movement_of, rounds
 from rma_mm.schedule.ops import (
     Accumulate,
     Await,
@@ -72,6 +72,8 @@ class Simulated:
     """Elements that each held: its parts of matrices, and scratch; of a pool, for the tasks that fell to it."""
     claims: tuple[tuple[int, ...], ...]
     """Tasks of the schedule's pool that each ran, in order."""
+    noted: tuple[Noted, ...] = ()
+    """What each did when, where that was asked for."""
 
 
 def simulate(
@@ -82,15 +84,16 @@ def simulate(
     kernel: str = "blas",
     flavours: Mapping[str, str] | None = None,
     summed: int | None = None,
+    is_noted: bool = False,
 ) -> Simulated:
     """Run `schedule` on `machine` in simulated time; the same arguments give the same result.
 
     itemsize: bytes of an element. summed: those of C's, where it is summed in another type. dtype, kernel: which of the
     machine's local products. flavours: A, B, C → the windows that it is read and added to through; shared where none is
-    named. Raises ScheduleError where a rank waits for ever.
+    named. is_noted: whether to note what ranks do when. Raises ScheduleError where a rank waits for ever.
     """
     bytes_of = {"A": itemsize, "B": itemsize, "C": summed or itemsize}
-    world = World(schedule, machine, machine.kernel(dtype, kernel), bytes_of, flavours or {})
+    world = World(schedule, machine, machine.kernel(dtype, kernel), bytes_of, flavours or {}, is_noted)
     for rank in world.ranks:
         rank.processor.run(_life(rank))
     world.run()
@@ -99,7 +102,7 @@ def simulate(
         world.end, tuple(rank.ended for rank in ranks), tuple(rank.multiplying for rank in ranks),
         tuple(rank.between for rank in ranks), tuple(rank.within for rank in ranks),
         tuple(rank.messages for rank in ranks), tuple(rank.peak for rank in ranks),
-        tuple(tuple(rank.claims) for rank in ranks),
+        tuple(tuple(rank.claims) for rank in ranks), tuple(world.noted or ()),
     )  # fmt: skip
 
 
@@ -107,6 +110,7 @@ def _life(rank: Rank) -> Waits:
     """All that a rank does."""
     world = rank.world
     yield world.meet("begin")
+    rank.note("wait")
     yield from _Program(rank, world.schedule.program(rank.number)).run()
     rank.ended, rank.is_meeting, rank.op = world.clock.now, True, None
     yield world.meet("end")
@@ -145,8 +149,10 @@ class _Program:
             self.rank.op = op
             self.rank.count(op)
             yield operation + self.gathering(op)
+            self.rank.note("start")
             name = type(op).__name__.lower()
             yield from getattr(self, name + "_" * iskeyword(name))(op)
+            self.rank.note(name)
         yield from self.wait(self.under_way)
 
     def gathering(self, op: Op) -> float:
@@ -179,6 +185,7 @@ class _Program:
         self.gates = []
         for key in list(keys):
             yield from self.under_way.pop(key, ())
+        self.rank.note("wait")
 
     def due(self, gates: Sequence[Await]) -> list[Signal]:
         """What Awaits wait for."""
@@ -204,7 +211,7 @@ class _Program:
             return None
         source, sink = (rank, target) if movement == "accumulate" else (target, rank)
         wires = world.outward[source.node], world.inward[sink.node]
-        return Flow(rank, cost.alpha, cost.beta * nbytes, wires).over
+        return Flow(rank, cost.alpha, cost.beta * nbytes, wires, movement, x).over
 
     def get(self, op: Copy) -> Generator[Signal | float, None, Signal | None]:
         """Start a Copy."""
@@ -312,7 +319,8 @@ class _Program:
         is_inside = all(world.nodes[q] == rank.node for q in op.group)
         cost = world.cost("node" if is_inside else "between", movement_of(op))
         if not is_inside:
-            return Flow(rank, times * cost.alpha, times * cost.beta * nbytes, (world.outward[rank.node],)).over
+            wires, x = (world.outward[rank.node],), kind_of(op.parts[0])
+            return Flow(rank, times * cost.alpha, times * cost.beta * nbytes, wires, movement_of(op), x).over
         over = Signal(world.clock)
         rank.processor.add(times * cost.seconds(nbytes), over.end)
         return over

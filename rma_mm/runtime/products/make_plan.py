@@ -28,7 +28,7 @@ from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.memory import fitted
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.prices import is_known, tariff_of
+from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -110,7 +110,7 @@ def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidat
     mesh.arena.reserve(later)
     plan = Plan(
         mesh, operands, found, *made, request.in_place, request.shares and not chosen.row.grouped,
-        chosen.seconds if is_known(request.tariff, operands) else None,
+        request.tariff,
     )  # fmt: skip
     prove(mesh, plan.schedule, "plan")
     return plan

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, LayoutError, OptionError, ShapeError
 from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, adds_in_any_order
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table, seconds_text
@@ -25,6 +26,7 @@ from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.products.latest import OWN, Latest
+from rma_mm.runtime.products.prices import is_known
 from rma_mm.runtime.products.telling import explanation, summary
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.arena import Block
@@ -56,11 +58,13 @@ class Plan:
         is_ordered: bool,
         in_place: str,
         shares: bool,
-        predicted_seconds: float | None = None,
+        tariff: Tariff,
     ) -> None:
         self.mesh, self.options, self.found = mesh, operands.options, found
         self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
-        self.predicted_seconds = predicted_seconds
+        self.tariff = tariff
+        """What it was priced by."""
+        self.predicted_seconds = chosen.seconds if is_known(tariff, operands) else None
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         self.is_ordered = is_ordered
         """Whether no rank adds to another's memory, where sums come in any order."""
