@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -212,9 +213,9 @@ def assert_price_is_exact(row: Row, problem: Problem) -> None:
 def test_the_planner_prices_the_words_that_move(name: str) -> None:
     """Exact on any placements of up to 16 ranks, on larger meshes only some ranks are priced.
 
-    Not for the queue, whose boxes fall to any rank. Not where a box is cut along m or n to read tiles in place
-    (which takes NARROW indices a piece): then the other operand is read again by each piece, and counts each time.
-    Nor where k is cut so unevenly that ranks have none of it, and add zeros.
+    Not for the queue, whose boxes fall to any rank. Not where a box is cut along m or n, to read tiles in place (which
+    takes NARROW indices a piece) or for the owners of C: then what is read in place is read again by each piece, and
+    counts each time. So on placements that are cut in other ways than the work nothing is read in place here.
     """
 
     @pure(50)
@@ -222,7 +223,13 @@ def test_the_planner_prices_the_words_that_move(name: str) -> None:
     def check(drawn: tuple[Row, Problem]) -> None:
         assert_price_is_exact(*drawn)
 
+    @pure(50)
+    @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31)))
+    def check_recut(drawn: tuple[Row, Problem]) -> None:
+        assert_price_is_exact(drawn[0], replace(drawn[1], in_place=""))
+
     check()
+    check_recut()
 
 
 def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
