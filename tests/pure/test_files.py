@@ -20,9 +20,8 @@ from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.generated import generated
-from rma_mm.runtime.files.header import read_header
-from rma_mm.runtime.files.output import NpyOutput
-from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.runtime.files.npy import NpySink, read_header
+from rma_mm.runtime.files.unfinished import name_to_be, write_whole
 from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +79,7 @@ def test_parts_written_make_the_matrix(case: Any) -> None:
     """Four parts, any cut, tiles of any stride."""
     shape, dtype, order, _, region = case
     x = matrix(shape, dtype)
-    output = NpyOutput.create("c.npy", shape, dtype)
+    output = NpySink.create("c.npy", shape, dtype)
     whole = Region.whole(shape)
     for rows in (region[0], whole[0] - region[0]):
         for cols in (region[1], whole[1] - region[1]):
@@ -227,7 +226,7 @@ BAD_OUTPUTS = {
 def test_outputs_that_cannot_be(path: str) -> None:
     """Found before anything is computed; nothing is left behind."""
     with pytest.raises(FileFormatError) as caught:
-        NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+        NpySink.create(path, (2, 2), np.dtype(np.float32))
     assert str(caught.value).startswith(f"output {path}: ")
     assert BAD_OUTPUTS[path] in str(caught.value)
     assert os.listdir() == []
@@ -240,7 +239,7 @@ def test_outputs_without_permission() -> None:
     Path("old.npy").touch(0o400)
     for path in ("closed/c.npy", "old.npy"):
         with pytest.raises(FileFormatError, match=r"cannot be written|read-only"):
-            NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+            NpySink.create(path, (2, 2), np.dtype(np.float32))
 
 
 def test_full_disk_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +250,14 @@ def test_full_disk_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(FileFormatError, match="144 bytes: No space left"):
-        NpyOutput.create("c.npy", (2, 2), np.dtype(np.float32))
+        NpySink.create("c.npy", (2, 2), np.dtype(np.float32))
     assert os.listdir() == []
 
 
 def test_discarded_output_leaves_what_was_there() -> None:
     """The old file under the final name is untouched until the new one is whole."""
     saved(np.ones((2, 2)))
-    output = NpyOutput.create("x.npy", (1, 1), np.dtype(np.float32))
+    output = NpySink.create("x.npy", (1, 1), np.dtype(np.float32))
     output.discard()
     output.discard()
     assert os.listdir() == ["x.npy"]
@@ -269,13 +268,13 @@ def test_links_are_followed() -> None:
     """The link stays a link."""
     os.mkdir("deep")
     os.symlink("deep/c.npy", "c.npy")
-    NpyOutput.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
+    NpySink.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
     assert os.path.islink("c.npy")
     assert np.load("deep/c.npy").shape == (1, 0)
 
 
-def made(name: str = "x.npy") -> NpyOutput:
-    return NpyOutput.create(name, (2, 2), np.dtype(np.float32))
+def made(name: str = "x.npy") -> NpySink:
+    return NpySink.create(name, (2, 2), np.dtype(np.float32))
 
 
 def mode(name: str) -> int:
@@ -303,7 +302,7 @@ def test_planted_links_are_not_followed() -> None:
     """Under the temporary name, whatever it is written for; loops are no names."""
     Path("victim").write_text("mine")
     for name in ("x.npy", "r.json"):
-        os.symlink("victim", NpyOutput.unfinished(name))
+        os.symlink("victim", name_to_be(name))
     made().publish()
     write_whole("--json r.json", "r.json", "{}")
     assert Path("victim").read_text() == "mine"
@@ -327,7 +326,7 @@ def test_long_names(name: str) -> None:
 
 def test_what_dead_writers_left_is_removed() -> None:
     """Not what somebody holds, nor what is written for another name, nor what is no file."""
-    code = f"from {NpyOutput.__module__} import *; NpyOutput.create('x.npy', (2, 2), np.dtype('f4')); os._exit(9)"
+    code = f"from {NpySink.__module__} import *; NpySink.create('x.npy', (2, 2), np.dtype('f4')); os._exit(9)"
     subprocess.run([sys.executable, "-c", code], check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     (left,) = os.listdir()
     Path(".x.npy.7.npy.8.partial").touch()
