@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
-from rma_mm.errors import FileFormatError
+from rma_mm.errors import FileFormatError, OptionError
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files import formats
+from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.npy import NpySink, read_header
 from rma_mm.runtime.files.unfinished import name_to_be, write_whole
@@ -366,3 +368,23 @@ def test_columns_that_lie_far_apart_are_read_alone() -> None:
             out = np.empty(region.shape)
             header.read(region, out)
             assert (out == x[region.selector()]).all()
+
+
+def test_formats_go_by_the_longest_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In capitals too. A name whose ending no format has is one of .npy."""
+    npy_format = FORMATS[".npy"]
+    monkeypatch.setattr(formats, "FORMATS", dict(FORMATS))
+    one, other = (Format(suffixes, npy_format.open, npy_format.create) for suffixes in ((".gz",), (".tile.gz", ".t")))
+    for each in (one, other):
+        register_format(each)
+    names = ("a.gz", "A.TILE.GZ", "b/c.t", Path("t"), "x.gz/y", "z.npy", "n.npy.old")
+    assert [format_of(name) for name in names] == [one, other, other, *[npy_format] * 4]
+
+
+@pytest.mark.parametrize("suffix", [".npy", "", "npy", ".NPY", ".a/b", ".", ". x", "a.b"])
+def test_suffixes_that_cannot_be(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken, or no suffix; then none of the format's is registered."""
+    monkeypatch.setattr(formats, "FORMATS", dict(FORMATS))
+    with pytest.raises(OptionError, match=r"register_format: got the suffix"):
+        register_format(Format((".new", suffix), read_header, NpySink.create))
+    assert ".new" not in formats.FORMATS
