@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, check_dtype
 from rma_mm.errors import FileFormatError, RmaError, cut, named
-from rma_mm.runtime.files.reread import reread_vector
+from rma_mm.runtime.files.npy_again import reread_vector
 from rma_mm.runtime.ranks.agreement import agree_error
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import numpy as np
 
 from rma_mm.command.arguments import RunOptions
 from rma_mm.command.bias import reread_bias
-from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.runtime.files.header import NpyFile, read_header
-from rma_mm.runtime.files.output import NpyOutput
+from rma_mm.runtime.files.formats import Source
+from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.files.reread import Strips, reread
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan import Plan
@@ -36,11 +35,11 @@ class Check:
     options: RunOptions
     comm: MPI.Intracomm
     plan: Plan
-    files: Mapping[str, NpyFile]
+    files: Mapping[str, Source]
     """Headers of those operands that came from files."""
     made: Mapping[str, DistMatrix | None]
     """A, B, C, and C0 as "before", as they are in memory."""
-    output: NpyOutput | None
+    output: Output | None
     """The file that C was written to."""
 
     def verdict(self) -> Verdict:
@@ -67,7 +66,7 @@ class Check:
 
     def _read(self, name: str) -> Strips:
         file = self.files[name]
-        return reread(self.comm, file.path, file.dtype, file.shape)
+        return reread(self.comm, file.path, file.again, file.dtype, file.shape)
 
     def _epilogue(self) -> Epilogue | None:
         """With its bias read again."""
@@ -85,15 +84,18 @@ class Check:
         found = self.comm.allgather(difference(self.output, c) if not c.layout.partial else "")
         if reason := next(filter(None, found), ""):
             return Verdict(False, None, reason)
-        return reread(self.comm, self.output.temporary, self.plan.c_dtype, self.plan.c_shape)
+        written = self.output
+        return reread(
+            self.comm, written.temporary, lambda: written.source().again(), self.plan.c_dtype, self.plan.c_shape
+        )
 
 
-def difference(output: NpyOutput, c: DistMatrix) -> str:
+def difference(output: Output, c: DistMatrix) -> str:
     """Where the file does not hold this rank's part of C; empty if it does. Local. Raises FileFormatError."""
     region, tile = c.region, c.tile
     if not region:
         return ""
-    file = read_header(output.temporary, "bfloat16" if c.dtype == BFLOAT16 else None)
+    file = output.source()
     top = 0
     for rows in region[0].pieces(max(1, COMPARED // len(region[1]))):
         part = np.ascontiguousarray(tile[top : top + len(rows)])

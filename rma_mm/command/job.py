@@ -25,10 +25,10 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.footprint import Operand
 from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.files.formats import Source, open_matrix
 from rma_mm.runtime.files.generated import generated
-from rma_mm.runtime.files.header import NpyFile, read_header
-from rma_mm.runtime.files.output import NpyOutput
-from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.runtime.files.output import Output
+from rma_mm.runtime.files.unfinished import name_to_be, write_whole
 from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.matrices.matrix import DistMatrix, load
 from rma_mm.runtime.products.adaptation import late_note
@@ -57,11 +57,11 @@ class Job:
     interruption: Interruption
     is_running: bool = False
     """Whether the multiplication has begun: errors until then are the input's."""
-    files: dict[str, NpyFile] = field(default_factory=dict)
+    files: dict[str, Source] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
     bias: Version | None = None
     """The file of the bias, on rank 0, which reads it."""
-    output: NpyOutput | None = None
+    output: Output | None = None
     predicted: list[Record] = field(default_factory=list)
     """What each rank was expected to do when, on rank 0, where a timeline is wanted."""
     trace: Trace | None = None
@@ -128,7 +128,7 @@ class Job:
         named = dict(zip("AB", o.files, strict=False)) | ({"C": o.c} if o.c is not None else {})
         error: Exception | None = None
         try:
-            self.files = {name: read_header(path, o.dtype if o.files else None) for name, path in named.items()}
+            self.files = {name: open_matrix(path, o.dtype if o.files else None) for name, path in named.items()}
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
@@ -216,8 +216,8 @@ class Job:
             return
         self.interruption.losing = self.options.output
         if self.comm.rank == 0:
-            self.interruption.unfinished = NpyOutput.unfinished(self.options.output)
-        self.output = NpyOutput.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype)
+            self.interruption.unfinished = name_to_be(self.options.output)
+        self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype)
         self.interruption.unfinished = self.output.temporary  # whoever ends the job removes it
 
     def _operands(
@@ -298,14 +298,14 @@ class Job:
             self.output.write(whole.region, whole.tile)
         except RmaError as caught:
             error = caught
-        self.output.agree(self.comm, error)
+        self.output.agree(error)
 
     def _require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
         error: Exception | None = None
         try:
             for file in self.files.values():
-                file.version.check()
+                file.check()
             if self.bias is not None:
                 self.bias.check()
         except RmaError as caught:
@@ -317,7 +317,7 @@ class Job:
         if self.output is None:
             return
         output, self.output = self.output, None
-        output.finish(self.comm)
+        output.finish()
         self.interruption.unfinished = self.interruption.losing = ""
 
     def _report(self, facts: Facts, verdict: Verdict | None, mesh: Mesh) -> None:

@@ -31,8 +31,7 @@ import contextlib, io, json, os, sys
 import numpy as np
 from rma_mm import run
 from rma_mm.command import bias, checking, job
-from rma_mm.runtime.files.header import NpyFile
-from rma_mm.runtime.files.output import NpyOutput
+from rma_mm.runtime.files.npy import NpyFile, NpySink
 cases = json.loads(sys.argv[1])
 
 def after(owner, name, ranks, act):
@@ -98,9 +97,9 @@ mine = lambda: line.split()[0]
 execute = job.Job, "_execute"
 PLANT = {
     "none": lambda: lambda: None,
-    "a rank skips its part": lambda: instead(NpyOutput, "write", skip),
+    "a rank skips its part": lambda: instead(NpySink, "write", skip),
     "a bit of the file flips": lambda: after(job.Job, "_write", [0], lambda self, *_: flip(self.output.temporary)),
-    "a part lands elsewhere": lambda: instead(NpyOutput, "write", elsewhere),
+    "a part lands elsewhere": lambda: instead(NpySink, "write", elsewhere),
     "C changes once it is written": lambda: after(job.Job, "_write", [1], spoil),
     "A is read wrongly": lambda: instead(NpyFile, "read", misread),
     "C0 is read wrongly": lambda: instead(NpyFile, "read", misread),

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
-from rma_mm.errors import FileFormatError
+from rma_mm.errors import FileFormatError, OptionError
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files import formats
+from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
-from rma_mm.runtime.files.header import read_header
-from rma_mm.runtime.files.output import NpyOutput
-from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.runtime.files.npy import NpySink, read_header
+from rma_mm.runtime.files.unfinished import name_to_be, write_whole
 from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +81,7 @@ def test_parts_written_make_the_matrix(case: Any) -> None:
     """Four parts, any cut, tiles of any stride."""
     shape, dtype, order, _, region = case
     x = matrix(shape, dtype)
-    output = NpyOutput.create("c.npy", shape, dtype)
+    output = NpySink.create("c.npy", shape, dtype)
     whole = Region.whole(shape)
     for rows in (region[0], whole[0] - region[0]):
         for cols in (region[1], whole[1] - region[1]):
@@ -227,7 +228,7 @@ BAD_OUTPUTS = {
 def test_outputs_that_cannot_be(path: str) -> None:
     """Found before anything is computed; nothing is left behind."""
     with pytest.raises(FileFormatError) as caught:
-        NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+        NpySink.create(path, (2, 2), np.dtype(np.float32))
     assert str(caught.value).startswith(f"output {path}: ")
     assert BAD_OUTPUTS[path] in str(caught.value)
     assert os.listdir() == []
@@ -240,7 +241,7 @@ def test_outputs_without_permission() -> None:
     Path("old.npy").touch(0o400)
     for path in ("closed/c.npy", "old.npy"):
         with pytest.raises(FileFormatError, match=r"cannot be written|read-only"):
-            NpyOutput.create(path, (2, 2), np.dtype(np.float32))
+            NpySink.create(path, (2, 2), np.dtype(np.float32))
 
 
 def test_full_disk_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +252,14 @@ def test_full_disk_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(FileFormatError, match="144 bytes: No space left"):
-        NpyOutput.create("c.npy", (2, 2), np.dtype(np.float32))
+        NpySink.create("c.npy", (2, 2), np.dtype(np.float32))
     assert os.listdir() == []
 
 
 def test_discarded_output_leaves_what_was_there() -> None:
     """The old file under the final name is untouched until the new one is whole."""
     saved(np.ones((2, 2)))
-    output = NpyOutput.create("x.npy", (1, 1), np.dtype(np.float32))
+    output = NpySink.create("x.npy", (1, 1), np.dtype(np.float32))
     output.discard()
     output.discard()
     assert os.listdir() == ["x.npy"]
@@ -269,13 +270,13 @@ def test_links_are_followed() -> None:
     """The link stays a link."""
     os.mkdir("deep")
     os.symlink("deep/c.npy", "c.npy")
-    NpyOutput.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
+    NpySink.create("c.npy", (1, 0), np.dtype(np.float32)).publish()
     assert os.path.islink("c.npy")
     assert np.load("deep/c.npy").shape == (1, 0)
 
 
-def made(name: str = "x.npy") -> NpyOutput:
-    return NpyOutput.create(name, (2, 2), np.dtype(np.float32))
+def made(name: str = "x.npy") -> NpySink:
+    return NpySink.create(name, (2, 2), np.dtype(np.float32))
 
 
 def mode(name: str) -> int:
@@ -303,7 +304,7 @@ def test_planted_links_are_not_followed() -> None:
     """Under the temporary name, whatever it is written for; loops are no names."""
     Path("victim").write_text("mine")
     for name in ("x.npy", "r.json"):
-        os.symlink("victim", NpyOutput.unfinished(name))
+        os.symlink("victim", name_to_be(name))
     made().publish()
     write_whole("--json r.json", "r.json", "{}")
     assert Path("victim").read_text() == "mine"
@@ -327,7 +328,7 @@ def test_long_names(name: str) -> None:
 
 def test_what_dead_writers_left_is_removed() -> None:
     """Not what somebody holds, nor what is written for another name, nor what is no file."""
-    code = f"from {NpyOutput.__module__} import *; NpyOutput.create('x.npy', (2, 2), np.dtype('f4')); os._exit(9)"
+    code = f"from {NpySink.__module__} import *; NpySink.create('x.npy', (2, 2), np.dtype('f4')); os._exit(9)"
     subprocess.run([sys.executable, "-c", code], check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     (left,) = os.listdir()
     Path(".x.npy.7.npy.8.partial").touch()
@@ -367,3 +368,23 @@ def test_columns_that_lie_far_apart_are_read_alone() -> None:
             out = np.empty(region.shape)
             header.read(region, out)
             assert (out == x[region.selector()]).all()
+
+
+def test_formats_go_by_the_longest_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In capitals too. A name whose ending no format has is one of .npy."""
+    npy_format = FORMATS[".npy"]
+    monkeypatch.setattr(formats, "FORMATS", dict(FORMATS))
+    one, other = (Format(suffixes, npy_format.open, npy_format.create) for suffixes in ((".gz",), (".tile.gz", ".t")))
+    for each in (one, other):
+        register_format(each)
+    names = ("a.gz", "A.TILE.GZ", "b/c.t", Path("t"), "x.gz/y", "z.npy", "n.npy.old")
+    assert [format_of(name) for name in names] == [one, other, other, *[npy_format] * 4]
+
+
+@pytest.mark.parametrize("suffix", [".npy", "", "npy", ".NPY", ".a/b", ".", ". x", "a.b"])
+def test_suffixes_that_cannot_be(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken, or no suffix; then none of the format's is registered."""
+    monkeypatch.setattr(formats, "FORMATS", dict(FORMATS))
+    with pytest.raises(OptionError, match=r"register_format: got the suffix"):
+        register_format(Format((".new", suffix), read_header, NpySink.create))
+    assert ".new" not in formats.FORMATS

@@ -1,1 +1,5 @@
-"""`.npy` files: headers checked before anything is read, tiles read by their owners, output written beside its name."""
+"""Matrices in files, read and written by all ranks: formats by suffix, and output that gets its name when whole."""
+
+from rma_mm.runtime.files import npy
+
+__all__ = ["npy"]

@@ -66,6 +66,9 @@ class Unfinished:
             os.close(descriptor)
         raise FileExistsError(errno.EEXIST, f"{named(name)} is in the way; remove it")
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # other processes, which are told of what it belongs to, do not hold it
+
     def reserve(self, head: bytes, size: int) -> None:
         """Make the file `size` bytes long, on disk, and begin it with `head`. Raises FileFormatError."""
         with self._named(f"cannot write {size} bytes: "):
@@ -147,6 +150,11 @@ def temporary_name(final: str, token: str) -> str:
         digest = blake2b(raw, digest_size=8).hexdigest()
         name = raw[: room - len(digest) - 1].decode("utf-8", "ignore") + "~" + digest
     return os.path.join(directory, f".{name}.{token}{SUFFIX}")
+
+
+def name_to_be(path: str | os.PathLike[str]) -> str:
+    """The name under which this process would write `path` until it is whole, if nothing is in the way."""
+    return temporary_name(os.path.realpath(path), str(os.getpid()))
 
 
 def remove_left_behind(final: str) -> None:

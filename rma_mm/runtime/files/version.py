@@ -28,6 +28,11 @@ class Version:
         except (OSError, ValueError):  # ValueError: a null character
             return None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.identity[2]
+
     def check(self, descriptor: int | None = None) -> None:
         """Raise FileFormatError where the file, or the one that is open, is another one by now."""
         try:
@@ -46,8 +51,11 @@ def identity_of(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor to read a regular file by. Raises OSError; FileFormatError for others, as a FIFO: it would hang."""
+def opened(path: str, suffix: str = "") -> Iterator[int]:
+    """A descriptor to read a regular file by. Raises OSError; FileFormatError for others, as a FIFO: it would hang.
+
+    suffix: of the files that are read so, to be named in the error.
+    """
     if "\0" in path:
         raise OSError(errno.EINVAL, "a path holds no null character")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -55,7 +63,8 @@ def opened(path: str) -> Iterator[int]:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise FileFormatError(f"{named(path)}: is {kind}; a .npy file is needed")
+            needed = f"; a {suffix} file is needed" if suffix else ""
+            raise FileFormatError(f"{named(path)}: is {kind}{needed}")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -153,14 +153,17 @@ class DistMatrix(Stored):
 
     @in_turn
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the matrix as a `.npy` file, each rank its own part, beside the final name first. Collective."""
-        from rma_mm.runtime.files.output import NpyOutput
+        """Write the matrix to a file, each rank its own part, beside the final name first. Collective.
+
+        It is a `.npy` file, unless the name ends as those of another registered format. Raises FileFormatError.
+        """
+        from rma_mm.runtime.files.output import Output
 
         with agreed(self.mesh.comm, "save", path=str(path)) as facts:
             facts["matrix"] = self.facts
         single = self.layout.is_single(self.mesh.shape)
         source = self if single else self.redistribute(self.layout.single(self.mesh.shape))
-        with NpyOutput.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
+        with Output.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
             output.write(source.region, source.tile)
 
     def copy_from(self, other: DistMatrix) -> None:
@@ -231,17 +234,17 @@ def check_matrix(
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
 ) -> DistMatrix:
-    """The matrix in a `.npy` file; each rank maps it and reads its own part only. Collective.
+    """The matrix in a file, of which each rank reads its own part only. Collective.
 
-    dtype: "bfloat16" for files that hold it (as |V2). Raises FileFormatError, LayoutError.
+    It is a `.npy` file, unless its name ends as those of another registered format. dtype: "bfloat16" for `.npy` files
+    that hold it (as |V2). Raises FileFormatError, LayoutError.
     """
-    from rma_mm.runtime.files.header import read_header
+    from rma_mm.runtime.files.formats import open_matrix
 
     with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
-        file = read_header(path, dtype)
+        file = open_matrix(path, dtype)
         place = placed(layout, file.shape, mesh)
-        facts |= {"shape": file.shape, "dtype": file.dtype.name, "fortran_order": file.fortran_order}
-        facts["offset"] = file.offset
+        facts |= file.facts
     made = DistMatrix.allocated(mesh, file.shape, file.dtype, place)
     with agreed(mesh.comm, "load"):
         file.read(made.region, made.tile)

@@ -1,23 +1,22 @@
-"""The header of a `.npy` file, checked before anything is read."""
+"""`.npy` files: their headers, checked before anything is read, and their place in the registry of formats."""
 
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import struct
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.errors import FileFormatError, cut, named, quoted
-from rma_mm.geometry.extents import too_large
-from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.sieve import read_region
+from rma_mm.runtime.files.dense import DenseFile, DenseSink
+from rma_mm.runtime.files.formats import Format, Readable, Source, register_format
+from rma_mm.runtime.files.npy_again import NpyAgain
 from rma_mm.runtime.files.version import Version, identity_of, opened
 
 MAGIC = b"\x93NUMPY"
@@ -27,41 +26,27 @@ LONGEST_HEADER = 1 << 16
 
 
 @dataclass(frozen=True)
-class NpyFile:
+class NpyFile(DenseFile):
     """A matrix in a `.npy` file whose header has been checked against the file's size."""
 
-    path: str
-    """As the user gave it."""
-    shape: tuple[int, int]
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    """Element type once read: in native byte order, bfloat16 for |V2."""
-    fortran_order: bool
-    """Whether columns are contiguous."""
-    offset: int
-    """Bytes before the first element."""
-    stored: np.dtype[Any]
-    """Element type in the file, in the file's byte order."""
-    version: Version
-    """The file as of when its header was read."""
+    def again(self) -> Readable:
+        """The same file by NumPy's own reader of headers, in whole strips."""
+        return NpyAgain.open(self.path)
 
-    def read(self, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` (region.shape, `dtype`) with the part of the matrix in `region`; the file is never mapped.
 
-        Raises FileFormatError where the file changed since its header was read.
-        """
-        if not region:
-            return
-        try:
-            with opened(self.path) as descriptor:
-                self.version.check(descriptor)
-                stored = BFLOAT16 if self.dtype == BFLOAT16 else self.stored
-                turned = self.fortran_order
-                given = (self.shape[::-1], region.T, out.T) if turned else (self.shape, region, out)
-                read_region(descriptor, self.offset, stored, *given)
-                self.version.check(descriptor)
-        except OSError as error:
-            raise FileFormatError(f"{named(self.path)}: cannot be read any more: {error}") from None
+@dataclass(frozen=True)
+class NpySink(DenseSink):
+    """A `.npy` file in the making."""
+
+    @staticmethod
+    def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any]) -> NpySink:
+        """Reserve the whole file under a temporary name. Raises FileFormatError."""
+        stored = np.dtype("V2") if dtype == BFLOAT16 else np.dtype(dtype)
+        return NpySink.reserve(path, shape, dtype, stored, _header(shape, stored))
+
+    def source(self) -> Source:
+        """What has been written. Raises FileFormatError."""
+        return read_header(self.temporary, "bfloat16" if self.dtype == BFLOAT16 else None)
 
 
 def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyFile:
@@ -73,26 +58,19 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> Npy
     given = os.fspath(path)
     name = named(given)
     try:
-        with opened(given) as descriptor:
+        with opened(given, ".npy") as descriptor:
             found = os.fstat(descriptor)
             head = os.pread(descriptor, LONGEST_HEADER, 0)
     except OSError as error:
         raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
-    size = found.st_size
-    header, offset = _parsed(name, head, size)
+    header, offset = _parsed(name, head, found.st_size)
     stored = _stored_type(name, header["descr"])
     dtype = _element_type(name, stored, None if dtype_override is None else np.dtype(dtype_override))
     shape = _matrix_shape(name, header["shape"])
-    needed = offset + prod(shape) * stored.itemsize
-    if size < needed:
-        raise FileFormatError(
-            f"{name}: is truncated: {cut(shape)} of {dtype.name} needs {cut(needed)} bytes with its header, "
-            f"the file has {size}"
-        )
     version = Version(given, identity_of(found))
-    if reason := too_large(shape):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
-    return NpyFile(given, shape, dtype, header["fortran_order"], offset, stored, version)
+    file = NpyFile(given, shape, dtype, header["fortran_order"], offset, stored, version)
+    file.check_size()
+    return file
 
 
 def _parsed(name: str, head: bytes, size: int) -> tuple[dict[str, Any], int]:
@@ -170,3 +148,14 @@ def _matrix_shape(name: str, shape: Any) -> tuple[int, int]:
         fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
         raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
     return shape
+
+
+def _header(shape: tuple[int, int], stored: np.dtype[Any]) -> bytes:
+    """A .npy header of format version 1.0, padded as NumPy pads."""
+    text = io.BytesIO()
+    fields = {"descr": stored.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(text, fields)
+    return text.getvalue()
+
+
+register_format(Format((".npy", ""), read_header, NpySink.create))

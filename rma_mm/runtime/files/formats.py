@@ -1,0 +1,135 @@
+"""The formats of files that matrices are read from and written to: a registry, and what a format has to offer.
+
+A format is chosen by the suffix of a file's name. It deals with one rank's part and with errors of one rank; who calls
+when, and that all ranks learn of an error, is seen to by `load`, `runtime.files.output` and the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import OptionError, quoted
+from rma_mm.geometry.span import Region
+
+Path = str | os.PathLike[str]
+Shape = tuple[int, int]
+
+
+class Readable(Protocol):
+    """A matrix in a file, of which any part can be read."""
+
+    @property
+    def shape(self) -> Shape:
+        """Rows and columns."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type once read, in native byte order; one of `SUPPORTED`."""
+
+    @property
+    def fortran_order(self) -> bool:
+        """Whether columns lie together in the file rather than rows."""
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` (region.shape, `dtype`, of any strides) with the part in `region`, which may be empty. Local."""
+
+
+class Source(Readable, Protocol):
+    """A file that was opened by its format. All calls are local, and raise FileFormatError."""
+
+    @property
+    def path(self) -> str:
+        """As the user gave it."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What all ranks must have found alike before one of them reads elements: shape, dtype and whatever else."""
+
+    def check(self) -> None:
+        """Raise where the file is no longer the one that was opened."""
+
+    def again(self) -> Readable:
+        """The same file opened once more to check a result, to be read by other code where there is any.
+
+        This, and reading it, may also raise OSError and ValueError.
+        """
+
+
+class Sink(Protocol):
+    """A file in the making, under another name until it is whole. All calls are local, and raise FileFormatError.
+
+    Rank 0 makes it, and it is pickled to the other ranks, which do no more than `check` and `write`.
+    """
+
+    @property
+    def path(self) -> str:
+        """The final name."""
+
+    @property
+    def temporary(self) -> str:
+        """Where the parts go until then; whoever ends the job early removes it."""
+
+    def check(self) -> None:
+        """Raise where this rank cannot write, say because its node does not see the directory."""
+
+    def write(self, region: Region, tile: NDArray[Any]) -> None:
+        """Write `tile` (region.shape, of any strides) as the part of the matrix in `region`, down to the disk."""
+
+    def source(self) -> Source:
+        """What has been written, as the disk has it; before it gets its final name."""
+
+    def publish(self) -> None:
+        """Give the file its final name; every rank has written. On the rank that made it."""
+
+    def discard(self) -> None:
+        """Remove what was written, where this rank made it and it is not published. May be repeated."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to keep a matrix in a file."""
+
+    suffixes: tuple[str, ...]
+    """How names of such files end, as ".npy"; an empty one stands for names whose ending no format has."""
+    open: Callable[[Path, Any], Source]
+    """(path, what the user says the file holds, or None) → the matrix there, checked. Local; FileFormatError."""
+    create: Callable[[Path, Shape, np.dtype[Any]], Sink]
+    """(path, shape, element type) → a file with room for all of the matrix. Local; FileFormatError."""
+
+
+FORMATS: dict[str, Format] = {}
+"""Every format, by suffix."""
+
+
+def register_format(kind: Format) -> None:
+    """Make a format known to `load`, `DistMatrix.save` and the command line, by its suffixes. On every rank alike.
+
+    Raises OptionError where a suffix is none, or taken.
+    """
+    for suffix in kind.suffixes:
+        if suffix in FORMATS:
+            raise OptionError(f"register_format: got the suffix {quoted(suffix)}, which another format has")
+        if not re.fullmatch(r"(\.[^./A-Z\s]+)*", suffix):
+            raise OptionError(f"register_format: got the suffix {quoted(suffix)}; it is in small letters, as '.npy'")
+    FORMATS.update(dict.fromkeys(kind.suffixes, kind))
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file by its name: that of the longest suffix which it ends with."""
+    name = os.path.basename(os.fspath(path)).lower()
+    return FORMATS[max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len)]
+
+
+def open_matrix(path: Path, dtype: Any = None) -> Source:
+    """The matrix in a file, its header checked and nothing else read. Local; raises FileFormatError.
+
+    dtype: what the user says the file holds.
+    """
+    return format_of(path).open(path, dtype)
