@@ -12,6 +12,7 @@ from math import ceil, log2
 
 import numpy as np
 
+from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
 from rma_mm.policy.model.spans import Figures
 from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
@@ -30,7 +31,7 @@ class Tariff:
     summed: int = 4
     """Bytes of an element of C while it is summed."""
     flavours: tuple[tuple[str, str], ...] = ()
-    """(operand, the windows that its transfers go through); shared where nothing is said."""
+    """(operand, the windows that its transfers go through); the default where nothing is said."""
 
     def bytes_of(self, x: str) -> int:
         """Bytes of an element of an operand."""
@@ -38,7 +39,7 @@ class Tariff:
 
     def flavour(self, x: str) -> str:
         """The windows that transfers of an operand go through."""
-        return dict(self.flavours).get(x, "shared")
+        return dict(self.flavours).get(x, DEFAULT.name)
 
     @cached_property
     def local(self) -> Kernel:
@@ -163,7 +164,7 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     load.operations += moved.messages
     words = moved.own + moved.node + moved.between
     load.processor += machine.cost("own", COPY).beta * size * moved.own
-    is_packed = moved.how in TOGETHER or flavour != "shared"
+    is_packed = moved.how in TOGETHER or FLAVOURS[flavour].packed_by_mpi
     load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
     packed = moved.between if not is_packed else moved.node + moved.between
     load.processor += machine.packed / moved.run * packed
