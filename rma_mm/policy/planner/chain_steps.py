@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 
 from rma_mm.errors import OptionError, ShapeError
-from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.locality import crowd
@@ -147,7 +146,7 @@ def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: La
         single = source.single(mesh)
         phases.append(_summed(mesh, shape, source, single))
         source = single
-    phases.append(Phase(_pulled(mesh, shape, target, source, FLAVOURS[tariff.flavour("A")].loads_on_node)))
+    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
     return bill(Account(people, phases, np.zeros(people.count)), tariff).seconds
 
 
