@@ -26,9 +26,10 @@ from rma_mm.command.launcher import LauncherError, connect, launcher_rank
 from rma_mm.command.signals import Interruption
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
 from rma_mm.errors import OptionError, RmaError, named, quoted
+from rma_mm.flavours import FLAVOURS
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.machine import FLAVOURS, Cost, Machine
+from rma_mm.policy.model.machine import Cost, Machine
 from rma_mm.run import DONE, REFUSED, abort
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _parser() -> Parser:
     parser = Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
     add = parser.add_argument
     add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
-    add("--flavours", type=_flavours, default=FLAVOURS, metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
+    add("--flavours", type=_flavours, default=tuple(FLAVOURS), metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
     threads = _count(1, MOST_THREADS)
     add("--threads", type=threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
     add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import AlgorithmError, ClosedError
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
-from rma_mm.windows import WINDOWS
 
 Array = NDArray[Any]
 Numbers = Sequence[int]
@@ -120,7 +120,7 @@ class World:
         if len(self.meshes) == MESHES:
             self.close(draw)
         shape = draw.of([grid for grid in GRIDS if np.prod(grid) <= self.comm.size])
-        self.meshes.append(Mesh(shape, self.comm, window=draw.of((None, *WINDOWS))))
+        self.meshes.append(Mesh(shape, self.comm, window=draw.of((None, *FLAVOURS))))
 
     def close(self, draw: Choices) -> None:
         """Close a mesh under whatever lives on it; what is held of it must go on or say that it is closed."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
+from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.geometry.extents import too_large
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
@@ -211,7 +212,9 @@ def _add_method(add: Any) -> None:
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
     add("--memory-limit", type=_size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
-    add("--window", metavar="NAME", help="how memory is exposed: shared, allocated or created (RMA_MM_WINDOW, shared)")
+    *names, last = FLAVOURS
+    known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
+    add("--window", metavar="NAME", help=f"how memory is exposed: {known}")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
     add("--threads", type=_count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from rma_mm.flavours import ALLOCATED
 from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, exposed_sizes, node_map, window_bytes, window_info
 
 
@@ -13,7 +14,7 @@ class AllocatedWindow(MpiWindow):
     MPICH could say where the memory of a rank of the same node is; Open MPI refuses MPI_Win_shared_query here.
     """
 
-    flavour = "allocated"
+    flavour = ALLOCATED.name
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class Window(Protocol):
     """
 
     flavour: str
-    """Name in the registry."""
+    """Its name in `rma_mm.flavours.FLAVOURS`, where the facts of it are."""
     nbytes: int
     """Bytes that this rank exposes."""
     local: NDArray[np.uint8]

@@ -9,6 +9,7 @@ from mpi4py import MPI
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from rma_mm.flavours import CREATED
 from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, aligned_bytes, exposed_sizes, node_map, window_info
 
 
@@ -19,7 +20,7 @@ class CreatedWindow(MpiWindow):
     its target calls MPI, and an accumulate was 20 to 80 times slower than into allocated memory.
     """
 
-    flavour = "created"
+    flavour = CREATED.name
 
     def __init__(
         self,

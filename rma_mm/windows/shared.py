@@ -7,6 +7,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError
+from rma_mm.flavours import SHARED
 from rma_mm.windows.mpi import (
     CHUNK_BYTES,
     MpiWindow,
@@ -29,7 +30,7 @@ class SharedWindow(MpiWindow):
     times faster than a window created over the segment, which is what accumulates from other nodes need).
     """
 
-    flavour = "shared"
+    flavour = SHARED.name
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ import pytest
 from mpi4py import MPI
 
 from rma_mm.errors import MemoryLimitError, WindowError
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
-from rma_mm.windows import WINDOWS, open_window
+from rma_mm.windows import open_window
 from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import ADDABLE, Patch, Window
 from rma_mm.windows.datatypes import ADDED_AS
@@ -34,7 +35,7 @@ class MpiWorld:
 
 @parallel(ranks=(1, 2, 3, 6), env=NODES)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("flavour", WINDOWS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_conforms(comm: MPI.Intracomm, flavour: str, case: str) -> None:
     getattr(WindowConformance(), case)(MpiWorld(comm, flavour))
 
@@ -87,7 +88,7 @@ def test_too_little_shared_memory_is_one_error_on_all_ranks(comm: MPI.Intracomm)
 
 
 @parallel(ranks=(2,), env=("node",))
-@pytest.mark.parametrize("flavour", WINDOWS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_one_bad_rank_is_one_error_on_all(comm: MPI.Intracomm, flavour: str) -> None:
     with pytest.raises(WindowError, match="rank 1: nbytes is -8") as caught:
         open_window(flavour, comm, -8 * comm.rank)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import pytest
 
+from rma_mm.flavours import FLAVOURS
 from tests.processes import ROOT
 
 PACKAGE = "rma_mm"
-FLOORS = {"errors": 0, "elements": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3, "runtime": 4,
-    "command": 5}
+FLOORS = {"errors": 0, "flavours": 0, "elements": 0, "geometry": 0, "schedule": 1, "algorithms": 2, "policy": 3,
+    "runtime": 4, "command": 5}
 HARDWARE = {"windows", "kernels"}
-HARDWARE_MAY_IMPORT = {"errors", "elements", "geometry"}
+HARDWARE_MAY_IMPORT = {"errors", "flavours", "elements", "geometry"}
 TOP = 5
 """The floor of run.py, of other modules at the top level, and of the package's public names."""
 
@@ -137,6 +139,43 @@ def test_each_planning_module_imports_alone() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def named_in(source: str, names: Container[str]) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that is one of `names`, or has one before or behind a dot; docstrings apart."""
+    tree = ast.parse(source)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            words = [] if re.search(r"\s", node.value.strip()) else re.split(r"\W+", node.value)
+            if any(word in names for word in words):
+                yield node.lineno, node.value
+
+
+@pytest.mark.parametrize(("names", "home"), [(FLAVOURS, "flavours.py")], ids=["flavour"])
+def test_a_name_stands_where_it_is_registered(names: Container[str], home: str) -> None:
+    """What depends on a flavour asks for a fact of it, so that a new one is one file and one line."""
+    found = {
+        f"{file.relative_to(ROOT)}:{line}: {text!r}"
+        for file in FILES
+        if file != ROOT / PACKAGE / home
+        for line, text in named_in(file.read_text(), names)
+    }
+    assert found == set()
+    assert {text for _, text in named_in((ROOT / PACKAGE / home).read_text(), names)} >= set(FLAVOURS)
+
+
+SPOKEN = [
+    ('x == "shared"', {"shared"}),
+    ('f"shared.{move}", "created.get"', {"shared.", "created.get"}),
+    ('"""shared"""\nx = "use shared memory", "SharedWindow", shared', set()),
+]
+
+
+@pytest.mark.parametrize(("source", "found"), SPOKEN)
+def test_how_names_are_found(source: str, found: set[str]) -> None:
+    """Names in comparisons and keys, and none in sentences."""
+    assert {text for _, text in named_in(source, {"shared", "created"})} == found
 
 
 def test_no_file_is_long() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.errors import MachineError
+from rma_mm.errors import MachineError, WindowError
+from rma_mm.flavours import CREATED, DEFAULT, FLAVOURS, Flavour, register
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.policy.model.machine import COPY, PAGE, TYPICAL, Cost, Kernel, Machine, described
 from rma_mm.runtime.calibration import cache
@@ -118,6 +121,28 @@ def test_costs_fall_back_on_their_kin() -> None:
     assert MEASURED.kernel("int8", "numba").point == 1e-10
     assert MEASURED.kernel("bool", "numpy") == MEASURED.kernels["float32 blas"]
     assert (MEASURED.has("int8", "numba"), MEASURED.has("int8", "blas")) == (True, False)
+
+
+def test_a_flavour_that_was_not_measured_costs_what_those_like_it_do() -> None:
+    with mock.patch.dict(FLAVOURS):
+        register(Flavour(name="parcel", window="parcels:Window", like=CREATED))
+        register(Flavour(name="quick", window="parcels:Window", like=FLAVOURS["parcel"], needs_progress=False))
+        register(Flavour(name="plain", window="parcels:Window"))
+        node = MEASURED.costs["node"]
+        assert MEASURED.cost("node", "get", "parcel") == MEASURED.cost("node", "put", "parcel") == node["created.get"]
+        assert MEASURED.cost("node", "get", "parcel", busy=True) == node["created.get busy"]
+        assert MEASURED.cost("node", "get", "quick", busy=True) == node["created.get"]  # it need not wait for those
+        assert MEASURED.cost("node", "accumulate", "plain", busy=True) == node["shared.get"]
+        mine = {**node, "parcel.get": Cost(7e-6, 0.0)}
+        machine = replace(MEASURED, costs={**MEASURED.costs, "node": mine})
+        assert machine.cost("node", "get", "quick") == machine.cost("node", "get", "parcel") == Cost(7e-6, 0.0)
+    for wrong in ("", "two words", "a.b", DEFAULT.name):
+        with pytest.raises(WindowError, match=f"register: got the name '{wrong}'"):
+            register(Flavour(name=wrong, window="parcels:Window"))
+    with pytest.raises(WindowError, match="'module:Class'"):
+        register(Flavour(name="parcel", window="parcels.Window"))
+    with pytest.raises(WindowError, match="'parcel'; there are shared, allocated, created"):
+        MEASURED.cost("node", "get", "parcel")
 
 
 def test_seconds() -> None:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
 
 from rma_mm.errors import MachineError
+from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
 
 LINKS = ("own", "node", "between")
 """Classes of links: a rank's own memory, another rank's on its node, a rank's on another node."""
@@ -29,8 +31,6 @@ ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 """Movements that have a cost for every flavour of windows, with the target idle and busy."""
 TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
-FLAVOURS = ("shared", "allocated", "created")
-"""Windows that movements go through."""
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
 """Fields of a machine that are one figure each."""
 COPY = "copy"
@@ -119,14 +119,14 @@ class Machine:
         """Ranks of a host that multiply at full speed at once."""
         return max(1, self.cores // max(1, self.threads))
 
-    def cost(self, link: str, movement: str, flavour: str = "shared", busy: bool = False) -> Cost:
+    def cost(self, link: str, movement: str, flavour: str = DEFAULT.name, busy: bool = False) -> Cost:
         """The cost of a movement on a class of link; of one that was not measured, that of its nearest kin."""
         found = self.costs[link]
         if movement in ONE_SIDED:
-            names = [f"{flavour}.{movement} busy"] * busy
-            names += [f"{flavour}.{movement}", f"shared.{movement}", f"{flavour}.get", "shared.get"]
+            names = _one_sided(find_flavour(flavour), movement, busy)
         else:
-            names = [movement, "all-gather" if movement == "reduce-scatter" else "broadcast", "shared.get"]
+            near = "all-gather" if movement == "reduce-scatter" else "broadcast"
+            names = (movement, near, f"{DEFAULT.name}.get")
         kin = (name for name in (*names, COPY, *found) if name in found)
         return found[next(kin)]
 
@@ -179,6 +179,17 @@ class Machine:
             memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
             corrections=corrections, **figures,
         )  # fmt: skip
+
+
+@lru_cache
+def _one_sided(flavour: Flavour, movement: str, busy: bool) -> tuple[str, ...]:
+    """Under which names the cost of a one-sided movement may be found, the nearest first.
+
+    What a target that multiplies does to a flavour says nothing of one that needs no progress, and the other way.
+    """
+    alike = [each for each in flavour.kin if busy and each.needs_progress == flavour.needs_progress]
+    found = [f"{each.name}.{movement} busy" for each in alike]
+    return (*found, *(f"{each.name}.{move}" for move in (movement, "get") for each in flavour.kin))
 
 
 def _at(given: Mapping[str, Any], name: str, kind: type) -> Any:

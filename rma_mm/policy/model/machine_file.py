@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rma_mm.errors import MachineError
-from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, TYPICAL, Cost, Machine, described
+from rma_mm.flavours import FLAVOURS
+from rma_mm.policy.model.machine import ONE_SIDED, TOGETHER, TYPICAL, Cost, Machine, described
 
 EXAMPLE = """\
 # A machine, as `python -m rma_mm.simulate --machine FILE` reads it. A figure is a number, in seconds, bytes or

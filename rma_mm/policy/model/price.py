@@ -12,6 +12,7 @@ from math import ceil, log2
 
 import numpy as np
 
+from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
 from rma_mm.policy.model.spans import Figures
 from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
@@ -30,15 +31,15 @@ class Tariff:
     summed: int = 4
     """Bytes of an element of C while it is summed."""
     flavours: tuple[tuple[str, str], ...] = ()
-    """(operand, the windows that its transfers go through); shared where nothing is said."""
+    """(operand, the windows that its transfers go through); the default where nothing is said."""
 
     def bytes_of(self, x: str) -> int:
         """Bytes of an element of an operand."""
         return self.summed if x == "C" else self.itemsize
 
-    def flavour(self, x: str) -> str:
+    def flavour(self, x: str) -> Flavour:
         """The windows that transfers of an operand go through."""
-        return dict(self.flavours).get(x, "shared")
+        return find_flavour(dict(self.flavours).get(x, DEFAULT.name))
 
     @cached_property
     def local(self) -> Kernel:
@@ -163,7 +164,7 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     load.operations += moved.messages
     words = moved.own + moved.node + moved.between
     load.processor += machine.cost("own", COPY).beta * size * moved.own
-    is_packed = moved.how in TOGETHER or flavour != "shared"
+    is_packed = moved.how in TOGETHER or flavour.packed_by_mpi
     load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
     packed = moved.between if not is_packed else moved.node + moved.between
     load.processor += machine.packed / moved.run * packed
@@ -173,18 +174,18 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     rounds = 1.0
     if moved.how == "broadcast" and moved.group > FLAT:
         both = rounds = float(ceil(log2(moved.group)))
-    node = machine.cost("node", moved.how, flavour)
+    node = machine.cost("node", moved.how, flavour.name)
     load.processor += (node.alpha * near + node.beta * size * moved.node) * both
     if moved.how == "shift" and moved.x == "C":  # a sum is waited for, and its sender may be inside a multiply
         load.stalled += STALLED * load.multiplying
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
-    wire = machine.cost("between", moved.how, flavour)
-    busy = machine.cost("between", moved.how, flavour, busy=True) if is_met else wire
+    wire = machine.cost("between", moved.how, flavour.name)
+    busy = machine.cost("between", moved.how, flavour.name, busy=True) if is_met else wire
     each = max(wire.beta, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
     load.serving += each * moved.served
     load.waiting += wire.alpha * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step
-        late = max(0.0, machine.cost("node", moved.how, flavour, busy=True).alpha - node.alpha)
+        late = max(0.0, machine.cost("node", moved.how, flavour.name, busy=True).alpha - node.alpha)
         waits = late * np.minimum(near, phase.steps) + max(0.0, busy.alpha - wire.alpha) * np.minimum(far, phase.steps)
         load.waiting += np.minimum(waits, load.multiplying)

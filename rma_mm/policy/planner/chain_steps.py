@@ -146,7 +146,7 @@ def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: La
         single = source.single(mesh)
         phases.append(_summed(mesh, shape, source, single))
         source = single
-    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A") == "shared")))
+    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
     return bill(Account(people, phases, np.zeros(people.count)), tariff).seconds
 
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from rma_mm.errors import ScheduleError
+from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import Kernel, Machine
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
@@ -40,7 +41,8 @@ class World:
         flavours: Mapping[str, str], is_noted: bool = False,
     ) -> None:  # fmt: skip
         self.schedule, self.machine, self.kernel = schedule, machine, kernel
-        self.bytes_of, self.flavours, self.cost = bytes_of, flavours, cache(machine.cost)
+        self.bytes_of, self.cost = bytes_of, cache(machine.cost)
+        self.flavours = {x: find_flavour(name) for x, name in flavours.items()}
         self.nodes, self.size = schedule.mesh.nodes, schedule.mesh.size
         self.clock = clock = Clock()
         nodes = dict.fromkeys(self.nodes)
@@ -66,6 +68,10 @@ class World:
             first = min(waiting, key=lambda rank: (rank.is_meeting, rank.op is None))
             what = f"{first.op}, or what goes before it" if first.op else "others to end"
             raise ScheduleError(f"rank {first.number} waits for ever at {what}; {len(waiting)} ranks do not end")
+
+    def flavour(self, x: str) -> Flavour:
+        """The windows that an operand is read and added to through."""
+        return self.flavours.get(x, DEFAULT)
 
     def nbytes(self, ref: Ref) -> int:
         """Bytes that a transfer of a box moves."""

@@ -89,8 +89,8 @@ def simulate(
     """Run `schedule` on `machine` in simulated time; the same arguments give the same result.
 
     itemsize: bytes of an element. summed: those of C's, where it is summed in another type. dtype, kernel: which of the
-    machine's local products. flavours: A, B, C → the windows that it is read and added to through; shared where none is
-    named. is_noted: whether to note what ranks do when. Raises ScheduleError where a rank waits for ever.
+    machine's local products. flavours: A, B, C → the windows that it is read and added to through; the default where
+    none is named. is_noted: whether to note what ranks do when. Raises ScheduleError where a rank waits for ever.
     """
     bytes_of = {"A": itemsize, "B": itemsize, "C": summed or itemsize}
     world = World(schedule, machine, machine.kernel(dtype, kernel), bytes_of, flavours or {}, is_noted)
@@ -162,8 +162,7 @@ class _Program:
         if isinstance(op, Copy | Accumulate):
             other = op.src.rank if isinstance(op, Copy) else op.dst.rank
             link = self.world.link(self.rank.number, other)
-            is_ours = self.world.flavours.get(kind_of(op.dst), "shared") == "shared"
-            packed = link == "between" or (link == "node" and not is_ours)
+            packed = link == "between" or (link == "node" and self.world.flavour(kind_of(op.dst)).packed_by_mpi)
         return pieces * (machine.packed if packed else machine.piece)
 
     def pieces(self, op: Op) -> int:
@@ -205,7 +204,7 @@ class _Program:
         """A transfer between this rank and an owner: what it is under way with, or None where it is over."""
         rank, world, target = self.rank, self.world, self.world.ranks[owner]
         link = world.link(rank.number, owner)
-        cost = world.cost(link, movement, world.flavours.get(x, "shared"), link != "own" and target.is_multiplying)
+        cost = world.cost(link, movement, world.flavour(x).name, link != "own" and target.is_multiplying)
         if link != "between":
             yield cost.seconds(nbytes)
             return None

@@ -11,6 +11,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from rma_mm.errors import MachineError
+from rma_mm.flavours import DEFAULT
 from rma_mm.policy.model.machine import COPY, TOGETHER, TYPICAL, Machine
 from rma_mm.policy.model.machine_file import machine_text
 from rma_mm.runtime.calibration import cache
@@ -36,7 +37,7 @@ def machine_of(
     dtype: str,
     kernel: str,
     may_measure: bool,
-    flavours: tuple[str, ...] = ("shared",),
+    flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine | None:
     """The machine for products of this type, by this kernel and through these windows; None where nothing is known.
 

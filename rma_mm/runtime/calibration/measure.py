@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rma_mm.flavours import DEFAULT
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.survey import Wanted, survey
 
@@ -21,7 +22,7 @@ def measure(
     threads: int,
     dtypes: tuple[tuple[str, str], ...] = (("float32", "blas"),),
     seconds: float = 3.0,
-    flavours: tuple[str, ...] = ("shared",),
+    flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine:
     """The figures of this machine, the same on every rank. Collective over `comm`; keeps nothing.
 

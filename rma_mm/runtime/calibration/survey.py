@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from rma_mm.runtime.calibration.local import Products
 
+USUAL = f"{DEFAULT.name}.get"
+"""The movement by which others are priced that were not measured."""
 BUSY_TOO = " busy"
 """Behind the name of a movement whose targets are inside a multiply."""
 Pair = tuple[str, str]
@@ -105,11 +108,11 @@ def _complete(costs: dict[str, dict[str, Cost]], site: Site) -> None:
     """Put what is nearest in place of what there was nothing to measure by."""
     if not site.has("node"):
         costs["node"] = {COPY: costs["own"][COPY]}
-    elif "shared.get" not in costs["node"]:
+    elif USUAL not in costs["node"]:
         costs["node"].setdefault(COPY, costs["own"][COPY])
     if not site.has("between"):
         costs["between"] = dict(TYPICAL.costs["between"])
-    elif "shared.get" not in costs["between"]:
+    elif USUAL not in costs["between"]:
         gets = [cost for name, cost in costs["between"].items() if name.endswith(".get")]
         costs["between"].setdefault(COPY, gets[0] if gets else costs["between"]["shift"])
 

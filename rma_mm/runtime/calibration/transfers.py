@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError
+from rma_mm.flavours import find_flavour
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Lap, Movement
@@ -177,8 +178,9 @@ def opened(
     """Windows of these flavours, but for those that there is too little memory for. Collective over `comm`."""
     found: list[OneSided] = []
     for flavour in flavours:
+        needed = progress[find_flavour(flavour).needs_progress]
         try:
-            found.append(OneSided(comm, site, flavour, room, progress[flavour != "shared"], multiply))
+            found.append(OneSided(comm, site, flavour, room, needed, multiply))
         except MemoryLimitError:
             continue
     return found

@@ -176,7 +176,7 @@ def _reaches(mesh: Mesh, owner: int) -> bool:
     """Whether this rank can load what `owner` holds, which copies as fast into scattered places."""
     if owner == mesh.rank:
         return True
-    return mesh.window_flavour == "shared" and mesh.node_of[owner] == mesh.node_of[mesh.rank]
+    return mesh.flavour.loads_on_node and mesh.node_of[owner] == mesh.node_of[mesh.rank]
 
 
 def _is_strip(home: Region, part: Region) -> bool:

@@ -31,7 +31,7 @@ from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, settled
-from rma_mm.runtime.products.prices import is_known, tariff_of
+from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.row import Layouts
@@ -168,10 +168,8 @@ class Prices:
             if name in (step.a.name, step.b.name):
                 found = tariffs[is_own and name == step.a.name, is_own and name == step.b.name]
                 break
-        flavour = "created" if is_own and self.mesh.window_flavour == "shared" else self.mesh.window_flavour
-        tariff = replace(
-            found, itemsize=x.dtype.itemsize, summed=accumulator(x.dtype).itemsize, flavours=(("A", flavour),)
-        )
+        flavours, summed = (("A", flavour_of(self.mesh, x)),), accumulator(x.dtype).itemsize
+        tariff = replace(found, itemsize=x.dtype.itemsize, summed=summed, flavours=flavours)
         return conversion_seconds(self.mesh.shape, x.shape, source, target, tariff)
 
     def triples(self, number: int) -> list[Layouts]:

@@ -74,18 +74,21 @@ def make_plan(
         facts |= vars(options)
         operands = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, layout, options)
     operands = settled(mesh, operands)
-    tariff = tariff_of(mesh, operands)
-    request = request_of(mesh, operands, tariff)
+    while True:
+        flavour, plan = mesh.flavour, _chosen(mesh, operands)
+        if mesh.flavour == flavour or not (plan.in_place or plan.shared):
+            return plan
+        plan.close()  # what it was chosen for turned out too small, and other memory took over
+
+
+def _chosen(mesh: Mesh, operands: Operands) -> Plan:
+    """The plan that is best on the memory that the mesh has now. Collective."""
+    request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
     if found[0].row.by_speed:
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
-    plan = _made(mesh, operands, request, found)
-    if mesh.window_flavour == "created" and (plan.in_place or plan.shared):  # shared memory turned out too small
-        plan.close()
-        request = request_of(mesh, operands, tariff)
-        plan = _made(mesh, operands, request, choose(request))
-    return plan
+    return _made(mesh, operands, request, found)
 
 
 def settled(mesh: Mesh, operands: Operands) -> Operands:
@@ -220,7 +223,7 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
-    ours = mesh.window_flavour == "shared"
+    ours = mesh.flavour.loads_on_node
     in_place = copyable = ""
     for x, operand in (("A", operands.a), ("B", operands.b)):
         is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)

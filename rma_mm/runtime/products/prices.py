@@ -18,7 +18,7 @@ from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.runtime.calibration import machine_of
-from rma_mm.runtime.execution.footprint import Operands
+from rma_mm.runtime.execution.footprint import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
 from rma_mm.windows.mpi import node_map
@@ -34,7 +34,8 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
     """
     options = operands.options
     dtype = operands.summed.name
-    flavours = tuple((x, _flavour(mesh, operands, x)) for x in "ABC")
+    each = zip("ABC", (operands.a, operands.b, operands.c), strict=True)
+    flavours = tuple((x, flavour_of(mesh, operand)) for x, operand in each)
     machine = machine_of(
         mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=operands.kernel,
         may_measure=options.algorithm == "auto" and mesh.size > 1 and operands.semiring.is_arithmetic,
@@ -71,10 +72,10 @@ def best_grid(
     return tuple(comm.bcast(found))
 
 
-def _flavour(mesh: Mesh, operands: Operands, x: str) -> str:
+def flavour_of(mesh: Mesh, operand: Operand) -> str:
     """The windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
-    operand = {"A": operands.a, "B": operands.b, "C": operands.c}[x]
-    return "created" if operand.in_place is False and mesh.window_flavour == "shared" else mesh.window_flavour
+    is_own = operand.in_place is False and mesh.flavour.loads_on_node
+    return (mesh.flavour.for_arrays if is_own else mesh.flavour).name
 
 
 def is_known(tariff: Tariff, operands: Operands) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError, WindowError
+from rma_mm.flavours import Flavour
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.ranks.agreement import agree_error
 from rma_mm.windows import Checks, Patch, Window, open_window
@@ -57,7 +58,7 @@ class Ranks(Protocol):
     rank: int
     node_of: tuple[int, ...]
     is_member: bool
-    window_flavour: str
+    flavour: Flavour
     checks: Checks | None
     fallbacks: list[str]
     prepared: weakref.WeakSet[Holder]
@@ -185,7 +186,7 @@ class Arena:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
         self._count_windows()
-        window = open_window("created", self.mesh.comm, array, **self._options)
+        window = open_window(self.mesh.flavour.for_arrays.name, self.mesh.comm, array, **self._options)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
@@ -223,19 +224,23 @@ class Arena:
         return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
 
     def _alone(self, mine: int) -> Window:
-        """A window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
+        """A window of `mine` bytes on this rank, of what takes over where the mesh's flavour has too little memory.
+
+        Collective. Raises MemoryLimitError on every rank.
+        """
         self._count_windows()
-        flavour = self.mesh.window_flavour
-        memory = self._memory(mine)
-        if flavour == "created":
-            return open_window("created", self.mesh.comm, memory, **self._options)
-        del memory  # it could be had
-        try:
-            return open_window(flavour, self.mesh.comm, mine, **self._options)
-        except MemoryLimitError as error:
-            self.mesh.fallbacks.append(f"window: created in place of {flavour}: {error}")
-            self.mesh.window_flavour = "created"
-            return open_window("created", self.mesh.comm, self._memory(mine), **self._options)
+        while True:
+            flavour, granted = self.mesh.flavour, self._memory(mine)
+            memory = granted if flavour.takes_arrays else mine
+            del granted  # it could be had
+            try:
+                return open_window(flavour.name, self.mesh.comm, memory, **self._options)
+            except MemoryLimitError as error:
+                if flavour.when_too_small is None:
+                    raise
+                self.mesh.flavour = flavour.when_too_small
+                note = f"window: {self.mesh.flavour.name} in place of {flavour.name}: {error}"
+                self.mesh.fallbacks.append(note)
 
     def _memory(self, mine: int) -> NDArray[np.uint8]:
         """Private memory, not touched. Collective. Raises MemoryLimitError on every rank where one is granted none.

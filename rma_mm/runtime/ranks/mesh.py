@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from rma_mm.errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
+from rma_mm.flavours import DEFAULT, FLAVOURS, find_flavour
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
-from rma_mm.runtime.ranks.agreement import agree, agree_to_end
+from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
-from rma_mm.windows import WINDOWS, Checks
+from rma_mm.windows import Checks
 from rma_mm.windows.checked import SWITCH
 from rma_mm.windows.room import segment_problem
 
@@ -43,8 +44,8 @@ class Mesh:
     """Ranks 0…prod(shape) − 1 of a communicator on a grid with named axes. Collective to make and to close.
 
     shape: ranks along each of one to three axes. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l when
-    not given. window: shared, allocated or created; RMA_MM_WINDOW, or shared, when not given. threads: BLAS threads of
-    a rank; by ranks per node when not given.
+    not given. window: shared, allocated, created, or a registered one; RMA_MM_WINDOW, or shared, when not given.
+    threads: BLAS threads of a rank; by ranks per node when not given.
 
     Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
     ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
@@ -69,10 +70,13 @@ class Mesh:
 
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
-        self.window_flavour = window or os.environ.get("RMA_MM_WINDOW") or "shared"
-        facts = {"shape": shape, "names": names, "window": self.window_flavour, "threads": threads} | environment()
+        name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
+        facts = {"shape": shape, "names": names, "window": name, "threads": threads} | environment()
+        facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
         group = ProcessGroup.on(parent)
-        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, threads, parent.size))
+        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, name, threads, parent.size))
+        self.flavour = find_flavour(name)
+        """Of the windows that its matrices lie in; another from then on where its memory turns out too small."""
         self.group = group or ProcessGroup(parent)
         """Its ranks, which it may share with other meshes."""
         self._comm: MPI.Intracomm = self.group.admit(shape)
@@ -112,7 +116,7 @@ class Mesh:
         return self.when_lost()
 
     def _problem(
-        self, shape: tuple[int, ...], names: tuple[str, ...] | None, threads: int | None, size: int
+        self, shape: tuple[int, ...], names: tuple[str, ...] | None, window: str, threads: int | None, size: int
     ) -> Exception | None:
         try:
             mesh = MeshShape(tuple(shape), tuple(names or ()))
@@ -130,11 +134,15 @@ class Mesh:
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
         try:
             Checks.wanted()
-        except OptionError as error:
+            find_flavour(window)
+        except (OptionError, WindowError) as error:
             return error
-        if self.window_flavour not in WINDOWS:
-            return WindowError(f"window: got {self.window_flavour!r}; there are {', '.join(WINDOWS)}")
         return None
+
+    @property
+    def window_flavour(self) -> str:
+        """The name of its flavour of windows."""
+        return self.flavour.name
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -155,7 +163,7 @@ class Mesh:
         from rma_mm.windows.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
-        is_needed = self.nodes > 1 or self.window_flavour != "shared"
+        is_needed = self.nodes > 1 or self.flavour.needs_progress
         threads = all(self.comm.allgather(can_help()))
         if is_needed and not threads:
             self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")

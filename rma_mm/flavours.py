@@ -1,0 +1,84 @@
+"""What is true of each flavour of windows: known to those who plan and to those who open them, without MPI.
+
+Nobody else names a flavour: what depends on it asks for one of these facts. `register` adds one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rma_mm.errors import WindowError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavour:
+    """A way to expose memory. Only its name and class must be given; the rest is what holds of most."""
+
+    name: str
+    """In arguments, reports and files of machines."""
+    window: str
+    """Its class, as "module:Class", imported when first opened. It takes what `AllocatedWindow` takes, or, where
+    `takes_arrays`, what `CreatedWindow` takes, and says the name as its `flavour`."""
+    loads_on_node: bool = False
+    """Whether ranks load and store in place what ranks of their node expose."""
+    needs_progress: bool = True
+    """Whether ranks of a node wait for each other to call MPI, so that one that multiplies has to be helped."""
+    takes_arrays: bool = False
+    """Whether it can expose the caller's own array as it stands."""
+    packed_by_mpi: bool = True
+    """Whether MPI packs what lies in pieces on its way within a node; else the processor copies piece by piece."""
+    when_too_small: Flavour | None = None
+    """What takes over where the system grants too little of its memory; None where that is an error."""
+    like: Flavour | None = None
+    """By whose figures it is priced where it was not measured; by those of `DEFAULT` where neither was."""
+
+    @cached_property
+    def kin(self) -> tuple[Flavour, ...]:
+        """Itself and those whose figures stand in for its own, the nearest first."""
+        if self.like is not None:
+            return (self, *self.like.kin)
+        return (self,) if self == DEFAULT else (self, DEFAULT)
+
+    @property
+    def for_arrays(self) -> Flavour:
+        """What exposes the caller's own arrays beside it: itself where it can, else the first that does."""
+        return self if self.takes_arrays else next(each for each in FLAVOURS.values() if each.takes_arrays)
+
+
+CREATED = Flavour(name="created", window="rma_mm.windows.created:CreatedWindow", takes_arrays=True)
+ALLOCATED = Flavour(name="allocated", window="rma_mm.windows.allocated:AllocatedWindow", when_too_small=CREATED)
+SHARED = Flavour(
+    name="shared",
+    window="rma_mm.windows.shared:SharedWindow",
+    loads_on_node=True,
+    needs_progress=False,
+    packed_by_mpi=False,
+    when_too_small=CREATED,
+)
+
+DEFAULT = SHARED
+"""What a mesh has where nothing is said."""
+FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (SHARED, ALLOCATED, CREATED)}
+"""Every flavour, by name."""
+
+
+def find_flavour(name: object) -> Flavour:
+    """The flavour called `name`. Raises WindowError listing the names."""
+    found = FLAVOURS.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise WindowError(f"window: got {name!r}; there are {', '.join(FLAVOURS)}")
+    return found
+
+
+def register(flavour: Flavour) -> None:
+    """Make a flavour known under its name, to `Mesh(window=)`, RMA_MM_WINDOW, `--window`, prices and calibration.
+
+    On every rank alike, before a mesh asks for it. Raises WindowError where the name is taken, or no plain word.
+    """
+    if flavour.name in FLAVOURS or not flavour.name.isidentifier():
+        raise WindowError(f"register: got the name {flavour.name!r}; it is a new one, of letters, digits and _")
+    module, _, kind = flavour.window.partition(":")
+    if not (module and kind):
+        raise WindowError(f"register: got the window {flavour.window!r}; it is 'module:Class', where its class is")
+    FLAVOURS[flavour.name] = flavour

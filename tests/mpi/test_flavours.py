@@ -1,0 +1,173 @@
+"""Flavours of windows that are defined here: all that the package does, it does on them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.command.arguments import help_text
+from rma_mm.errors import DisagreementError, MemoryLimitError, WindowError
+from rma_mm.flavours import ALLOCATED, CREATED, DEFAULT, FLAVOURS, Flavour, register
+from rma_mm.runtime.calibration import measure
+from rma_mm.runtime.verification.check import verify
+from rma_mm.windows import open_window, shared
+from rma_mm.windows.allocated import AllocatedWindow
+from rma_mm.windows.created import CreatedWindow
+from rma_mm.windows.mpi import node_map
+from rma_mm.windows.shared import SharedWindow
+from tests.conformance import CASES, WindowConformance
+from tests.launch import parallel
+from tests.mpi.test_windows import MpiWorld
+from tests.processes import mpirun
+from tests.thorough import usually
+
+
+class ParcelWindow(AllocatedWindow):
+    """Memory that only MPI reaches."""
+
+    flavour = "parcel"
+
+
+class CommonWindow(SharedWindow):
+    """Memory that ranks of a node have in common."""
+
+    flavour = "common"
+
+
+class LentWindow(CreatedWindow):
+    """Memory that Python allocates, or the caller's own."""
+
+    flavour = "lent"
+
+
+PARCEL = Flavour(name="parcel", window=f"{__name__}:ParcelWindow", like=CREATED)
+COMMON = Flavour(
+    name="common", window=f"{__name__}:CommonWindow", loads_on_node=True, packed_by_mpi=False, when_too_small=PARCEL
+)
+LENT = Flavour(name="lent", window=f"{__name__}:LentWindow", takes_arrays=True)
+OURS = (PARCEL, COMMON, LENT)
+
+
+@contextmanager
+def registered(*flavours: Flavour) -> Iterator[None]:
+    """While these flavours are known."""
+    known = dict(FLAVOURS)
+    try:
+        for flavour in flavours:
+            register(flavour)
+        yield
+    finally:
+        FLAVOURS.clear()
+        FLAVOURS.update(known)
+
+
+def refused(comm: MPI.Intracomm, kind: type[Exception], window: str, *words: str) -> None:
+    """No mesh is made on such windows: one error on all ranks, whose message holds `words`."""
+    with pytest.raises(kind) as caught:
+        Mesh((comm.size,), comm, window=window)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@parallel(ranks=(2, 3), env=("cliques",))
+@pytest.mark.parametrize("flavour", usually(1, OURS), ids=lambda flavour: flavour.name)
+def test_conforms(comm: MPI.Intracomm, flavour: Flavour) -> None:
+    with registered(flavour):
+        for case in CASES:
+            getattr(WindowConformance(), case)(MpiWorld(comm, flavour.name))
+
+
+@parallel(ranks=(2, 4), env=("cliques",))
+@pytest.mark.parametrize("flavour", OURS, ids=lambda flavour: flavour.name)
+def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
+    """Of matrices that were made, brought to other places, and adopted; each is checked."""
+    a, b = np.arange(30.0 * 44).reshape(30, 44) % 7, np.arange(44.0 * 26).reshape(44, 26) % 5
+    with registered(*OURS), Mesh((2, comm.size // 2), comm, window=flavour.name) as mesh:
+        A = DistMatrix.from_numpy(a, mesh, "j, i").redistribute("i, j")
+        np.testing.assert_array_equal(A.to_numpy(), a)
+        B = DistMatrix.from_local(DistMatrix.from_numpy(b, mesh, "i, j").tile.copy(), b.shape, mesh, "i, j")
+        assert A.block.window.flavour == flavour.name
+        assert B.block.window.flavour == flavour.for_arrays.name == ("lent" if flavour == LENT else "created")
+        assert (A.in_place, B.in_place) == (flavour == COMMON, False)
+        for algorithm in ("stationary_c", "stationary_a", "srumma", "summa_c", "summa_c:pull", "queue", "cosma"):
+            plan = rma_mm.plan(A, B, mesh, algorithm=algorithm)
+            C = plan.execute(A, B)
+            np.testing.assert_array_equal(C.to_numpy(), a @ b, err_msg=algorithm)
+            assert verify(A, B, C).ok
+            assert set(plan.in_place) <= ({"A", "B"} if flavour == COMMON else set())
+            C.tile[:1, :1] += comm.rank == 0
+            assert not verify(A, B, C).ok
+        assert not mesh.fallbacks
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intracomm) -> None:
+    x = np.ones((700, 700), np.float32)
+    free, shared.free_segment_bytes = shared.free_segment_bytes, lambda: 2**20
+    try:
+        with registered(*OURS), Mesh((2,), comm, window="common") as mesh:
+            for algorithm in ("stationary_a", "queue"):
+                plan = rma_mm.plan(x, x, mesh, algorithm=algorithm)
+                assert (plan.execute(x, x).to_numpy() == 700).all()
+                assert (plan.in_place, plan.shared) == ("", None)
+            assert mesh.window_flavour == "parcel"
+            assert [note[: note.index(" of common")] for note in mesh.fallbacks] == ["window: parcel in place"]
+        with (
+            registered(replace(COMMON, when_too_small=None)),
+            Mesh((2,), comm, window="common") as mesh,
+            pytest.raises(MemoryLimitError, match="missing"),
+        ):
+            DistMatrix.from_numpy(x, mesh)
+    finally:
+        shared.free_segment_bytes = free
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_ranks_know_the_same_flavours_or_hear_it(comm: MPI.Intracomm) -> None:
+    refused(comm, WindowError, "parcel", "parcel", f"there are {', '.join(FLAVOURS)}")
+    with registered(PARCEL):
+        refused(comm, WindowError, "glass", "glass", "shared, allocated, created, parcel")
+    with registered(*[PARCEL] * comm.rank):
+        refused(comm, DisagreementError, DEFAULT.name, "flavours", "parcel")
+    with registered(replace(PARCEL, needs_progress=comm.rank == 0)):
+        refused(comm, DisagreementError, "parcel", "flavours")
+    with registered(replace(PARCEL, window=ALLOCATED.window)), pytest.raises(WindowError, match="let it say 'parcel'"):
+        open_window("parcel", comm, 8)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_it_is_measured(comm: MPI.Intracomm) -> None:
+    with registered(PARCEL):
+        machine = measure(comm, node_map(comm), threads=1, seconds=0.01, flavours=("parcel",))
+        costs = machine.costs["node"]
+        assert {"parcel.get", "parcel.get busy", "parcel.accumulate", "parcel.fetch_add"} <= set(costs)
+        assert machine.cost("node", "get", "parcel", busy=True) == costs["parcel.get busy"]
+
+
+PROGRAM = f"""
+from {__name__} import PARCEL
+from rma_mm.flavours import register
+from rma_mm.run import main
+import sys
+register(PARCEL)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_commands_know_it() -> None:
+    product = "--shape 40,30,20 --verify --algorithm srumma"
+    done = mpirun(2, ["-c", PROGRAM, *product.split(), "--window", "parcel", "--json", "-"])
+    assert done.returncode == 0, done
+    assert '"window": "parcel"' in done.stdout
+    done = mpirun(2, ["-c", PROGRAM, *product.split()], variables={"RMA_MM_WINDOW": "glass"})
+    assert done.returncode == 2, done
+    assert "shared, allocated, created, parcel" in done.stderr
+    with registered(PARCEL):
+        assert "shared, allocated, created or parcel" in " ".join(help_text().split())
