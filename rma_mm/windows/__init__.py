@@ -3,46 +3,8 @@
 Importing this package imports no MPI; opening a window does.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from rma_mm.errors import WindowError
-from rma_mm.flavours import find_flavour
 from rma_mm.windows.base import Counters, Patch, Transfer, Window, can_accumulate
-from rma_mm.windows.checked import Checks, checked
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-    from numpy.typing import NDArray
-
-
-def open_window(
-    flavour: str,
-    comm: MPI.Intracomm,
-    memory: int | NDArray[Any],
-    *,
-    node_of: tuple[int, ...] | None = None,
-    chunk_bytes: int | None = None,
-    checks: Checks | None = None,
-) -> Window:
-    """Open a window. Collective over `comm`; every rank passes the same flavour.
-
-    `memory` is the number of bytes that this rank exposes (ranks may differ, 0 is fine), or, for a flavour that takes
-    arrays, the array that it exposes as it stands. `node_of` is `mpi.node_map(comm)`, computed here when absent; one
-    MPI call moves at most `chunk_bytes`. With `checks` its transfers are checked, which is noted there. Contents are
-    undefined. Raises WindowError on every rank for an unknown flavour or memory that cannot be exposed, and
-    MemoryLimitError where there is too little of its memory.
-    """
-    place = find_flavour(flavour).window
-    module, _, name = place.partition(":")
-    options: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-    kind = getattr(import_module(module), name)
-    if kind.flavour != flavour:  # what is true of the memory is looked up by what it says of itself
-        raise WindowError(f"window {flavour!r}: {place} says flavour = {kind.flavour!r}; let it say {flavour!r}")
-    window: Window = (kind if checks is None else checked(kind, checks))(comm, memory, node_of=node_of, **options)
-    return window
-
+from rma_mm.windows.checks.checked import Checks
+from rma_mm.windows.opening import open_window
 
 __all__ = ["Checks", "Counters", "Patch", "Transfer", "Window", "can_accumulate", "open_window"]

@@ -13,7 +13,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering import boxes
-from rma_mm.windows.checked import SWITCH
+from rma_mm.windows.checks.checked import SWITCH
 from tests.launch import parallel
 from tests.reference import collect, distribute, expected, whole_numbers
 from tests.strategies import EXTENTS, axes_of, layouts, placements

@@ -40,7 +40,7 @@ from rma_mm.schedule.ops import (
 )
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
-from rma_mm.windows.checked import named
+from rma_mm.windows.checks.checked import named
 
 Action = Callable[[], None]
 

@@ -14,7 +14,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.ops import STAGE
 from rma_mm.windows import Checks
 from rma_mm.windows.base import REDUCTIONS
-from rma_mm.windows.poison import differing
+from rma_mm.windows.checks.poison import differing
 from rma_mm.windows.waiting import barrier
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.passes import refs_of
-from rma_mm.windows.poison import poison
+from rma_mm.windows.checks.poison import poison
 
 
 class Slots:

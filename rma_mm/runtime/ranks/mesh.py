@@ -21,7 +21,7 @@ from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
-from rma_mm.windows.checked import SWITCH
+from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.room import segment_problem
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.parts import MatrixView, Part, answers, summed
-from rma_mm.windows.poison import differing, in_bytes
+from rma_mm.windows.checks.poison import differing, in_bytes
 
 Array = NDArray[Any]
 TABLE = 2**20

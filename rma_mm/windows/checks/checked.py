@@ -17,7 +17,7 @@ import numpy as np
 from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import Array, Patch, Transfer, Window
-from rma_mm.windows.poison import differing, pattern
+from rma_mm.windows.checks.poison import differing, pattern
 from rma_mm.windows.waiting import wait
 
 if TYPE_CHECKING:
