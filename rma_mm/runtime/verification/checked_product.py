@@ -2,7 +2,8 @@
 
 What is checked while RMA_MM_CHECK is 1, of every mesh made then. Nothing else changes, and nothing is counted.
 
-- Every get begins on a poisoned place, and what it brought is held against what its target holds (`windows.checks.checked`).
+- Every get begins on a poisoned place, and what it brought is held against what its target holds
+  (`windows.checks.checked`).
 - What ranks accumulate between two meetings is held against what the memory of each target has become
   (`execution.checked_pushes`).
 - A frame of scratch is poisoned when it is given to another slot, and when its last slot is done with
