@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,12 +24,15 @@ from rma_mm.windows import open_window, shared
 from rma_mm.windows.allocated import AllocatedWindow
 from rma_mm.windows.created import CreatedWindow
 from rma_mm.windows.mpi import node_map
+from rma_mm.windows.progress import can_help
 from rma_mm.windows.shared import SharedWindow
 from tests.conformance import CASES, WindowConformance
 from tests.launch import parallel
 from tests.mpi.test_windows import MpiWorld
 from tests.processes import mpirun
 from tests.thorough import usually
+
+maker = import_module("rma_mm.runtime.products.make_plan")
 
 
 class ParcelWindow(AllocatedWindow):
@@ -109,24 +115,33 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
 
 @parallel(ranks=(2,), env=("node",))
 def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intracomm) -> None:
-    x = np.ones((700, 700), np.float32)
-    free, shared.free_segment_bytes = shared.free_segment_bytes, lambda: 2**20
-    try:
-        with registered(*OURS), Mesh((2,), comm, window="common") as mesh:
+    x, scarce = np.ones((1500, 1500), np.float32), mock.patch.object(shared, "free_segment_bytes", return_value=2**20)
+    with registered(*OURS), Mesh((2,), comm, window="common") as mesh:
+        small = DistMatrix.from_numpy(np.eye(8), mesh)
+        with scarce:
             for algorithm in ("stationary_a", "queue"):
                 plan = rma_mm.plan(x, x, mesh, algorithm=algorithm)
-                assert (plan.execute(x, x).to_numpy() == 700).all()
+                assert (plan.execute(x, x).to_numpy() == 1500).all()
                 assert (plan.in_place, plan.shared) == ("", None)
-            assert mesh.window_flavour == "parcel"
-            assert [note[: note.index(" of common")] for note in mesh.fallbacks] == ["window: parcel in place"]
-        with (
-            registered(replace(COMMON, when_too_small=None)),
-            Mesh((2,), comm, window="common") as mesh,
-            pytest.raises(MemoryLimitError, match="missing"),
-        ):
+        assert mesh.window_flavour == "parcel"
+        assert [note[: note.index(":", 9)] for note in mesh.fallbacks] == ["window: parcel in place of common"]
+        with mock.patch.object(maker, "_chosen", wraps=maker._chosen) as choosing:
+            assert rma_mm.plan(small, small, mesh).in_place == "AB"  # it still lies where it lay
+        assert choosing.call_count == 1
+    alone = replace(COMMON, when_too_small=None)
+    with registered(alone), Mesh((2,), comm, window="common") as mesh, scarce:
+        with pytest.raises(MemoryLimitError, match="missing"):
             DistMatrix.from_numpy(x, mesh)
-    finally:
-        shared.free_segment_bytes = free
+        assert (mesh.flavour, mesh.fallbacks) == (alone, [])
+
+
+@parallel(ranks=(2,), env=("node",))
+@pytest.mark.skipif(not can_help(), reason="MPI was started without THREAD_MULTIPLE")
+def test_a_rank_that_multiplies_is_helped_where_the_flavour_needs_it(comm: MPI.Intracomm) -> None:
+    quick = replace(PARCEL, needs_progress=False)
+    for flavour, is_helped in ((COMMON, True), (quick, False), (DEFAULT, False)):
+        with registered(*OURS[1:] if flavour == COMMON else [quick]), Mesh((2,), comm, window=flavour.name):
+            assert any(thread.name == "rma_mm progress" for thread in threading.enumerate()) == is_helped
 
 
 @parallel(ranks=(2,), env=("node",))
