@@ -6,10 +6,11 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from rma_mm.elements.semiring import SEMIRINGS
 from tests.processes import ROOT
 
 PACKAGE = "rma_mm"
@@ -155,6 +156,21 @@ def test_functions_are_short() -> None:
     }
     long = sorted((name for name in lengths if lengths[name] >= MAX_FUNCTION_LINES), key=lengths.__getitem__)
     assert len(long) <= (1 - SHORT_SHARE) * len(lengths), long
+
+
+def named(text: str, names: Iterable[str]) -> list[int]:
+    """Lines of a module's text on which a string is one of `names`; docstrings are no such."""
+    tree = ast.parse(text)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return [node.lineno for node in strings if node.value in names and id(node) not in said]
+
+
+def test_semirings_are_named_where_they_are_registered() -> None:
+    """What is true of a semiring is asked of it, so that a new one costs one file."""
+    found = {str(file.relative_to(ROOT)): named(file.read_text(), set(SEMIRINGS)) for file in FILES}
+    assert {name for name, lines in found.items() if lines} == {"rma_mm/elements/semiring.py"}, found
+    assert named('"""min_plus"""\nif x == "min_plus":\n    "max_min"\n', set(SEMIRINGS)) == [2]
 
 
 SAMPLES = [
