@@ -64,7 +64,7 @@ def kinds() -> dict[str, Kind]:
         found.append(Kind("bfloat16", BFLOAT16, BFLOAT16))
     found += [Kind(f"{a}→int32", parse_dtype(a), np.dtype("int32")) for a in ("int8", "uint8")]
     for name, semiring in SEMIRINGS.items():
-        dtype = np.dtype("bool" if name == "or_and" else "float32")
+        dtype = np.dtype("float32" if "f" in semiring.kinds else "bool")
         if semiring != PLUS_TIMES:
             found.append(Kind(f"{name} {dtype.name}", dtype, dtype, semiring))
     return {kind.name: kind for kind in found}
@@ -117,7 +117,7 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
             samples[name].append(seconds(call))
     work = 2e-9 * m * n * k * (4 if kind.result.kind == "c" else 1)
     gflops = {name: work / median(found) for name, found in samples.items()}
-    form = form_of(kind.semiring.name, kind.operand, kind.operand, accumulator(kind.result), host())
+    form = form_of(kind.semiring, kind.operand, kind.operand, accumulator(kind.result), host())
     ours = gflops["numba"]
     return {
         "kind": kind.name, "shape": shape, "right": right, "samples": samples, "gflops": gflops,

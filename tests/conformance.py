@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rma_mm.elements.reduction import ADDABLE, REDUCTIONS
 from rma_mm.errors import ClosedError, DtypeError, WindowError
 from rma_mm.geometry.span import EMPTY, Span
-from rma_mm.windows.base import ADDABLE, REDUCTIONS, Counters, Patch, Window, can_accumulate
+from rma_mm.windows.base import Counters, Patch, Window, can_accumulate
 from tests.tiles import SPANS, Array, Tile, World, buffer, filled, settle
 
 
@@ -100,8 +101,8 @@ class WindowConformance:
 
     def case_accumulate_dtypes(self, world: World) -> None:
         """Every operation does on every element type that it has what NumPy's function for it does."""
-        for op, dtype in [(op, dtype) for op, (_, dtypes) in REDUCTIONS.items() for dtype in sorted(dtypes, key=str)]:
-            add, tile = REDUCTIONS[op][0], Tile((4, 6), dtype)
+        for op, dtype in [(op, dtype) for op, each in REDUCTIONS.items() for dtype in sorted(each.types, key=str)]:
+            add, tile = REDUCTIONS[op].add, Tile((4, 6), dtype)
             window = filled(world, tile)
             origin = tile.values(world.rank + 3)
             rows, cols = Span.range(0, 4), Span.cyclic(6, 2, 2, 0)

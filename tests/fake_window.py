@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.errors import WindowError
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
-    REDUCTIONS,
     Array,
     Counters,
     Patch,
@@ -95,7 +95,7 @@ class FakeWindow:
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """See `base.Window`."""
         check_addable(self.flavour, origin.dtype, op)
-        return self._prepare(rank, target, origin, rows, cols, REDUCTIONS[op][0])
+        return self._prepare(rank, target, origin, rows, cols, REDUCTIONS[op].add)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
         """See `base.Window`."""

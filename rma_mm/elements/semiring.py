@@ -6,30 +6,62 @@ The value of a sum is that of NumPy's ufunc: NaN goes through minimum and maximu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from rma_mm.elements.dtypes import SUPPORTED, accumulator, is_half, supported_names
+from rma_mm.elements.reduction import REDUCTIONS, Reduction
 from rma_mm.errors import DtypeError, OptionError
 
+KINDS = "biufc"
+"""Kinds of elements, as NumPy calls them: bool, signed and unsigned integers, real and complex floats."""
 
-@dataclass(frozen=True)
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    """The kind of an element type; NumPy does not count bfloat16 as a float."""
+    return "f" if is_half(dtype) else dtype.kind
+
+
+class Distributes(Enum):
+    """Whether a ⊗ (b ⊕ c) is (a ⊗ b) ⊕ (a ⊗ c), rounding included: then the ⊕ of some rows of C can be known."""
+
+    NOT_KNOWN = "not known"
+    ALWAYS = "always"
+    UNLESS_SUMS_WRAP = "unless sums wrap"
+    """⊗ is +: where integers do not wrap around, and infinities do not meet that make NaN."""
+
+
+@dataclass(frozen=True, repr=False)
 class Semiring:
-    """A pair of operations, ⊕ and ⊗."""
+    """A pair of operations, ⊕ and ⊗, and all that is true of them."""
 
     name: str
     """What it is called in arguments and reports."""
-    add: np.ufunc
-    """⊕: associative and commutative."""
+    reduction: Reduction
+    """⊕ on its own."""
     multiply: np.ufunc
-    """⊗."""
-    reduction: str
-    """The reduction of MPI that does what ⊕ does: SUM, MIN, MAX or LOR."""
+    """⊗: commutative."""
+    kinds: str
+    """The kinds of elements that it is for, of `KINDS`."""
+    distributes: Distributes = Distributes.NOT_KNOWN
+    """Whether ⊗ distributes over ⊕. Where that is not known, a product is verified by the rows computed again alone."""
+    is_arithmetic: bool = False
+    """Whether ⊕ and ⊗ are what + and × are in its types: + of NumPy's bools is or, × is and."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
-    def is_arithmetic(self) -> bool:
-        """Whether ⊕ and ⊗ are what + and × are in its types: + of NumPy's bools is or, × is and."""
-        return self.reduction in ("SUM", "LOR")
+    def add(self) -> np.ufunc:
+        """⊕: associative and commutative."""
+        return self.reduction.add
+
+    @property
+    def types(self) -> tuple[np.dtype[Any], ...]:
+        """The element types of the products that it is for."""
+        return tuple(dtype for dtype in SUPPORTED if _kind(dtype) in self.kinds)
 
     @property
     def note(self) -> str:
@@ -39,7 +71,7 @@ class Semiring:
     @property
     def in_any_order(self) -> bool:
         """Whether a sum has the same bits in whatever order it is formed."""
-        return self.reduction != "SUM"
+        return not (self.reduction.rounds and set("fc") & set(self.kinds))
 
     def identity(self, dtype: np.dtype[Any]) -> Any:
         """What ⊕ leaves every value of `dtype` as it is with, and what a sum of nothing is.
@@ -47,28 +79,96 @@ class Semiring:
         >>> SEMIRINGS["min_plus"].identity(np.dtype("int8")), SEMIRINGS["max_min"].identity(np.dtype("float32"))
         (np.int8(127), np.float32(-inf))
         """
-        if self.is_arithmetic:
-            return dtype.type(0)
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            return dtype.type(limits.max if self.reduction == "MIN" else limits.min)
-        return dtype.type(np.inf if self.reduction == "MIN" else -np.inf)
+        return self.reduction.identity(dtype)
+
+    def __repr__(self) -> str:
+        """Its definition, by which ranks see that they have the same."""
+        return f"{self.add.__name__} {self.multiply.__name__} of {self.kinds}, distributes {self.distributes.value}"
 
 
-PLUS_TIMES = Semiring("plus_times", np.add, np.multiply, "SUM")
-"""The ordinary product."""
-
-SEMIRINGS: dict[str, Semiring] = {
-    semiring.name: semiring
-    for semiring in (
-        PLUS_TIMES,
-        Semiring("min_plus", np.minimum, np.add, "MIN"),
-        Semiring("max_plus", np.maximum, np.add, "MAX"),
-        Semiring("max_min", np.maximum, np.minimum, "MAX"),
-        Semiring("or_and", np.logical_or, np.logical_and, "LOR"),
-    )
-}
+SEMIRINGS: dict[str, Semiring] = {}
 """Every semiring, by name."""
+
+
+def register_semiring(
+    name: str,
+    add: np.ufunc | Reduction,
+    multiply: np.ufunc,
+    kinds: str,
+    distributes: Distributes = Distributes.NOT_KNOWN,
+    is_arithmetic: bool = False,
+) -> Semiring:
+    """Make a semiring known under its name, to `semiring=` and `--semiring`. On every rank alike, as plans then ask.
+
+    add: ⊕, NumPy's name for a reduction of MPI's, or a `Reduction` of which MPI knows nothing; then ranks cannot
+    accumulate, and algorithms that do are excluded. The others: see `Semiring`. What machine code can be made of it
+    follows from the ufuncs; where there is none, NumPy does the local products.
+
+    Raises OptionError for a name that is taken, or where the operations are not those of a semiring.
+
+    >>> xor_and = register_semiring("xor_and", np.bitwise_xor, np.bitwise_and, "iu", Distributes.ALWAYS)
+    >>> xor_and.reduction.mpi, SEMIRINGS.pop("xor_and") == xor_and
+    ('BXOR', True)
+    """
+    if not isinstance(name, str) or not name or name in SEMIRINGS:
+        raise OptionError(f"name: got {name!r}; it is a new one, and there are {', '.join(SEMIRINGS)}")
+    if not kinds or set(kinds) - set(KINDS):
+        raise OptionError(f"kinds: got {kinds!r}; they are some of the letters {KINDS}")
+    reduction = add if isinstance(add, Reduction) else _of_mpi(add)
+    made = Semiring(name, reduction, multiply, kinds, distributes, is_arithmetic)
+    if not (made.in_any_order or is_arithmetic):
+        raise OptionError(
+            f"add: got {made.add.__name__} for floats: such sums depend on their order, so that no other could verify "
+            "them; leave f and c out of kinds"
+        )
+    if distributes is Distributes.UNLESS_SUMS_WRAP and multiply is not np.add:
+        raise OptionError(f"distributes: got {distributes}; it is for ⊗ = np.add, and ⊗ is {multiply!r}")
+    for dtype in dict.fromkeys(map(accumulator, made.types)):
+        _check_laws(made, dtype)
+    SEMIRINGS[name] = made
+    return made
+
+
+def _of_mpi(add: np.ufunc) -> Reduction:
+    """MPI's reduction that does what a ufunc does. Raises OptionError."""
+    for reduction in REDUCTIONS.values():
+        if reduction.add is add:
+            return reduction
+    known = ", ".join(reduction.add.__name__ for reduction in REDUCTIONS.values())
+    raise OptionError(f"add: got {add!r}; use one of {known}, or Reduction(add, identity) for what MPI does not have")
+
+
+def _check_laws(semiring: Semiring, dtype: np.dtype[Any]) -> None:
+    """Raise OptionError where a few elements show that these are no operations of a semiring on this type."""
+    add, times = semiring.add, semiring.multiply
+    x = np.array([0, 1] if dtype.kind == "b" else [0, 1, 2, 3, 12], dtype)
+    y, z = x[:, None], x[:, None, None]
+    try:
+        with np.errstate(all="ignore"):
+            for each in (add, times):
+                each(x, x, out=x.copy())
+            nothing = np.asarray(semiring.identity(dtype), dtype)
+            laws = {
+                "x ⊕ the identity is x": (add(x, nothing), x),
+                "⊕ is commutative": (add(x, y), add(y, x)),
+                "⊕ is associative": (add(x, add(y, z)), add(add(x, y), z)),
+                "⊗ is commutative": (times(x, y), times(y, x)),
+            }
+            if semiring.distributes is not Distributes.NOT_KNOWN:
+                laws["⊗ distributes over ⊕"] = times(z, add(x, y)), add(times(z, x), times(z, y))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(f"semiring {semiring.name}: its operations do not go with {dtype.name} ({error})") from None
+    for law, (left, right) in laws.items():
+        if not np.array_equal(left, right):
+            raise OptionError(f"semiring {semiring.name}: {law} does not hold for {dtype.name}; see Semiring")
+
+
+PLUS_TIMES = register_semiring("plus_times", np.add, np.multiply, KINDS, is_arithmetic=True)
+"""The ordinary product."""
+register_semiring("min_plus", np.minimum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
+register_semiring("max_plus", np.maximum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
+register_semiring("max_min", np.maximum, np.minimum, "iuf", Distributes.ALWAYS)
+register_semiring("or_and", np.logical_or, np.logical_and, "b", Distributes.ALWAYS, is_arithmetic=True)
 
 
 def find_semiring(name: object) -> Semiring:
@@ -87,19 +187,29 @@ def check_semiring(semiring: Semiring, dtype: np.dtype[Any], alpha: Any, beta: A
     if semiring == PLUS_TIMES:
         return
     name = semiring.name
-    if semiring.reduction == "LOR":
-        if dtype.kind != "b":
-            raise DtypeError(
-                f"semiring {name} is of truth values, and the result would be {dtype.name}: convert both operands "
-                "with .astype(bool)"
-            )
-    elif dtype.kind == "c":
-        raise DtypeError(f"semiring {name} needs an order, and {dtype.name} has none: pass real matrices")
-    elif dtype.kind == "b":
-        raise DtypeError(f"semiring {name} is of numbers, and the result would be bool: use or_and, or .astype('int8')")
+    if _kind(dtype) not in semiring.kinds:
+        raise DtypeError(_misfit(semiring, dtype))
     if conjugates:
         raise OptionError(f"conjugate: semiring {name} is of real matrices, which have no conjugate; leave it out")
     if alpha != 1:
         raise OptionError(f"alpha: got {alpha}; semiring {name} has no scalars, so alpha is 1")
     if beta not in (0, 1):
         raise OptionError(f"beta: got {beta}; with semiring {name} beta is 0, or 1 to go on from what C holds")
+
+
+def _misfit(semiring: Semiring, dtype: np.dtype[Any]) -> str:
+    """Why a semiring is not for a result of this type, and what would be."""
+    name = semiring.name
+    if semiring.kinds == "b":
+        return (
+            f"semiring {name} is of truth values, and the result would be {dtype.name}: convert both operands with "
+            ".astype(bool)"
+        )
+    if dtype.kind == "c" and semiring.reduction.order:
+        return f"semiring {name} needs an order, and {dtype.name} has none: pass real matrices"
+    if dtype.kind == "b" and "i" in semiring.kinds:
+        return f"semiring {name} is of numbers, and the result would be bool: use or_and, or .astype('int8')"
+    return (
+        f"semiring {name} is of {supported_names(semiring.types)}, and the result would be {dtype.name}: convert both "
+        "operands with .astype(...)"
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.blas import bind_blas
 from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
-from rma_mm.kernels.product import Binder, Operands, Product
+from rma_mm.kernels.product import Binder, LocalOperands, Product
 
 
-def bind_numba(problem: Operands) -> Product:
+def bind_numba(problem: LocalOperands) -> Product:
     """The product by generated code. Raises: AlgorithmError where Numba cannot be imported."""
     try:
         from rma_mm.kernels.gemm.product import bind_numba as bind_generated
@@ -24,7 +24,7 @@ SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}
 """The ways to do one by other operations than + and ×, by name."""
 
 
-def bound(problem: Operands, name: str, sure: bool) -> Product:
+def bound(problem: LocalOperands, name: str, sure: bool) -> Product:
     """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
     binders = KERNELS if problem.semiring.is_arithmetic else SEMIRING_KERNELS
     try:

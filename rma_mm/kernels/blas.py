@@ -18,7 +18,7 @@ from rma_mm.elements.dtypes import BLAS_TYPES, accumulator, supported_names
 from rma_mm.errors import DtypeError
 from rma_mm.kernels.blocked import Blocking, Blocks, bind_blocked
 from rma_mm.kernels.numpy_gemm import bind_numpy
-from rma_mm.kernels.product import Operands, Product
+from rma_mm.kernels.product import LocalOperands, Product
 
 _ROW_MAJOR, _COL_MAJOR = 101, 102
 _AS_IT_IS, _TRANSPOSED = 111, 112
@@ -171,7 +171,7 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
     return (real * 2)(np.real(value), np.imag(value))
 
 
-def bind_blas(problem: Operands) -> Product:
+def bind_blas(problem: LocalOperands) -> Product:
     """The product by BLAS; operands of other types or strides go through panels.
 
     Raises: DtypeError unless c is of a BLAS type, float16 or bfloat16.
@@ -197,7 +197,7 @@ def check_type(dtype: np.dtype[Any]) -> None:
         )
 
 
-def _whole(lib: Library, problem: Operands) -> Product | None:
+def _whole(lib: Library, problem: LocalOperands) -> Product | None:
     """One call of BLAS, if types and strides allow."""
     a, b, c = problem.a, problem.b, problem.c
     if not a.dtype == b.dtype == c.dtype or c.dtype not in BLAS_TYPES:
@@ -219,7 +219,7 @@ def plan_blas(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking 
     return Blocking(working, a != working, b != working, accumulate=c != working, spare=c != working)
 
 
-def _by_blocks(lib: Library, problem: Operands) -> Product:
+def _by_blocks(lib: Library, problem: LocalOperands) -> Product:
     working = accumulator(problem.c.dtype)
     odd_c = not _suits(problem.c, working)
     blocking = Blocking(

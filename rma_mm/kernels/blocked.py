@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.kernels.product import Operands, Product
+from rma_mm.kernels.product import LocalOperands, Product
 
 PANEL_BYTES = 4 << 20
 """Upper bound of each panel and of the accumulator, bytes."""
@@ -84,7 +84,7 @@ class Blocking:
         return total + _MARGIN if total else 0
 
 
-def bind_blocked(name: str, problem: Operands, blocking: Blocking, step: Step) -> Product:
+def bind_blocked(name: str, problem: LocalOperands, blocking: Blocking, step: Step) -> Product:
     """The product `problem` by blocks; `step` multiplies blocks of type `blocking.working`."""
     alpha, beta = (_as(blocking.working, x) for x in (problem.alpha, problem.beta))
     product = Product(_run, problem, blocking, step, alpha, beta)
@@ -98,7 +98,7 @@ def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:
     return value.astype(working)
 
 
-def _run(problem: Operands, blocking: Blocking, step: Step, alpha: Any, beta: Any) -> None:
+def _run(problem: LocalOperands, blocking: Blocking, step: Step, alpha: Any, beta: Any) -> None:
     m, n, k = problem.sizes
     rows, columns, depth = blocking.block(m, n, k)
     panels = _carve(blocking.pieces(m, n, k), blocking.working)
@@ -109,7 +109,7 @@ def _run(problem: Operands, blocking: Blocking, step: Step, alpha: Any, beta: An
 
 
 def _block_of_c(
-    problem: Operands,
+    problem: LocalOperands,
     blocking: Blocking,
     step: Step,
     scalars: tuple[Any, Any],

@@ -29,7 +29,7 @@ from rma_mm.kernels.epilogue.epilogue import (
     in_turn,
 )
 from rma_mm.kernels.numpy_gemm import plan_numpy, terms_bytes
-from rma_mm.kernels.product import Operands, Product, check_apart, checked
+from rma_mm.kernels.product import LocalOperands, Product, check_apart, checked
 
 
 def bind(
@@ -72,7 +72,7 @@ def matmul(
     beta: Any = 0,
     compute_dtype: DTypeLike | None = None,
     kernel: str = "auto",
-    semiring: str = "plus_times",
+    semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
 ) -> NDArray[Any]:
     """cast(activation(alpha · a @ b + beta · out + bias)) of arrays of this process alone; no MPI. Not collective.
@@ -86,7 +86,7 @@ def matmul(
         raise ShapeError(f"a {a.shape} @ b {b.shape}: both must be matrices, (m, k) and (k, n)")
     check_epilogue(epilogue)
     if epilogue is not None and semiring != PLUS_TIMES.name:
-        raise OptionError(f"epilogue: got one with semiring {semiring!r}; it belongs to plus_times")
+        raise OptionError(f"epilogue: got one with semiring {semiring!r}; it belongs to {PLUS_TIMES.name}")
     product = result_dtype(a.dtype, b.dtype, None if compute_dtype is None else element_type(compute_dtype))
     shape = a.shape[0], b.shape[1]
     stored = product if epilogue is None else epilogue.check(shape, product)
@@ -112,7 +112,7 @@ def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kerne
     return Closing(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
 
 
-def _unclosed(problem: Operands, name: str, sure: bool) -> Product:
+def _unclosed(problem: LocalOperands, name: str, sure: bool) -> Product:
     """The product, or the scaling that is left of it where nothing is multiplied."""
     m, n, k = problem.sizes
     c, semiring = problem.c, problem.semiring
@@ -125,7 +125,7 @@ def _unclosed(problem: Operands, name: str, sure: bool) -> Product:
     return only_scale
 
 
-def _closed(problem: Operands, name: str, sure: bool, closing: Closing) -> Product:
+def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> Product:
     """The product in blocks of c, each of them closed while it is in the cache."""
     steps: list[Callable[[], None]] = []
     for rows, cols in blocks(problem.c):
@@ -164,7 +164,7 @@ def scratch_bytes(
     if name == "numba":
         from rma_mm.kernels.gemm.product import scratch_of
 
-        return scratch_of(semiring.name, m, n, k, a_dtype, b_dtype, c_dtype)
+        return scratch_of(semiring, m, n, k, a_dtype, b_dtype, c_dtype)
     if not semiring.is_arithmetic:
         return terms_bytes(m, n, k, a_dtype, b_dtype, c_dtype)
     return plan_numpy(a_dtype, b_dtype, c_dtype, conj, conj).scratch_bytes(m, n, k)

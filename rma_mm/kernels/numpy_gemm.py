@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Blocks, bind_blocked, shaped
-from rma_mm.kernels.product import Operands, Product
+from rma_mm.kernels.product import LocalOperands, Product
 
 TERMS = 1 << 17
 """Terms A[i, k] ⊗ B[k, j] that are formed at once: they stay in the second-level cache."""
@@ -26,7 +26,7 @@ def plan_numpy(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], conj_a: boo
     return Blocking(working, a != working or conj_a, b != working or conj_b, accumulate=True, spare=True)
 
 
-def bind_numpy(problem: Operands) -> Product:
+def bind_numpy(problem: LocalOperands) -> Product:
     """The product by numpy.matmul, for every supported type."""
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     return bind_blocked("numpy", problem, plan_numpy(*types, problem.conj_a, problem.conj_b), _step)
@@ -49,7 +49,7 @@ def terms_bytes(m: int, n: int, k: int, a_dtype: np.dtype[Any], b_dtype: np.dtyp
     return (rows * columns * (depth + (c_dtype != working)) + panels) * working.itemsize + MARGIN
 
 
-def bind_terms(problem: Operands) -> Product:
+def bind_terms(problem: LocalOperands) -> Product:
     """The product of any semiring by NumPy's ufuncs: terms of some k at a time, a tile of c after the other."""
     product = Product(_sum_terms, problem)
     product.kernel = "numpy"
@@ -64,7 +64,7 @@ def _cut(m: int, n: int, k: int) -> tuple[int, int, int]:
     return rows, columns, min(k, TERMS // (rows * columns))
 
 
-def _sum_terms(problem: Operands) -> None:
+def _sum_terms(problem: LocalOperands) -> None:
     m, n, k = problem.sizes
     rows, columns, depth = _cut(m, n, k)
     terms = np.empty((depth, rows * columns), accumulator(problem.c.dtype))
@@ -74,7 +74,7 @@ def _sum_terms(problem: Operands) -> None:
                 _sum_tile(problem, (slice(top, top + rows), slice(left, left + columns)), terms)
 
 
-def _sum_tile(problem: Operands, at: tuple[slice, slice], terms: NDArray[Any]) -> None:
+def _sum_tile(problem: LocalOperands, at: tuple[slice, slice], terms: NDArray[Any]) -> None:
     """One tile of c over the whole of k: summed in the type of `terms`, and rounded once."""
     semiring, c = problem.semiring, problem.c[at]
     total = c.astype(terms.dtype, copy=False)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.reduction import Reduction
+
 PIECE = 1 << 12
 """Elements that are converted at a time, with a temporary copy."""
 
@@ -26,21 +28,21 @@ def key_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"int{8 * dtype.itemsize}")
 
 
-def to_keys(x: NDArray[Any], reduction: str) -> None:
-    """Turn floats into their keys, in place. `reduction`: MIN or MAX, which of them the keys are for."""
+def to_keys(x: NDArray[Any], reduction: Reduction) -> None:
+    """Turn floats into their keys, in place. `reduction`: of the least or the greatest, for which they are."""
     _convert(x, reduction, marks_nan=True)
 
 
-def from_keys(x: NDArray[Any], reduction: str) -> None:
+def from_keys(x: NDArray[Any], reduction: Reduction) -> None:
     """Turn keys back into floats, in place."""
     _convert(x, reduction, marks_nan=False)
 
 
-def _convert(x: NDArray[Any], reduction: str, marks_nan: bool) -> None:
+def _convert(x: NDArray[Any], reduction: Reduction, marks_nan: bool) -> None:
     """Turn round the order of the bits below the sign where the sign is set: doing it twice undoes it."""
     whole = key_type(x.dtype)
     limits = np.iinfo(whole)
-    last = limits.min if reduction == "MIN" else limits.max
+    last = limits.min if reduction.order < 0 else limits.max
     pieces = np.nditer(x.view(whole), ["external_loop", "buffered", "zerosize_ok"], ["readwrite"], buffersize=PIECE)
     piece: Any  # an array, of one operand
     with pieces:

@@ -27,7 +27,7 @@ class Product(partial[None]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operands:
+class LocalOperands:
     """c = alpha · op(a) @ op(b) + beta · c with every size positive and alpha ≠ 0."""
 
     a: NDArray[Any]
@@ -53,14 +53,14 @@ class Operands:
         return self.c.shape[0], self.c.shape[1], self.a.shape[1]
 
 
-Binder = Callable[[Operands], Product]
+Binder = Callable[[LocalOperands], Product]
 """What a kernel is: operands in, prepared product out. Raises DtypeError for a type it does not multiply."""
 
 
 def checked(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
     semiring: Semiring = PLUS_TIMES,
-) -> Operands:  # fmt: skip
+) -> LocalOperands:  # fmt: skip
     """The operands of one product.
 
     Raises: ShapeError, DtypeError, OptionError, LayoutError where `c` overlaps, ValueError where it is read-only.
@@ -75,7 +75,7 @@ def checked(
     check_cast(b.dtype, c.dtype, "b", "c")
     check_semiring(semiring, c.dtype, alpha, beta, conj_a or conj_b)
     check_apart(a, b, c)
-    return Operands(
+    return LocalOperands(
         a,
         b,
         c,

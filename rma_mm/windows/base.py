@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.errors import ClosedError, DtypeError, WindowError
 from rma_mm.geometry.span import Span
 
@@ -137,9 +138,9 @@ class Window(Protocol):
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """Prepare to add positions `rows` x `cols` of the 2-D array `origin` to `target` of `rank`.
 
-        `op` is one of `REDUCTIONS`; SUM of bool is logical or. Atomic per element against others with the same op:
-        between an op and another on the same elements all ranks flush and meet. Raises WindowError, or DtypeError
-        where `can_accumulate` is false.
+        `op` is MPI's name of one of `REDUCTIONS`; SUM of bool is logical or. Atomic per element against others with the
+        same op: between an op and another on the same elements all ranks flush and meet. Raises WindowError, or
+        DtypeError where `can_accumulate` is false.
         """
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
@@ -161,21 +162,6 @@ class Window(Protocol):
         """
 
 
-ADDABLE = frozenset(
-    np.dtype(code) for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16")
-)
-"""What MPI can add portably: the 16-bit floats have no MPI type."""
-
-REDUCTIONS: dict[str, tuple[np.ufunc, frozenset[np.dtype[Any]]]] = {
-    "SUM": (np.add, ADDABLE),
-    "MIN": (np.minimum, frozenset(dtype for dtype in ADDABLE if dtype.kind in "iu")),
-    "MAX": (np.maximum, frozenset(dtype for dtype in ADDABLE if dtype.kind in "iu")),
-    "LOR": (np.logical_or, frozenset({np.dtype(np.bool_)})),
-}
-"""What an accumulate may do, under MPI's name: NumPy's function for it, and the element types for which MPI does the
-same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN is each library's own affair, and mostly wrong."""
-
-
 def can_accumulate(dtype: DTypeLike, op: str = "SUM") -> bool:
     """Whether `Window.accumulate` takes this element type and operation.
 
@@ -185,7 +171,7 @@ def can_accumulate(dtype: DTypeLike, op: str = "SUM") -> bool:
     >>> can_accumulate(np.complex64), can_accumulate(np.float16), can_accumulate(np.float32, "MIN")
     (True, False, False)
     """
-    return np.dtype(dtype) in REDUCTIONS[op][1]
+    return np.dtype(dtype) in REDUCTIONS[op].types
 
 
 def check_transfer(window: str, origin: Array, rows: Span, cols: Span, target: Patch, exposed: int) -> None:
@@ -214,7 +200,7 @@ def check_addable(window: str, dtype: np.dtype[Any], op: str) -> None:
     if op not in REDUCTIONS:
         raise WindowError(f"{window}: cannot accumulate by {op!r}; use one of {', '.join(REDUCTIONS)}")
     if not can_accumulate(dtype, op):
-        valid = ", ".join(sorted(str(each) for each in REDUCTIONS[op][1]))
+        valid = ", ".join(sorted(str(each) for each in REDUCTIONS[op].types))
         raise DtypeError(f"{window}: cannot accumulate dtype {dtype} by {op}; use one of {valid}")
 
 

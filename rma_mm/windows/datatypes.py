@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from rma_mm.elements.reduction import LOR, REDUCTIONS, SUM
 from rma_mm.geometry.span import Span
 from rma_mm.windows.copying import stretches
 
@@ -26,10 +27,10 @@ ADDED_AS: dict[np.dtype[Any], MPI.Datatype] = {
     np.dtype(np.complex64): MPI.C_FLOAT_COMPLEX,
     np.dtype(np.complex128): MPI.C_DOUBLE_COMPLEX,
 }
-"""Element type of an accumulate; its keys are `base.ADDABLE`."""
+"""Element type of an accumulate; its keys are `ADDABLE`."""
 
-OPERATIONS: dict[str, MPI.Op] = {"SUM": MPI.SUM, "MIN": MPI.MIN, "MAX": MPI.MAX, "LOR": MPI.LOR}
-"""Operation of an accumulate; its keys are those of `base.REDUCTIONS`."""
+OPERATIONS: dict[str, MPI.Op] = {name: getattr(MPI, name) for name in REDUCTIONS}
+"""Operation of an accumulate, by the name of its reduction."""
 
 MOVED_AS: dict[int, MPI.Datatype] = {
     1: MPI.BYTE,
@@ -43,7 +44,7 @@ MOVED_AS: dict[int, MPI.Datatype] = {
 
 def operation(dtype: np.dtype[Any], op: str) -> MPI.Op:
     """The operation of an accumulate of `dtype`: MPI has no sum of truth values."""
-    return OPERATIONS["LOR" if op == "SUM" and dtype.kind == "b" else op]
+    return OPERATIONS[LOR.mpi if op == SUM.mpi and dtype.kind == "b" else op]
 
 
 LARGEST_COUNT = 2**31 - 1

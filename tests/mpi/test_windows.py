@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from rma_mm.elements.reduction import ADDABLE
 from rma_mm.errors import MemoryLimitError, WindowError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 from rma_mm.windows import open_window
 from rma_mm.windows import shared as shared_module
-from rma_mm.windows.base import ADDABLE, Patch, Window
+from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.datatypes import ADDED_AS
 from rma_mm.windows.mpi import node_map
 from tests.conformance import CASES, WindowConformance

@@ -16,14 +16,19 @@ from numpy.typing import NDArray
 
 from rma_mm import kernels
 from rma_mm.algorithms import ALGORITHMS
+from rma_mm.command.arguments import _parser
 from rma_mm.elements.dtypes import SUPPORTED, accumulator
-from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Semiring, find_semiring
+from rma_mm.elements.reduction import REDUCTIONS, Reduction, zero
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Distributes, Semiring, find_semiring, register_semiring
 from rma_mm.errors import AlgorithmError, DtypeError, OptionError
 from rma_mm.kernels import numpy_gemm as plain
+from rma_mm.kernels.choice.choice import choose_kernel
+from rma_mm.kernels.gemm.form import emitted
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
-from rma_mm.windows.base import REDUCTIONS, can_accumulate
+from rma_mm.windows.base import can_accumulate
+from tests.own_semirings import TYPES, elements, registered
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing
 from tests.strategies import Case, cases, pure
@@ -174,13 +179,63 @@ def test_unknown_names_are_told_the_known_ones() -> None:
             find_semiring(wrong)
 
 
+# -- of one's own ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
+    """By NumPy and, where code can be made of the ufuncs, compiled; any strides."""
+    rng, dtype = np.random.default_rng(6), np.dtype(TYPES[name])
+    with registered():
+        semiring = SEMIRINGS[name]
+        a, b, c = (elements(rng, name, shape) for shape in ((33, 41), (41, 37), (33, 37)))
+        wanted = expected(semiring, a, b, c)
+        for kernel in ("numpy", "numba") if emitted(semiring, dtype) else ("numpy",):
+            for out in (c.copy(), np.asfortranarray(c)):
+                kernels.bind(a, b, out, 1, 1, kernel=kernel, semiring=semiring)()
+                assert same(out, wanted), kernel
+        assert (emitted(semiring, dtype) is None) == (name == "gcd_lcm")
+        assert choose_kernel("auto", dtype, 1024, 1024, 1024, semiring) == ("numpy" if name == "gcd_lcm" else "numba")
+        if name == "gcd_lcm":
+            with pytest.raises(AlgorithmError, match="no code for gcd and lcm of uint32"):
+                kernels.matmul(a, b, kernel="numba", semiring=name)
+        (choices,) = [each.choices for each in _parser()._actions if each.dest == "semiring"]
+        assert name in (choices or ())
+    with pytest.raises(OptionError, match=name):
+        find_semiring(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("min_plus", np.minimum, np.add, "f"), "it is a new one"),
+        (("", np.minimum, np.add, "f"), "it is a new one"),
+        (("mine", np.minimum, np.add, "fx"), "letters biufc"),
+        (("mine", np.gcd, np.lcm, "u"), "Reduction(add, identity)"),
+        (("mine", np.add, np.minimum, "f"), "depend on their order"),
+        (("mine", Reduction(np.subtract, zero), np.multiply, "i"), "⊕ is commutative"),
+        (("mine", Reduction(np.lcm, zero), np.gcd, "u"), "identity"),
+        (("mine", np.minimum, np.subtract, "f"), "⊗ is commutative"),
+        (("mine", np.bitwise_or, np.bitwise_and, "f"), "do not go with float32"),
+        (("mine", np.maximum, np.multiply, "i", Distributes.UNLESS_SUMS_WRAP), "it is for ⊗ = np.add"),
+        (("mine", np.bitwise_xor, np.bitwise_or, "u", Distributes.ALWAYS), "⊗ distributes over ⊕"),
+    ],
+)  # fmt: skip
+def test_what_is_no_semiring_is_refused(given: tuple[Any, ...], said: str) -> None:
+    before = dict(SEMIRINGS)
+    with pytest.raises(OptionError, match=re.escape(said)):
+        register_semiring(*given)
+    assert before == SEMIRINGS
+
+
 # -- keys -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("reduction", ["MIN", "MAX"])
-def test_keys_are_ordered_as_floats_and_nan_comes_through(dtype: str, reduction: str) -> None:
-    add = REDUCTIONS[reduction][0]
+@pytest.mark.parametrize("name", ["MIN", "MAX"])
+def test_keys_are_ordered_as_floats_and_nan_comes_through(dtype: str, name: str) -> None:
+    reduction = REDUCTIONS[name]
+    add = reduction.add
     floats = np.finfo(dtype)
     some = [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, -np.nan, floats.tiny, -floats.smallest_subnormal, floats.max]
     x, y = (np.asfortranarray(z) for z in np.meshgrid(np.array(some, dtype), np.array(some, dtype)))
@@ -189,7 +244,7 @@ def test_keys_are_ordered_as_floats_and_nan_comes_through(dtype: str, reduction:
     to_keys(ours, reduction)
     to_keys(theirs, reduction)
     whole = key_type(np.dtype(dtype))
-    assert can_accumulate(whole, reduction)
+    assert can_accumulate(whole, name)
     found = add(ours.view(whole), theirs.view(whole)).view(dtype)
     from_keys(found, reduction)
     assert same(found, wanted)
@@ -200,9 +255,9 @@ def test_keys_are_ordered_as_floats_and_nan_comes_through(dtype: str, reduction:
 def test_long_arrays_are_converted_in_pieces() -> None:
     x = np.random.default_rng(2).normal(size=(3, 10_001)).astype(np.float32)
     y = x.copy()
-    to_keys(y, "MIN")
+    to_keys(y, REDUCTIONS["MIN"])
     assert np.array_equal(np.argsort(y.view(np.int32), axis=1), np.argsort(x, axis=1))
-    from_keys(y, "MIN")
+    from_keys(y, REDUCTIONS["MIN"])
     assert np.array_equal(x, y)
 
 
@@ -210,11 +265,11 @@ def test_every_sum_can_be_accumulated() -> None:
     """Each type that a result is summed in, or that of its keys, with each semiring's reduction."""
     for semiring in SEMIRINGS.values():
         for dtype in map(accumulator, SUPPORTED):
-            if semiring.reduction == "LOR":
+            if semiring.kinds == "b":
                 assert can_accumulate(dtype, "LOR") == (dtype.kind == "b")
             elif semiring == PLUS_TIMES or dtype.kind not in "bc":
                 ordered = has_keys(dtype) and semiring != PLUS_TIMES
-                assert can_accumulate(key_type(dtype) if ordered else dtype, semiring.reduction)
+                assert can_accumulate(key_type(dtype) if ordered else dtype, semiring.reduction.mpi)
     assert not has_keys(np.dtype(ml_dtypes.bfloat16))  # summed in float32
 
 
@@ -224,7 +279,7 @@ def test_every_sum_can_be_accumulated() -> None:
 def signed(rng: np.random.Generator, shape: tuple[int, int], semiring: Semiring) -> Array:
     """Numbers on the far side of 0 from the identity's: wherever a 0 is taken for nothing, it wins."""
     x = rng.integers(1, 9, shape).astype(np.float64)
-    return x if semiring.reduction == "MIN" else -x
+    return x if semiring.reduction.order < 0 else -x
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -43,6 +43,17 @@ def test_the_table_in_the_docs_is_what_the_code_does():
     assert documented() == {(a.name, b.name): decided(a, b) for a, b in PAIRS}
 
 
+WORDS = {"b": "bool", "iu": "integers", "f": "floats", "c": "complex"}
+
+
+def test_the_table_of_semirings_is_the_registry():
+    lines = (ROOT / "docs" / "types.md").read_text().split("| name | ⊕ |")[1].split("\n\n")[0].splitlines()[2:]
+    for line, x in zip(lines, SEMIRINGS.values(), strict=True):
+        kinds = ", ".join(word for letters, word in WORDS.items() if set(letters) <= set(x.kinds))
+        told = x.name, x.add.__name__, x.multiply.__name__, kinds, x.reduction.mpi
+        assert tuple(cell.strip() for cell in line.split("|")[1:-1]) == told
+
+
 def test_a_pair_without_a_common_type_is_told_which_types_serve():
     for name in ("float16", "int32"):
         with pytest.raises(DtypeError, match="no common element type") as caught:

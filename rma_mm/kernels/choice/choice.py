@@ -16,6 +16,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.choice.rates import measured, rates, shape_class
+from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")
 """The kernels there are."""
@@ -46,12 +47,15 @@ def choose_kernel(
     if kernel == "blas":
         _check_semiring(semiring)
         check_type(dtype)
+    has_code = emitted(semiring, dtype) is not None
+    if kernel == "numba" and not has_code:
+        raise AlgorithmError(no_code(semiring, dtype))
     worth = kernel == "numba" or (kernel == "auto" and m * n * k >= COMPILE_FROM)
     if kernel == "blas" or (kernel == "auto" and semiring.is_arithmetic and fits(dtype)):
         if library() is None:
             return "numpy"
         return _faster(dtype if operands is None else operands, m, n, k) if worth and kernel == "auto" else "blas"
-    return "numba" if worth and _compiles() else "numpy"
+    return "numba" if worth and has_code and _compiles() else "numpy"
 
 
 def _faster(dtype: np.dtype[Any], m: int, n: int, k: int) -> str:

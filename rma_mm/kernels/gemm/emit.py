@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.kernels.gemm.form import Form
 
 Value = Any
@@ -15,6 +16,7 @@ Value = Any
 UNROLLED = 4
 """Steps of k between two branches."""
 
+_BITWISE = {"bitwise_or": ir.IRBuilder.or_, "bitwise_and": ir.IRBuilder.and_, "bitwise_xor": ir.IRBuilder.xor}
 _FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _BYTE = ir.IntType(8)
 _INDEX = ir.IntType(64)
@@ -52,45 +54,39 @@ def splat(builder: ir.IRBuilder, value: Value, lanes: int) -> Value:
 
 def identity(form: Form) -> Any:
     """What a sum begins with."""
-    total = np.dtype(form.total)
-    if form.semiring in ("plus_times", "or_and"):
-        return 0
-    low = form.semiring.startswith("max")
-    if total.kind == "f":
-        return -np.inf if low else np.inf
-    return int(np.iinfo(total).min if low else np.iinfo(total).max)
+    (reduction,) = (each for each in REDUCTIONS.values() if each.add.__name__ == form.add)
+    return reduction.identity(np.dtype(form.total)).item()
 
 
 def combine(builder: ir.IRBuilder, form: Form, old: Value, new: Value, no_nan: bool = False) -> Value:
     """The semiring's addition. Of min and max, NaN wins, if there is any."""
-    if form.semiring == "plus_times":
-        return builder.fadd(old, new) if _floating(old) else builder.add(old, new)
-    if form.semiring == "or_and":
-        return builder.or_(old, new)
-    return _better(builder, form, "min" if form.semiring.startswith("min") else "max", old, new, no_nan)
+    return _done(builder, form, form.add, old, new, no_nan)
 
 
 def times(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
     """The ordinary product."""
-    return builder.fmul(a, b) if _floating(a) else builder.mul(a, b)
+    return (builder.fmul if _floating(a) else builder.mul)(a, b)
 
 
 def step(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> Value:
     """`old` with the product of a and b added to it, in the sense of the semiring."""
-    if form.semiring == "plus_times" and _floating(old):
+    if form.is_arithmetic and _floating(old):
         return _intrinsic(builder, "llvm.fma", old.type, a, b, old)
-    if form.semiring == "plus_times":
-        return builder.add(old, builder.mul(a, b))
-    if form.semiring == "or_and":
-        return builder.or_(old, builder.and_(a, b))
-    if form.semiring == "max_min":
-        return combine(builder, form, old, _better(builder, form, "min", a, b, form.no_nan), form.no_nan)
-    term = builder.fadd(a, b) if _floating(a) else builder.add(a, b)
-    return combine(builder, form, old, term, form.no_nan)
+    return combine(builder, form, old, _done(builder, form, form.times, a, b, form.no_nan), form.no_nan)
 
 
-def _better(builder: ir.IRBuilder, form: Form, which: str, old: Value, new: Value, no_nan: bool) -> Value:
-    sign = "<" if which == "min" else ">"
+def _done(builder: ir.IRBuilder, form: Form, operation: str, x: Value, y: Value, no_nan: bool) -> Value:
+    """One of NumPy's operations, by its name."""
+    if operation == "add":
+        return (builder.fadd if _floating(x) else builder.add)(x, y)
+    if operation == "multiply":
+        return times(builder, x, y)
+    if operation in _BITWISE:
+        return _BITWISE[operation](builder, x, y)
+    return _better(builder, form, "<" if operation == "minimum" else ">", x, y, no_nan)
+
+
+def _better(builder: ir.IRBuilder, form: Form, sign: str, old: Value, new: Value, no_nan: bool) -> Value:
     if _floating(old):
         wins = builder.fcmp_ordered(sign, new, old)
         if not no_nan:

@@ -6,20 +6,37 @@ A form is all that tells the kernels of float32, of complex128, of int8 by dot p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
+from rma_mm.elements.semiring import Semiring
+from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.gemm.cpu import Cpu
+
+Pair = tuple[str, str]
+"""⊕ and ⊗, by the names of NumPy's ufuncs."""
+ARITHMETIC: Pair = ("add", "multiply")
+_NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
+_BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
+_OF_TRUTH: dict[np.ufunc, str] = {
+    np.add: "bitwise_or", np.maximum: "bitwise_or", np.logical_or: "bitwise_or",
+    np.multiply: "bitwise_and", np.minimum: "bitwise_and", np.logical_and: "bitwise_and",
+    np.logical_xor: "bitwise_xor",
+}  # fmt: skip
+"""What operations on truth values are on bytes of 0 and 1."""
 
 
 @dataclass(frozen=True)
 class Form:
     """How one kind of product is computed. Fixed when a kernel is compiled."""
 
-    semiring: str
-    """plus_times, min_plus, max_plus, max_min or or_and."""
+    add: str
+    """⊕, as one of `Pair`."""
+    times: str
+    """⊗."""
     panel_a: str
     """Type in which a is packed (NumPy's name; bits16 for packed bfloat16)."""
     panel_b: str
@@ -46,6 +63,11 @@ class Form:
     """Whether no term is NaN: the least and the greatest are then found by one instruction instead of four."""
 
     @property
+    def is_arithmetic(self) -> bool:
+        """Whether numbers are multiplied and added."""
+        return (self.add, self.times) == ARITHMETIC
+
+    @property
     def columns(self) -> int:
         """Columns of a tile."""
         return self.vectors * self.lanes
@@ -61,30 +83,48 @@ class Form:
         return self.planes * np.dtype(name).itemsize
 
 
-def form_of(semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, safe: bool = True) -> Form:
+@cache
+def emitted(semiring: Semiring, dtype: np.dtype[Any]) -> Pair | None:
+    """What machine code does for a semiring with elements of this type; None where none can be made."""
+    pair = semiring.add, semiring.multiply
+    if dtype.kind == "c":
+        return ARITHMETIC if pair == (np.add, np.multiply) else None
+    known: dict[np.ufunc, str] = {each: each.__name__ for each in _BITS} if dtype.kind in "biu" else {}
+    known |= _OF_TRUTH if dtype.kind == "b" else {each: each.__name__ for each in _NUMBERS}
+    if semiring.add is np.multiply or not all(each in known for each in pair):
+        return None
+    return known[pair[0]], known[pair[1]]
+
+
+def form_of(
+    semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, safe: bool = True
+) -> Form:
     """The form for operands of types `a` and `b` and a result that is summed towards type `c`.
 
     safe: whether the operands hold nothing that the fast instructions get wrong: subnormals, where those for bfloat16
     are meant, and what makes NaN, where the least or the greatest is sought.
     """
-    if c.kind == "b":
-        semiring = "or_and"  # NumPy's + and × of truth values
-    if semiring == "plus_times":
+    pair = emitted(semiring, c)
+    if pair is None:
+        raise AlgorithmError(no_code(semiring, c))
+    if pair == ARITHMETIC:
         if takes_bytes(a, b, c, cpu):
             return _bytes(a.kind, b.kind, cpu)
         if safe and "bfloat16" in cpu.dots and a == b == BFLOAT16 and c == np.float32:
-            return _tiled(cpu, "float32", semiring, "uint16", "uint16", "as it is", "as it is", group=2)
+            return _tiled(cpu, "float32", pair, "uint16", "uint16", "as it is", "as it is", group=2)
         if c.kind == "c":
             part = "float32" if c.itemsize == 8 else "float64"
-            return _tiled(cpu, part, semiring, part, part, reading(a), reading(b), planes=2)
-    total = _total(semiring, c)
-    form = _tiled(cpu, total, semiring, total, total, reading(a), reading(b))
-    return replace(form, no_nan=safe and is_ordered(semiring) and np.dtype(total).kind == "f")
+            return _tiled(cpu, part, pair, part, part, reading(a), reading(b), planes=2)
+    total = _total(pair, c)
+    form = _tiled(cpu, total, pair, total, total, reading(a), reading(b))
+    is_ordered = not {"minimum", "maximum"}.isdisjoint(pair)
+    return replace(form, no_nan=safe and is_ordered and np.dtype(total).kind == "f")
 
 
-def is_ordered(semiring: str) -> bool:
-    """Whether the least or the greatest is sought."""
-    return semiring not in ("plus_times", "or_and")
+def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:
+    """What to tell who wants machine code where there is none."""
+    what = f"{semiring.add.__name__} and {semiring.multiply.__name__} of {dtype.name}"
+    return f"kernel 'numba' has no code for {what}, which are semiring {semiring.name}; use auto or numpy"
 
 
 def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) -> bool:
@@ -93,11 +133,11 @@ def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) 
     return bytes_in and c.kind in "iu" and c.itemsize <= 4 and "int8" in cpu.dots
 
 
-def _total(semiring: str, c: np.dtype[Any]) -> str:
+def _total(pair: Pair, c: np.dtype[Any]) -> str:
     """The type of the sums: integers wrap around alike whatever their sign, but only signed or not are they ordered."""
-    if semiring == "or_and":
+    if c.kind == "b":
         return "uint8"
-    if c.kind in "iu" and semiring == "plus_times":
+    if c.kind in "iu" and pair == ARITHMETIC:
         return f"int{8 * max(2, c.itemsize)}"  # no machine multiplies bytes
     return accumulator(c).name
 
@@ -108,7 +148,7 @@ def _bytes(a: str, b: str, cpu: Cpu) -> Form:
     moved = "as it is" if a != b else "moved by 128"
     correction = 0 if a != b else -128 if a == "i" else 128
     panels = ("uint8", "int8") if unsigned_a else ("int8", "uint8")
-    return _tiled(cpu, "int32", "plus_times", *panels, moved, "as it is", group=4, correction=correction)
+    return _tiled(cpu, "int32", ARITHMETIC, *panels, moved, "as it is", group=4, correction=correction)
 
 
 def reading(dtype: np.dtype[Any]) -> str:
@@ -123,7 +163,7 @@ def reading(dtype: np.dtype[Any]) -> str:
 def _tiled(
     cpu: Cpu,
     total: str,
-    semiring: str,
+    pair: Pair,
     panel_a: str,
     panel_b: str,
     read_a: str,
@@ -134,11 +174,11 @@ def _tiled(
 ) -> Form:
     """The form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
     lanes = cpu.vector_bytes // np.dtype(total).itemsize
-    fuses = np.dtype(total).kind == "f" and semiring == "plus_times"  # needs no register for products
+    fuses = np.dtype(total).kind == "f" and pair == ARITHMETIC  # needs no register for products
     rows = (14 if fuses or group > 1 else 12) if cpu.registers == 32 else 6
     vectors = 2
     if planes == 2:
         rows, vectors = (6, 2) if cpu.registers == 32 else (6, 1)
     return Form(
-        semiring, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, group, planes, correction
+        *pair, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, group, planes, correction
     )  # fmt: skip

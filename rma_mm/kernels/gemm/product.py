@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import accumulator, is_half
-from rma_mm.elements.semiring import SEMIRINGS
+from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Scratch, bind_blocked
 from rma_mm.kernels.compiling import compiled
 from rma_mm.kernels.gemm.blocks import Blocks, blocks_of
@@ -22,7 +22,7 @@ from rma_mm.kernels.gemm.cpu import host
 from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
 from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
-from rma_mm.kernels.product import Operands, Product
+from rma_mm.kernels.product import LocalOperands, Product
 from rma_mm.kernels.threads import get_threads
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
@@ -80,13 +80,13 @@ def storage(dtype: np.dtype[Any], ordered: bool) -> str:
     return dtype.name if ordered else dtype.name.lstrip("u")
 
 
-def bind_numba(problem: Operands) -> Product:
+def bind_numba(problem: LocalOperands) -> Product:
     """The product by generated code, for every supported type; compiles here, not in the first call."""
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
     blocking = plan_numba(a, b, c)
     if blocking is not None:
-        _compile_all(problem.semiring.name, *blocking.types(a, b, c))
-        return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring.name))
+        _compile_all(problem.semiring, *blocking.types(a, b, c))
+        return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [_bound(part) for part in _parts(problem, get_threads())]
     product = Product(calls[0] if len(calls) == 1 else partial(_together, calls))
     product.kernel, product.keep = "numba", (problem,)
@@ -110,7 +110,7 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
 
 @lru_cache(maxsize=1024)
 def _scratch_of(
-    semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], threads: int
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], threads: int
 ) -> int:
     """`scratch_of` for so many threads."""
     blocking, outer = plan_numba(a, b, c), 0
@@ -128,7 +128,9 @@ def _scratch_of(
     return outer + most * threads
 
 
-def scratch_of(semiring: str, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> int:
+def scratch_of(
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]
+) -> int:
     """Bytes of scratch of one product at most, all threads' together."""
     return _scratch_of(semiring, m, n, k, a, b, c, get_threads())
 
@@ -140,40 +142,40 @@ _scratch = Scratch()
 
 
 def _code_of(
-    semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], safe: bool
+    semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], safe: bool
 ) -> tuple[Form, Callable[..., None]]:
     """The form, and its loops."""
     form = form_of(semiring, a, b, c, host(), safe)
-    ordered = form.semiring != "plus_times"
+    ordered = not form.is_arithmetic
     widens = form.correction != 0 or form.panel_a != form.panel_b
     return form, code(form, storage(a, ordered or widens), storage(b, ordered or widens), storage(c, ordered))
 
 
-def _compile_all(semiring: str, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
+def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> None:
     """Compile what blocks of these types need, whichever way c is stored."""
     for x, y in ((a, b), (b, a)):
         forms = {_code_of(semiring, x, y, c, safe)[0] for safe in (True, False)}
         if len(forms) > 1:
-            _look(semiring, np.zeros((1, 1), x), forms.pop())
+            _look(np.zeros((1, 1), x), forms.pop())
 
 
-def _bound(problem: Operands) -> Call:
+def _bound(problem: LocalOperands) -> Call:
     """The call that computes a product whose result is of the type in which it is summed."""
     p = problem
     if p.c.strides[0] == p.c.itemsize != p.c.strides[1]:  # by columns: the transposed product is stored by rows
         a, b, c, conj_a, conj_b = p.b.T, p.a.T, p.c.T, p.conj_b, p.conj_a
     else:
         a, b, c, conj_a, conj_b = p.a, p.b, p.c, p.conj_a, p.conj_b
-    facts = (p.semiring.name, a, b, c, p.alpha, p.beta, conj_a, conj_b)
-    careful, _ = _code_of(p.semiring.name, a.dtype, b.dtype, c.dtype, safe=False)
-    if _code_of(p.semiring.name, a.dtype, b.dtype, c.dtype, safe=True)[0] == careful:
+    facts = (p.semiring, a, b, c, p.alpha, p.beta, conj_a, conj_b)
+    careful, _ = _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=False)
+    if _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=True)[0] == careful:
         return _call(*facts, safe=False)
-    _look(p.semiring.name, a[:0], careful)  # compile it now
-    return partial(_choose, p.semiring.name, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
+    _look(a[:0], careful)  # compile it now
+    return partial(_choose, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
 
 
 def _call(
-    semiring: str, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, safe: bool
+    semiring: Semiring, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, safe: bool
 ) -> Call:
     """A call of compiled loops."""
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
@@ -203,21 +205,27 @@ def _run(loops: Callable[..., None], given: list[Any], blocks: Blocks, _: object
     loops(*given, base, second, second + blocks.bytes_b)
 
 
-def _choose(semiring: str, a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
+def _choose(a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
     """Take the fast instructions where the operands hold nothing that those get wrong."""
-    found = _look(semiring, a, form), _look(semiring, b, form)
-    if semiring == "plus_times":
+    found = _look(a, form), _look(b, form)
+    if form.is_arithmetic:
         is_safe = min(found) > 0 and sum(found) >= _SAFE  # subnormal operands count as 0 too
     else:
-        infinities = 0 if semiring == "max_min" else (found[0] >> 1 & found[1] >> 2) | (found[0] >> 2 & found[1] >> 1)
-        is_safe = not (found[0] | found[1] | infinities) & 1  # ∞ − ∞ is NaN too
+        is_safe = not (found[0] | found[1]) & 1 and not _makes_nan(form.times, *found)
     (fast if is_safe else careful)()
 
 
-def _look(semiring: str, x: Array, form: Form) -> int:
+def _makes_nan(times: str, one: int, other: int) -> bool:
+    """Whether ⊗ may make NaN of infinities: `specials` of two operands without NaN."""
+    if times == "multiply":
+        return bool((one | other) & 6)  # ∞ · 0
+    return times == "add" and bool((one & 2 and other & 4) or (one & 4 and other & 2))  # ∞ − ∞
+
+
+def _look(x: Array, form: Form) -> int:
     """What decides about the fast instructions: the least exponent in `x`, or which special values there are."""
     out, place = ctypes.c_int32(), (_address(x), *x.strides, *x.shape)
-    if semiring == "plus_times":
+    if form.is_arithmetic:
         looks(None, "")(*place, ctypes.addressof(out))
     else:
         looks(form, storage(x.dtype, True))(None, *place, ctypes.addressof(out))
@@ -225,12 +233,13 @@ def _look(semiring: str, x: Array, form: Form) -> int:
 
 
 def _step(
-    semiring: str, blocks: tuple[Array, Array, Array], scalars: tuple[Any, Any], conj: tuple[bool, bool], spare: Array
+    semiring: Semiring, blocks: tuple[Array, Array, Array], scalars: tuple[Any, Any], conj: tuple[bool, bool],
+    spare: Array,
 ) -> None:
     """Set c = a @ b + beta · c for a block of c in the type in which it is summed."""
     a, b, c = blocks
     alpha, beta = (c.dtype.type(x) for x in scalars)
-    calls = [_bound(part) for part in _parts(Operands(a, b, c, alpha, beta, *conj, SEMIRINGS[semiring]), get_threads())]
+    calls = [_bound(part) for part in _parts(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
     _together(calls) if len(calls) > 1 else calls[0]()
 
 
@@ -264,7 +273,7 @@ def _together(calls: list[Call]) -> None:
         other.result()
 
 
-def _parts(problem: Operands, threads: int) -> list[Operands]:
+def _parts(problem: LocalOperands, threads: int) -> list[LocalOperands]:
     """Equal parts of a product, along the longer side of c: one for each thread, if they are worth it."""
     m, n, k = problem.sizes
     made = []

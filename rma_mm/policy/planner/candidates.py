@@ -30,6 +30,8 @@ WAITING = 1.04
 """What ranks that wait for each other are taken to lose."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
+NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"
+"""Why ranks cannot."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
 
@@ -57,6 +59,8 @@ class Request:
     """Operands that node-mates cannot read where they lie, but could in a copy."""
     tariff: Tariff = TYPICALLY
     """What it is priced by."""
+    pushes: bool = True
+    """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ def _best(row: Row, request: Request) -> Candidate:
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return Candidate(row, None, rejected=f"{what} in no fixed order, and deterministic=True excludes that")
+    if not (request.pushes or row.reproducible):
+        return Candidate(row, None, rejected=f"accumulates, and {NO_PUSHES}")
     options = _placements(row, request)
     if isinstance(options, str):
         return Candidate(row, None, rejected=options)

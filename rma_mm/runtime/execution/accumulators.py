@@ -30,11 +30,22 @@ class Sums:
 
     def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
         """Whether a home in which sums of `dtype` are formed holds keys in the meantime."""
-        return self.pushed and home.buffer == "C" and not self.semiring.is_arithmetic and has_keys(dtype)
+        return self.pushed and home.buffer == "C" and self.semiring.reduction.order != 0 and has_keys(dtype)
 
     def reduction(self, home: Ref) -> str:
-        """The operation of an accumulate: what else than C is added to is a matrix given in summands."""
-        return self.semiring.reduction if home.buffer == "C" else PLUS_TIMES.reduction
+        """MPI's operation of an accumulate: what else than C is added to is a matrix given in summands."""
+        return (self.semiring if home.buffer == "C" else PLUS_TIMES).reduction.mpi
+
+    def by_hand(self, dst: Box, src: Box) -> Callable[[], None]:
+        """What adds a box to one of this rank's own C."""
+        (c, (rows, cols)), (total, (down, across)) = dst, src
+        pairs = paired_views(total, (down, across), c, (rows, cols))
+
+        def add() -> None:
+            for target, source in pairs:
+                self.semiring.add(target, source, out=target)
+
+        return add
 
     def open(self, c: Array, old: Array | None, beta: Any, keys: bool) -> None:
         """Make `c` what sums begin with: `old` times beta (`c` itself where that is None), or nothing where beta is 0.

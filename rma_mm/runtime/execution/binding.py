@@ -174,6 +174,10 @@ class Binding:
         block, _ = self.places.block(op.dst.buffer, summing=True)
         assert block is not None
         source, sums = self.places.whole(op.src, False), self.scalars.sums
+        if op.dst.buffer == "C" and not sums.semiring.reduction.is_mpis(block.dtype):  # so no other rank adds to it
+            where = self.places.schedule.holds(op.dst).locate(op.dst.region)
+            self.act(sums.by_hand((self.places.whole(op.dst, summing=True), where), self.places.box(op.src)), op)
+            return
         if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
             if sums.are_keys(op.dst, source.dtype):
                 self.act(sums.turned(self.places.box(op.src)), op)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.ops import STAGE
 from rma_mm.windows import Checks
-from rma_mm.windows.base import REDUCTIONS
 from rma_mm.windows.checks.poison import differing
 from rma_mm.windows.waiting import barrier
 
@@ -114,7 +114,7 @@ class Total:
         """Add one summand."""
         box = np.ix_(entry.rows, entry.cols)
         with np.errstate(all="ignore"):
-            self.value[box] = REDUCTIONS[entry.op][0](self.value[box], entry.values)
+            self.value[box] = REDUCTIONS[entry.op].add(self.value[box], entry.values)
             if self.rounds:
                 self.size[box] += np.abs(entry.values)
         self.terms[box] += 1

@@ -88,6 +88,11 @@ class Operands:
         """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
         return self.options.deterministic and not self.semiring.in_any_order
 
+    @property
+    def may_push(self) -> bool:
+        """Whether ranks may add to each other's C."""
+        return self.semiring.reduction.is_mpis(self.summed)
+
     def choose_kernel(self) -> str:
         """The local kernel that this rank would choose now."""
         m, n, k = self.shape

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import check_dtype
-from rma_mm.elements.semiring import PLUS_TIMES, check_semiring
+from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, check_semiring
 from rma_mm.errors import LayoutError, MeshError, OptionError, ShapeError
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
@@ -64,7 +64,7 @@ def make_plan(
     """
     mesh = common_mesh(mesh, A, B)
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
-        facts |= {"A": describe(A), "B": describe(B)}
+        facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)}
         compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
         options = ProductOptions(
             alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
@@ -235,7 +235,7 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
         operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
-        o.algorithm, operands.needs_order, memory, copyable=copyable, tariff=tariff,
+        o.algorithm, operands.needs_order, memory, copyable=copyable, tariff=tariff, pushes=operands.may_push,
     )  # fmt: skip
 
 

@@ -53,10 +53,9 @@ def matmul(
     out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. algorithm: a
     name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
-    again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×: plus_times, min_plus,
-    max_plus, max_min or or_and; alpha is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of
-    each element of C once it is summed: bias, activation, another type. Plans are kept and used again. Raises as
-    `make_plan` and `Plan.execute`.
+    again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha
+    is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of each element of C once it is
+    summed: bias, activation, another type. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
     options = {

@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
-from rma_mm.policy.planner.candidates import Candidate, Request, problem_of
+from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
 from rma_mm.runtime.execution.footprint import (
     Operands,
     adds_elsewhere,
@@ -98,8 +98,8 @@ class Fitting:
     """Bytes that a tuning needs at least, on the fullest rank."""
     seen: set[Tuning] = field(init=False, default_factory=set)
     """Tunings that were looked at: they need just that."""
-    is_unordered: bool = field(init=False, default=False)
-    """Whether it adds up in no fixed order where one is asked for."""
+    is_unfit: bool = field(init=False, default=False)
+    """Whether it accumulates where ranks cannot, or where a fixed order of sums is asked for."""
 
     def __post_init__(self) -> None:
         layouts, width = self.candidate.layouts, self.candidate.width
@@ -124,7 +124,7 @@ class Fitting:
             if limit is not None and self.least[tuning] > limit:
                 continue
             schedule, is_ordered = self.look(tuning)
-            if self.is_unordered:
+            if self.is_unfit:
                 return None
             if limit is None or self.least[tuning] <= limit:
                 return self.candidate, schedule, tuning, self.least[tuning], is_ordered
@@ -145,7 +145,7 @@ class Fitting:
                 self.least[each] = max(bound, self.least.get(each, 0))
         self.least[tuning] = need
         self.seen.add(tuning)
-        self.is_unordered = self.operands.needs_order and bool(pushed)
+        self.is_unfit = bool(pushed) and (self.operands.needs_order or not self.operands.may_push)
         return schedule, not pushed
 
     def far(self, schedule: Schedule, ops: list[Op]) -> int:
@@ -177,9 +177,11 @@ def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
     """
     work = 0
     while True:
-        able = [(n, trial) for n, trial in enumerate(trials) if not trial.is_unordered]
+        able = [(n, trial) for n, trial in enumerate(trials) if not trial.is_unfit]
         if not able:
             name = trials[-1].candidate.row.name
+            if not trials[-1].operands.may_push:
+                raise AlgorithmError(f"{name}: accumulates here, and {NO_PUSHES}")
             raise AlgorithmError(f"{name}: accumulates in no fixed order here, and deterministic=True excludes that")
         need, is_guess, n, at = min(
             (trial.least[each], each not in trial.seen, n, -at)

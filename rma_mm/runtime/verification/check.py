@@ -1,8 +1,8 @@
 """Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices, without gathering any.
 
 Floats: the rows that look wrong by Freivalds' check are computed again, and each of their elements is held against what
-rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Semirings of least and
-greatest sums, and what an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
+rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Other semirings, and
+what an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring
 from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.bools import COUNTS, wrong_bools
@@ -33,6 +33,7 @@ SUSPECTED = (
     f"one wrong element may pass if it is off by less than {FOUND} standard deviations of its neighbours' rounding"
 )
 ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
+GROUPED = "of the others sums of 64 groups of rows and of columns; one wrong element may pass"
 UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
 
 
@@ -87,7 +88,7 @@ def verify(
     closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product)
     with np.errstate(all="ignore"):
         if not semiring.is_arithmetic:
-            verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], ORDERED)
+            verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], _others(semiring))
         elif closed.product.kind not in "iub":
             verdict = _floats(closed, seed)
         elif epilogue is not None:
@@ -102,6 +103,13 @@ def verify(
         verdict = Verdict(False, None, "replicas of C differ")
     shared: Verdict = comm.bcast(verdict, 0)
     return shared
+
+
+def _others(semiring: Semiring) -> str:
+    """What is looked at of rows that are not computed again."""
+    if semiring.distributes is Distributes.NOT_KNOWN:
+        return UNSEEN
+    return ORDERED if semiring.reduction.order else GROUPED
 
 
 def _exact(reason: str, rows: int, m: int, others: str) -> Verdict:

@@ -26,7 +26,10 @@ class MeshView(Protocol):
 
     @property
     def comm(self) -> Any:
-        """An mpi4py communicator over all ranks; of it, allgather, bcast, and Allreduce as it sums by default."""
+        """An mpi4py communicator over all ranks; of it, allgather, bcast, and Allreduce as it sums by default.
+
+        For semirings also Allreduce by other operations, and Alltoall and Allgather of bytes.
+        """
 
     rank: int
     """This rank."""

@@ -1,9 +1,10 @@
-"""Products of semirings whose sum is a least or greatest one.
+"""Products of semirings, by their own ⊕ and ⊗.
 
 No way is known to see whether C = A ⊗ B of min and + is right much sooner than by computing it again: a minimum has no
-inverse, so that random sums tell nothing. Rows are computed again, all of a small product. Of the other rows a least
-element can be known: min over i in S of C[i, j] is min over k of (min over i in S of A[i, k]) + B[k, j], since rounding
-and ⊗ keep order. So are groups of rows checked, and of columns.
+inverse, so that random sums tell nothing. Rows are computed again, all of a small product. Of the others the ⊕ of a
+group S can be known where ⊗ distributes over ⊕: that over i in S of C[i, j] is ⊕ over k of (⊕ over i in S of A[i, k])
+⊗ B[k, j]; of floats too, where ⊕ picks the least or the greatest, since rounding keeps order. So are groups of rows
+checked, and of columns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import accumulator
-from rma_mm.elements.semiring import Semiring
+from rma_mm.elements.reduction import Reduction
+from rma_mm.elements.semiring import Distributes, Semiring
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed
 from rma_mm.runtime.verification.rows import ROWS, Indices, how_many, random_rows, row_chunks
@@ -38,19 +40,19 @@ def wrong_semiring(
     rows = random_rows(m, how_many(m, n, k, SLOWER), seed)
     where = ""
     for some in row_chunks(rows, max(n, k)):
-        lines = [None if x is None else summed(comm, x.some_rows(some))[0] for x in (left, made, old)]
+        lines = [None if x is None else _known(comm, x.some_rows(some)) for x in (left, made, old)]
         where = where or _differing(comm, lines, right, semiring, c.dtype, [f"C[{i}, {{}}]" for i in some])
-    if not where and len(rows) < m and keeps_order(comm, left, right, semiring):
+    if not where and len(rows) < m and distributes(comm, left, right, semiring):
         turned = right.T, left.T, made.T, None if old is None else old.T
         for given, what in (((left, right, made, old), "row"), (turned, "column")):
             where = where or _wrong_group(comm, given, semiring, c.dtype, seed, what)
     return where, len(rows)
 
 
-def keeps_order(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
-    """Whether ⊗ keeps the order of these operands: integers must not wrap around, nor infinities cancel. Collective."""
-    if semiring.multiply is not np.add:
-        return True
+def distributes(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
+    """Whether ⊗ distributes over ⊕ on these operands. Collective."""
+    if semiring.distributes is not Distributes.UNLESS_SUMS_WRAP:
+        return semiring.distributes is Distributes.ALWAYS
     found = np.zeros(4)
     for i, part in enumerate((a, b)):
         for _, block in part.blocks():
@@ -66,12 +68,12 @@ def keeps_order(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
 def _wrong_group(
     comm: Any, parts: Sequence[Any], semiring: Semiring, dtype: np.dtype[Any], seed: int, what: str
 ) -> str:
-    """Where the least elements of a group of rows are wrong; empty if nowhere. `parts`: A, B, C, C0. Collective."""
+    """Where the ⊕ of a group of rows is wrong; empty if nowhere. `parts`: A, B, C, C0. Collective."""
     a, b, c, before = parts
     group_of = np.random.default_rng(seed).permutation(c.shape[0]) % ROWS
     lines = [None if x is None else _grouped(comm, x, group_of, semiring) for x in (a, c, before)]
-    least = f"the {'least' if semiring.reduction == 'MIN' else 'greatest'} element of a group of {what}s, at {{}},"
-    return _differing(comm, lines, b, semiring, dtype, [least] * ROWS)
+    total = ("the sum", "the greatest element", "the least element")[semiring.reduction.order]
+    return _differing(comm, lines, b, semiring, dtype, [f"{total} of a group of {what}s, at {{}},"] * ROWS)
 
 
 def _grouped(comm: Any, part: Part, group_of: Indices, semiring: Semiring) -> Array:
@@ -115,17 +117,36 @@ def _again(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:
     return _reduced(comm, out, semiring)
 
 
+def _known(comm: Any, x: Array) -> Array:
+    """An array of which every element is 0 but on one rank, known everywhere. Collective."""
+    if x.dtype.kind != "b":
+        return summed(comm, x)[0]
+    return summed(comm, x.view(np.uint8))[0].view(np.bool_)  # MPI has no sum of truth values
+
+
 def _reduced(comm: Any, x: Array, semiring: Semiring) -> Array:
     """The ⊕ of all ranks' arrays, made of x. Collective."""
+    reduction = semiring.reduction
+    if not (reduction.order and has_keys(x.dtype)):
+        return _met(comm, x, reduction)
+    to_keys(x, reduction)
+    made = _met(comm, x.view(key_type(x.dtype)), reduction).view(x.dtype)
+    from_keys(made, reduction)
+    return made
+
+
+def _met(comm: Any, x: Array, reduction: Reduction) -> Array:
+    """The same of what MPI may do it with; else each rank joins a share of all ranks' elements. Collective."""
     from mpi4py import MPI
 
-    keys = has_keys(x.dtype)
-    if keys:
-        to_keys(x, semiring.reduction)
-    whole = x.view(key_type(x.dtype)) if keys else x
-    total: NDArray[Any] = np.empty_like(whole)
-    comm.Allreduce(whole, total, MPI.MIN if semiring.reduction == "MIN" else MPI.MAX)
-    made = total.view(x.dtype)
-    if keys:
-        from_keys(made, semiring.reduction)
-    return made
+    total: NDArray[Any] = np.empty_like(x)
+    if x.dtype in reduction.types:
+        comm.Allreduce(x, total, getattr(MPI, reduction.mpi))
+        return total
+    share = -(-x.size // comm.size)
+    mine = np.resize(x, (comm.size, share))
+    came, made = np.empty_like(mine), np.empty_like(mine)
+    comm.Alltoall(mine.view(np.uint8), came.view(np.uint8))
+    comm.Allgather(reduction.add.reduce(came, axis=0).view(np.uint8), made.view(np.uint8))
+    total[...] = made.reshape(-1)[: x.size].reshape(x.shape)
+    return total

@@ -1,0 +1,89 @@
+"""Reductions: what the ⊕ of a semiring is on its own, and what MPI has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rma_mm.elements.dtypes import SUPPORTED, is_half, rank
+
+Types = frozenset[np.dtype[Any]]
+
+ADDABLE: Types = frozenset(dtype for dtype in SUPPORTED if not is_half(dtype))
+"""What MPI can add portably: the 16-bit floats have no MPI type."""
+_TRUTH: Types = frozenset({np.dtype(np.bool_)})
+_WHOLE: Types = frozenset(dtype for dtype in ADDABLE if rank(dtype) == 1)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An associative and commutative operation with which many elements become one."""
+
+    add: np.ufunc
+    """What it does with two."""
+    identity: Callable[[np.dtype[Any]], Any]
+    """What leaves every value of an element type as it is, and what nothing comes to: a scalar of that type."""
+    mpi: str = ""
+    """MPI's name of it; empty where MPI has none."""
+    types: Types = frozenset()
+    """The element types for which MPI does the same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN
+    is each library's own affair, and mostly wrong."""
+    order: int = 0
+    """−1 where it picks the least of its operands, 1 where it picks the greatest, 0 where it does neither."""
+    rounds: bool = False
+    """Whether floats come out otherwise in another order."""
+
+    def is_mpis(self, dtype: np.dtype[Any]) -> bool:
+        """Whether MPI can do it with elements of this type: the least and greatest floats as ordered integers."""
+        return dtype in self.types or (self.order != 0 and dtype.kind == "f")
+
+
+def least(dtype: np.dtype[Any]) -> Any:
+    """The least value of an element type.
+
+    >>> least(np.dtype("int8")), least(np.dtype("float32"))
+    (np.int8(-128), np.float32(-inf))
+    """
+    return dtype.type(np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf)
+
+
+def greatest(dtype: np.dtype[Any]) -> Any:
+    """The greatest value of an element type.
+
+    >>> greatest(np.dtype("uint8"))
+    np.uint8(255)
+    """
+    return dtype.type(np.iinfo(dtype).max if dtype.kind in "iu" else np.inf)
+
+
+def zero(dtype: np.dtype[Any]) -> Any:
+    """0, or False."""
+    return dtype.type(0)
+
+
+def ones(dtype: np.dtype[Any]) -> Any:
+    """An integer of which every bit is set, or True."""
+    return np.invert(dtype.type(0))
+
+
+SUM = Reduction(np.add, zero, "SUM", ADDABLE, rounds=True)
+"""The ordinary sum; of truth values it is or."""
+MIN = Reduction(np.minimum, greatest, "MIN", _WHOLE, order=-1)
+MAX = Reduction(np.maximum, least, "MAX", _WHOLE, order=1)
+LOR = Reduction(np.logical_or, zero, "LOR", _TRUTH)
+
+REDUCTIONS: dict[str, Reduction] = {
+    reduction.mpi: reduction
+    for reduction in (
+        *(SUM, MIN, MAX, LOR),
+        Reduction(np.logical_and, ones, "LAND", _TRUTH),
+        Reduction(np.logical_xor, zero, "LXOR", _TRUTH),
+        Reduction(np.bitwise_or, zero, "BOR", _WHOLE),
+        Reduction(np.bitwise_and, ones, "BAND", _WHOLE),
+        Reduction(np.bitwise_xor, zero, "BXOR", _WHOLE),
+    )
+}
+"""Those that MPI has, by its names."""
