@@ -16,6 +16,8 @@ ADDABLE: Types = frozenset(dtype for dtype in SUPPORTED if not is_half(dtype))
 """What MPI can add portably: the 16-bit floats have no MPI type."""
 _TRUTH: Types = frozenset({np.dtype(np.bool_)})
 _WHOLE: Types = frozenset(dtype for dtype in ADDABLE if rank(dtype) == 1)
+_NARROW: Types = frozenset(dtype for dtype in _WHOLE if dtype.itemsize < 8)
+"""Open MPI 5.0.11 accumulates bits of 64-bit integers wrongly between nodes."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ REDUCTIONS: dict[str, Reduction] = {
         *(SUM, MIN, MAX, LOR),
         Reduction(np.logical_and, ones, "LAND", _TRUTH),
         Reduction(np.logical_xor, zero, "LXOR", _TRUTH),
-        Reduction(np.bitwise_or, zero, "BOR", _WHOLE),
-        Reduction(np.bitwise_and, ones, "BAND", _WHOLE),
-        Reduction(np.bitwise_xor, zero, "BXOR", _WHOLE),
+        Reduction(np.bitwise_or, zero, "BOR", _NARROW),
+        Reduction(np.bitwise_and, ones, "BAND", _NARROW),
+        Reduction(np.bitwise_xor, zero, "BXOR", _NARROW),
     )
 }
 """Those that MPI has, by its names."""
