@@ -19,14 +19,13 @@ from math import prod
 
 from rma_mm.algorithms import find_algorithm
 from rma_mm.command.arguments import DIGITS, Parser, _count, _dtype, _mesh, _shape, _size
-from rma_mm.command.timeline import SIMULATED, predicted_records, timeline
+from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import FileFormatError, OptionError, RmaError, in_lines, named, quoted
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
-from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
@@ -185,10 +184,7 @@ def _write_timeline(path: str, price: Price) -> None:
         raise OptionError(f"--timeline: got {ranks} ranks; every operation is simulated of up to {SIMULATED}")
     if price.why_not:
         raise OptionError(f"--timeline: {price.algorithm}: {price.why_not}")
-    schedule, tariff = price.schedule(), price.question.tariff
-    simulated = simulate(
-        schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, summed=tariff.summed, is_noted=True
-    )
+    simulated = simulated_by(price.schedule(), price.question.tariff)
     mesh = price.request.mesh
     facts = {"algorithm": price.algorithm, "seconds": simulated.seconds, "priced": price.seconds} | price.as_json()
     document = timeline(predicted_records(simulated, ranks), mesh, mesh.nodes, facts)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.runtime.execution.tracing import Trace, TraceEvent
+from rma_mm.schedule.ops import Schedule
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:
@@ -134,14 +136,17 @@ def lanes(
 
 def predicted_run(plan: Plan) -> list[Record]:
     """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
-    tariff = plan.tariff
     if plan.mesh.shape.size > SIMULATED:
         return []
-    simulated = simulate(
-        plan.schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, dict(tariff.flavours),
-        tariff.summed, is_noted=True,
+    return predicted_records(simulated_by(plan.schedule, plan.tariff), plan.mesh.size)
+
+
+def simulated_by(schedule: Schedule, tariff: Tariff) -> Simulated:
+    """A schedule on the machine that it was priced for, with notes of what its ranks do when."""
+    return simulate(
+        schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, dict(tariff.flavours), tariff.summed,
+        is_noted=True,
     )  # fmt: skip
-    return predicted_records(simulated, plan.mesh.size)
 
 
 def predicted_records(simulated: Simulated, ranks: int) -> list[Record]:
