@@ -16,10 +16,9 @@ from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import single_layouts
+from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
-
-Shape = tuple[int, int]
 
 
 def default_layout(mesh: Mesh) -> Layout:

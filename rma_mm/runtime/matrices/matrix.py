@@ -14,7 +14,6 @@ from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.matrices.arguments import (
-    Shape,
     as_dtype,
     checked_array,
     checked_shape,
@@ -26,7 +25,7 @@ from rma_mm.runtime.matrices.arguments import (
     placed,
 )
 from rma_mm.runtime.matrices.move import collected, move
-from rma_mm.runtime.matrices.stored import Stored
+from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
