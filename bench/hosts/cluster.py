@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -32,14 +30,6 @@ ENTER = Path(__file__).with_name("enter.sh")
 
 NETWORK_VARIABLES = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": INTERFACE}
 """What makes MPICH use TCP between hosts, over the links."""
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Bytes that crossed a host's link since the cluster started, Ethernet headers included."""
-
-    sent: int
-    received: int
 
 
 class Cluster:
@@ -180,15 +170,6 @@ class Cluster:
         return self.hosts[number - 1]
 
     # -- links and accidents ----------------------------------------------------------------------
-
-    def carried(self) -> list[Carried]:
-        """What each host's link carried, h1's first."""
-        found = []
-        for host in self.hosts:
-            words = [*host.inside(["net"]), "ip", "-json", "-stats", "link", "show", INTERFACE]
-            (link,) = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-            found.append(Carried(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"]))
-        return found
 
     def cut(self, host: int) -> None:
         """Pull h`host`'s cable: what it sends and what is sent to it is lost, without a word to either side."""
