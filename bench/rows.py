@@ -13,7 +13,8 @@ import numpy as np
 
 import rma_mm
 from bench import measure
-from rma_mm.runtime.execution.footprint import Operand, merged
+from rma_mm.runtime.execution.needs import merged
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from rma_mm.errors import MemoryLimitError
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import Request, candidates
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.schedule.interpret import Outcome, interpret
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def compared(
     equal = ranks == outcome.words and inter == outcome.words_between_nodes
     return {
         **asdict(case),
-        "panels": asdict(plan.tuning),
+        "panels": asdict(plan.settled.tuning),
         "words": ranks,
         "interpreted": outcome.words,
         "between_nodes": inter,

@@ -34,12 +34,12 @@ Array = NDArray[Any]
 Numbers = Sequence[int]
 Step = tuple[str, Numbers]
 
-DRAWN = 12
+DRAWN = 24
 """Numbers of a step."""
 EXTENTS = (1, 2, 3, 5, 8, 13, 24)
 TYPES = ("float64", "float32", "int32", "complex64", "float16")
 GRIDS = ((1,), (2,), (3,), (4,), (2, 2), (2, 1), (1, 3), (3, 1, 1), (1, 2, 1), (5, 1, 1), (2, 3))
-CUTS = ("", "", ":cyclic(1)", ":cyclic(2)", ":bounds")
+CUTS = ("", ":bounds", ":cyclic(1)", ":bounds", ":cyclic(2)", "", ":bounds")
 ALGORITHMS = ("auto", "auto", "auto", *rma_mm.list_algorithms())
 MESHES = 4
 """Open at a time."""
@@ -252,20 +252,20 @@ class World:
 
     def multiply(self, draw: Choices) -> None:
         """A product, into a new matrix or into one that holds NaN or what is added to."""
+        algorithm, beta, has_out, cuts_c = draw.of(ALGORITHMS), draw.of((0, 0, 1)), draw.below(3), draw.below(3)
         a = self.matrix(draw)
         b = self.beside(draw, a)
         want = product(a.value, b.value)
-        algorithm = draw.of(ALGORITHMS)
-        layout = layout_of(draw, a.mesh, want.shape)
-        beta = draw.of((0, 0, 1))
+        layout = "P(None, None)" if not cuts_c else layout_of(draw, a.mesh, want.shape)
         out = None
-        if draw.below(3) or beta:
+        if beta or has_out:
             x = numbers(draw, want.shape, want.dtype)
             held = x if beta else np.full_like(x, np.nan if want.dtype.kind in "fc" else 99)
             out = DistMatrix.from_numpy(held, a.mesh, layout)
             want = (want + beta * x).astype(want.dtype)
         try:
-            made = rma_mm.matmul(a.matrix, b.matrix, out=out, beta=beta, algorithm=algorithm)
+            place = layout if out is None and algorithm == "auto" else None
+            made = rma_mm.matmul(a.matrix, b.matrix, out=out, beta=beta, algorithm=algorithm, layout=place)
         except AlgorithmError:  # not for this mesh or these placements
             return
         assert out is None or made is out
@@ -369,7 +369,7 @@ RULES = (
     "open", "close", "make", "redistribute", "transpose", "write", "read", "save", "drop", "collect",
     "keep_tile", "write_tile", "multiply", "plan", "execute", "abandon",
 )  # fmt: skip
-OFTEN = (*RULES, "multiply", "multiply", "execute", "execute", "make", "redistribute", "keep_tile")
+OFTEN = (*RULES, *["multiply"] * 6, "execute", "execute", "make", "redistribute", "keep_tile")
 """What `walk` draws from."""
 
 

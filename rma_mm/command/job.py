@@ -23,7 +23,7 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import cast, check_cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.files.formats import Source, open_matrix
 from rma_mm.runtime.files.generated import generated
@@ -203,7 +203,7 @@ class Job:
             return
         c = self.files["C"]
         if c.shape != plan.c_shape:
-            a, b = plan.operands["A"].shape, plan.operands["B"].shape
+            a, b = plan.settled.operands["A"].shape, plan.settled.operands["B"].shape
             raise ShapeError(f"{c.path}: C0 is {c.shape}, but A of {a} and B of {b} give {plan.c_shape}")
         try:
             check_cast(c.dtype, plan.c_dtype, c.path, "C")
@@ -227,7 +227,7 @@ class Job:
         o = self.options
         made = []
         for name in "AB":
-            operand, layout = plan.operands[name], plan.layouts[name]
+            operand, layout = plan.settled.operands[name], plan.layouts[name]
             if name in self.files:
                 made.append(load(self.files[name].path, mesh, layout, operand.dtype.name if o.dtype else None))
             else:

@@ -19,7 +19,7 @@ from rma_mm.errors import named
 from rma_mm.kernels import bind
 from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.threads import get_threads, set_threads
-from rma_mm.runtime.execution.footprint import merged
+from rma_mm.runtime.execution.needs import merged
 from rma_mm.runtime.files.unfinished import check_target, write_whole
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh

@@ -67,6 +67,14 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     raise DtypeError(f"dtype {text!r} is not an element type; use one of {supported_names()}")
 
 
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as one of the supported element types; also by the names that NumPy lacks. Raises DtypeError."""
+    try:
+        return check_dtype(np.dtype(dtype))
+    except TypeError:
+        return parse_dtype(str(dtype))
+
+
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any] | None = None) -> np.dtype[Any]:
     """The element type of A @ B: NumPy's promotion, or `compute` where both operands are cast into it safely.
 

@@ -107,7 +107,7 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
             C = plan.execute(A, B)
             np.testing.assert_array_equal(C.to_numpy(), a @ b, err_msg=algorithm)
             assert verify(A, B, C).ok
-            assert set(plan.in_place) <= ({"A", "B"} if flavour == COMMON else set())
+            assert set(plan.settled.request.in_place) <= ({"A", "B"} if flavour == COMMON else set())
             C.tile[:1, :1] += comm.rank == 0
             assert not verify(A, B, C).ok
         assert not mesh.fallbacks
@@ -122,11 +122,11 @@ def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intrac
             for algorithm in ("stationary_a", "queue"):
                 plan = rma_mm.plan(x, x, mesh, algorithm=algorithm)
                 assert (plan.execute(x, x).to_numpy() == 1500).all()
-                assert (plan.in_place, plan.shared) == ("", None)
+                assert (plan.settled.request.in_place, plan.shared) == ("", None)
         assert mesh.window_flavour == "parcel"
         assert [note[: note.index(":", 9)] for note in mesh.fallbacks] == ["window: parcel in place of common"]
-        with mock.patch.object(maker, "_chosen", wraps=maker._chosen) as choosing:
-            assert rma_mm.plan(small, small, mesh).in_place == "AB"  # it still lies where it lay
+        with mock.patch.object(maker, "_made", wraps=maker._made) as choosing:
+            assert rma_mm.plan(small, small, mesh).settled.request.in_place == "AB"  # it still lies where it lay
         assert choosing.call_count == 1
     alone = replace(COMMON, when_too_small=None)
     with registered(alone), Mesh((2,), comm, window="common") as mesh, scarce:

@@ -24,7 +24,8 @@ from rma_mm.errors import (
     WindowError,
 )
 from rma_mm.policy.model.price import TYPICALLY
-from rma_mm.runtime.execution.footprint import Operand, peak_bytes
+from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products import make_plan as planning
 from rma_mm.runtime.products import memory
 from rma_mm.runtime.ranks.agreement import agree_error
@@ -289,7 +290,7 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
                     same_error(comm, MemoryLimitError, call, f"needs {min(every.values())},", "more")
                 else:
                     fits = next(tuning for tuning, need in every.items() if need <= limit)
-                    assert rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).tuning == fits, (name, limit)
+                    assert rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).settled.tuning == fits, (name, limit)
         big = Operand((4096, 4096), np.dtype("f4"))
         with mock.patch.object(memory, "lower", wraps=memory.lower) as lowered:
             same_error(comm, MemoryLimitError, lambda: rma_mm.plan(big, big, mesh, memory_limit=1024), "more")
@@ -300,11 +301,12 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
 def needs_of_every_plan(comm, mesh, a, b, name):
     """Tuning → bytes of a rank, of all plans of an algorithm, each lowered."""
     plan = rma_mm.plan(a, b, mesh, algorithm=name)
-    widths = [plan.tuning.width, *(width for width in memory.WIDTHS if width < plan.tuning.width)]
-    trial = memory.Fitting(mesh, plan.given, planning.request_of(mesh, plan.given, TYPICALLY), plan.chosen)
+    widths = [plan.settled.tuning.width, *(width for width in memory.WIDTHS if width < plan.settled.tuning.width)]
+    request, found = planning.request_of(mesh, plan.given, TYPICALLY), plan.settled.found
+    trial = memory.Fitting(mesh, plan.given, request, found, plan.settled.chosen)
     found = {}
     for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:
-        schedule = lower(plan.chosen.row, trial.problem, tuning)
+        schedule = lower(plan.settled.chosen.row, trial.problem, tuning)
         found[tuning] = comm.allreduce(peak_bytes(mesh, schedule, plan.given), MPI.MAX)
     return found
 

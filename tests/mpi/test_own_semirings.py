@@ -8,7 +8,7 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.elements.semiring import SEMIRINGS, register_semiring
 from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.verification.check import verify
 from tests.launch import parallel
 from tests.mpi.test_library import same_error

@@ -22,7 +22,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.algorithms.search.t10_points import points
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import grids
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.schedule.lowering import boxes
 from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape

@@ -45,7 +45,7 @@ def test_a_late_product_changes_to_groups(comm):
             C = rma_mm.matmul(A, B, mesh, layout="i, j")
             assert np.array_equal(C.to_numpy(), a @ b)
             plan = next(iter(PlanCache.of(mesh).plans.values()))
-            kinds.append(plan.chosen.kind)
+            kinds.append(plan.settled.chosen.kind)
             algorithms.append(plan.algorithm)
         changes = sum(one != other for one, other in pairwise(algorithms))
         assert kinds[0] == "one-sided"

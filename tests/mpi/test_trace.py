@@ -20,7 +20,7 @@ from rma_mm.command import timeline
 from rma_mm.command.timeline import clock_offset, gathered
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.policy.planner.candidates import default_mesh
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.schedule.ops import Claim, Multiply, expand
 from tests.launch import parallel
@@ -62,7 +62,7 @@ def check_trace(plan, trace, ops):
     counting = multiplies + trace.transfers
     words = [sum(event.facts["words"][where] for event in counting) for where in ("intra_node", "inter_node")]
     assert words == [plan.words.words_intra, plan.words.words_inter]
-    itemsizes = {x: plan.operands[x].dtype.itemsize for x in "AB"} | {"C": accumulator(plan.c_dtype).itemsize}
+    itemsizes = {x: plan.settled.operands[x].dtype.itemsize for x in "AB"} | {"C": accumulator(plan.c_dtype).itemsize}
     for event in trace.transfers:
         counted = sum(event.facts["words"].values())
         assert event.facts["bytes"] == counted * itemsizes[event.facts["operand"]] or not counted

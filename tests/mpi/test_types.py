@@ -11,7 +11,7 @@ from rma_mm.elements.dtypes import SUPPORTED, accumulator, result_dtype
 from rma_mm.errors import DtypeError
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import scalar
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.verification.check import verify
 from tests import typed
 from tests.launch import parallel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,9 +17,10 @@ from rma_mm.policy.planner.chain_steps import Shape
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.runtime.chains.conversion import Conversion, scratch_bytes
 from rma_mm.runtime.chains.prices import Chain, Prices, nbytes
-from rma_mm.runtime.execution.footprint import Operand, peak_bytes
+from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
-from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan
+from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -109,7 +111,7 @@ class ChainPlan:
             raise
         self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
-        self._chosen = [(plan.algorithm, plan.chosen.seconds) for plan in self.plans]
+        self._chosen = [(plan.algorithm, plan.settled.chosen.seconds) for plan in self.plans]
         self._seconds = sum(seconds for _, seconds in self._chosen)
         self._seconds += sum(each.seconds for each in answer.conversions)
 
@@ -205,7 +207,7 @@ class ChainPlan:
             plan, extra = self._planned(number, taken)
             taken += extra
             a, b, c = zip((step.a.name, step.b.name, step.result), placed.layouts, strict=True)
-            read = {place for x, place in (("A", a), ("B", b)) if plan.reads_in_place(x)}
+            read = {place for x, place in (("A", a), ("B", b)) if plan.settled.reads_in_place(x)}
             self._in_place |= {name for name, _ in read - self._made.keys()}
             self._actions.append(partial(_multiply, plan, a, b, c))
         for each in self.answer.last:
@@ -250,20 +252,16 @@ class ChainPlan:
         a, b = (self._made.get(place) or self._prices.matrix(*place) for place in places[:2])
         own = sum(self._nbytes(*place) for place in places)
         options = self._prices.products[number].options
-        limit = options.memory_limit
+        limit = whole = options.memory_limit
         if limit is not None:
             most, fullest = self._most(own, taken)
             limit = most + (limit - fullest) // (len(self.chain.steps) - number)
         try:
-            plan = make_plan(
-                a, b, self.mesh, layout=placed.layouts[2], memory_limit=limit, algorithm=options.algorithm,
-                transpose_a=options.transpose_a, transpose_b=options.transpose_b, conjugate_a=options.conjugate_a,
-                conjugate_b=options.conjugate_b, compute_dtype=options.compute_dtype, kernel=options.kernel,
-                deterministic=options.deterministic,
-            )  # fmt: skip
+            plan = planned(a, b, self.mesh, placed.layouts[2], replace(options, memory_limit=limit))
         except MemoryLimitError as error:
-            whole = f"memory_limit: got {options.memory_limit} bytes a rank for the chain"
-            raise MemoryLimitError(f"{whole}; too little of it is left for '{step}': {error}") from None
+            raise MemoryLimitError(
+                f"memory_limit: got {whole} bytes a rank for the chain; too little of it is left for '{step}': {error}"
+            ) from None
         self.plans.append(plan)
         return plan, max(0, peak_bytes(self.mesh, plan.schedule, plan.given) - own)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.algorithms import find_algorithm
-from rma_mm.elements.dtypes import accumulator
+from rma_mm.elements.dtypes import accumulator, as_dtype
 from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.model.price import Tariff
@@ -27,10 +27,10 @@ from rma_mm.policy.planner.chain_steps import (
     problem,
     product_seconds,
 )
-from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
-from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
+from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
+from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, settled
+from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, with_kernel
 from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -83,11 +83,7 @@ class Chain:
             problem(step, {name: x.shape for name, x in matrices.items()})
             a, b = matrices[step.a.name], matrices[step.b.name]
             turns = (bool(step.a.turn), bool(step.b.turn), step.a.turn == "H", step.b.turn == "H")
-            compute = options["compute_dtype"]
-            asked = ProductOptions(
-                1, 0, *turns, options["algorithm"], options["memory_limit"],
-                None if compute is None else as_dtype(compute).name, bool(options["deterministic"]), options["kernel"],
-            )  # fmt: skip
+            asked = ProductOptions(1, 0, *turns, **options).normalised()
             products.append(operands_of(a, b, mesh, layouts.get(step.result), asked))
             matrices[step.result] = products[-1].c
         return cls(found, matrices, tuple(inputs), outputs_of(found, outputs), tuple(products))
@@ -117,7 +113,7 @@ class Prices:
 
     def __init__(self, mesh: Mesh, chain: Chain) -> None:
         self.mesh, self.chain = mesh, chain
-        self.products = [settled(mesh, each) for each in chain.products]
+        self.products = [with_kernel(mesh, each) for each in chain.products]
         self.tariffs = [self._tariffs(each) for each in self.products]
         self.is_known = all(
             is_known(tariff, each) for each, found in zip(self.products, self.tariffs, strict=True)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.execution.footprint import Operands, all_ops, frame_dtype
+from rma_mm.runtime.execution.needs import all_ops
+from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.node_fetch import EVENTS

@@ -55,14 +55,6 @@ def checked_shape(shape: Any) -> Shape:
     return rows, cols
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """`dtype` as one of the supported element types; also by the names that NumPy lacks. Raises DtypeError."""
-    try:
-        return check_dtype(np.dtype(dtype))
-    except TypeError:
-        return parse_dtype(str(dtype))
-
-
 def checked_array(x: Any) -> NDArray[Any]:
     """`x` as a 2-D array of a supported type. Raises ShapeError, DtypeError."""
     array = np.asarray(x)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.elements.dtypes import as_dtype, parse_dtype
 from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.matrices.arguments import (
-    as_dtype,
     checked_array,
     checked_shape,
     checksum,

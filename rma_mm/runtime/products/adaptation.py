@@ -23,7 +23,7 @@ def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
     plan = cache.plans[key]
     if plan.predicted_seconds is None:
         return plan
-    watch = cache.watches.setdefault(key, Watch(plan.algorithm, plan.chosen.kind, plan.predicted_seconds))
+    watch = cache.watches.setdefault(key, Watch(plan.algorithm, plan.settled.chosen.kind, plan.predicted_seconds))
     if plan.last_seconds:
         watch.note(plan.last_seconds)
     if watch.is_new:
@@ -36,22 +36,23 @@ def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
         plan.close()
     else:
         return plan
-    mesh.fallbacks.append(watch.change(following.algorithm, following.chosen.kind, following.chosen.seconds))
+    chosen = following.settled.chosen
+    mesh.fallbacks.append(watch.change(chosen.row.name, chosen.kind, chosen.seconds))
     cache.plans[key] = following
     return following
 
 
 def _two_sided(plan: Plan) -> str | None:
     """The fastest candidate that moves operands by groups, and leaves C where it is."""
-    here = plan.chosen.layouts and plan.chosen.layouts[2]
-    others = (c for c in plan.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
+    here = plan.settled.chosen.layouts and plan.settled.chosen.layouts[2]
+    others = (c for c in plan.settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
     return next((c.row.name for c in others), None)
 
 
 def late_note(plan: Plan, seconds: Sequence[float]) -> str:
     """What is to be said of a plan that was chosen and took these seconds: nothing, unless it is one-sided and late."""
     predicted, better = plan.predicted_seconds, _two_sided(plan)
-    if predicted is None or plan.chosen.kind != "one-sided" or better is None:
+    if predicted is None or plan.settled.chosen.kind != "one-sided" or better is None:
         return ""
     ratio = min(seconds) / predicted
     return f"{plan.algorithm}: took {ratio:.2f} times the seconds predicted; try {better}" if ratio > LATE else ""
@@ -59,8 +60,8 @@ def late_note(plan: Plan, seconds: Sequence[float]) -> str:
 
 def _learn(mesh: Mesh, plan: Plan, watch: Watch) -> None:
     """Correct the calibration by what was observed."""
-    kind = plan.chosen.kind
-    before = plan.chosen.correction
+    kind = plan.settled.chosen.kind
+    before = plan.settled.chosen.correction
     corrected = watch.correction(before)
     if corrected is not None:
         remember_correction(mesh.comm, mesh.node_of, threads=mesh.threads, corrections={kind: corrected})

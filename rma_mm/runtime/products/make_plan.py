@@ -21,10 +21,10 @@ from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Candidate, Request, choose, problem_of
-from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
+from rma_mm.policy.planner.candidates import Request, choose
+from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.execution.proving import prove
-from rma_mm.runtime.matrices.arguments import as_dtype, checked_shape, placed
+from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.memory import fitted
 from rma_mm.runtime.products.plan import Plan
@@ -34,11 +34,14 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import wait
 
+Factor = DistMatrix | Operand | NDArray[Any]
+"""What is multiplied, as it is given."""
+
 
 @in_turn
 def make_plan(
-    A: DistMatrix | Operand | NDArray[Any],
-    B: DistMatrix | Operand | NDArray[Any],
+    A: Factor,
+    B: Factor,
     mesh: Mesh | None = None,
     *,
     layout: str | Layout | None = None,
@@ -62,61 +65,54 @@ def make_plan(
     may hold of the operands, the result and scratch. The other options are those of `matmul`. Raises ShapeError,
     DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
-    mesh = common_mesh(mesh, A, B)
+    options = ProductOptions(
+        alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
+        deterministic, kernel, semiring, epilogue,
+        "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
+    )  # fmt: skip
+    return planned(A, B, common_mesh(mesh, A, B), layout, options)
+
+
+def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Plan:
+    """`make_plan` for such options. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
-        facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)}
-        compute = as_dtype(compute_dtype).name if compute_dtype is not None else None
-        options = ProductOptions(
-            alpha, beta, bool(transpose_a), bool(transpose_b), bool(conjugate_a), bool(conjugate_b), algorithm,
-            memory_limit, compute, bool(deterministic), kernel, semiring, epilogue,
-            "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
-        )  # fmt: skip
-        facts |= vars(options)
-        operands = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, layout, options)
-    operands = settled(mesh, operands)
+        facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options.normalised())
+        a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
+        operands = operands_of(a, b, mesh, layout, options.normalised())
+    operands = with_kernel(mesh, operands)
     while True:
-        flavour, plan = mesh.flavour, _chosen(mesh, operands)
-        if mesh.flavour == flavour or not (plan.in_place or plan.shared):
+        flavour, plan = mesh.flavour, _made(mesh, operands)
+        if mesh.flavour == flavour or not (plan.settled.request.in_place or plan.shared):
             return plan
         plan.close()  # what it was chosen for turned out too small, and other memory took over
 
 
-def _chosen(mesh: Mesh, operands: Operands) -> Plan:
+def _made(mesh: Mesh, operands: Operands) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
     if found[0].row.by_speed:
         request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
         found = choose(request)
-    return _made(mesh, operands, request, found)
+    with using_threads(mesh.threads):  # of which each has scratch
+        settled = fitted(mesh, operands, request, found)
+    later = []
+    for x, operand in (("A", operands.a), ("B", operands.b)):
+        if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
+            problem = settled.problem
+            parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
+            later.append([size * operand.dtype.itemsize for size in parts])
+    mesh.arena.reserve(later)
+    plan = Plan(mesh, settled)
+    prove(mesh, plan.schedule, "plan")
+    return plan
 
 
-def settled(mesh: Mesh, operands: Operands) -> Operands:
+def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
     """The same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
     choice = np.array([NAMES.index(operands.kernel)])
     wait(mesh.comm.Ibcast(choice))
     return replace(operands, kernel=NAMES[choice[0]])
-
-
-def _made(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Plan:
-    """The plan for what the planner found, on the windows that the mesh has. Collective."""
-    with using_threads(mesh.threads):  # of which each has scratch
-        made = fitted(mesh, operands, request, found)
-    chosen = made[0]
-    assert chosen.layouts is not None
-    problem = problem_of(request, chosen.layouts, chosen.copied)
-    later = []
-    for x, operand in (("A", operands.a), ("B", operands.b)):
-        if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
-            parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
-            later.append([size * operand.dtype.itemsize for size in parts])
-    mesh.arena.reserve(later)
-    plan = Plan(
-        mesh, operands, found, *made, request.in_place, request.shares and not chosen.row.grouped,
-        request.tariff,
-    )  # fmt: skip
-    prove(mesh, plan.schedule, "plan")
-    return plan
 
 
 def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
@@ -136,7 +132,7 @@ def describe(x: object) -> str:
     return repr(x)
 
 
-def operand_of(name: str, x: DistMatrix | Operand | NDArray[Any], mesh: Mesh) -> Operand:
+def operand_of(name: str, x: Factor, mesh: Mesh) -> Operand:
     """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
         if len(x.shape) != 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import LayoutError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import steered
-from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan
+from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, planned
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.agreement import agreed
@@ -58,22 +59,11 @@ def matmul(
     summed: bias, activation, another type. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
-    options = {
-        "alpha": alpha,
-        "beta": beta,
-        "transpose_a": transpose_a,
-        "transpose_b": transpose_b,
-        "conjugate_a": conjugate_a,
-        "conjugate_b": conjugate_b,
-        "algorithm": algorithm,
-        "memory_limit": memory_limit,
-        "compute_dtype": compute_dtype,
-        "deterministic": deterministic,
-        "kernel": kernel,
-        "semiring": semiring,
-        "epilogue": epilogue,
-    }
-    with agreed(mesh.comm, "matmul", layout=layout, **options) as facts:
+    options = ProductOptions(
+        alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
+        deterministic, kernel, semiring, epilogue,
+    )  # fmt: skip
+    with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
         check_epilogue(epilogue)
         facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
@@ -103,19 +93,18 @@ def _place(mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None) -> s
     return out.layout
 
 
-def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: dict[str, Any]) -> Plan:
+def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Plan:
     """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
-    operands = [
+    a, b = (
         Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
-    ]
-    key = (*operands, layout, mesh.window_flavour, *((name, repr(value)) for name, value in options.items()))
+    )
+    key = (a, b, layout, mesh.window_flavour, repr(options))
     cache = PlanCache.of(mesh)
-    plan = cache.plan(key, lambda: make_plan(operands[0], operands[1], mesh, layout=layout, **options))
-    if options["algorithm"] != "auto":
+    plan = cache.plan(key, lambda: planned(a, b, mesh, layout, options))
+    if options.algorithm != "auto":
         return plan
 
     def make(algorithm: str, place: Layout) -> Plan:
-        named = {**options, "algorithm": algorithm}
-        return make_plan(operands[0], operands[1], mesh, layout=place, **named)
+        return planned(a, b, mesh, place, replace(options, algorithm=algorithm))
 
     return steered(cache, mesh, key, make)

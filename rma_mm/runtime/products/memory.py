@@ -15,16 +15,10 @@ import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
-from rma_mm.runtime.execution.footprint import (
-    Operands,
-    adds_elsewhere,
-    all_ops,
-    frame_dtype,
-    peak_bytes,
-    scratch_used,
-    standing_bytes,
-)
+from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
+from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
@@ -40,18 +34,15 @@ PANELS = 512
 WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
-Fitted = tuple[Candidate, Schedule, Tuning, int, bool]
-"""Candidate, schedule, tuning, bytes on the fullest rank, and whether its sums are formed in a fixed order."""
 
-
-def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Candidate]) -> Fitted:
-    """The first candidate and tuning whose memory fits the limit. Collective over the mesh's communicator.
+def fitted(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Settled:
+    """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
 
     Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none keeps the order asked for.
     """
     limit = operands.options.memory_limit
     able = [each for each in found if not each.rejected and each.layouts is not None]
-    trials = [Fitting(mesh, operands, request, each) for each in able]
+    trials = [Fitting(mesh, operands, request, found, each) for each in able]
     if limit is not None:
         for trial, least in zip(trials, _most(mesh, [trial.standing for trial in trials]), strict=True):
             trial.least = dict.fromkeys(trial.tunings, least)
@@ -69,7 +60,7 @@ def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Can
 def memory_note(plan: Plan) -> str:
     """What a plan's ranks need together on a node that does not allow it, in a sentence; else empty. Collective."""
     mesh = plan.mesh
-    own = peak_bytes(mesh, plan.schedule, plan.given)
+    own = peak_bytes(mesh, plan.schedule, plan.settled.given)
     told = mesh.comm.allgather((own, memory_allowed()))
     for node in dict.fromkeys(mesh.node_of):
         mates = [rank for rank, each in enumerate(mesh.node_of) if each == node]
@@ -89,6 +80,7 @@ class Fitting:
     mesh: Mesh
     operands: Operands
     request: Request
+    found: list[Candidate]
     candidate: Candidate
     problem: Problem = field(init=False)
     tunings: list[Tuning] = field(init=False)
@@ -116,7 +108,7 @@ class Fitting:
         """Panels of a rank to which every task falls, where none of its own needs none."""
         return self.tasks * ceil(self.walked / width)
 
-    def first(self, limit: int | None) -> Fitted | None:
+    def first(self, limit: int | None) -> Settled | None:
         """The hungriest tuning that fits, None where none does. Collective."""
         for tuning in self.tunings:
             if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
@@ -127,7 +119,10 @@ class Fitting:
             if self.is_unfit:
                 return None
             if limit is None or self.least[tuning] <= limit:
-                return self.candidate, schedule, tuning, self.least[tuning], is_ordered
+                return Settled(
+                    self.operands, self.request, self.found, self.candidate, self.problem, schedule, tuning,
+                    self.least[tuning], is_ordered,
+                )  # fmt: skip
         return None
 
     def look(self, tuning: Tuning) -> tuple[Schedule, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -12,22 +11,20 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, LayoutError, OptionError, ShapeError
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Candidate, adds_in_any_order
 from rma_mm.policy.planner.decision import Decision
-from rma_mm.policy.planner.tables import frontier_table, seconds_text
+from rma_mm.policy.planner.tables import frontier_table
 from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Memory, Tickets
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable, Listener, Progress
-from rma_mm.runtime.execution.footprint import Operands, frame_dtype, frames_of, groups_of, movement
+from rma_mm.runtime.execution.needs import frames_of, groups_of, movement
 from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.execution.operands import frame_dtype
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.products.latest import OWN, Latest
-from rma_mm.runtime.products.prices import is_known
-from rma_mm.runtime.products.telling import explanation, summary
+from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -35,8 +32,7 @@ from rma_mm.runtime.ranks.process_group import in_turn, spoil
 from rma_mm.runtime.verification.checked_product import checked_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
-from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.ops import STAGE
 from rma_mm.windows import Counters, Window
 
 BOUND = 8
@@ -46,43 +42,11 @@ BOUND = 8
 class Plan:
     """C = alpha · op(A) @ op(B) + beta · C, settled and prepared. Made by `make_plan`; collective to execute."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        operands: Operands,
-        found: list[Candidate],
-        chosen: Candidate,
-        schedule: Schedule,
-        tuning: Tuning,
-        peak_bytes: int,
-        is_ordered: bool,
-        in_place: str,
-        shares: bool,
-        tariff: Tariff,
-    ) -> None:
-        self.mesh, self.options, self.found = mesh, operands.options, found
-        self.chosen, self.schedule, self.tuning, self.peak_bytes = chosen, schedule, tuning, peak_bytes
-        self.tariff = tariff
-        """What it was priced by."""
-        self.predicted_seconds = chosen.seconds if is_known(tariff, operands) else None
+    def __init__(self, mesh: Mesh, settled: Settled) -> None:
+        self.mesh, self.settled, self.given, self.options = mesh, settled, settled.given, settled.given.options
+        self.schedule, self.layouts, self.peak_bytes = settled.schedule, settled.layouts, settled.peak_bytes
+        self.predicted_seconds = settled.predicted_seconds
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
-        self.is_ordered = is_ordered
-        """Whether no rank adds to another's memory, where sums come in any order."""
-        self.given = operands
-        assert chosen.layouts is not None
-        a, b, c = chosen.layouts
-        self.layouts = {
-            "A": a.T if self.options.transpose_a else a,
-            "B": b.T if self.options.transpose_b else b,
-            "C": c,
-        }
-        """Placements of A, B and C, each in its own orientation."""
-        self.operands = {
-            name: replace(x, layout=self.layouts[name])
-            for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True)
-        }
-        self.in_place = in_place
-        """Operands that this plan reads where they lie on node-mates, or in a sum or copy of its own."""
         self.serial = mesh.next_serial()
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
@@ -99,12 +63,12 @@ class Plan:
         self._own_c: DistMatrix | None = None
         self._latest: Latest | None = None
         self._added: dict[str, DistMatrix] = self._allocate()
-        self.shared = Shared(mesh, schedule, operands) if shares else None
+        self.shared = Shared(mesh, settled.schedule, settled.given) if settled.shares else None
         """Scratch for what ranks of a node fetch together; None where nothing is."""
         self.frames = self._scratch()
         self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
-        if (chosen.row.grouped or shares) and mesh.is_member:
-            mesh.open_channels(groups_of(schedule, mesh) | {tuple(mesh.shape.ranks)})
+        if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
+            mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
         self._is_closed = False
         mesh.prepared.add(self)
 
@@ -113,35 +77,27 @@ class Plan:
     @property
     def algorithm(self) -> str:
         """Name of the row."""
-        return self.chosen.row.name
+        return self.settled.chosen.row.name
 
     @property
     def why(self) -> str:
         """Why it was chosen."""
-        if self.options.algorithm != "auto":
-            return "it was named"
-        first = self.found[0]
-        known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
-        if self.chosen is not first:
-            return f"the fastest that fits the memory limit{known}"
-        is_fastest = all(first.seconds <= other.seconds for other in self.found if not other.rejected)
-        return f"the fastest{known}" if is_fastest else f"as good as the fastest, and no rank waits for another{known}"
+        return self.settled.why
 
     @property
     def c_shape(self) -> tuple[int, int]:
         """(m, n)."""
-        return self.operands["C"].shape
+        return self.given.c.shape
 
     @property
     def c_dtype(self) -> np.dtype[Any]:
         """Element type of the result."""
-        return self.operands["C"].dtype
+        return self.given.c.dtype
 
     @property
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
-        free = adds_in_any_order(self.mesh.shape, self.chosen.layouts or ())
-        return self.given.semiring.in_any_order or (self.is_ordered and not free)
+        return self.settled.reproducible
 
     @property
     def kernel(self) -> str:
@@ -151,29 +107,24 @@ class Plan:
     @property
     def epilogue(self) -> str | None:
         """What becomes of each element of C once it is summed, in words; None for nothing."""
-        asked = self.options.epilogue
-        return None if asked is None else asked.words(self.c_dtype, self.given.summed)
+        return self.settled.epilogue
 
     @property
     def movement(self) -> dict[str, str]:
         """How A, B and C move on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
         return movement(self.schedule, self.mesh)
 
-    def reads_in_place(self, name: str) -> bool:
-        """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
-        return name in self.in_place and name + STAGE not in self.schedule.homes
-
     @property
     def decision(self) -> Decision:
         """What was considered, what each candidate would take and move, and why it lost."""
-        return Decision.of(self.given.shape, self.mesh.shape.shape, self.found, self.chosen, self.options.algorithm)
+        return self.settled.decision
 
     def explain(self, every: bool = False) -> str:
         """The decision as a table, of 100 columns; of `every` candidate, with its placements, as a wide one.
 
         The whole schedule, all ranks', is verified on the way.
         """
-        return explanation(self, every)
+        return self.settled.explain(every)
 
     def frontier(self) -> str:
         """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
@@ -188,7 +139,7 @@ class Plan:
         return page(self.schedule, str(self))
 
     def __str__(self) -> str:
-        return summary(self)
+        return str(self.settled)
 
     # -- executing --------------------------------------------------------------------------------
 
@@ -315,7 +266,7 @@ class Plan:
         """What a plan needs in windows: its own operands, summed operands, C's shadow, the ticket. Collective."""
         added = {}
         for name in self.options.arrays:
-            operand = self.operands[name]
+            operand = self.settled.operands[name]
             assert operand.layout is not None
             added[name] = DistMatrix.allocated(self.mesh, operand.shape, operand.dtype, operand.layout)
         for name in "AB":
@@ -339,7 +290,7 @@ class Plan:
     def _c(self) -> DistMatrix:
         """The plan's own C, made when first wanted. Collective then."""
         if self._own_c is None:
-            c = self.operands["C"]
+            c = self.settled.operands["C"]
             assert c.layout is not None
             self._own_c = DistMatrix.allocated(self.mesh, c.shape, c.dtype, c.layout)
             self._own_c.tile[...] = 0
@@ -351,7 +302,7 @@ class Plan:
             return x
         if name not in self._added:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistMatrix")
-        operand = self.operands[name]
+        operand = self.settled.operands[name]
         array = np.asarray(x)
         if array.shape != operand.shape or array.dtype != operand.dtype:
             raise ShapeError(
@@ -362,10 +313,10 @@ class Plan:
         return made
 
     def _check(self, name: str, matrix: DistMatrix) -> None:
-        operand = self.operands[name]
+        operand = self.settled.operands[name]
         assert operand.layout is not None
         facts = (operand.dtype, operand.shape, operand.layout)
-        check_matrix(name, matrix, self.mesh, facts, self.reads_in_place(name), "plan")
+        check_matrix(name, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
         key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))
@@ -393,6 +344,6 @@ class Plan:
             self.tickets,
             self.shared,
         )
-        sums = Sums(self.given.semiring, pushed=self.chosen.row.result != "here")
+        sums = Sums(self.given.semiring, pushed=self.settled.chosen.row.result != "here")
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
         return Executable(self.schedule, self.mesh, memory, scalars, self.trace)

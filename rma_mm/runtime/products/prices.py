@@ -18,7 +18,7 @@ from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.runtime.calibration import machine_of
-from rma_mm.runtime.execution.footprint import Operand, Operands
+from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
 from rma_mm.windows.mpi import node_map

@@ -16,7 +16,7 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import problem_of
-from rma_mm.runtime.execution.footprint import Operand
+from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import make_plan, request_of
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -79,7 +79,7 @@ def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
     """A, B and C where the plan wants them."""
     found = []
     for name in "ABC":
-        operand = plan.operands[name]
+        operand = plan.settled.operands[name]
         assert operand.layout is not None
         matrix = DistMatrix.allocated(plan.mesh, operand.shape, operand.dtype, operand.layout)
         matrix.tile.fill(1)
@@ -103,9 +103,9 @@ def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
 
 
 def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
-    mesh, chosen = plan.mesh, plan.chosen
+    mesh, chosen = plan.mesh, plan.settled.chosen
     flavours = tuple((x, mesh.window_flavour) for x in "ABC")
     tariff = Tariff(machine, plan.given.summed.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
     problem = problem_of(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
-    return Trial(account(chosen.row, problem, plan.tuning.width), tariff, seconds)
+    return Trial(account(chosen.row, problem, plan.settled.tuning.width), tariff, seconds)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import CheckError
 from rma_mm.geometry.layout import Layout
-from rma_mm.runtime.execution.footprint import Operands
+from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import verify
 from rma_mm.runtime.verification.contents import Held, differences

@@ -3,118 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from rma_mm.elements.dtypes import accumulator, parse_dtype, result_dtype
-from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
-from rma_mm.geometry.layout import Layout
-from rma_mm.kernels import choose_kernel, scratch_bytes
-from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels import scratch_bytes
+from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift, expand
 from rma_mm.schedule.passes import frame_sizes, kind_of
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A matrix that is not there yet; its layout may be left to the plan."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    layout: Layout | None = None
-    in_place: bool | None = None
-    """Whether node-mates can read its memory; None where it will be the mesh's."""
-
-
-@dataclass(frozen=True)
-class ProductOptions:
-    """The options of a product, as `matmul` takes them."""
-
-    alpha: Any = 1
-    beta: Any = 0
-    transpose_a: bool = False
-    transpose_b: bool = False
-    conjugate_a: bool = False
-    conjugate_b: bool = False
-    algorithm: str = "auto"
-    memory_limit: int | None = None
-    compute_dtype: str | None = None
-    deterministic: bool = False
-    kernel: str = "auto"
-    semiring: str = PLUS_TIMES.name
-    epilogue: Epilogue | None = None
-    arrays: str = ""
-    """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """A, B and C of a product, in their own orientation, with its options."""
-
-    a: Operand
-    b: Operand
-    c: Operand
-    options: ProductOptions
-    kernel: str = ""
-    """The local kernel, the same on every rank; chosen for the whole product, so that pieces do not choose another."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(m, n, k)."""
-        rows, cols = self.a.shape
-        return (*self.c.shape, rows if self.options.transpose_a else cols)
-
-    @property
-    def product_dtype(self) -> np.dtype[Any]:
-        """The element type of the product; an epilogue may store C in another. Raises DtypeError."""
-        compute = self.options.compute_dtype
-        return result_dtype(self.a.dtype, self.b.dtype, parse_dtype(compute) if compute else None)
-
-    @property
-    def summed(self) -> np.dtype[Any]:
-        """The element type in which C is summed."""
-        return accumulator(self.product_dtype)
-
-    @property
-    def semiring(self) -> Semiring:
-        """What is done in place of + and ×."""
-        return find_semiring(self.options.semiring)
-
-    @property
-    def needs_order(self) -> bool:
-        """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
-        return self.options.deterministic and not self.semiring.in_any_order
-
-    @property
-    def may_push(self) -> bool:
-        """Whether ranks may add to each other's C."""
-        return self.semiring.reduction.is_mpis(self.summed)
-
-    def choose_kernel(self) -> str:
-        """The local kernel that this rank would choose now."""
-        m, n, k = self.shape
-        return choose_kernel(self.options.kernel, self.summed, m, n, k, self.semiring, self.operand_dtype)
-
-    @property
-    def operand_dtype(self) -> np.dtype[Any] | None:
-        """The element type of both operands, where they have one."""
-        return self.a.dtype if self.a.dtype == self.b.dtype else None
-
-    def dtype(self, buffer: str) -> np.dtype[Any]:
-        """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
-        if buffer[0] == "C":
-            return self.summed
-        operand = self.a if buffer[0] == "A" else self.b
-        is_summed = buffer.endswith(STAGE) and operand.layout is not None and bool(operand.layout.partial)
-        return accumulator(operand.dtype) if is_summed else operand.dtype
-
-
-def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[Any]:
-    """Element type of a frame of scratch memory."""
-    return operands.dtype(frame[0] + STAGE if frame[0] + STAGE in schedule.homes else frame[0])
 
 
 def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:

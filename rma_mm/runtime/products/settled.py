@@ -1,0 +1,136 @@
+"""A product settled: all that a plan is made of, and what it says of itself, before anything is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.kernels.choice.choice import reason
+from rma_mm.policy.planner.candidates import Candidate, Request, adds_in_any_order
+from rma_mm.policy.planner.decision import Decision
+from rma_mm.policy.planner.tables import explain, seconds_text, words_line, written
+from rma_mm.runtime.execution.operands import Operand, Operands
+from rma_mm.runtime.products.prices import is_known
+from rma_mm.schedule.lowering.lower import Tuning
+from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.row import Problem
+from rma_mm.schedule.verify.checker import verify
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What was asked, what the planner found, and the candidate, schedule and tuning that were taken."""
+
+    given: Operands
+    request: Request
+    found: list[Candidate]
+    """Every candidate, best first."""
+    chosen: Candidate
+    problem: Problem
+    """What the chosen row is lowered for."""
+    schedule: Schedule
+    tuning: Tuning
+    peak_bytes: int
+    """What the fullest rank holds while the product runs."""
+    is_ordered: bool
+    """Whether no rank adds to another's memory, where sums come in any order."""
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """Placements of A, B and C, each in its own orientation."""
+        a, b, c = self.problem.layouts
+        options = self.given.options
+        return {"A": a.T if options.transpose_a else a, "B": b.T if options.transpose_b else b, "C": c}
+
+    @cached_property
+    def operands(self) -> dict[str, Operand]:
+        """A, B and C where they are to lie."""
+        each = zip("ABC", (self.given.a, self.given.b, self.given.c), strict=True)
+        return {name: replace(x, layout=self.layouts[name]) for name, x in each}
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        return self.chosen.seconds if is_known(self.request.tariff, self.given) else None
+
+    @property
+    def shares(self) -> bool:
+        """Whether ranks of a node fetch together what lies on other nodes."""
+        return self.request.shares and not self.chosen.row.grouped
+
+    def reads_in_place(self, name: str) -> bool:
+        """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
+        return name in self.request.in_place and name + STAGE not in self.schedule.homes
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the same operands give the same bits again."""
+        free = adds_in_any_order(self.schedule.mesh, self.problem.layouts)
+        return self.given.semiring.in_any_order or (self.is_ordered and not free)
+
+    # -- in words ---------------------------------------------------------------------------------
+
+    @property
+    def why(self) -> str:
+        """Why it was chosen."""
+        if self.given.options.algorithm != "auto":
+            return "it was named"
+        first = self.found[0]
+        known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
+        if self.chosen is not first:
+            return f"the fastest that fits the memory limit{known}"
+        is_fastest = all(first.seconds <= other.seconds for other in self.found if not other.rejected)
+        return f"the fastest{known}" if is_fastest else f"as good as the fastest, and no rank waits for another{known}"
+
+    @property
+    def epilogue(self) -> str | None:
+        """What becomes of each element of C once it is summed; None for nothing."""
+        asked = self.given.options.epilogue
+        return None if asked is None else asked.words(self.given.c.dtype, self.given.summed)
+
+    @property
+    def decision(self) -> Decision:
+        """What was considered, what each candidate would take and move, and why it lost."""
+        asked = self.given.options.algorithm
+        return Decision.of(self.given.shape, self.schedule.mesh.shape, self.found, self.chosen, asked)
+
+    def __str__(self) -> str:
+        """What is multiplied, how, and in how much memory."""
+        m, n, k = self.given.shape
+        how = f"{self.given.semiring.note}in {self.given.c.dtype} on a mesh of {self.schedule.mesh}"
+        lines = [
+            f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] {how}",
+            *([f"epilogue    {self.epilogue}"] if self.epilogue else []),
+            f"algorithm   {self.chosen.row.name}: {self.chosen.row.summary} ({self.why})",
+            *(f"{name}           {self.layouts[name]}" for name in "ABC"),
+            f"kernel      {self.given.kernel}{self._why_kernel()}",
+            f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
+            f"peak memory {self.peak_bytes} bytes on the fullest rank",
+        ]
+        return "\n".join(lines)
+
+    def explain(self, every: bool) -> str:
+        """The decision as a table, of `every` candidate a wide one; the whole schedule is verified on the way."""
+        report = verify(self.schedule)
+        itemsize = max(x.dtype.itemsize for x in self.operands.values())
+        limit = self.given.options.memory_limit
+        shapes = {name: x.shape for name, x in self.operands.items()}
+        lines = [
+            str(self),
+            f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
+            words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
+            "",
+            written(self.layouts, self.schedule.mesh, shapes),
+            "",
+            explain(self.found, self.chosen, self.given.options.algorithm) if every else str(self.decision),
+        ]
+        return "\n".join(lines)
+
+    def _why_kernel(self) -> str:
+        """What was measured of the local kernels, where anything was."""
+        given = self.given
+        dtype = given.operand_dtype or given.summed
+        is_named = given.options.kernel != "auto"
+        why = "it was named" if is_named else reason(given.kernel, dtype, *given.shape, given.semiring)
+        return f" ({why})" if why else ""
