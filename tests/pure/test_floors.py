@@ -13,6 +13,7 @@ import pytest
 
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.flavours import FLAVOURS
+from rma_mm.runtime.files.formats import FORMATS
 from tests.processes import ROOT
 
 PACKAGE = "rma_mm"
@@ -148,16 +149,18 @@ def named_in(source: str, names: Container[str]) -> Iterator[tuple[int, str]]:
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
-            words = [] if re.search(r"\s", node.value.strip()) else re.split(r"\W+", node.value)
+            words = [] if re.search(r"\s", node.value.strip()) else [node.value, *re.split(r"\W+", node.value)]
             if any(word in names for word in words):
                 yield node.lineno, node.value
 
 
 @pytest.mark.parametrize(
-    ("names", "home"), [(FLAVOURS, "flavours.py"), (SEMIRINGS, "elements/semiring.py")], ids=["flavour", "semiring"]
+    ("names", "home"),
+    [(FLAVOURS, "flavours.py"), (SEMIRINGS, "elements/semiring.py"), ({*FORMATS} - {""}, "runtime/files/npy.py")],
+    ids=["flavour", "semiring", "suffix"],
 )
 def test_a_name_stands_where_it_is_registered(names: Collection[str], home: str) -> None:
-    """What depends on a flavour, or a semiring, asks for a fact of it, so that a new one is one file and one line."""
+    """What depends on a flavour, a semiring or a format asks for a fact of it, so that a new one is one file and one line."""
     found = {
         f"{file.relative_to(ROOT)}:{line}: {text!r}"
         for file in FILES
