@@ -26,6 +26,7 @@ from rma_mm.runtime.execution.footprint import (
 )
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
 from rma_mm.schedule.passes import kind_of, slots_of
@@ -40,11 +41,11 @@ PANELS = 512
 WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
-Fitted = tuple[Candidate, Schedule, Tuning, int, bool]
+Fit = tuple[Candidate, Schedule, Tuning, int, bool]
 """Candidate, schedule, tuning, bytes on the fullest rank, and whether its sums are formed in a fixed order."""
 
 
-def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Candidate]) -> Fitted:
+def fitted(mesh: Mesh, operands: Operands, request: Request, found: Sequence[Candidate]) -> Fit:
     """The first candidate and tuning whose memory fits the limit. Collective over the mesh's communicator.
 
     Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none keeps the order asked for.
@@ -116,7 +117,7 @@ class Fitting:
         """Panels of a rank to which every task falls, where none of its own needs none."""
         return self.tasks * ceil(self.walked / width)
 
-    def first(self, limit: int | None) -> Fitted | None:
+    def first(self, limit: int | None) -> Fit | None:
         """The hungriest tuning that fits, None where none does. Collective."""
         for tuning in self.tunings:
             if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
@@ -153,13 +154,13 @@ class Fitting:
 
         What is in reach may need none of it where panels are narrower, as then it lies dense more often.
         """
-        rank, reads = self.mesh.rank, self.candidate.row.fitted(self.problem).read
+        rank, reads = self.mesh.rank, Fitted.of(self.candidate.row, self.problem)
         slots: Counter[Slot] = Counter()
         for op in ops:
             for owner, dst in ([(op.src.rank, op.dst)] if isinstance(op, Copy) else incoming(op, rank)):
                 x = kind_of(dst)
-                is_far = owner != rank if x in self.candidate.row.grouped else not reads.reaches(rank, owner, x)
-                if isinstance(dst.buffer, Slot) and dst.rank == rank and x != "C" and is_far:
+                is_far = x != "C" and not reads.reaches(rank, owner, x)
+                if isinstance(dst.buffer, Slot) and dst.rank == rank and is_far:
                     slots[dst.buffer] += dst.region.size
             for slot in slots_of(op):
                 if slot.name[0] == "C" and not slot.group:
