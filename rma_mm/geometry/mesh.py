@@ -87,6 +87,11 @@ class MeshShape:
         """All ranks of the grid."""
         return range(self.size)
 
+    @cached_property
+    def is_one_node(self) -> bool:
+        """Whether all ranks live on one node."""
+        return len(set(self.nodes)) == 1
+
     def axis_size(self, name: str) -> int:
         """Ranks along the axis `name`."""
         return self.shape[self.names.index(name)]

@@ -162,40 +162,6 @@ class Row:
         """Whether sums are formed in a fixed order: no accumulate."""
         return self.result != "accumulate"
 
-    def fitted(self, problem: Problem) -> Fitted:
-        """This row on a problem: where it computes C, where it reads A and B, and who multiplies what."""
-        problem = replace(problem, computed=problem.computed or self._computed(problem))
-        read, staged = self._reads(problem.summed)
-        work = self.work(read)
-        if self.result == "here":
-            if problem.computed and _is_contiguous(work):  # C is all there: nothing need be cut otherwise than the work
-                problem = replace(problem, computed=_face(work))
-                read = replace(read, computed=problem.computed)
-            if not same_place(_face(work), read.share, read.extent("C"), read.mesh):
-                work = Layout((*read.share.splits, work.splits[2]), read.share.pins, grid=read.share.grid)
-        return Fitted(problem, read, staged, work)
-
-    def _computed(self, problem: Problem) -> Layout | None:
-        """Where this row computes a C that is wanted everywhere; None for where it lies."""
-        c = problem.layout("C")
-        grid = c.mesh(problem.mesh)
-        is_cut = any(grid.axis_size(axis) > 1 for axis in (*c.split_axes, *(axis for axis, _ in c.pins)))
-        if self.placements is None or is_cut or c.partial or grid.size < problem.mesh.size:
-            return None
-        needed = self.placements(problem.mesh)
-        return None if isinstance(needed, str) else needed[2]
-
-    def _reads(self, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
-        """The problem with A and B placed as its multiplies read them, and the placements they are brought to."""
-        staged = {x: problem.layout(x) for x in problem.copied}
-        if staged:
-            problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))
-        for x, layout in (self.stage(problem) if self.stage else {}).items():
-            if not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
-                staged[x] = layout
-                problem = problem.placed(x, layout)
-        return problem, staged
-
     @property
     def pulled(self) -> Row:
         """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
@@ -205,30 +171,6 @@ class Row:
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
             fit=partial(_pulled, self.fit) if self.fit else None,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A row on a problem: what is settled before any operation is made."""
-
-    given: Problem
-    """As it was asked, with where replicas of C compute it."""
-    read: Problem
-    """With A and B placed as the multiplies read them."""
-    staged: dict[str, Layout]
-    """The placements that operands are brought to first."""
-    work: Layout
-    """The placement of (m, n, k): who multiplies what. Of a C that is multiplied into where it lives, its owners."""
-
-
-def _face(work: Layout) -> Layout:
-    """The placement of what ranks multiply of C."""
-    return Layout(work.splits[:2], work.pins, grid=work.grid)
-
-
-def _is_contiguous(work: Layout) -> bool:
-    """Whether what ranks multiply of C is one dense part of all of it."""
-    return not any(level.kind == "cyclic" or level.skew for split in work.splits[:2] for level in split)
 
 
 def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:

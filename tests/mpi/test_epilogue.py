@@ -17,7 +17,7 @@ from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.kernels.epilogue import epilogue as kernel
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.verification.check import verify
-from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering import fitted
 from tests.launch import parallel
 from tests.processes import mpirun
 from tests.reference import collect, distribute, expected, whole_numbers
@@ -80,7 +80,7 @@ def check(comm, product, meshes):
     if product.mesh not in meshes:
         meshes[product.mesh] = Mesh(product.mesh, comm)
     mesh = meshes[product.mesh]
-    boxes.NARROW, kernel.COMPILE_FROM = product.narrow, 0 if product.compiles else 2**14
+    fitted.NARROW, kernel.COMPILE_FROM = product.narrow, 0 if product.compiles else 2**14
     rng = np.random.default_rng(product.seed)
     m, n, k = product.shape
     operand, compute, stored = product.types
@@ -134,7 +134,7 @@ def check_any(comm, max_examples):
     try:
         shared_examples(comm, drawn, lambda comm, product: check(comm, product, meshes), max_examples)
     finally:
-        boxes.NARROW, kernel.COMPILE_FROM = 128, 2**14
+        fitted.NARROW, kernel.COMPILE_FROM = 128, 2**14
     for mesh in meshes.values():
         mesh.close()
 

@@ -290,7 +290,8 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
                     same_error(comm, MemoryLimitError, call, f"needs {min(every.values())},", "more")
                 else:
                     fits = next(tuning for tuning, need in every.items() if need <= limit)
-                    assert rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).settled.tuning == fits, (name, limit)
+                    settled = rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).settled
+                    assert settled.tuning == fits, (name, limit)
         big = Operand((4096, 4096), np.dtype("f4"))
         with mock.patch.object(memory, "lower", wraps=memory.lower) as lowered:
             same_error(comm, MemoryLimitError, lambda: rma_mm.plan(big, big, mesh, memory_limit=1024), "more")

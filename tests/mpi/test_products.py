@@ -12,7 +12,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.schedule.interpret import interpret
-from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering import fitted
 from rma_mm.windows.checks.checked import SWITCH
 from tests.launch import parallel
 from tests.reference import collect, distribute, expected, whole_numbers
@@ -77,7 +77,7 @@ def check(comm, product, algorithm, meshes):
     if product.mesh not in meshes:
         meshes[product.mesh] = Mesh(product.mesh, comm)
     mesh = meshes[product.mesh]
-    boxes.NARROW = product.narrow
+    fitted.NARROW = product.narrow
     rng = np.random.default_rng(product.seed)
     a, b, c = (whole_numbers(rng, extent) for extent in product.extents)
     given = zip((a, b, c), product.layouts, strict=True)
@@ -123,7 +123,7 @@ def check_any(comm, algorithm, max_examples):
             max_examples,
         )
     finally:
-        boxes.NARROW = 128
+        fitted.NARROW = 128
     for mesh in meshes.values():
         mesh.close()
 

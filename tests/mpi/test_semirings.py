@@ -17,7 +17,7 @@ from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutE
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.runtime.verification.check import verify
-from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering import fitted
 from rma_mm.windows.datatypes import OPERATIONS
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
@@ -82,7 +82,7 @@ def check(comm, product, algorithm, meshes):
     if product.mesh not in meshes:
         meshes[product.mesh] = Mesh(product.mesh, comm)
     mesh, semiring = meshes[product.mesh], SEMIRINGS[product.semiring]
-    boxes.NARROW = product.narrow
+    fitted.NARROW = product.narrow
     a, b, c = matrices(product)
     turned = [a.T if "A" in product.transposed else a, b.T if "B" in product.transposed else b]
     A, B, C = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip((*turned, c), product.layouts, strict=True))
@@ -110,7 +110,7 @@ def check_any(comm, algorithm, max_examples):
             max_examples,
         )
     finally:
-        boxes.NARROW = 128
+        fitted.NARROW = 128
     for mesh in meshes.values():
         mesh.close()
 

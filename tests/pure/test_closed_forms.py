@@ -15,6 +15,7 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, single_layouts
 from rma_mm.schedule.interpret import Outcome, interpret
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Schedule, foreign
 from rma_mm.schedule.row import Layouts, Problem, Row
@@ -102,7 +103,7 @@ def pulled(form: Form, grid: Grid) -> tuple[list[int], bool]:
     """The words of a form's one-sided form, and whether the other one brings A or B elsewhere first."""
     shape = even_shape(grid)
     problem = form.problem(MeshShape(grid), shape)
-    staged = find_algorithm(form.name).fitted(problem).staged
+    staged = Fitted.of(find_algorithm(form.name), problem).staged
     return counted(f"{form.name}:pull", problem)[0].words, bool(staged)
 
 

@@ -21,7 +21,7 @@ from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue import activations, epilogue
 from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
 from rma_mm.schedule.interpret import Matrix, interpret
-from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.fused_finish import closing
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Barrier, Finish, Multiply, Op, Ref, Scale
@@ -67,7 +67,7 @@ def test_every_row_closes_every_element_once(name: str) -> None:
         if case.problem.layout("C").partial:  # refused: each summand would be closed for itself
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(boxes, "NARROW", narrow)
+            patch.setattr(fitted, "NARROW", narrow)
             run_closed(case)
 
     check()

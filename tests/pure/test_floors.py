@@ -160,7 +160,7 @@ def named_in(source: str, names: Container[str]) -> Iterator[tuple[int, str]]:
     ids=["flavour", "semiring", "suffix"],
 )
 def test_a_name_stands_where_it_is_registered(names: Collection[str], home: str) -> None:
-    """What depends on a flavour, a semiring or a format asks for a fact of it, so that a new one is one file and one line."""
+    """What depends on a flavour, a semiring or a format asks for a fact of it: a new one is one file and one line."""
     found = {
         f"{file.relative_to(ROOT)}:{line}: {text!r}"
         for file in FILES

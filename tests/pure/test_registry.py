@@ -9,6 +9,7 @@ from rma_mm.algorithms.scheduling import CANNON
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.verify.checker import verify
 
@@ -71,7 +72,7 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
             if not found.rejected and found.layouts:
                 assert not any(layout.pins for layout in found.layouts), found.row.name
                 problem = problem_of(Request((96, 96, 96), MeshShape(grid)), found.layouts)
-                work = found.row.fitted(problem).work
+                work = Fitted.of(found.row, problem).work
                 assert work.mesh(problem.mesh).size == problem.mesh.size
 
 

@@ -20,7 +20,7 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering import boxes as lowering
+from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Copy, Multiply, Schedule
@@ -30,7 +30,7 @@ from tests.reference import Matrix, collect, distribute, expected, kept, nothing
 from tests.strategies import Case, cases, layouts, meshes, problems, pure, seeds
 
 LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
-"""Limits of `rma_mm.schedule.lowering.boxes`, as they are or so small that tiny matrices are cut like large ones."""
+"""Limits of `rma_mm.schedule.lowering.fitted`, as they are or so small that tiny matrices are cut like large ones."""
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def limits(changed: dict[str, int]) -> Iterator[None]:
     """The lowering with other limits."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
-            patch.setattr(lowering, name, value)
+            patch.setattr(fitted, name, value)
         yield
 
 

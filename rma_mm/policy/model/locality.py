@@ -109,6 +109,19 @@ class Crowd:
             self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), len(self.people))
         return self._marks[key]
 
+    def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[Marks, Marks]:
+        """What each of the people holds of the rows and columns of a matrix, pins apart."""
+        return self.marks(layout, 0, shape[0]), self.marks(layout, 1, shape[1])
+
+    def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
+        """Elements of the parts of those who are looked at, pins apart."""
+        rows, cols = self.parts(layout, shape)
+        return rows.each[: self.count] * cols.each[: self.count]
+
+    def held(self, layout: Layout, shape: tuple[int, int]) -> Figures:
+        """Elements that those who are looked at hold."""
+        return self.words(layout, shape) * self.holds(layout)[: self.count]
+
     def common(self, wanted: Marks, held: Marks) -> Common:
         """What spans of the one have in common with those of the other."""
         key = id(wanted), id(held)
@@ -134,7 +147,7 @@ class Crowd:
         return self._spreads[key]
 
     def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any) -> Spread:
-        held = [self.marks(layout, dim, extent) for dim, extent in enumerate(shape)]
+        held = self.parts(layout, shape)
         common = [self.common(want, have) for want, have in zip(wanted, held, strict=True)]
         each = [want.each[: self.count] for want in wanted]
         size = each[0] * each[1] * (1.0 if is_any is None else is_any[: self.count])

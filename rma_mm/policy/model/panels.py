@@ -1,131 +1,141 @@
-"""Into what pieces the boxes of a walk are cut, and which operands are then put together from several owners' parts."""
+"""Into what pieces the boxes of a walk are cut, and which operands are then put together from several owners' parts.
+
+As `schedule.lowering.boxes` and `walk` cut one rank's box into spans, but for all ranks at once, and by counts alone.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from functools import cached_property
 
-from rma_mm.policy.model.footing import Footing
+import numpy as np
+from numpy.typing import NDArray
+
 from rma_mm.policy.model.joint_cuts import together
-from rma_mm.policy.model.locality import Spread
-from rma_mm.policy.model.spans import Figures
+from rma_mm.policy.model.locality import Crowd, Spread, crowd
+from rma_mm.policy.model.spans import Figures, Marks
 from rma_mm.policy.model.traffic import Work
-from rma_mm.schedule.lowering import boxes
+from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
 from rma_mm.schedule.row import OPERAND_DIMS
 
 UNCUT = 1e12
 """Indices of a panel that is never cut."""
 
+Pieces = tuple[Figures, Figures, Figures]
+"""Into how many each rank's m, n and k are cut."""
+Torn = dict[str, Figures]
+"""Operand → the share that a rank puts together in slots, since no multiply is cut where the owner changes."""
 
-class Cutting(Footing):
-    """One row applied to one problem: as `schedule.lowering.boxes` cuts it, for all ranks at once."""
 
-    torn: dict[str, Figures]
-    """Operand → the share that a rank puts together in slots, since no multiply is cut where the owner changes."""
+class WorkBoxes:
+    """The boxes of (m, n, k) of the ranks that are looked at, and where they find what those want."""
 
-    def cut(self, spreads: dict[str, Spread]) -> tuple[Work, Figures]:
-        """Into how many pieces boxes are cut along each dimension, and the turns of the walk."""
+    def __init__(self, fitted: Fitted) -> None:
+        self.fitted = fitted
+        self.crowd: Crowd = crowd(fitted.given.mesh)
+        self.marks = [self.crowd.marks(fitted.work, dim, extent) for dim, extent in enumerate(fitted.given.shape)]
+        self.has_place = self.crowd.holds(fitted.work)
+        m, n, k = (marks.each > 0 for marks in self.marks)
+        self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
+
+    def face(self, x: str) -> tuple[Marks, Marks]:
+        """What boxes want of an operand."""
+        rows, cols = OPERAND_DIMS[x]
+        return self.marks[rows], self.marks[cols]
+
+    def spread(self, x: str) -> Spread:
+        """Where ranks find what their boxes want of an operand."""
+        who = self.has_place if x == "C" and self.fitted.row.result == "reduce" else self.has_work  # it may add zeros
+        return self.crowd.spread(self.fitted.layout(x), self.fitted.given.extent(x), self.face(x), who)
+
+    def sharers(self, x: str) -> Figures | float:
+        """Ranks of a node that fetch, or push, the same part together."""
+        return self.crowd.alike(self.face(x), self.has_work) if self.fitted.may_share else 1.0
+
+    @cached_property
+    def extents(self) -> tuple[Figures, Figures, Figures]:
+        """m, n and k of each box; zeros where one is."""
         count = self.crowd.count
         m, n, k = (marks.each[:count] * self.has_work[:count] for marks in self.marks)
-        pieces, self.torn = self.loosened((m, n, k), spreads)
-        columns = n / pieces[1]
-        if self.row.result == "here":
-            columns = np.where(self.has_work[:count], self.marks_of(self.problem.target, "C")[1].each[:count], columns)
-        return Work((m, n, k), pieces, columns), pieces[self.dim]
+        return m, n, k
 
-    def loosened(
-        self, extents: tuple[Figures, Figures, Figures], spreads: dict[str, Spread]
-    ) -> tuple[tuple[Figures, Figures, Figures], dict[str, Figures]]:
-        """The pieces, and who is torn; of what is in reach some is copied together where that is worth it."""
-        pieces, torn = self.pieces(extents, spreads, "")
-        cut = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
-        if not cut or not self.may_loosen:
-            return pieces, torn
-        m, n, k = extents
-        faces = {"A": m * k, "B": k * n}
-        first = best = self.words(extents, pieces, "")
-        for loose in (*cut, *(["AB"] if len(cut) == 2 else [])):
-            others, also = self.pieces(extents, spreads, loose)
-            words = self.words(extents, others, loose)
-            is_better = (words < best) & (first - words >= boxes.WORTH)
-            best = np.where(is_better, words, best)
-            a, b, c = (np.where(is_better, new, old) for new, old in zip(others, pieces, strict=True))
-            pieces = a, b, c
-            torn = {x: np.where(is_better & (faces[x] > 0), also[x], torn[x]) for x in torn}
-        return pieces, torn
 
-    @property
-    def may_loosen(self) -> bool:
-        """Whether all is read where it lies."""
-        is_alone = self.crowd.mates is None and self.problem.in_place == "AB" and not self.row.grouped
-        return self.row.result == "here" and is_alone and self.width >= boxes.WIDTH
+def cut(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[Work, Figures, Torn]:
+    """The work of a walk in pieces, the turns of the walk, and what is put together in slots.
 
-    def words(
-        self, extents: tuple[Figures, Figures, Figures], pieces: tuple[Figures, Figures, Figures], loose: str
-    ) -> Figures:
-        """Words to and from memory: every part of k touches C again, every part of m reads B, every part of n A."""
-        (m, n, k), (cut_m, cut_n, cut_k) = extents, pieces
-        copied = 2 * sum({"A": m * k, "B": k * n}[x] for x in loose)
-        return np.asarray(cut_n * m * k + cut_m * k * n + 2 * cut_k * m * n + copied)
+    Of what is in reach some is copied together where that is worth it.
+    """
+    fitted, crowd, cutter = boxes.fitted, boxes.crowd, _Cutter(boxes, spreads)
+    pieces, torn = cutter.pieces("")
+    crossed = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
+    if crossed and fitted.may_repack:
+        options = repackings(crossed)
+        found = [(pieces, torn), *map(cutter.pieces, options[1:])]
+        words = np.array([touched(boxes.extents, each, x) for (each, _), x in zip(found, options, strict=True)])
+        best = np.where(words[0] - words.min(axis=0) >= limits.WORTH, words.argmin(axis=0), 0)
+        m, n, k = (np.choose(best, [each[dim] for each, _ in found]) for dim in range(3))
+        pieces, torn = (m, n, k), {x: np.choose(best, [each[x] for _, each in found]) for x in torn}
+    columns = boxes.extents[1] / pieces[1]
+    if fitted.is_here:
+        mine = crowd.parts(fitted.layout("C"), fitted.given.extent("C"))[1].each[: crowd.count]
+        columns = np.where(boxes.has_work[: crowd.count], mine, columns)
+    return Work(boxes.extents, pieces, columns), pieces[fitted.dim], torn
 
-    def pieces(
-        self, extents: tuple[Figures, Figures, Figures], spreads: dict[str, Spread], loose: str
-    ) -> tuple[tuple[Figures, Figures, Figures], dict[str, Figures]]:
-        """Pieces along each dimension where the operands in `loose` cut nothing, and who is torn."""
-        torn = {x: np.zeros(self.crowd.count) for x in spreads}
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Cuts boxes where the owners of operands change."""
+
+    boxes: WorkBoxes
+    spreads: dict[str, Spread]
+
+    def pieces(self, repacked: str) -> tuple[Pieces, Torn]:
+        """Pieces along each dimension where the operands in `repacked` cut nothing, and who is torn."""
+        fitted, spreads = self.boxes.fitted, self.spreads
+        torn = {x: np.zeros(self.boxes.crowd.count) for x in spreads}
         found = []
-        for dim, extent in enumerate(extents):
-            cutters = [x for x in spreads if self.cuts(x, dim)]
-            for x in cutters:
-                if x in loose:
-                    torn[x] = np.maximum(torn[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
-            each = self.parted(dim, [x for x in cutters if x not in loose], spreads, torn)
-            if dim == self.dim:
-                each = np.maximum(each, np.ceil(extent / self.longest(spreads)))
-                each = np.maximum(each, np.minimum(self.row.pieces * each, np.maximum(1, extent)))
+        for dim, extent in enumerate(self.boxes.extents):
+            cutters = [x for x in spreads if fitted.cuts(x, dim)]
+            for x in set(cutters) & set(repacked):
+                torn[x] = np.maximum(torn[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
+            each = self.parted(dim, [x for x in cutters if x not in repacked], torn)
+            if dim == fitted.dim:
+                each = np.maximum(each, np.ceil(extent / self.longest))
+                each = np.maximum(each, np.minimum(fitted.row.pieces * each, np.maximum(1, extent)))
             found.append(each)
         m, n, k = found
         return (m, n, k), torn
 
-    def cuts(self, x: str, dim: int) -> bool:
-        """Whether pieces along a dimension end where an operand's owners change."""
-        if dim not in OPERAND_DIMS[x]:
-            return False
-        return x not in self.row.whole if dim == self.dim else x not in self.row.grouped
-
-    def parted(self, dim: int, cutters: list[str], spreads: dict[str, Spread], torn: dict[str, Figures]) -> Figures:
+    def parted(self, dim: int, cutters: list[str], torn: Torn) -> Figures:
         """Pieces between changes of owners, of which none is narrow; who is torn is added to `torn`."""
-        count, wanted = self.crowd.count, self.marks[dim]
-        ats = [OPERAND_DIMS[x].index(dim) for x in cutters]
-        if dim == self.dim and self.by_chunks:
-            return self.chunks(dim, [spreads[x].turns[at] for x, at in zip(cutters, ats, strict=True)])
-        helds = tuple(
-            self.crowd.marks(self.problem.layout(x), at, self.marks[dim].extent)
-            for x, at in zip(cutters, ats, strict=True)
-        )
-        joint = self.crowd.joint(wanted, helds, boxes.NARROW)
-        of = wanted.of[:count]
-        if dim == self.dim:
+        fitted, crowd, wanted = self.boxes.fitted, self.boxes.crowd, self.boxes.marks[dim]
+        ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
+        if dim == fitted.dim and fitted.by_chunks:
+            return self.chunks([self.spreads[x].turns[at] for x, at in ats.items()])
+        helds = tuple(crowd.marks(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
+        joint = crowd.joint(wanted, helds, limits.NARROW)
+        of = wanted.of[: crowd.count]
+        if dim == fitted.dim:
             for x, is_torn, is_combed in zip(cutters, joint.torn, joint.combed, strict=True):
                 torn[x] = np.maximum(torn[x], np.maximum(is_torn, is_combed)[of])
             return np.asarray(joint.fused[of])
-        is_wide = joint.narrowest[of] >= boxes.NARROW
-        for x, at, is_combed in zip(cutters, ats, joint.combed, strict=True):
-            torn[x] = np.maximum(torn[x], np.where(is_wide, is_combed[of], spreads[x].cuts[at] > 1))
+        is_wide = joint.narrowest[of] >= limits.NARROW
+        for (x, at), is_combed in zip(ats.items(), joint.combed, strict=True):
+            torn[x] = np.maximum(torn[x], np.where(is_wide, is_combed[of], self.spreads[x].cuts[at] > 1))
         return np.where(is_wide, joint.whole[of], 1.0)
 
-    def chunks(self, dim: int, turns: list[Figures]) -> Figures:
-        """Pieces where every operand moves at its own grain."""
-        found = np.ones(self.crowd.count)
+    def chunks(self, turns: list[Figures]) -> Figures:
+        """Pieces of the walk where every operand moves at its own grain."""
+        found = np.ones(self.boxes.crowd.count)
         for each in turns:
             found = together(found, each)
-        extent = self.marks[dim].each[: self.crowd.count] * self.has_work[: self.crowd.count]
-        return np.asarray(np.minimum(found, np.maximum(1.0, np.floor(extent / boxes.NARROW))))
+        widest = np.floor(self.boxes.extents[self.boxes.fitted.dim] / limits.NARROW)
+        return np.asarray(np.minimum(found, np.maximum(1.0, widest)))
 
-    def longest(self, spreads: dict[str, Spread]) -> float:
+    @cached_property
+    def longest(self) -> float:
         """The most indices of a panel: as many as there are where all is read in place."""
-        in_place = all(
-            x in self.problem.in_place and x not in self.row.grouped and not spread.between.any()
-            for x, spread in spreads.items()
-        )
-        is_whole = in_place and self.row.result == "here"
-        return UNCUT if is_whole or self.row.whole == "AB" else float(self.width)
+        fitted = self.boxes.fitted
+        is_whole = fitted.loads_all and not any(spread.between.any() for spread in self.spreads.values())
+        return UNCUT if is_whole or fitted.row.whole == "AB" else float(fitted.width)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import AXIS_NAMES
-from rma_mm.policy.model.locality import Spread
-from rma_mm.policy.model.panels import Cutting
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.locality import Crowd, Spread, crowd
+from rma_mm.policy.model.panels import Torn, WorkBoxes, cut
 from rma_mm.policy.model.spans import Figures, Marks
 from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
-from rma_mm.schedule.lowering import boxes
-from rma_mm.schedule.lowering.lower import TASKS_PER_RANK
+from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
 from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row
 
 PANELS = 3
@@ -23,141 +24,155 @@ AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
 
 
-def account(row: Row, problem: Problem, width: int = boxes.WIDTH) -> Account:
+def account(row: Row, problem: Problem, width: int = WIDTH) -> Account:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
-    return _Accounting(row, problem, width).account()
+    return _Volumes(Fitted.of(row, problem, width)).account()
 
 
 def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
-    found = _Accounting(row, problem, boxes.WIDTH)
-    spreads = [found.spread(x) for x in ("AB" if row.result == "here" else "ABC")]
-    return sum(found.crowd.distance(spread) for spread in spreads)
+    boxes = WorkBoxes(Fitted.of(row, problem))
+    return sum(boxes.crowd.distance(boxes.spread(x)) for x in ("AB" if boxes.fitted.is_here else "ABC"))
 
 
-class _Accounting(Cutting):
-    """What it moves and multiplies."""
+def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
+    """Summands are pushed into a placement that holds each element once; of replicas one pushes."""
+    people, single = crowd(mesh), layout.single(mesh)
+    coords, speaks = people.coords(layout.mesh(mesh)), people.holds(layout)
+    for axis in layout.replicated_axes(mesh):
+        speaks = speaks & (coords[axis] == 0)
+    moved = _whole(people, x, "accumulate", single, shape, people.parts(layout, shape), speaks)
+    return Phase([moved], opened=people.words(single, shape), barriers=2)
+
+
+def _whole(
+    people: Crowd, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks],
+    is_any: NDArray[np.bool_], group: int = 1,
+) -> Moved:  # fmt: skip
+    """A part of a matrix that moves as a whole."""
+    found = people.spread(source, shape, wanted, is_any)
+    calls = found.cuts[0] * found.cuts[1]
+    return _served(people, Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source, shape)
+
+
+def _served(people: Crowd, moved: Moved, source: Layout, shape: tuple[int, int]) -> Moved:
+    """With what the owners send to other nodes, or receive from them, which is shared out as they hold it."""
+    if not source.pins or moved.how == "shift" or not moved.between.any():  # else all send alike
+        return moved
+    held = people.held(source, shape)
+    usual = people.mean(held)
+    if not usual:
+        return moved
+    is_tree = moved.how == "broadcast" and moved.group > FLAT  # who has received sends on
+    share = ceil(log2(moved.group)) / (moved.group - 1) if is_tree else 1.0
+    return replace(moved, served=people.mean(moved.between) * share / usual * held)
+
+
+class _Volumes:
+    """What a row on a problem moves and multiplies."""
+
+    def __init__(self, fitted: Fitted) -> None:
+        self.fitted = fitted
+        self.row, self.given, self.mesh, self.dim = fitted.row, fitted.given, fitted.given.mesh, fitted.dim
+        self.boxes = WorkBoxes(fitted)
+        self.crowd = self.boxes.crowd
+        self.zero = np.zeros(self.crowd.count)
 
     def account(self) -> Account:
-        phases = [*self.summed(), *self.brought()]
-        found = self.queue() if self.is_queue else self.walk()
+        partial = [x for x in "AB" if self.given.layout(x).partial]
+        phases = [summed(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
+        if self.fitted.staged:
+            staged = self.fitted.staged.items()
+            phases.append(Phase([self.copied(x, to, self.given.summed.layout(x)) for x, to in staged], barriers=1))
+        found = self.queue() if self.fitted.is_queue else self.walk()
         for phase in found:
-            phase.moved = [self.served(moved, self.owners(moved.x)) for moved in phase.moved]
-        phases += found
-        return Account(self.crowd, [*phases, *self.gathered()], self.held(phases))
+            phase.moved = [
+                _served(self.crowd, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
+                for moved in phase.moved
+            ]
+        held = self.held(found[-1])
+        if self.fitted.is_gathered:
+            moved = self.copied("C", self.given.layout("C"), self.given.share)
+            found.append(Phase([moved], barriers=int(moved.group == 1)))
+        return Account(self.crowd, [*phases, *found], held)
 
-    def held(self, phases: list[Phase]) -> Figures:
+    def held(self, walk: Phase) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
         homes = [(x, self.given.layout(x)) for x in "ABC"]
-        homes += [(x, self.given.layout(x).single(self.given.mesh)) for x in "AB" if self.given.layout(x).partial]
-        homes += list(self.staged.items())
-        total = np.zeros(self.crowd.count)
+        homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
+        homes += list(self.fitted.staged.items())
+        total = self.zero
         for x, layout in homes:
-            total = total + self.each(self.marks_of(layout, x)) * self.crowd.holds(layout)[: self.crowd.count]
-        walk = phases[-1]
+            total = total + self.crowd.held(layout, self.given.extent(x))
         for moved in walk.moved:
-            alive = np.minimum(PANELS, walk.steps) / walk.steps if moved.x != "C" and not self.is_queue else 1.0
+            alive = PANELS if self.fitted.is_queue else np.minimum(PANELS, walk.steps)
+            share = alive / walk.steps if moved.x != "C" or self.fitted.is_queue else 1.0
             if moved.how != "view":
-                words = moved.own + moved.node + moved.between
-                total = total + words * (alive if not self.is_queue else PANELS / walk.steps)
+                total = total + (moved.own + moved.node + moved.between) * share
         return total
 
-    # -- before and after -------------------------------------------------------------------------
+    def copied(self, x: str, to: Layout, source: Layout) -> Moved:
+        """An operand on its way from one placement to another, as a whole."""
+        shape = self.given.extent(x)
+        group = self.size(to, self.fitted.copy_axes(x, to, source))
+        how, wanted = "all-gather" if group > 1 else "get", self.crowd.parts(to, shape)
+        return _whole(self.crowd, x, how, source, shape, wanted, self.crowd.holds(to), group)
 
-    def summed(self) -> list[Phase]:
-        """Summands of A and B are pushed into placements that hold each element once; of replicas one pushes."""
-        phases = []
-        mesh = self.given.mesh
-        for x in "AB":
-            layout, shape = self.given.layout(x), self.given.extent(x)
-            if layout.partial:
-                coords = self.crowd.coords(layout.mesh(mesh))
-                speaks = self.crowd.holds(layout)
-                for axis in layout.replicated_axes(mesh):
-                    speaks = speaks & (coords[axis] == 0)
-                wanted = self.marks_of(layout, x)
-                moved = self.moved(x, "accumulate", layout.single(mesh), shape, wanted, speaks)
-                mine = self.each(self.marks_of(layout.single(mesh), x))
-                phases.append(Phase([moved], opened=mine, barriers=2))
-        return phases
+    def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
+        """Ranks along axes of a placement."""
+        grid = layout.mesh(self.mesh)
+        return prod(grid.axis_size(axis) for axis in axes)
 
-    def brought(self) -> list[Phase]:
-        """Operands that the row wants elsewhere."""
-        if not self.staged:
-            return []
-        moved = []
-        for x, layout in self.staged.items():
-            source = self.given.summed.layout(x)
-            group = self.alike(layout, source) if x in self.row.grouped else 1
-            moved.append(
-                self.moved(x, "all-gather" if group > 1 else "get", source, self.given.extent(x),
-                           self.marks_of(layout, x), self.crowd.holds(layout), group=group)
-            )  # fmt: skip
-        return [Phase(moved, barriers=1)]
+    def group(self, x: str) -> int:
+        """Ranks that work on the same slices of A or B, or add to the same part of C."""
+        return self.size(self.fitted.work, self.fitted.group_axes(x))
 
-    def gathered(self) -> list[Phase]:
-        """What ranks take of a replicated C that others computed."""
-        mesh, layout = self.given.mesh, self.given.layout("C")
-        if not any(layout.mesh(mesh).axis_size(axis) > 1 for axis in layout.replicated_axes(mesh)):
-            return []
-        wanted, share = self.marks_of(layout, "C"), self.given.share
-        group = self.alike(layout, share) if "C" in self.row.grouped else 1
-        how = "all-gather" if group > 1 else "get"
-        moved = self.moved("C", how, share, self.given.extent("C"), wanted, self.crowd.holds(layout), group=group)
-        return [Phase([moved])] if group > 1 else [Phase([moved], barriers=1)]
-
-    def moved(
-        self, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks],
-        is_any: np.ndarray, group: int = 1,
-    ) -> Moved:  # fmt: skip
-        """A part of a matrix that moves as a whole."""
-        found = self.crowd.spread(source, shape, wanted, is_any)
-        calls = found.cuts[0] * found.cuts[1]
-        return self.served(Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source)
+    @property
+    def opened(self) -> Figures:
+        """Words of C that ranks open and finish."""
+        return self.crowd.words(self.given.share, self.given.extent("C"))
 
     # -- the walk ---------------------------------------------------------------------------------
 
     def walk(self) -> list[Phase]:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
-        phase = Phase(barriers=0)
-        spreads = {x: self.spread(x) for x in "AB"}
-        phase.work, phase.steps = self.cut(spreads)
-        before = Phase()
+        spreads = {x: self.boxes.spread(x) for x in "AB"}
+        work, steps, torn = cut(self.boxes, spreads)
+        phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
-            (before if x in self.row.whole else phase).moved += self.fetched(x, found, phase)
+            (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, torn)
         first = [before] if before.moved else []
-        if self.row.result == "here":
+        if self.fitted.is_here:
             if self.given.keeps_c:
-                phase.opened = self.each(self.marks_of(self.given.share, "C"))
+                phase.opened = self.opened
             return [*first, phase]
-        phase.moved += self.pushed(phase)
+        phase.moved += self.pushed(steps)
         phase.barriers = 1
-        return [Phase(opened=self.each(self.marks_of(self.given.share, "C")), barriers=1), *first, phase]
+        return [Phase(opened=self.opened, barriers=1), *first, phase]
 
-    def fetched(self, x: str, found: Spread, phase: Phase) -> list[Moved]:
+    def fetched(self, x: str, found: Spread, steps: Figures, torn: Torn) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""
-        zero = np.zeros(self.crowd.count)
+        zero = self.zero
         rows, cols = found.cuts
         owners = rows * cols
         if x in self.row.grouped:
-            group, how = self.group(x), "shift" if self.is_ring(x) else "broadcast"
+            group, how = self.group(x), "shift" if self.fitted.is_ring(x) else "broadcast"
             how = "all-gather" if x in self.row.whole else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
             if how == "shift" and group > 1 and (found.turns[0] <= found.cuts[0] + 1).all():
                 return [self.shifted(x, found.foreign, calls, group, found.run)]
-            rounds = self.rounds(x, found, phase, AHEAD) if how == "broadcast" else 1.0
+            rounds = self.rounds(x, found, steps, AHEAD) if how == "broadcast" else 1.0
             if group > 1:
-                calls = np.maximum(calls, phase.steps if how == "broadcast" else 1.0)
+                calls = np.maximum(calls, steps if how == "broadcast" else 1.0)
             how = how if group > 1 else "get"
             return [Moved(x, how, zero, found.node, found.between, calls, group, found.run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
-        is_viewed = x in self.problem.in_place
-        gathered = self.torn[x]
-        again = np.maximum(1.0, phase.steps / np.maximum(1.0, owners)) if self.dim in OPERAND_DIMS[x] else 1.0
+        is_viewed = x in self.fitted.read.in_place
+        gathered = torn[x]
+        again = np.maximum(1.0, steps / np.maximum(1.0, owners)) if self.dim in OPERAND_DIMS[x] else 1.0
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
-        sharers = self.sharers(x, self.has_work)
-        crossing = found.between / sharers
+        crossing = found.between / self.boxes.sharers(x)
         viewed, copied = is_viewed * (1 - gathered), np.maximum(gathered, not is_viewed)
         seen = Moved(x, "view", zero, found.node * viewed, zero, zero)
         alone = calls * (1 - share) * copied
@@ -166,15 +181,7 @@ class _Accounting(Cutting):
         mates = Moved(x, "view", zero, found.between - crossing, zero, zero)
         return [each for each in (seen, near, far, mates) if each.own.any() or each.node.any() or each.between.any()]
 
-    def is_ring(self, x: str) -> bool:
-        """Whether the ranks of a group start at different places, so that slices go round."""
-        if self.row.order != "rotated":
-            return False
-        named = dict(zip(AXIS_NAMES, self.given.mesh.names, strict=False)) if self.work.grid is None else {}
-        by = {named.get(axis, axis) for axis in self.row.by}
-        return not by or not by.isdisjoint(self.free_axes(x))
-
-    def rounds(self, x: str, found: Spread, phase: Phase, window: int) -> Figures | float:
+    def rounds(self, x: str, found: Spread, steps: Figures, window: int) -> Figures | float:
         """How much longer the wire takes where one owner after the other sends to, or receives from, a whole group.
 
         window: steps whose transfers are under way at once.
@@ -182,8 +189,8 @@ class _Accounting(Cutting):
         if self.dim not in OPERAND_DIMS[x]:
             return 1.0
         at, group = OPERAND_DIMS[x].index(self.dim), self.group(x)
-        owners, changes = found.cuts[at], np.minimum(found.turns[at], phase.steps)
-        at_once = np.clip(window * changes / np.maximum(1.0, phase.steps), 1.0, np.maximum(1.0, owners))
+        owners, changes = found.cuts[at], np.minimum(found.turns[at], steps)
+        at_once = np.clip(window * changes / np.maximum(1.0, steps), 1.0, np.maximum(1.0, owners))
         sent = group - 1 if group <= FLAT else ceil(log2(group))
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
 
@@ -194,20 +201,18 @@ class _Accounting(Cutting):
 
     def is_apart(self, x: str) -> NDArray[np.bool_]:
         """Whose neighbour in the ring along the axes that do not cut an operand lives on another node."""
-        mesh = self.given.mesh
-        grid = self.work.mesh(mesh)
-        free = self.free_axes(x)
+        grid, free = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
         coords = self.crowd.coords(grid)
         sizes = tuple(grid.axis_size(axis) for axis in free)
         place = np.ravel_multi_index([coords[axis] for axis in free], sizes)
         following = dict(zip(free, np.unravel_index((place + 1) % prod(sizes), sizes), strict=True))
         ranks = np.ravel_multi_index([following.get(axis, coords[axis]) for axis in grid.names], grid.shape)
-        there = np.array([mesh.nodes[rank] for rank in ranks.tolist()])
+        there = np.array([self.mesh.nodes[rank] for rank in ranks.tolist()])
         return np.asarray(there[: self.crowd.count] != self.crowd.nodes[: self.crowd.count])
 
-    def pushed(self, phase: Phase) -> list[Moved]:
+    def pushed(self, steps: Figures) -> list[Moved]:
         """How products come to the owners of C."""
-        found = self.spread("C")
+        found = self.boxes.spread("C")
         rows, cols = found.cuts
         is_reduced = self.row.result == "reduce" and "C" in self.row.grouped
         group = self.group("C") if is_reduced else 1
@@ -216,12 +221,12 @@ class _Accounting(Cutting):
             if self.row.own_last:
                 return [self.shifted("C", found.foreign, np.maximum(1.0, rows * cols), group, found.run)]
             calls = np.where(found.foreign > 0, rows * cols, 1.0)
-            zero, rounds = np.zeros(self.crowd.count), self.rounds("C", found, phase, LINGERING)
+            zero, rounds = self.zero, self.rounds("C", found, steps, LINGERING)
             return [Moved("C", how, zero, found.node, found.between, calls, group, found.run, rounds)]
-        parts = phase.steps if self.row.result == "accumulate" and self.dim in OPERAND_DIMS["C"] else 1.0
-        again = phase.steps if self.row.result == "accumulate" and self.dim == 2 else 1.0
+        parts = steps if self.row.result == "accumulate" and self.dim in OPERAND_DIMS["C"] else 1.0
+        again = steps if self.row.result == "accumulate" and self.dim == 2 else 1.0
         calls = np.maximum(rows * cols, parts * np.minimum(rows * cols, 1.0))
-        sharers = np.where(found.between > 0, self.sharers("C", self.has_work), 1.0)
+        sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words * again / sharers for words in (found.own, found.node, found.between))
         moved = [Moved("C", "accumulate", own, node, between, calls * again * np.ones_like(own), run=found.run)]
@@ -234,7 +239,7 @@ class _Accounting(Cutting):
 
     def queue(self) -> list[Phase]:
         """Equal shares of all boxes, which fall to any rank, from owners that may be anywhere."""
-        mesh, (m, n, k) = self.given.mesh, self.given.shape
+        mesh, (m, n, k) = self.mesh, self.given.shape
         counts = self.tasks()
         total = float(prod(counts))
         shares = total / mesh.size
@@ -244,7 +249,7 @@ class _Accounting(Cutting):
         moved = []
         faces = {"A": float(m * k * counts[1]), "B": float(k * n * counts[0]), "C": float(m * n * counts[2])}
         for x, words in faces.items():
-            marks = self.marks_of(self.owners(x), x)
+            marks = self.crowd.parts(self.fitted.layout(x), self.given.extent(x))
             owners = max(1.0, prod(marks[d].parts / max(1, counts[at]) for d, at in enumerate(OPERAND_DIMS[x])))
             mine, calls = ones * words / mesh.size, ones * shares * owners
             column = OPERAND_DIMS[x][1]
@@ -252,36 +257,25 @@ class _Accounting(Cutting):
             if x == "C":
                 moved.append(Moved(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
-            how, zero = "view" if x in self.problem.in_place else "get", np.zeros_like(ones)
+            how, zero = "view" if x in self.fitted.read.in_place else "get", self.zero
             moved.append(Moved(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
             moved.append(Moved(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
-        panels = max(1.0, ceil(k / max(1, counts[2]) / self.width))
+        panels = max(1.0, ceil(k / max(1, counts[2]) / self.fitted.width))
         work = Work(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
-        opened = self.each(self.marks_of(self.given.share, "C"))
         walk = Phase(moved, work, steps=max(1.0, shares), claims=shares + 1, is_shared=True, barriers=1)
-        return [Phase(opened=opened, barriers=1), walk]
+        return [Phase(opened=self.opened, barriers=1), walk]
 
-    def tasks(self) -> tuple[int, int, int]:
-        """Boxes of the queue along m, n and k, as `lower.task_boxes` cuts them."""
+    def tasks(self) -> list[int]:
+        """Boxes of the queue along m, n and k, taken to be even."""
         m, n, k = self.given.shape
         if not (m and n and k):
-            return 0, 0, 0
-        target = self.problem.target
-        counts, widths = [], []
-        for dim, extent in enumerate((m, n)):
-            parts = max(1, min(self.crowd.marks(target, dim, extent).parts, extent // boxes.NARROW))
-            counts.append(parts)
-            widths.append(-(-extent // parts))
-        counts, widths = [*counts, 1], [*widths, k]
-        wanted = TASKS_PER_RANK * self.given.mesh.size
-        while prod(counts) < wanted:
-            widest = max((0, 1), key=lambda d: widths[d])
-            if widths[widest] < 2 * boxes.NARROW:
-                widest = 2
-            if widths[widest] < 2 * boxes.NARROW:
-                break
-            counts[widest] *= 2
-            widths[widest] = -(-widths[widest] // 2)
-        return counts[0], counts[1], counts[2]
+            return [0, 0, 0]
+        tiles = self.crowd.parts(self.given.target, (m, n))
+        counts = [*(max(1, min(each.parts, each.extent // limits.NARROW)) for each in tiles), 1]
+        widths = [-(-extent // count) for extent, count in zip((m, n, k), counts, strict=True)]
+        while (dim := self.fitted.next_halved(counts, widths)) is not None:
+            counts[dim] *= 2
+            widths[dim] = -(-widths[dim] // 2)
+        return counts

@@ -19,7 +19,7 @@ from rma_mm.policy.model.machine import TOGETHER
 from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
-from rma_mm.schedule.lowering.boxes import WIDTH
+from rma_mm.schedule.lowering.fitted import WIDTH
 from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
 
 NARROWER = (256,)

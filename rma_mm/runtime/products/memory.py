@@ -20,6 +20,7 @@ from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
 from rma_mm.schedule.passes import kind_of, slots_of
@@ -148,13 +149,13 @@ class Fitting:
 
         What is in reach may need none of it where panels are narrower, as then it lies dense more often.
         """
-        rank, reads = self.mesh.rank, self.candidate.row.fitted(self.problem).read
+        rank, reads = self.mesh.rank, Fitted.of(self.candidate.row, self.problem)
         slots: Counter[Slot] = Counter()
         for op in ops:
             for owner, dst in ([(op.src.rank, op.dst)] if isinstance(op, Copy) else incoming(op, rank)):
                 x = kind_of(dst)
-                is_far = owner != rank if x in self.candidate.row.grouped else not reads.reaches(rank, owner, x)
-                if isinstance(dst.buffer, Slot) and dst.rank == rank and x != "C" and is_far:
+                is_far = x != "C" and not reads.reaches(rank, owner, x)
+                if isinstance(dst.buffer, Slot) and dst.rank == rank and is_far:
                     slots[dst.buffer] += dst.region.size
             for slot in slots_of(op):
                 if slot.name[0] == "C" and not slot.group:

@@ -9,66 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 
-from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering.fitted import Fitted, longest_piece, repackings, touched
 from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot, held
-from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
-
-WIDTH = 1024
-"""Panel width where memory is not scarce."""
-WORTH = 2**20
-"""Words to and from memory from which on it is worth copying an operand together."""
-NARROW = 128
-"""A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
-LONGEST = 2 * 10**10
-"""Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
+from rma_mm.schedule.row import OPERAND_DIMS, side
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """How one row reads the operands of one problem."""
+    """How ranks read the operands of one problem."""
 
-    row: Row
-    problem: Problem
-    """With A and B placed as the product reads them."""
-    sources: dict[str, str]
-    """A and B → the home that the product reads: A, or A+ where it was summed or staged."""
-    width: int
-    """Indices along the walked dimension in one panel, where slots are needed."""
+    fitted: Fitted
 
     # -- where operands lie -----------------------------------------------------------------------
 
-    def layout(self, x: str) -> Layout:
-        """The placement that operand `x` is read by, or for C pushed by."""
-        return self.problem.target if x == "C" else self.problem.layout(x)
-
     def found(self, rank: int, x: str, region: Region) -> list[tuple[int, Region]]:
         """The owners of `region` of operand `x`, as `rank` asks them."""
-        return self.layout(x).overlapping(self.problem.extent(x), self.problem.mesh, region, rank)
+        problem = self.fitted.read
+        return self.fitted.layout(x).overlapping(problem.extent(x), problem.mesh, region, rank)
 
-    def owner_spans(self, rank: int, x: str, region: Region, dim: int) -> list[Span]:
-        """The spans along one dimension of operand `x` in which `region` changes its owner."""
-        return disjoint([part[dim] for _, part in self.found(rank, x, region)])
+    def owner_spans(self, rank: int, x: str, box: Region, dim: int) -> list[Span]:
+        """The spans along a dimension of (m, n, k) in which what a box takes of operand `x` changes its owner."""
+        at = OPERAND_DIMS[x].index(dim)
+        return disjoint([part[at] for _, part in self.found(rank, x, side(box, x))])
 
     def is_direct(self, rank: int, owner: int, x: str, part: Region) -> bool:
         """Whether `part` is in reach of `rank` and dense in its owner's local array."""
-        if owner != rank and (x in self.row.grouped or not self.problem.reaches(rank, owner, x)):
+        problem = self.fitted.read
+        if not self.fitted.reaches(rank, owner, x):
             return False
-        home = held(self.problem.layout(x), self.problem.extent(x), self.problem.mesh, owner)
-        return home.locate(part).is_contiguous
+        return held(problem.layout(x), problem.extent(x), problem.mesh, owner).locate(part).is_contiguous
 
     def is_own(self, rank: int, x: str, region: Region) -> bool:
         """Whether a rank reads all of `region` out of its own memory."""
         found = self.found(rank, x, region) if x != "C" else []
         return len(found) == 1 and found[0][0] == rank and self.is_direct(rank, rank, x, region)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether every rank reads all of A and B where they lie, so that nothing but density asks for slots."""
-        one_node = len(set(self.problem.mesh.nodes)) == 1
-        return self.row.result == "here" and one_node and self.problem.in_place == "AB" and not self.row.grouped
 
     def all_direct(self, rank: int, box: Region) -> bool:
         """Whether both operands of a box can be multiplied out of their owners' memory."""
@@ -76,54 +55,45 @@ class Boxes:
             self.is_direct(rank, owner, x, part) for x in "AB" for owner, part in self.found(rank, x, side(box, x))
         )
 
-    def loose(self, rank: int, box: Region) -> str:
-        """The operands in reach that are better copied together than multiplied in parts, where they lie.
-
-        Every part of k reads and writes C once more, every part of m reads B again, and every part of n A.
-        """
-        if not self.is_in_place or self.width < WIDTH:
+    def repacked(self, rank: int, box: Region) -> str:
+        """The operands in reach that are better copied together than multiplied in parts, where they lie."""
+        if not self.fitted.may_repack:
             return ""
-        faces = {x: side(box, x) for x in "ABC"}
-        spans = {
-            (x, dim): self.owner_spans(rank, x, faces[x], at) for x in "AB" for at, dim in enumerate(OPERAND_DIMS[x])
-        }
+        spans = {(x, dim): self.owner_spans(rank, x, box, dim) for x in "AB" for dim in OPERAND_DIMS[x]}
 
-        def parts(dim: int, copied: str) -> int:
-            found = [box[dim]]
-            for x in "AB":
-                found = refine(found, spans[x, dim]) if (x, dim) in spans and x not in copied else found
-            return len(fused(found, NARROW))
+        def pieces(dim: int, copied: str) -> int:
+            cutters = [spans[x, dim] for x in "AB" if (x, dim) in spans and x not in copied]
+            return len(fused(reduce(refine, cutters, [box[dim]])))
 
         def words(copied: str) -> int:
-            m, n, k = (parts(dim, copied) for dim in range(3))
-            again = n * faces["A"].size + m * faces["B"].size + 2 * k * faces["C"].size
-            return again + 2 * sum(faces[x].size for x in copied)
+            return touched([len(span) for span in box], [pieces(dim, copied) for dim in range(3)], copied)
 
-        cut = [x for x in "AB" if any(len(spans[x, dim]) > 1 for dim in OPERAND_DIMS[x])]
-        best = min(("", *cut, *(["AB"] if len(cut) == 2 else [])), key=words)
-        return best if words("") - words(best) >= WORTH else ""
+        best = min(repackings([x for x in "AB" if any(len(spans[x, d]) > 1 for d in OPERAND_DIMS[x])]), key=words)
+        return best if words("") - words(best) >= limits.WORTH else ""
 
     # -- panels and boxes -------------------------------------------------------------------------
 
-    def panels(self, rank: int, box: Region, dim: int) -> list[Span]:
+    def parts(self, rank: int, box: Region, dim: int, operands: str) -> list[Span]:
+        """A dimension of a box, cut where owners of operands change that are not copied together."""
+        repacked = self.repacked(rank, box)
+        cutters = [x for x in operands if self.fitted.cuts(x, dim) and x not in repacked]
+        return reduce(refine, (self.owner_spans(rank, x, box, dim) for x in cutters), [box[dim]])
+
+    def panels(self, rank: int, box: Region) -> list[Span]:
         """The walked dimension cut where owners change, fused where narrow, cut again where wide."""
-        parts = [box[dim]]
-        loose = self.loose(rank, box)
-        for x, dims in OPERAND_DIMS.items():
-            if dim in dims and x not in loose:
-                parts = refine(parts, self.owner_spans(rank, x, side(box, x), dims.index(dim)))
+        dim = self.fitted.dim
         panels: list[Span] = []
-        for part in fused(parts, NARROW):
-            whole = Region(part if d == dim else span for d, span in enumerate(box))
+        for part in fused(self.parts(rank, box, dim, "ABC")):
+            whole = with_dim(box, dim, part)
             longest = longest_piece(whole, dim)
-            is_whole = self.is_in_place and self.all_direct(rank, whole)
-            panels += part.pieces(longest if is_whole else min(longest, self.width))
+            is_whole = self.fitted.is_in_reach and self.all_direct(rank, whole)
+            panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
         return panels
 
     def box(self, rank: int, box: Region, step: int, slot: Slot | None, prefix: str = "") -> list[Op]:
         """Copies and Multiplies of one box; C is `slot`, or the rank's home."""
         c_buffer = slot or "C"
-        problem = self.problem
+        problem = self.fitted.read
         c_holds = slot.region if slot else held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
         cuts = [self.cuts(rank, box, dim, c_holds) for dim in range(3)]
         ops: list[Op] = []
@@ -139,17 +109,13 @@ class Boxes:
 
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
         """The span of a dimension, cut by owner where each piece is wide and stays dense in C."""
-        parts = [box[dim]]
-        loose = self.loose(rank, box)
-        for x in "AB":
-            if dim in OPERAND_DIMS[x] and x not in self.row.grouped and x not in loose:
-                parts = refine(parts, self.owner_spans(rank, x, side(box, x), OPERAND_DIMS[x].index(dim)))
+        parts = self.parts(rank, box, dim, "AB")
         dense = dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
-        return parts if dense and min(map(len, parts)) >= NARROW else [box[dim]]
+        return parts if dense and min(map(len, parts)) >= limits.NARROW else [box[dim]]
 
     def operand(self, rank: int, x: str, region: Region, step: int, name: str, ops: list[Op]) -> Ref:
         """Where a multiply reads `region` of operand `x`: in place, or a slot that Copies appended to `ops` fill."""
-        source, found = self.sources[x], self.found(rank, x, region)
+        source, found = self.fitted.sources[x], self.found(rank, x, region)
         if len(found) == 1 and self.is_direct(rank, found[0][0], x, region):
             return Ref(found[0][0], source, region)
         slot = Slot(f"{x}{name}.{len(ops)}", region)
@@ -157,9 +123,9 @@ class Boxes:
         return Ref(rank, slot, region)
 
 
-def longest_piece(box: Region, dim: int) -> int:
-    """Indices of `dim` that one Multiply of the box may take."""
-    return max(1, LONGEST * len(box[dim]) // max(1, box.size))
+def with_dim(box: Region, dim: int, span: Span) -> Region:
+    """A box with another span in one dimension."""
+    return Region(span if d == dim else own for d, own in enumerate(box))
 
 
 def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:
@@ -187,8 +153,9 @@ def disjoint(spans: Iterable[Span]) -> list[Span]:
     return atoms
 
 
-def fused(parts: list[Span], width: int) -> list[Span]:
-    """Neighbours joined until each is at least `width` indices (but for the case that all together are not)."""
+def fused(parts: list[Span], width: int | None = None) -> list[Span]:
+    """Neighbours joined until none is narrower than `width` indices, or than NARROW, unless all together are."""
+    width = width or limits.NARROW
     joined: list[Span] = []
     for part in parts:
         if joined and (len(part) < width or len(joined[-1]) < width):

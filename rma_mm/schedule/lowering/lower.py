@@ -12,17 +12,16 @@ from functools import cache, cached_property, partial
 from itertools import product
 
 from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region, Span
-from rma_mm.schedule.lowering import boxes
-from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, longest_piece, opened
+from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, pulls, pushes
+from rma_mm.schedule.lowering.fitted import Fitted, longest_piece
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
 from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
 from rma_mm.schedule.lowering.walk import Turn, turns
 from rma_mm.schedule.ops import (
-    STAGE,
     Accumulate,
     Barrier,
     Claim,
@@ -39,17 +38,14 @@ from rma_mm.schedule.ops import (
     held,
 )
 from rma_mm.schedule.passes import frames, prefetch
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, side
-
-TASKS_PER_RANK = 8
-"""Grain of the work queue."""
+from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Choices that change memory and speed but not the result."""
 
-    width: int = boxes.WIDTH
+    width: int = limits.WIDTH
     """Indices along the walked dimension in one panel, where slots are needed."""
     depth: int = 2
     """How many panels ahead Copies are issued."""
@@ -60,21 +56,17 @@ def lower(row: Row, problem: Problem, tuning: Tuning | None = None) -> Schedule:
 
     Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
     """
-    return _Lowering(row, problem, tuning or Tuning()).schedule()
+    tuning = tuning or Tuning()
+    return _Lowering(Fitted.of(row, problem, tuning.width), tuning.depth).schedule()
 
 
 class _Lowering:
     """One row applied to one problem."""
 
-    def __init__(self, row: Row, problem: Problem, tuning: Tuning) -> None:
-        fitted = row.fitted(problem)
-        self.row = row
-        self.given, self.problem, self.staged, self.work = fitted.given, fitted.read, fitted.staged, fitted.work
-        self.tuning = tuning
-        self.mesh = problem.mesh
-        self.sources = {x: x + STAGE if problem.layout(x).partial or x in self.staged else x for x in "AB"}
-        self.boxes = Boxes(row, self.problem, self.sources, tuning.width)
-        self.share, self.target = self.given.share, self.given.target
+    def __init__(self, fitted: Fitted, depth: int) -> None:
+        self.fitted, self.depth = fitted, depth
+        self.row, self.given, self.work, self.mesh = fitted.row, fitted.given, fitted.work, fitted.given.mesh
+        self.boxes = Boxes(fitted)
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
         self.fetched: dict[int, Sharings] = {}
@@ -84,9 +76,9 @@ class _Lowering:
 
     def schedule(self) -> Schedule:
         homes = {x: Home(self.given.extent(x), self.given.layout(x)) for x in "ABC"}
-        for x, name in self.sources.items():
-            homes[name] = Home(self.given.extent(x), self.problem.layout(x))  # the same one, its sum, or its stage
-        pool = Pool(len(self.tasks), self.task) if self.row.order == "ticket" else None
+        for x, name in self.fitted.sources.items():
+            homes[name] = Home(self.given.extent(x), self.fitted.read.layout(x))  # the same one, its sum, or its stage
+        pool = Pool(len(self.tasks), self.task) if self.fitted.is_queue else None
         return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed)
 
     def program(self, rank: int) -> list[Op]:
@@ -94,23 +86,23 @@ class _Lowering:
         for x in "AB":
             if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
-        if self.staged:
+        if self.fitted.staged:
             ops += [*self.brought(rank), Barrier(0)]
-        ops += self.multiply_here(rank) if self.row.result == "here" else self.push(rank)
+        ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
         return ops + self.gathered(rank)
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
         mine = side(self.box(rank), "C")
-        ops = opened(Ref(rank, "C", mine), self.walk(rank), self.problem.keeps_c)
+        ops = opened(Ref(rank, "C", mine), self.walk(rank), self.given.keeps_c)
         return [*self.passes(ops, rank), *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
 
     def push(self, rank: int) -> list[Op]:
         """Every partial C goes to its owner, the owner's own too: one kind of writer."""
-        mine = held(self.share, self.problem.extent("C"), self.mesh, rank)
-        ops: list[Op] = [Scale(Ref(rank, "C", mine), self.problem.keeps_c, 0)] if mine else []
+        mine = held(self.given.share, self.given.extent("C"), self.mesh, rank)
+        ops: list[Op] = [Scale(Ref(rank, "C", mine), self.given.keeps_c, 0)] if mine else []
         ops.append(Barrier(0))
-        ops += [Claim(0)] if self.row.order == "ticket" else self.passes(self.walk(rank), rank)
+        ops += [Claim(0)] if self.fitted.is_queue else self.passes(self.walk(rank), rank)
         ops.append(Barrier(0))
         return [*ops, *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
 
@@ -123,33 +115,27 @@ class _Lowering:
                 )
                 proof = self.proof(("walk", x, group), prove, self.walk, group, x)
                 ops = proof(ops, rank) if proof else ops
-        ops = prefetch(self.summing(ops, rank), self.tuning.depth)
+        ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
-        return frames(ops, linger=self.tuning.depth > 0)
+        return frames(ops, linger=self.depth > 0)
 
     def sharings(self, node: int) -> Sharings:
         """How the ranks of a node fetch together what they all want of other nodes."""
         if node not in self.fetched:
-            ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.tuning.depth))
-            self.fetched[node] = sharings(ahead, self.mates(node), self.mesh.nodes) if self.may_share else {}
+            ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.depth))
+            self.fetched[node] = sharings(ahead, self.mates(node), self.mesh.nodes) if self.fitted.may_share else {}
         return self.fetched[node]
 
     def summing(self, ops: list[Op], rank: int) -> list[Op]:
         """`ops` with what ranks of a node push to other nodes summed on the node first."""
         node = self.mesh.nodes[rank]
         if node not in self.summed:
-            self.summed[node] = merging(self.walk, self.mates(node), self.mesh.nodes) if self.may_share else {}
+            self.summed[node] = merging(self.walk, self.mates(node), self.mesh.nodes) if self.fitted.may_share else {}
         return merged(ops, rank, self.summed[node][rank]) if rank in self.summed[node] else ops
 
     def mates(self, node: int) -> list[int]:
         """The ranks of a node."""
         return [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
-
-    @property
-    def may_share(self) -> bool:
-        """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
-        row = self.row
-        return self.given.shares and len(set(self.mesh.nodes)) > 1 and not row.grouped and row.order != "ticket"
 
     def proof(
         self, key: object, prove: Callable[..., Pass | None], member: Callable[[int], list[Op]],
@@ -164,125 +150,96 @@ class _Lowering:
 
     def group(self, rank: int, x: str) -> tuple[int, ...]:
         """The ranks that work on the same slices of A or B, or add to the same part of C; in ring order."""
-        grid, at = self.work.mesh(self.mesh), self.work.coords(self.mesh, rank)
-        layout = self.boxes.layout(x)
-        if at is None or layout.mesh(self.mesh) != grid:
-            return ()
-        cutting = {axis for dim in OPERAND_DIMS[x] for level in self.work.splits[dim] for axis in level.axes}
-        free = [axis for axis in grid.names if axis not in cutting]
-        if x != "C":  # every replica has its own source
-            free = [axis for axis in free if axis not in layout.replicated_axes(grid)]
-        return tuple(grid.rank(to) for to in grid.along(tuple(free), at))
+        return self.along(self.work, self.fitted.group_axes(x), rank)
 
-    def alike(self, rank: int, to: Layout, source: Layout) -> tuple[int, ...]:
-        """The ranks that hold the same part of a matrix placed by `to`, and not of one placed by `source`."""
-        grid, at = to.mesh(self.mesh), to.coords(self.mesh, rank)
-        if not to.split_axes and not to.pins and not to.partial:
-            return tuple(self.mesh.ranks)
-        if at is None or source.mesh(self.mesh) != grid:
-            return ()
-        free = tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
-        return tuple(grid.rank(each) for each in grid.along(free, at))
+    def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
+        """A rank and those beside it along axes of a placement; none beyond its grid."""
+        grid, at = layout.mesh(self.mesh), layout.coords(self.mesh, rank)
+        return tuple(grid.rank(to) for to in grid.along(axes, at)) if at is not None else ()
 
     # -- before and after the product -------------------------------------------------------------
 
     def brought(self, rank: int) -> list[Op]:
         """Operands on their way from where they are to where the row wants them."""
         ops: list[Op] = []
-        for x, layout in self.staged.items():
-            group = self.alike(rank, layout, self.given.layout(x))
-            ops += self.together(partial(self.staging, x), ("stage", x), x, group, rank)
+        for x, layout in self.fitted.staged.items():
+            ops += self.together(partial(self.staging, x), x, layout, self.given.layout(x), rank)
         return ops
 
     def staging(self, x: str, rank: int) -> list[Op]:
         """Copies that bring this rank's part of an operand."""
         shape, given = self.given.extent(x), self.given.layout(x)
-        mine = held(self.staged[x], shape, self.mesh, rank)
-        return copies(self.mesh, shape, given, (x, self.sources[x]), mine, rank)
+        mine = held(self.fitted.staged[x], shape, self.mesh, rank)
+        return copies(self.mesh, shape, given, (x, self.fitted.sources[x]), mine, rank)
 
     def gathered(self, rank: int) -> list[Op]:
         """A replicated C was computed once; each replica takes what others made."""
-        c = self.given.layout("C")
-        if not any(c.mesh(self.mesh).axis_size(axis) > 1 for axis in c.replicated_axes(self.mesh)):
+        if not self.fitted.is_gathered:
             return []
-        if "C" not in self.row.grouped:
-            return [Barrier(0), *self.gathering(rank)]
-        group = self.alike(rank, c, self.share)
-        return [Barrier(0), *self.together(self.gathering, ("gather",), "C", group, rank)]
+        return [Barrier(0), *self.together(self.gathering, "C", self.given.layout("C"), self.given.share, rank)]
 
     def gathering(self, rank: int) -> list[Op]:
         """Copies of what other replicas computed of this rank's part of C."""
-        c, shape = self.given.layout("C"), self.given.extent("C")
-        mine = held(c, shape, self.mesh, rank)
-        found = copies(self.mesh, shape, self.share, ("C", "C"), mine, rank)
+        shape = self.given.extent("C")
+        mine = held(self.given.layout("C"), shape, self.mesh, rank)
+        found = copies(self.mesh, shape, self.given.share, ("C", "C"), mine, rank)
         return [op for op in found if isinstance(op, Copy) and op.src.rank != rank]
 
     def together(
-        self, member: Callable[[int], list[Op]], key: tuple[str, ...], x: str, group: tuple[int, ...], rank: int
+        self, member: Callable[[int], list[Op]], x: str, to: Layout, source: Layout, rank: int
     ) -> list[Op]:
         """A rank's Copies into a home, by group operations where the row moves the operand so."""
-        ops = member(rank)
-        if x not in self.row.grouped or len(group) < 2:
-            return ops
-        proof = self.proof((*key, group), pulls, member, group, x)
-        return proof(ops, rank) if proof else ops
+        group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
+        proof = self.proof(("copies", x, group), pulls, member, group, x) if len(group) > 1 else None
+        return proof(member(rank), rank) if proof else member(rank)
 
     # -- what a rank walks over in time -----------------------------------------------------------
 
     def box(self, rank: int) -> Region:
         """The box of (m, n, k) that a rank multiplies."""
-        return self.work.region(self.problem.shape, self.mesh, rank)
+        return self.work.region(self.given.shape, self.mesh, rank)
 
     def walk(self, rank: int) -> list[Op]:
         """A rank's pulls, multiplies and pushes before any pass."""
         if rank not in self.walked:
-            box, row = self.box(rank), self.row
-            by_chunks = row.grouped or (row.result != "here" and row.over == "k")
-            self.walked[rank] = list(self.chunked(rank, box) if by_chunks else self.panelled(rank, box))
+            made = self.chunked if self.fitted.by_chunks else self.panelled
+            self.walked[rank] = list(made(rank, self.box(rank)))
         return self.walked[rank]
 
-    def start(self, rank: int, box: Region, dim: int) -> int:
+    def start(self, rank: int, box: Region) -> int:
         """Where a rank starts, in indices of its box rather than panels, which ranks need not cut alike.
 
         Ranks of a node that fetch together go round in the same order.
         """
-        extent = len(box[dim])
-        if self.may_share:
+        extent = len(box[self.fitted.dim])
+        if self.fitted.may_share:
             rank = self.mesh.nodes.index(self.mesh.nodes[rank])
         at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
-        if self.row.order != "rotated" or at is None or not extent:
+        if at is None or not extent:
             return 0
-        named = dict(zip(AXIS_NAMES, self.mesh.names, strict=False)) if self.work.grid is None else {}
-        axes = [named.get(axis, axis) for axis in self.row.by] or grid.names
-        return sum((at[axis] + self.row.own_last) * extent // grid.axis_size(axis) for axis in axes) % extent
+        ahead = self.row.own_last
+        return sum((at[axis] + ahead) * extent // grid.axis_size(axis) for axis in self.fitted.start_axes) % extent
 
     def panelled(self, rank: int, box: Region) -> Iterator[Op]:
         """The walk in panels that all operands share."""
-        dim = DIMS.index(self.row.over)
+        dim = self.fitted.dim
         if not box:
             return
-        panels = self.boxes.panels(rank, box, dim)
-        begin = box[dim].take(Span.range(start := self.start(rank, box, dim), start + 1)).start
+        panels = self.boxes.panels(rank, box)
+        begin = box[dim].take(Span.range(start := self.start(rank, box), start + 1)).start
         first = max((n for n, panel in enumerate(panels) if panel.start <= begin), default=0)
-        first = first if self.row.order == "rotated" else 0
         for panel in [*panels[first:], *panels[:first]]:
-            part = Region(panel if d == dim else span for d, span in enumerate(box))
-            if self.row.result == "here":
+            part = with_dim(box, dim, panel)
+            if self.fitted.is_here:
                 yield from self.boxes.box(rank, part, panel.start, None)
             else:
                 slot = Slot(f"C{panel.start}", side(part, "C"))
-                yield from self.accumulated(rank, slot, self.boxes.box(rank, part, panel.start, slot), panel.start)
-
-    def accumulated(self, rank: int, slot: Slot, ops: list[Op], step: int) -> list[Op]:
-        """`ops`, which multiply into `slot`, and the pushes of what it then holds to the owners of C."""
-        ops = opened(Ref(rank, slot, slot.region), ops, False)
-        for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, slot.region, rank):
-            ops.append(Accumulate(Ref(rank, slot, part), Ref(owner, "C", part), step))
-        return ops
+                ops = self.boxes.box(rank, part, panel.start, slot)
+                yield from self.pushed([Ref(rank, slot, slot.region)], ops, panel.start)
 
     def chunked(self, rank: int, box: Region) -> Iterator[Op]:
         """The walk in which every operand moves at its own grain, and C's sums leave when they are complete."""
-        dim, is_here = DIMS.index(self.row.over), self.row.result == "here"
+        dim, is_here = self.fitted.dim, self.fitted.is_here
         face = side(box, "C")
         if not face:
             return
@@ -290,7 +247,7 @@ class _Lowering:
         sums: list[Ref] = [Ref(rank, "C", face)] if is_here else []
         made: list[Op] = []
         begun = 0
-        for turn in turns(self.boxes, rank, box, self.start(rank, box, dim)):
+        for turn in turns(self.boxes, rank, box, self.start(rank, box)):
             if not sums:
                 begun = turn.step if dim in OPERAND_DIMS["C"] else 0
                 sums = self.sums(rank, with_span(face, "C", dim, turn.chunks["C"]), begun)
@@ -306,7 +263,7 @@ class _Lowering:
         self, rank: int, box: Region, turn: Turn, fetched: dict[tuple[str, Span], Ref], sums: Sequence[Ref]
     ) -> list[Op]:
         """One turn: the Copies of chunks that are wanted for the first time, and the Multiplies."""
-        dim = DIMS.index(self.row.over)
+        dim = self.fitted.dim
         ops: list[Op] = []
         for x in "AB":
             key = x, turn.chunks[x]
@@ -318,7 +275,7 @@ class _Lowering:
             m, n = c.region & with_span(c.region, "C", dim, turn.span)
             whole = Region((m, n, turn.span if dim == 2 else box[2]))
             for piece in whole[dim].pieces(longest_piece(whole, dim)) if whole else ():
-                m, n, k = (piece if d == dim else span for d, span in enumerate(whole))
+                m, n, k = with_dim(whole, dim, piece)
                 left, right = replace(a, region=Region((m, k))), replace(b, region=Region((k, n)))
                 ops.append(Multiply(left, right, replace(c, region=Region((m, n))), False, turn.step))
         return ops
@@ -340,7 +297,7 @@ class _Lowering:
         pushes: list[Op] = []
         for c in sums:
             ops = opened(c, ops, False, step)
-            for owner, part in pieces(self.mesh, self.problem.extent("C"), self.target, c.region, c.rank):
+            for owner, part in pieces(self.mesh, self.given.extent("C"), self.given.target, c.region, c.rank):
                 pushes.append(Accumulate(replace(c, region=part), Ref(owner, "C", part), step))
         return ops + pushes
 
@@ -348,39 +305,30 @@ class _Lowering:
 
     @cached_property
     def tasks(self) -> list[Region]:
-        """The boxes that tickets stand for."""
-        return task_boxes(self.problem)
+        """The boxes that tickets stand for: C's tiles, cut until every rank can expect several."""
+        shape, mesh = self.given.shape, self.mesh
+        if not all(shape):
+            return []
+        found = self.given.target.overlapping(shape[:2], mesh, Region.whole(shape[:2]), 0)
+        spans = [*(fused(disjoint(part[dim] for _, part in found)) for dim in (0, 1)), [Span.range(0, shape[2])]]
+
+        def next_halved() -> int | None:
+            return self.fitted.next_halved([len(one) for one in spans], [max(map(len, one)) for one in spans])
+
+        while (dim := next_halved()) is not None:
+            spans[dim] = [piece for span in spans[dim] for piece in span.pieces(-(-len(span) // 2))]
+        return [Region(box) for box in product(*spans)]
 
     def task(self, number: int, rank: int) -> list[Op]:
         """The operations of one task when `rank` runs it: its panels of k into one slot, then one push."""
         box = self.tasks[number]
         slot = Slot(f"C.{number}", side(box, "C"))
         ops: list[Op] = []
-        for n, k in enumerate(self.boxes.panels(rank, box, DIMS.index(self.row.over))):
-            ops += self.boxes.box(rank, Region((box[0], box[1], k)), n, slot, f"{number}.")
-        return self.passes(self.accumulated(rank, slot, ops, number), rank)
+        for n, panel in enumerate(self.boxes.panels(rank, box)):
+            ops += self.boxes.box(rank, with_dim(box, self.fitted.dim, panel), n, slot, f"{number}.")
+        return self.passes(self.pushed([Ref(rank, slot, slot.region)], ops, number), rank)
 
 
 def with_span(face: Region, x: str, dim: int, span: Span) -> Region:
     """A box of operand `x` with `span` in the dimension `dim` of (m, n, k), if it has that."""
     return Region(span if d == dim else own for d, own in zip(OPERAND_DIMS[x], face, strict=True))
-
-
-def task_boxes(problem: Problem) -> list[Region]:
-    """Boxes of (m, n, k) for a work queue: C's tiles, cut until every rank can expect several."""
-    m, n, k = problem.shape
-    if not (m and n and k):
-        return []
-    found = problem.target.overlapping((m, n), problem.mesh, Region.whole((m, n)), 0)
-    tiles = [fused(disjoint(part[dim] for _, part in found), boxes.NARROW) for dim in (0, 1)]
-    spans = [*tiles, [Span.range(0, k)]]
-    wanted = TASKS_PER_RANK * problem.mesh.size
-    while len(spans[0]) * len(spans[1]) * len(spans[2]) < wanted:
-        widths = [max(len(span) for span in one) for one in spans]
-        widest = max((0, 1), key=lambda d: widths[d])
-        if widths[widest] < 2 * boxes.NARROW:
-            widest = 2  # C is small: its sums are shared out instead
-        if widths[widest] < 2 * boxes.NARROW:
-            break
-        spans[widest] = [piece for span in spans[widest] for piece in span.pieces(-(-len(span) // 2))]
-    return [Region(box) for box in product(*spans)]

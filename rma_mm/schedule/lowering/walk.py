@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rma_mm.geometry.span import Region, Span, even_part
-from rma_mm.schedule.lowering import boxes as limits
+from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, side
+from rma_mm.schedule.row import OPERAND_DIMS, side
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Turn:
 
 def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
     """The turns of a rank's box, whose walk starts `start` indices into it. All ranks that walk alike cut alike."""
-    dim = DIMS.index(boxes.row.over)
+    dim, row = boxes.fitted.dim, boxes.fitted.row
     extent = len(box[dim])
-    edges = {x: _edges(boxes, rank, x, box, dim, start) for x in "ABC"}
+    edges = {x: _edges(boxes, rank, x, box, start) for x in "ABC"}
     if any(narrow for _, narrow in edges.values()):
         common = _fused(sorted({edge for found, _ in edges.values() for edge in found}))
-        edges = {x: (common if dim in OPERAND_DIMS[x] and x not in boxes.row.whole else found, True)
+        edges = {x: (common if dim in OPERAND_DIMS[x] and x not in row.whole else found, True)
                  for x, (found, _) in edges.items()}  # fmt: skip
 
     def at(begin: int, end: int) -> Span:
@@ -53,18 +53,17 @@ def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
         yield Turn(at(begin, begin + 1).start, at(begin, end), chunks, ends)
 
 
-def _edges(boxes: Boxes, rank: int, x: str, box: Region, dim: int, start: int) -> tuple[list[int], bool]:
+def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[list[int], bool]:
     """Where the chunks of an operand begin and end, and whether they are an owner's scattered blocks."""
-    extent, row = len(box[dim]), boxes.row
-    if dim not in OPERAND_DIMS[x] or x in row.whole or (x == "C" and row.result == "here"):
+    dim, row = boxes.fitted.dim, boxes.fitted.row
+    extent = len(box[dim])
+    if not boxes.fitted.cuts(x, dim) or (x not in row.grouped and boxes.is_own(rank, x, side(box, x))):
         return [0, extent], False
-    if x not in row.grouped and boxes.is_own(rank, x, side(box, x)):
-        return [0, extent], False
-    spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, side(box, x), OPERAND_DIMS[x].index(dim))]
+    spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, box, dim)]
     if not spans:
         return [0, extent], False
     longest = max(map(len, spans))
-    pieces = max(min(row.pieces, *map(len, spans), longest), -(-longest // boxes.width))
+    pieces = max(min(row.pieces, *map(len, spans), longest), -(-longest // boxes.fitted.width))
     edges = {0, extent}
     scattered = False
     for span in spans:

@@ -1,0 +1,240 @@
+"""A row on a problem: every decision of lowering, taken once, and read by lowering and by prices.
+
+Lowering asks for one rank, exactly, and prices for all ranks at once, in NumPy: what takes figures here takes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import AXIS_NAMES
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import STAGE
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, same_place
+
+WIDTH = 1024
+"""Panel width where memory is not scarce."""
+WORTH = 2**20
+"""Words to and from memory from which on it is worth copying an operand together."""
+NARROW = 128
+"""A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
+LONGEST = 2 * 10**10
+"""Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
+TASKS_PER_RANK = 8
+"""Grain of the work queue."""
+
+Figure = TypeVar("Figure", int, NDArray[np.float64])
+"""Of one rank, or of each of many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A row on a problem: what is settled before any operation is made."""
+
+    row: Row
+    given: Problem
+    """As it was asked, with where replicas of C compute it."""
+    read: Problem
+    """With A and B placed as the multiplies read them."""
+    staged: dict[str, Layout]
+    """The placements that operands are brought to first."""
+    work: Layout
+    """The placement of (m, n, k): who multiplies what. Of a C that is multiplied into where it lives, its owners."""
+    width: int = WIDTH
+    """Indices along the walked dimension in one panel, where slots are needed."""
+
+    @classmethod
+    def of(cls, row: Row, problem: Problem, width: int = WIDTH) -> Fitted:
+        """Where `row` computes C, where it reads A and B, and who multiplies what."""
+        problem = replace(problem, computed=problem.computed or _computed(row, problem))
+        read, staged = placed_for(row, problem.summed)
+        work = row.work(read)
+        if row.result == "here":
+            if problem.computed and _is_contiguous(work):  # C is all there: nothing need be cut otherwise than the work
+                problem = replace(problem, computed=_face(work))
+                read = replace(read, computed=problem.computed)
+            if not same_place(_face(work), read.share, read.extent("C"), read.mesh):
+                work = Layout((*read.share.splits, work.splits[2]), read.share.pins, grid=read.share.grid)
+        return cls(row, problem, read, staged, work, width)
+
+    # -- the walk ---------------------------------------------------------------------------------
+
+    @cached_property
+    def dim(self) -> int:
+        """Which of m, n and k a rank walks in time."""
+        return DIMS.index(self.row.over)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether C is multiplied into where it lives."""
+        return self.row.result == "here"
+
+    @property
+    def is_queue(self) -> bool:
+        """Whether tasks go to whoever is free."""
+        return self.row.order == "ticket"
+
+    @property
+    def by_chunks(self) -> bool:
+        """Whether every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
+        return bool(self.row.grouped) or (not self.is_here and self.row.over == "k")
+
+    def cuts(self, x: str, dim: int) -> bool:
+        """Whether pieces along a dimension end where an operand's owners change."""
+        if dim not in OPERAND_DIMS[x] or (x == "C" and (self.is_here or dim != self.dim)):
+            return False
+        return x not in (self.row.whole if dim == self.dim else self.row.grouped)
+
+    @cached_property
+    def start_axes(self) -> tuple[str, ...]:
+        """The axes of the work's grid by whose coordinates starts are rotated."""
+        if self.row.order != "rotated":
+            return ()
+        mesh = self.given.mesh
+        named = dict(zip(AXIS_NAMES, mesh.names, strict=False)) if self.work.grid is None else {}
+        return tuple(named.get(axis, axis) for axis in self.row.by) or self.work.mesh(mesh).names
+
+    # -- where operands are -----------------------------------------------------------------------
+
+    def layout(self, x: str) -> Layout:
+        """The placement that an operand is read by, or for C pushed by."""
+        return self.read.target if x == "C" else self.read.layout(x)
+
+    @cached_property
+    def sources(self) -> dict[str, str]:
+        """A and B → the home that the product reads: A, or A+ where it was summed or staged."""
+        return {x: x + STAGE if self.given.layout(x).partial or x in self.staged else x for x in "AB"}
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether C is replicated, so that each replica takes what others made."""
+        c, mesh = self.given.layout("C"), self.given.mesh
+        return any(c.mesh(mesh).axis_size(axis) > 1 for axis in c.replicated_axes(mesh))
+
+    def reaches(self, rank: int, owner: int, x: str) -> bool:
+        """Whether `rank` can multiply out of `owner`'s part of an operand in place."""
+        return rank == owner or (x not in self.row.grouped and self.read.reaches(rank, owner, x))
+
+    @property
+    def loads_all(self) -> bool:
+        """Whether ranks read all of A and B that is on their node where it lies, and so C."""
+        return self.is_here and self.read.in_place == "AB" and not self.row.grouped
+
+    @cached_property
+    def is_in_reach(self) -> bool:
+        """Whether that is all of A and B, so that nothing but density asks for slots."""
+        return self.loads_all and self.given.mesh.is_one_node
+
+    @property
+    def may_repack(self) -> bool:
+        """Whether an operand in reach may be copied together where multiplies would be cut small."""
+        return self.is_in_reach and self.width >= WIDTH
+
+    # -- who moves the same -----------------------------------------------------------------------
+
+    def group_axes(self, x: str) -> tuple[str, ...]:
+        """The axes along which ranks work on the same slices of A or B, or add to the same part of C."""
+        mesh, layout = self.given.mesh, self.layout(x)
+        grid = self.work.mesh(mesh)
+        if layout.mesh(mesh) != grid:
+            return ()
+        taken = {axis for dim in OPERAND_DIMS[x] for level in self.work.splits[dim] for axis in level.axes}
+        if x != "C":  # every replica has its own source
+            taken.update(layout.replicated_axes(grid))
+        return tuple(axis for axis in grid.names if axis not in taken)
+
+    def copy_axes(self, x: str, to: Layout, source: Layout) -> tuple[str, ...]:
+        """The axes along which ranks get the same part of an operand by groups, from `source` to `to`, as a whole."""
+        grid = to.mesh(self.given.mesh)
+        if x not in self.row.grouped:
+            return ()
+        if not to.split_axes and not to.pins and not to.partial:
+            return grid.names
+        if source.mesh(self.given.mesh) != grid:
+            return ()
+        return tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
+
+    def is_ring(self, x: str) -> bool:
+        """Whether the ranks of a group start at different places, so that slices go round."""
+        return not set(self.start_axes).isdisjoint(self.group_axes(x))
+
+    @cached_property
+    def may_share(self) -> bool:
+        """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
+        return self.given.shares and not self.given.mesh.is_one_node and not self.row.grouped and not self.is_queue
+
+    # -- how large --------------------------------------------------------------------------------
+
+    def next_halved(self, counts: Sequence[int], widths: Sequence[int]) -> int | None:
+        """Along which of m, n and k the queue's tasks are cut in two next; None where there are enough of them.
+
+        counts: tasks along each. widths: of the widest.
+        """
+        if prod(counts) >= TASKS_PER_RANK * self.given.mesh.size:
+            return None
+        widest = max((0, 1), key=lambda dim: widths[dim])
+        at = widest if widths[widest] >= 2 * NARROW else 2  # C is small: its sums are shared out instead
+        return at if widths[at] >= 2 * NARROW else None
+
+
+def touched(extents: Sequence[Figure], pieces: Sequence[Figure], repacked: str) -> Figure:
+    """Words to and from memory of a box whose (m, n, k) are cut into pieces, where some operands are copied first.
+
+    Every part of k reads and writes C once more, every part of m reads B again, and every part of n A.
+    """
+    (m, n, k), (cut_m, cut_n, cut_k) = extents, pieces
+    words = cut_n * m * k + cut_m * k * n + 2 * cut_k * m * n
+    for x in repacked:
+        words = words + 2 * (m * k if x == "A" else k * n)
+    return words
+
+
+def repackings(cut: Sequence[str]) -> list[str]:
+    """The operands, of those that cut a box, that may be copied together: none, each, both."""
+    return ["", *cut, *(["AB"] if len(cut) == 2 else [])]
+
+
+def longest_piece(box: Region, dim: int) -> int:
+    """Indices of `dim` that one Multiply of the box may take."""
+    return max(1, LONGEST * len(box[dim]) // max(1, box.size))
+
+
+def placed_for(row: Row, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
+    """The problem with A and B placed as the multiplies of `row` read them, and the placements they are brought to."""
+    staged = {x: problem.layout(x) for x in problem.copied}
+    if staged:
+        problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))
+    for x, layout in (row.stage(problem) if row.stage else {}).items():
+        if not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
+            staged[x] = layout
+            problem = problem.placed(x, layout)
+    return problem, staged
+
+
+def _computed(row: Row, problem: Problem) -> Layout | None:
+    """Where `row` computes a C that is wanted everywhere; None for where it lies."""
+    c = problem.layout("C")
+    grid = c.mesh(problem.mesh)
+    is_cut = any(grid.axis_size(axis) > 1 for axis in (*c.split_axes, *(axis for axis, _ in c.pins)))
+    if row.placements is None or is_cut or c.partial or grid.size < problem.mesh.size:
+        return None
+    needed = row.placements(problem.mesh)
+    return None if isinstance(needed, str) else needed[2]
+
+
+def _face(work: Layout) -> Layout:
+    """The placement of what ranks multiply of C."""
+    return Layout(work.splits[:2], work.pins, grid=work.grid)
+
+
+def _is_contiguous(work: Layout) -> bool:
+    """Whether what ranks multiply of C is one dense part of all of it."""
+    return not any(level.kind == "cyclic" or level.skew for split in work.splits[:2] for level in split)
