@@ -36,7 +36,7 @@ from rma_mm.runtime.verification.checked_product import checked_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.windows import Counters, Window
 
 BOUND = 8

@@ -14,7 +14,7 @@ from rma_mm.policy.planner.tables import explain, words_line, written
 from rma_mm.runtime.execution.footprint import Operand, Operands, ProductOptions
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 
 

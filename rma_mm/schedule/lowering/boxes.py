@@ -13,8 +13,9 @@ from itertools import product
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
-from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot, held
+from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
+from rma_mm.schedule.schedule import held
 
 WIDTH = 1024
 """Panel width where memory is not scarce."""
