@@ -4,8 +4,11 @@ Every message names the argument, what was got, the rule, and what would fit. Th
 every rank: nothing is raised before all ranks have agreed on it (see `rma_mm.runtime.ranks.agreement`).
 """
 
+from __future__ import annotations
+
 import os
 import re
+from typing import Literal
 
 QUOTED, NAMED = 80, 400
 """Characters of a value, and of a file's path, that a message repeats at most."""
@@ -101,8 +104,28 @@ class ClosedError(RmaError, ValueError):
     """Use of a matrix, plan, mesh or window after it was closed."""
 
 
+Fault = Literal[
+    "barriers", "deadlock", "filled-twice", "misfit", "no-rank", "not-dense", "not-filled", "not-final", "not-once",
+    "not-opened", "not-own", "opened-twice", "out-of-bounds", "race", "summand", "unmatched", "written-late",
+]  # fmt: skip
+"""What can be wrong with a schedule, in a word that stays the same while messages change."""
+
+
 class ScheduleError(RmaError):
-    """A schedule that breaks an invariant: found by `rma_mm.schedule.verify.checker`, never by a user's data."""
+    """A schedule that breaks an invariant: found by `rma_mm.schedule.verify.checker`, never by a user's data.
+
+    >>> ScheduleError("race", "rank 1 adds to C while rank 0 reads it").code
+    'race'
+    """
+
+    def __init__(self, code: Fault | str, why: str = "") -> None:
+        """code: without `why`, the whole text of an error as another rank had it."""
+        super().__init__(f"{code}: {why}" if why else code)
+
+    @property
+    def code(self) -> str:
+        """What is wrong: one of `Fault`, with which the text begins."""
+        return str(self).partition(":")[0]
 
 
 class CheckError(RmaError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.proof import conclude
 from rma_mm.schedule.verify.proof import nothing as no_part
 from rma_mm.schedule.verify.witness import evidence

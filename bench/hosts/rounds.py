@@ -20,7 +20,8 @@ from bench.hosts.cluster import INTERFACE
 from bench.rows import Product
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.products.prices import best_grid
-from rma_mm.schedule.ops import Multiply, expand
+from rma_mm.schedule.ops import Multiply
+from rma_mm.schedule.schedule import expand
 from rma_mm.windows.mpi import node_map
 
 if TYPE_CHECKING:

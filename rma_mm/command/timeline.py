@@ -17,7 +17,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.runtime.execution.tracing import Trace, TraceEvent
-from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows.waiting import barrier, wait
 
 if TYPE_CHECKING:

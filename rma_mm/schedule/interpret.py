@@ -17,30 +17,12 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
+from rma_mm.schedule import ops
 from rma_mm.schedule.arithmetic import Arithmetic, PlusTimes
+from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.lowering.fused_finish import closing
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Await,
-    Barrier,
-    Broadcast,
-    Claim,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Schedule,
-    Shift,
-    Slot,
-    foreign,
-    incoming,
-    outgoing,
-)
-from rma_mm.schedule.passes import kind_of, slots_of
+from rma_mm.schedule.ops import Op, Ref, Slot, foreign
+from rma_mm.schedule.schedule import Schedule
 
 Matrix = NDArray[np.float64]
 Epilogue = Callable[[Matrix, Region], Matrix]
@@ -105,11 +87,12 @@ class _Arrival:
 class _Rank:
     """One virtual rank: what is left to do, scratch memory, and transfers under way."""
 
-    def __init__(self, ops: list[Op]) -> None:
-        self.kept, self.ops = ops, ops[::-1]
+    def __init__(self, number: int, program: list[Op]) -> None:
+        self.number = number
+        self.kept, self.ops = program, program[::-1]
         self.closed: set[int] = set()
         self.slots: dict[str, tuple[Slot, Matrix]] = {}
-        self.pending: list[Copy | Accumulate | _Arrival | Post] = []
+        self.pending: list[ops.OneSidedOp | _Arrival | ops.Post] = []
         self.posted: Counter[str] = Counter()
         self.sent: list[_Letter] = []
         self.waiting = False
@@ -117,6 +100,8 @@ class _Rank:
 
 class _Machine:
     """All virtual ranks and their memory."""
+
+    steps = Dispatch[None]()
 
     def __init__(
         self,
@@ -136,7 +121,7 @@ class _Machine:
             if name not in self.homes:
                 self.homes[name] = [np.full(schedule.home(name, rank).shape, np.nan) for rank in ranks]
         self.random = random.Random(seed)
-        self.ranks = [_Rank(schedule.program(rank)) for rank in ranks]
+        self.ranks = [_Rank(rank, schedule.program(rank)) for rank in ranks]
         for rank in self.ranks if epilogue else ():
             rank.closed = closing(rank.kept)
         self.letters: dict[tuple[int, int, str], list[_Letter]] = defaultdict(list)
@@ -151,20 +136,19 @@ class _Machine:
             if not ready and self.post_more():
                 continue
             if not ready:
-                raise ScheduleError(f"ranks {active} wait for ever for what is never sent to them")
+                raise ScheduleError("deadlock", f"ranks {active} wait for ever for what is never sent to them")
             number = self.random.choice(ready)
             self.land_some()
-            self.step(number, self.ranks[number])
+            self.step(self.ranks[number])
             if all(rank.waiting for rank in self.ranks):
                 for rank in self.ranks:
                     rank.waiting = False
         if any(rank.waiting for rank in self.ranks):
-            raise ScheduleError(
-                f"ranks {[n for n, r in enumerate(self.ranks) if r.waiting]} wait at a barrier for ever"
-            )
+            waiting = [rank.number for rank in self.ranks if rank.waiting]
+            raise ScheduleError("deadlock", f"ranks {waiting} wait at a barrier for ever")
         for rank in self.ranks:
             if not all(map(self.is_here, rank.pending)):
-                raise ScheduleError(f"{rank.pending} never arrives")
+                raise ScheduleError("deadlock", f"{rank.pending} never arrives")
             self.land(rank, rank.pending)
         return self.outcome
 
@@ -178,18 +162,15 @@ class _Machine:
         if rank.sent and self.random.random() < 0.3:
             self.post(self.random.choice(rank.sent))
 
-    def land(self, rank: _Rank, transfers: Sequence[Copy | Accumulate | _Arrival | Post]) -> None:
+    def land(self, rank: _Rank, transfers: Sequence[ops.OneSidedOp | _Arrival | ops.Post]) -> None:
         for op in list(transfers):
             rank.pending.remove(op)
-            if isinstance(op, Post):
+            if isinstance(op, ops.Post):
                 rank.posted[op.event] += 1
-            elif isinstance(op, _Arrival):
-                values = self.post(self.letters[op.route][op.number])
-                self.write(op.dst, self.sum(self.read(op.dst), values) if op.adds else values)
-            elif isinstance(op, Copy):
-                self.write(op.dst, self.read(op.src))
             else:
-                self.write(op.dst, self.sum(self.read(op.dst), self.read(op.src)))
+                letter = self.letters[op.route][op.number] if isinstance(op, _Arrival) else _Letter(op.src)
+                values = self.post(letter)
+                self.write(op.dst, self.sum(self.read(op.dst), values) if op.adds else values)
 
     def post(self, letter: _Letter) -> Matrix:
         """The values of a letter, read now if they were not before."""
@@ -201,31 +182,31 @@ class _Machine:
         """Let one event be posted that nothing but chance has held back; whether there is one."""
         for rank in self.ranks:
             for op in rank.pending:
-                if isinstance(op, Post):
+                if isinstance(op, ops.Post):
                     self.land(rank, [each for each in rank.pending if _fills(each, op.filled)])
                     self.land(rank, [op])
                     return True
         return False
 
-    def can_land(self, rank: _Rank, transfer: Copy | Accumulate | _Arrival | Post) -> bool:
+    def can_land(self, rank: _Rank, transfer: ops.OneSidedOp | _Arrival | ops.Post) -> bool:
         """Whether a transfer can end by now: its sender has come to it; of a post, what it speaks of is over."""
-        if not isinstance(transfer, Post):
+        if not isinstance(transfer, ops.Post):
             return self.is_here(transfer)
         before = rank.pending[: rank.pending.index(transfer)]
-        posts = {op.event for op in before if isinstance(op, Post)}
+        posts = {op.event for op in before if isinstance(op, ops.Post)}
         return transfer.event not in posts and not any(_fills(op, transfer.filled) for op in before)
 
-    def is_here(self, transfer: Copy | Accumulate | _Arrival | Post) -> bool:
+    def is_here(self, transfer: ops.OneSidedOp | _Arrival | ops.Post) -> bool:
         """Whether the sender of what is on its way has come to it."""
         return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
 
     def is_ready(self, rank: _Rank) -> bool:
         """Whether what the next operation of `rank` needs has been sent, or posted."""
         op = rank.ops[-1]
-        if isinstance(op, Await):
+        if isinstance(op, ops.Await):
             return all(self.ranks[q].posted[op.event] >= op.count for q in op.group)
-        names = {slot.frame for slot in slots_of(op)}
-        concerned = [x for x in rank.pending if isinstance(op, Barrier) or _frame(x) in names]
+        names = {slot.frame for slot in op.slots}
+        concerned = [x for x in rank.pending if isinstance(op, ops.Barrier) or _frame(x) in names]
         return all(map(self.is_here, concerned))
 
     def settle(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
@@ -238,41 +219,45 @@ class _Machine:
 
     # -- one operation ----------------------------------------------------------------------------
 
-    def step(self, number: int, rank: _Rank) -> None:
-        op = rank.ops.pop()
+    def step(self, rank: _Rank) -> None:
+        op, number, nodes = rank.ops.pop(), rank.number, self.schedule.mesh.nodes
         for other, words, message in foreign(op, number):
-            nodes = self.schedule.mesh.nodes
             self.outcome.words[number] += words
             self.outcome.words_between_nodes += words * (nodes[other] != nodes[number])
             self.outcome.messages += message
-        if isinstance(op, Copy | Accumulate):
-            self.begin(rank, op)
-        elif isinstance(op, Broadcast | Shift | Reduce):
-            self.together(number, rank, op)
-        elif isinstance(op, Multiply):
-            self.multiply(rank, op)
-        elif isinstance(op, Scale):
-            self.settle(rank, (op.c,))
-            self.occupy(op.c)
-            nothing = self.arithmetic.identity(np.dtype(np.float64))
-            self.write(op.c, self.beta * self.read(op.c) if op.keep else np.full(op.c.region.shape, nothing))
-        elif isinstance(op, Barrier):
-            self.land(rank, rank.pending)
-            for letter in rank.sent:
-                self.post(letter)
-            rank.sent.clear()
-            rank.waiting = True
-        elif isinstance(op, Claim):
-            self.claim(number, rank, op)
-        elif isinstance(op, Post):
-            rank.pending.append(op)
-        else:
-            assert isinstance(op, Finish | Await)
-            if isinstance(op, Finish) and id(op) not in rank.closed:
-                self.close(op.c)
+        self.steps[type(op)](self, op, rank)
 
-    def multiply(self, rank: _Rank, op: Multiply) -> None:
-        self.settle(rank, (op.a, op.b, op.c))
+    @steps.on(ops.Scale)
+    def scale(self, op: ops.Scale, rank: _Rank) -> None:
+        self.settle(rank, op.refs)
+        self.occupy(op.c)
+        nothing = self.arithmetic.identity(np.dtype(np.float64))
+        self.write(op.c, self.beta * self.read(op.c) if op.keep else np.full(op.c.region.shape, nothing))
+
+    @steps.on(ops.Finish)
+    def finish(self, op: ops.Finish, rank: _Rank) -> None:
+        if id(op) not in rank.closed:
+            self.close(op.c)
+
+    @steps.on(ops.Barrier)
+    def barrier(self, _: ops.Barrier, rank: _Rank) -> None:
+        self.land(rank, rank.pending)
+        for letter in rank.sent:
+            self.post(letter)
+        rank.sent.clear()
+        rank.waiting = True
+
+    @steps.on(ops.Post)
+    def count_up(self, op: ops.Post, rank: _Rank) -> None:
+        rank.pending.append(op)
+
+    @steps.on(ops.Await)
+    def go_on(self, _: ops.Await, rank: _Rank) -> None:
+        """It was ready."""
+
+    @steps.on(ops.Multiply)
+    def multiply(self, op: ops.Multiply, rank: _Rank) -> None:
+        self.settle(rank, op.refs)
         product = self.product(self.read(op.a), self.read(op.b))
         if op.first:
             self.occupy(op.c)
@@ -296,11 +281,9 @@ class _Machine:
         total: Matrix = add.reduce(multiply(a[:, :, None], b[None]), axis=1, initial=nothing)
         return total
 
-    def begin(self, rank: _Rank, op: Copy | Accumulate) -> None:
-        if isinstance(op, Accumulate):
-            self.settle_copies(rank, op.src)
-        else:
-            self.make_room(rank, op.dst)
+    @steps.on(ops.Copy, ops.Accumulate)
+    def begin(self, op: ops.OneSidedOp, rank: _Rank) -> None:
+        (self.settle_copies if op.adds else self.make_room)(rank, op.local)
         rank.pending.append(op)
 
     def make_room(self, rank: _Rank, dst: Ref) -> None:
@@ -310,32 +293,37 @@ class _Machine:
                 self.settle(rank, (dst,))
             self.occupy(dst)
 
-    def together(self, number: int, rank: _Rank, op: Broadcast | Shift | Reduce) -> None:
+    @steps.on(ops.Reduce)
+    def reduce(self, op: ops.Reduce, rank: _Rank) -> None:
+        self.settle(rank, op.srcs)
+        for src, dst in zip(op.srcs, op.dsts, strict=True):
+            if dst.rank == rank.number:
+                self.make_room(rank, dst)
+                held = self.read(src)
+                self.write(dst, self.sum(self.read(dst), held) if isinstance(dst.buffer, str) else held)
+        self.together(op, rank)
+
+    @steps.on(ops.Broadcast, ops.Shift)
+    def together(self, op: ops.GroupOp, rank: _Rank) -> None:
         """This rank's part of what a group does: letters to others, and room for theirs."""
-        if isinstance(op, Reduce):
-            self.settle(rank, op.srcs)
-            for src, dst in zip(op.srcs, op.dsts, strict=True):
-                if dst.rank == number:
-                    self.make_room(rank, dst)
-                    held = self.read(src)
-                    self.write(dst, self.sum(self.read(dst), held) if isinstance(dst.buffer, str) else held)
-        for to, src in outgoing(op, number):
-            self.settle_copies(rank, src)
-            letter = _Letter(src)
-            rank.sent.append(letter)
-            self.letters[number, to, kind_of(src)].append(letter)
-        for source, dst in incoming(op, number):
-            self.make_room(rank, dst)
-            route = source, number, kind_of(dst)
-            rank.pending.append(_Arrival(route, self.awaited[route], dst, isinstance(op, Reduce)))
-            self.awaited[route] += 1
+        for move in op.moves(rank.number):
+            route = move.source, move.to, move.ref.operand
+            if move.source == rank.number and move.src:
+                self.settle_copies(rank, move.src)
+                rank.sent.append(_Letter(move.src))
+                self.letters[route].append(rank.sent[-1])
+            else:
+                self.make_room(rank, move.ref)
+                rank.pending.append(_Arrival(route, self.awaited[route], move.ref, move.adds))
+                self.awaited[route] += 1
 
     def settle_copies(self, rank: _Rank, ref: Ref) -> None:
-        filling = [op for op in rank.pending if isinstance(op, Copy | _Arrival) and op.dst.buffer == ref.buffer]
+        filling = [op for op in rank.pending if isinstance(op, ops.Copy | _Arrival) and op.dst.buffer == ref.buffer]
         self.land(rank, [op for op in filling if isinstance(ref.buffer, Slot)])
 
-    def claim(self, number: int, rank: _Rank, op: Claim) -> None:
-        pool = self.schedule.pool
+    @steps.on(ops.Claim)
+    def claim(self, op: ops.Claim, rank: _Rank) -> None:
+        pool, number = self.schedule.pool, rank.number
         assert pool is not None
         if self.replay is not None:
             task = self.replay[number].pop(0) if self.replay[number] else pool.tasks
@@ -359,7 +347,7 @@ class _Machine:
             return self.homes[ref.buffer][ref.rank]
         slot, array = self.ranks[ref.rank].slots[ref.buffer.frame]
         if slot != ref.buffer:
-            raise ScheduleError(f"{ref}: the slot holds {slot} by now")
+            raise ScheduleError("not-filled", f"{ref}: the slot holds {slot} by now")
         return array
 
     def read(self, ref: Ref) -> Matrix:
@@ -373,12 +361,12 @@ class _Machine:
 
 def _fills(op: object, slot: Slot | None) -> bool:
     """Whether `op` is a Copy into `slot`."""
-    return isinstance(op, Copy) and op.dst.buffer == slot
+    return isinstance(op, ops.Copy) and op.dst.buffer == slot
 
 
-def _frame(transfer: Copy | Accumulate | _Arrival | Post) -> str | None:
+def _frame(transfer: ops.OneSidedOp | _Arrival | ops.Post) -> str | None:
     """The frame of scratch that a transfer fills, or sends."""
-    if isinstance(transfer, Post):
+    if isinstance(transfer, ops.Post):
         return None
-    buffer = transfer.src.buffer if isinstance(transfer, Accumulate) else transfer.dst.buffer
+    buffer = (transfer.dst if isinstance(transfer, _Arrival) else transfer.local).buffer
     return buffer.frame if isinstance(buffer, Slot) else None

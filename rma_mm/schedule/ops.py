@@ -1,17 +1,16 @@
-"""The operations of a schedule, all on regions in global coordinates, and the schedule itself.
+"""The operations of a schedule, all on regions in global coordinates.
 
 Everything an algorithm does is a list of these per rank. Four readers understand them: `verify`, `interpret`,
-the policy floor (prices) and the executor. None of them knows an algorithm's name.
+the policy floor (prices) and the executor. None of them knows an algorithm's name. An operation says of itself what it
+touches and what it moves; what else a reader does for each is in a table of its own (`rma_mm.schedule.dispatch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
 
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 
 
@@ -37,25 +36,139 @@ class Ref:
     buffer: str | Slot
     region: Region
 
+    @property
+    def operand(self) -> str:
+        """The operand that it is a part of: A, B or C."""
+        return (self.buffer if isinstance(self.buffer, str) else self.buffer.name)[0]
+
+    def on(self, new: Callable[[Slot], Slot]) -> Ref:
+        """The same box of another slot; of a home itself."""
+        return self if isinstance(self.buffer, str) else replace(self, buffer=new(self.buffer))
+
+    @property
+    def place(self) -> str:
+        """The frame, or the home, that it is a part of."""
+        return f"home {self.buffer}" if isinstance(self.buffer, str) else self.buffer.frame
+
     def __str__(self) -> str:
         name = self.buffer if isinstance(self.buffer, str) else f"[{self.buffer.frame or self.buffer.name}]"
         return f"{name}@{self.rank}[{', '.join(map(str, self.region))}]"
 
 
+class Move(NamedTuple):
+    """A box that one rank moves to another, or to itself."""
+
+    kind: str
+    """get, accumulate, broadcast, all-gather, shift, reduce or reduce-scatter; view: it is read where it lies."""
+    source: int
+    src: Ref | None
+    """Where it comes from; None where only another rank knows that."""
+    to: int
+    dst: Ref | None
+    """Where it goes; None where only another rank knows that, or it is but read."""
+    adds: bool = False
+
+    @property
+    def ref(self) -> Ref:
+        """The box, where it goes or else where it comes from."""
+        ref = self.dst or self.src
+        assert ref is not None
+        return ref
+
+
+class Op:
+    """What a rank does at one step. It knows what it touches, and what it moves."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    """What traces call it; of what moves something, the movement that is priced."""
+    adds: ClassVar[bool] = False
+    """Whether it adds what it moves to what others computed."""
+    is_dense: ClassVar[bool] = False
+    """Whether each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
+    named: ClassVar[tuple[str, ...]] = ()
+    """Its fields that are a Ref, or None."""
+    step: int
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """All that it reads and writes, as far as this rank knows it."""
+        return tuple([getattr(self, name) for name in self.named])
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The scratch slots that it touches."""
+        return [ref.buffer for ref in self.refs if isinstance(ref.buffer, Slot)]
+
+    def on_slots(self, new: Callable[[Slot], Slot]) -> Op:
+        """The same operation on other slots."""
+        changed: dict[str, Any] = {name: ref.on(new) for name in self.named if (ref := getattr(self, name))}
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+    def ahead(self, depth: int) -> int | None:
+        """Panels by which it may be issued early, where `depth` are prefetched; None where it must stay in place."""
+        return None
+
+    def moves(self, rank: int) -> list[Move]:
+        """What it moves to and from `rank`, which runs it: first what goes out, then what comes in."""
+        return []
+
+
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """One-sided get. Starts where it stands; may land at any moment up to the first operation that reads `dst`."""
+class OneSidedOp(Op):
+    """A transfer between this rank's memory and a home, for which its owner does nothing."""
 
     src: Ref
     dst: Ref
     step: int
+    named: ClassVar[tuple[str, ...]] = ("src", "dst")
+
+    @property
+    def remote(self) -> Ref:
+        """The box of the home."""
+        return self.dst if self.adds else self.src
+
+    @property
+    def local(self) -> Ref:
+        """Its place in the memory of the rank that runs it."""
+        return self.src if self.adds else self.dst
+
+    def moves(self, rank: int) -> list[Move]:
+        """One box, to or from its owner."""
+        source, to = (rank, self.dst.rank) if self.adds else (self.src.rank, rank)
+        return [Move(self.kind, source, self.src, to, self.dst, self.adds)]
 
     def __str__(self) -> str:
-        return f"{self.dst} := {self.src}"
+        return f"{self.dst} {'+<-' if self.adds else ':='} {self.src}"
+
+
+class GroupOp(Op):
+    """What the ranks of a group do together, each its own part. Made by a pass only."""
+
+    __slots__ = ()
+
+
+class LocalOp(Op):
+    """What a rank computes by itself, with its own `c` as the result."""
+
+    __slots__ = ()
+    named: ClassVar[tuple[str, ...]] = ("c",)
+    is_dense: ClassVar[bool] = True
+    c: Ref
+
+class Copy(OneSidedOp):
+    """One-sided get. Starts where it stands; may land at any moment up to the first operation that reads `dst`."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "get"
+
+    def ahead(self, depth: int) -> int:
+        """All the way: its source is there from the beginning."""
+        return depth
 
 
 @dataclass(frozen=True, slots=True)
-class Multiply:
+class Multiply(LocalOp):
     """Local product c (+)= alpha · a @ b. `first` overwrites c, so that nothing is read from it."""
 
     a: Ref
@@ -63,28 +176,30 @@ class Multiply:
     c: Ref
     first: bool
     step: int
+    kind: ClassVar[str] = "multiply"
+    named: ClassVar[tuple[str, ...]] = ("a", "b", "c")
+
+    def moves(self, rank: int) -> list[Move]:
+        """What it reads in place of other ranks."""
+        return [Move("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
 
     def __str__(self) -> str:
         return f"{self.c} {':=' if self.first else '+='} {self.a} @ {self.b}"
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulate:
+class Accumulate(OneSidedOp):
     """One-sided, element-wise atomic add of `src` into the owner's `dst`; complete at the next barrier."""
 
-    src: Ref
-    dst: Ref
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.dst} +<- {self.src}"
+    __slots__ = ()
+    kind: ClassVar[str] = "accumulate"
+    adds: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class Broadcast(GroupOp):
     """Copies that all ranks of a group would make at once: every owner sends its parts to all the others.
 
-    With one owner it is a broadcast, with several an all-gather. Made by a pass only, from Copies.
+    With one owner it is a broadcast, with several an all-gather. Made from Copies.
     """
 
     parts: tuple[Ref, ...]
@@ -93,26 +208,38 @@ class Broadcast:
     """Where this rank puts the parts of others; None where all are its own."""
     group: tuple[int, ...]
     step: int
+    named: ClassVar[tuple[str, ...]] = ("dst",)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         """What it is called."""
         return "broadcast" if len({part.rank for part in self.parts}) == 1 else "all-gather"
 
-    def arriving(self, rank: int) -> list[tuple[int, Ref]]:
-        """(owner, place) of every part that comes to `rank`."""
-        if self.dst is None:
-            return []
-        buffer = self.dst.buffer
-        return [(part.rank, Ref(rank, buffer, part.region)) for part in self.parts if part.rank != rank]
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """The parts of all members, and its own place for those of others."""
+        return (*self.parts, self.dst) if self.dst else self.parts
+
+    def ahead(self, depth: int) -> int:
+        """All the way: its source is there from the beginning."""
+        return depth
+
+    def moves(self, rank: int) -> list[Move]:
+        """Each of its own parts goes to every other member, and theirs come into its `dst`."""
+        kind, mine = self.kind, (part for part in self.parts if part.rank == rank)
+        moved = [Move(kind, rank, part, q, None) for part in mine for q in self.group if q != rank]
+        if self.dst is not None:
+            buffer, theirs = self.dst.buffer, (part for part in self.parts if part.rank != rank)
+            moved += [Move(kind, part.rank, part, rank, Ref(rank, buffer, part.region)) for part in theirs]
+        return moved
 
     def __str__(self) -> str:
         return f"{self.dst or 'others'} := {self.kind} of {', '.join(map(str, self.parts))} in {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """One step of a ring: `src` goes to one neighbour while `dst` comes from the other. Made by a pass only."""
+class Shift(GroupOp):
+    """One step of a ring: `src` goes to one neighbour while `dst` comes from the other."""
 
     src: Ref
     dst: Ref
@@ -120,17 +247,28 @@ class Shift:
     source: int
     """The rank that `dst` comes from."""
     step: int
+    kind: ClassVar[str] = "shift"
+    named: ClassVar[tuple[str, ...]] = ("src", "dst")
+
+    def ahead(self, depth: int) -> int | None:
+        """Of A and B one panel, when what it sends has just come; of C it stands where its sum is ready."""
+        return 1 if depth and self.dst.operand != "C" else None
+
+    def moves(self, rank: int) -> list[Move]:
+        """One box to a neighbour, and one from the other."""
+        kind = self.kind
+        return [Move(kind, rank, self.src, self.to, None), Move(kind, self.source, None, rank, self.dst)]
 
     def __str__(self) -> str:
         return f"{self.dst} := shift from {self.source}, {self.src} to {self.to}"
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(GroupOp):
     """Accumulates that all ranks of a group would make at once, one from each, summed on the way.
 
-    With one owner it is a reduce, with several a reduce-scatter. Made by a pass only, from Accumulates. A home is added
-    to; a slot then holds the sum alone.
+    With one owner it is a reduce, with several a reduce-scatter. Made from Accumulates. A home is added to; a slot then
+    holds the sum alone.
     """
 
     srcs: tuple[Ref, ...]
@@ -139,213 +277,121 @@ class Reduce:
     """The boxes that they belong to, of homes or of slots, in one order for all ranks of the group."""
     group: tuple[int, ...]
     step: int
+    adds: ClassVar[bool] = True
+    is_dense: ClassVar[bool] = True
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         """What it is called."""
         return "reduce" if len({dst.rank for dst in self.dsts}) == 1 else "reduce-scatter"
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """Its summands, and where they go but for slots of others."""
+        return (*self.srcs, *filter(self._is_known, self.dsts))
+
+    def on_slots(self, new: Callable[[Slot], Slot]) -> Reduce:
+        """Slots of others stay as they are."""
+        dsts = tuple(dst.on(new) if self._is_known(dst) else dst for dst in self.dsts)
+        return replace(self, srcs=tuple(src.on(new) for src in self.srcs), dsts=dsts)
+
+    def moves(self, rank: int) -> list[Move]:
+        """Each part goes to its owner, who takes its own parts from every other member."""
+        kind, pairs = self.kind, zip(self.srcs, self.dsts, strict=True)
+        out = [Move(kind, rank, src, dst.rank, dst, adds=True) for src, dst in pairs if dst.rank != rank]
+        mine, others = (dst for dst in self.dsts if dst.rank == rank), [q for q in self.group if q != rank]
+        return out + [Move(kind, q, None, rank, dst, adds=True) for dst in mine for q in others]
+
+    def _is_known(self, dst: Ref) -> bool:
+        """Whether `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
+        return isinstance(dst.buffer, str) or dst.rank == self.srcs[0].rank
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.dsts))} +<- {self.kind} of {', '.join(map(str, self.srcs))} in {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(LocalOp):
     """Open a region of the rank's own home or scratch: times beta where `keep`, else zero without reading."""
 
     c: Ref
     keep: bool
     step: int
+    kind: ClassVar[str] = "scale"
 
     def __str__(self) -> str:
         return f"{self.c} := {'beta * ' + str(self.c) if self.keep else '0'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(LocalOp):
     """Close a region of the rank's own C, once: cast from the accumulator to the result."""
 
     c: Ref
     step: int
+    kind: ClassVar[str] = "cast"
 
     def __str__(self) -> str:
         return f"finish {self.c}"
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(Op):
     """All ranks: every Accumulate and store before it is visible to every read after it."""
 
     step: int
+    kind: ClassVar[str] = "barrier"
 
     def __str__(self) -> str:
         return "barrier"
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class Post(Op):
     """Count up this rank's `event`, once what it did before is over: of its Copies, those into `filled`."""
 
     event: str
     filled: Slot | None
     step: int
+    kind: ClassVar[str] = "post"
 
     def __str__(self) -> str:
         return f"post {self.event}"
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class Await(Op):
     """Go on once every rank of `group` has posted `event` `count` times."""
 
     event: str
     group: tuple[int, ...]
     count: int
     step: int
+    kind: ClassVar[str] = "wait"
 
     def __str__(self) -> str:
         return f"await {self.event} {self.count} times of each of {self.group}"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Op):
     """Take tasks of the schedule's pool by fetch-and-add until none is left, running each."""
 
     step: int
+    kind: ClassVar[str] = "claim"
 
     def __str__(self) -> str:
         return "claim tasks until none is left"
 
 
-STAGE = "+"
-"""Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
-
-Op = Copy | Multiply | Accumulate | Broadcast | Shift | Reduce | Scale | Finish | Barrier | Post | Await | Claim
-
-
-@dataclass(frozen=True)
-class Home:
-    """A matrix whose tiles live on the ranks."""
-
-    shape: tuple[int, int]
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Tasks that any rank may run, handed out by ticket."""
-
-    tasks: int
-    """Number of tasks; tickets 0…tasks − 1."""
-    program: Callable[[int, int], list[Op]]
-    """program(task, rank): the operations of a task when `rank` runs it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """Every rank's operations, generated on demand, at a cost of that rank's own steps."""
-
-    mesh: MeshShape
-    homes: dict[str, Home]
-    """A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)."""
-    program: Callable[[int], list[Op]]
-    """program(rank): that rank's operations in order."""
-    shape: tuple[int, int, int] | None = None
-    """(m, n, k) of the product; None for a pure redistribution of A into C."""
-    pool: Pool | None = None
-    computed: Layout | None = None
-    """What each rank opens and finishes of C, where it is not what replicas share out by themselves."""
-
-    @property
-    def share(self) -> Layout:
-        """What each rank opens and finishes of C; the others take it from there."""
-        return self.computed or self.homes["C"].layout.unshared(self.mesh)
-
-    def home(self, buffer: str, rank: int) -> Region:
-        """The box of the home matrix `buffer` that `rank` holds."""
-        home = self.homes[buffer]
-        return held(home.layout, home.shape, self.mesh, rank)
-
-    def holds(self, ref: Ref) -> Region:
-        """The box that the buffer behind `ref` stores as one dense array."""
-        return self.home(ref.buffer, ref.rank) if isinstance(ref.buffer, str) else ref.buffer.region
-
-
-def remembered(schedule: Schedule) -> Schedule:
-    """The same schedule, which keeps the operations of the rank that it was last asked for."""
-    return replace(schedule, program=lru_cache(maxsize=1)(schedule.program))
-
-
-@lru_cache(maxsize=4096)
-def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
-    """`layout.region`, remembered: schedules ask for the same few homes again and again."""
-    return layout.region(shape, mesh, rank)
-
-
-def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
-    """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
-    ops: list[Op] = []
-    for op in schedule.program(rank):
-        if isinstance(op, Claim) and schedule.pool:
-            mine = range(rank, schedule.pool.tasks, schedule.mesh.size) if claims is None else claims
-            ops += [inner for task in mine for inner in schedule.pool.program(task, rank)]
-        else:
-            ops.append(op)
-    return ops
-
-
-def epochs_of(ops: list[Op]) -> list[list[Op]]:
-    """The operations between barriers."""
-    epochs: list[list[Op]] = [[]]
-    for op in ops:
-        if isinstance(op, Barrier):
-            epochs.append([])
-        else:
-            epochs[-1].append(op)
-    return epochs
+def counted(op: Op, rank: int) -> list[Move]:
+    """What `op` moves across ranks when `rank` runs it, each on one rank only: that which receives it, or adds it."""
+    return [move for move in op.moves(rank) if move.source != move.to and (move.source == rank) == move.adds]
 
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
-    """What `op` moves across ranks when `rank` runs it: (other rank, words, whether it is a message).
-
-    What a group moves counts where it is received, sums where they are sent.
-    """
-    if isinstance(op, Copy):
-        moved = [(op.src.rank, op.src.region.size, True)]
-    elif isinstance(op, Accumulate):
-        moved = [(op.dst.rank, op.dst.region.size, True)]
-    elif isinstance(op, Multiply):
-        moved = [(ref.rank, ref.region.size, False) for ref in (op.a, op.b)]
-    elif isinstance(op, Broadcast):
-        moved = [(owner, place.region.size, True) for owner, place in op.arriving(rank)]
-    elif isinstance(op, Shift):
-        moved = [(op.source, op.dst.region.size, True)]
-    elif isinstance(op, Reduce):
-        moved = [(dst.rank, dst.region.size, True) for dst in op.dsts]
-    else:
-        moved = []
-    return [(other, words, message) for other, words, message in moved if other != rank]
-
-
-def outgoing(op: Op, rank: int) -> list[tuple[int, Ref]]:
-    """What `rank` sends in a group's operation: (to whom, which of its own memory)."""
-    if isinstance(op, Broadcast):
-        mine = [part for part in op.parts if part.rank == rank]
-        return [(member, part) for part in mine for member in op.group if member != rank]
-    if isinstance(op, Shift):
-        return [(op.to, op.src)]
-    if isinstance(op, Reduce):
-        return [(dst.rank, src) for src, dst in zip(op.srcs, op.dsts, strict=True) if dst.rank != rank]
-    return []
-
-
-def incoming(op: Op, rank: int) -> list[tuple[int, Ref]]:
-    """What comes to `rank` in a group's operation: (from whom, where it goes); a Reduce adds it."""
-    if isinstance(op, Broadcast):
-        return op.arriving(rank)
-    if isinstance(op, Shift):
-        return [(op.source, op.dst)]
-    if isinstance(op, Reduce):
-        mine = [dst for dst in op.dsts if dst.rank == rank]
-        return [(member, dst) for dst in mine for member in op.group if member != rank]
-    return []
+    """What `counted` counts in figures: (other rank, words, whether it is a message)."""
+    return [
+        (move.to if move.adds else move.source, move.ref.region.size, move.dst is not None)
+        for move in counted(op, rank)
+    ]

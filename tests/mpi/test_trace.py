@@ -22,7 +22,8 @@ from rma_mm.elements.dtypes import accumulator
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.schedule.ops import Claim, Multiply, expand
+from rma_mm.schedule.ops import Claim, Multiply
+from rma_mm.schedule.schedule import expand
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused, run
 from tests.reference import whole_numbers

@@ -17,8 +17,9 @@ from rma_mm.policy.planner.candidates import Request, candidates, placements_tak
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.ops import Schedule, foreign
+from rma_mm.schedule.ops import foreign
 from rma_mm.schedule.row import Layouts, Problem, Row
+from rma_mm.schedule.schedule import Schedule
 from tests.closed_forms import FORMS, MESHES, Extents, Form, Grid, even_shape, skewing
 from tests.pure.test_schedules import limits, run
 from tests.reference import Matrix, kept, nothing

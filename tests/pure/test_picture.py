@@ -17,8 +17,9 @@ from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import WIDTH, Labels, drawn, place, scenes
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Schedule, Shift, expand, foreign
+from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Shift, foreign
 from rma_mm.schedule.row import Problem, Row
+from rma_mm.schedule.schedule import Schedule, expand
 from tests.reference import kept
 from tests.thorough import usually
 

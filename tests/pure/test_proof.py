@@ -16,8 +16,9 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.lowering.fitted import Fitted, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale, Schedule
+from rma_mm.schedule.ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale
 from rma_mm.schedule.row import Problem, Row
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 from tests.pure.test_schedules import LIMITS, Run, limits

@@ -23,8 +23,9 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Copy, Multiply, Schedule
+from rma_mm.schedule.ops import Copy, Multiply
 from rma_mm.schedule.row import Problem, Row
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
 from tests.strategies import Case, cases, layouts, meshes, problems, pure, seeds

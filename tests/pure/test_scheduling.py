@@ -24,8 +24,9 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.lowering.lower import lower
-from rma_mm.schedule.ops import Broadcast, Reduce, Schedule, Shift
+from rma_mm.schedule.ops import Broadcast, Reduce, Shift
 from rma_mm.schedule.row import Layouts, Problem, Row
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.pure.test_schedules import LIMITS, limits, placed, run
 from tests.strategies import cases, pure

@@ -22,18 +22,16 @@ from rma_mm.schedule.ops import (
     Claim,
     Copy,
     Finish,
-    Home,
     Multiply,
     Op,
-    Pool,
     Post,
     Reduce,
     Ref,
     Scale,
-    Schedule,
     Shift,
     Slot,
 )
+from rma_mm.schedule.schedule import Home, Pool, Schedule
 
 # -- schedules by hand: a word is a byte and takes a second, and so does a multiply-add --------------
 

@@ -15,21 +15,10 @@ from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cos
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Barrier,
-    Broadcast,
-    Copy,
-    Multiply,
-    Op,
-    Reduce,
-    Scale,
-    Schedule,
-    expand,
-    foreign,
-)
+from rma_mm.schedule.ops import Accumulate, Barrier, Broadcast, Copy, Multiply, Op, Reduce, Scale, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.row import Problem
+from rma_mm.schedule.schedule import Schedule, expand
 from tests.pure.test_schedules import LIMITS, limits
 from tests.reference import Matrix, kept, nothing
 from tests.strategies import Case, cases, pure

@@ -28,11 +28,11 @@ from rma_mm.schedule.ops import (
     Reduce,
     Ref,
     Scale,
-    Schedule,
     Shift,
     Slot,
 )
 from rma_mm.schedule.row import Problem
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from rma_mm.schedule.verify.coverage import covers_union
 from tests.pure.test_schedules import limits

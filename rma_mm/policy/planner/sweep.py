@@ -21,8 +21,8 @@ from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.ops import Schedule
 from rma_mm.schedule.row import OPERAND_DIMS
+from rma_mm.schedule.schedule import Schedule
 
 MOST = 2**24
 """Ranks that are priced at most."""

@@ -12,10 +12,9 @@ from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import Kernel, Machine
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
-from rma_mm.schedule.ops import Broadcast, Op, Reduce, Ref, Schedule, Shift, foreign
-from rma_mm.schedule.passes import frame_sizes, kind_of
-
-Together = Broadcast | Shift | Reduce
+from rma_mm.schedule.ops import Broadcast, GroupOp, Move, Op, Ref, foreign
+from rma_mm.schedule.passes import frame_sizes
+from rma_mm.schedule.schedule import Schedule
 
 
 class Noted(NamedTuple):
@@ -67,7 +66,8 @@ class World:
         if waiting:
             first = min(waiting, key=lambda rank: (rank.is_meeting, rank.op is None))
             what = f"{first.op}, or what goes before it" if first.op else "others to end"
-            raise ScheduleError(f"rank {first.number} waits for ever at {what}; {len(waiting)} ranks do not end")
+            why = f"rank {first.number} waits for ever at {what}; {len(waiting)} ranks do not end"
+            raise ScheduleError("deadlock", why)
 
     def flavour(self, x: str) -> Flavour:
         """The windows that an operand is read and added to through."""
@@ -75,11 +75,11 @@ class World:
 
     def nbytes(self, ref: Ref) -> int:
         """Bytes that a transfer of a box moves."""
-        return ref.region.size * self.bytes_of[kind_of(ref)]
+        return ref.region.size * self.bytes_of[ref.operand]
 
     def stride(self, ref: Ref) -> int:
         """Bytes from one row to the next of the memory that a box is stored in."""
-        return len(self.schedule.holds(ref)[1]) * self.bytes_of[kind_of(ref)]
+        return len(self.schedule.holds(ref)[1]) * self.bytes_of[ref.operand]
 
     def stretches(self, ref: Ref) -> int:
         """Into how many pieces a box falls in the memory that stores it; 0 where that is for nothing, or it is one."""
@@ -116,12 +116,12 @@ class World:
             self.signals[key] = Signal(self.clock)
         return self.signals[key]
 
-    def letter(self, source: int, target: int, op: Together, part: Ref, is_sent: bool) -> Letter:
-        """What one rank sends to another in an operation that one of them comes to; the other had, or will."""
-        waiting = self.letters[source, target, kind_of(part)]
+    def letter(self, rank: int, op: GroupOp, move: Move) -> Letter:
+        """What one rank sends to another in an operation that `rank`, one of them, comes to; the other had, or will."""
+        waiting, is_sent = self.letters[move.source, move.to, move.ref.operand], move.source == rank
         if waiting and waiting[0].is_sent != is_sent:
             return waiting.popleft()
-        waiting.append(Letter(self, source, target, op, part, is_sent))
+        waiting.append(Letter(self, move, rounds(op), is_sent))
         return waiting[-1]
 
 
@@ -230,14 +230,14 @@ class Flow:
 class Letter:
     """What one rank sends to another in an operation of a group: moved once both have come to that."""
 
-    def __init__(self, world: World, source: int, target: int, op: Together, part: Ref, is_sent: bool) -> None:
-        self.source, self.target, self.world = world.ranks[source], world.ranks[target], world
+    def __init__(self, world: World, move: Move, rounds: int, is_sent: bool) -> None:
+        self.source, self.target, self.world = world.ranks[move.source], world.ranks[move.to], world
         self.is_sent = is_sent
         """Whether it was the sender that came first."""
         self.over = Signal(world.clock)
-        self.cost = world.cost(world.link(source, target), movement_of(op))
-        self.nbytes, self.rounds = world.nbytes(part), rounds(op)
-        self.movement, self.x = movement_of(op), kind_of(part)
+        self.cost = world.cost(world.link(move.source, move.to), move.kind)
+        self.nbytes, self.rounds = world.nbytes(move.ref), rounds
+        self.movement, self.x = move.kind, move.ref.operand
         self._sides = Countdown(2, self._move)
 
     def come(self) -> Letter:
@@ -263,16 +263,11 @@ class Letter:
         self.over.end()
 
 
-def rounds(op: Together) -> int:
+def rounds(op: GroupOp) -> int:
     """In how many rounds a group moves something; one where it is sent to each directly."""
     if not isinstance(op, Broadcast) or op.kind != "broadcast" or len(op.group) <= FLAT:
         return 1
     return (len(op.group) - 1).bit_length()
 
 
-def movement_of(op: Together) -> str:
-    """What a group's operation is called where it is priced."""
-    return "shift" if isinstance(op, Shift) else op.kind
-
-
-__all__ = ["Flow", "Letter", "Noted", "Rank", "Together", "World", "movement_of", "rounds"]
+__all__ = ["Flow", "Letter", "Noted", "Rank", "World", "rounds"]

@@ -16,33 +16,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from keyword import iskeyword
+from itertools import chain, islice
 
 from rma_mm.policy.model.machine import COPY, Machine
 from rma_mm.policy.simulator.events import Signal
-from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, Together, World, movement_of, rounds
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Await,
-    Barrier,
-    Broadcast,
-    Claim,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Schedule,
-    Shift,
-    Slot,
-    incoming,
-    outgoing,
-)
-from rma_mm.schedule.passes import kind_of
+from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, World, rounds
+from rma_mm.schedule import ops
+from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.ops import Op, Ref, Slot
+from rma_mm.schedule.schedule import Schedule
 
 TICKET = 8
 """Bytes of a ticket of a pool."""
@@ -121,26 +103,28 @@ def _life(rank: Rank) -> Waits:
 class _Fetch:
     """A rank's piece of a slice that ranks of its node fetch together."""
 
-    gates: list[Await]
+    gates: list[ops.Await]
     """What it is held back by."""
-    copies: list[Copy] = field(default_factory=list)
+    copies: list[ops.Copy] = field(default_factory=list)
     transfers: list[Signal] = field(default_factory=list)
 
 
 class _Program:
     """One list of operations of a rank, while they run: what is under way, and waits in between.
 
-    Every operation has a method of its name, which gives what the rank then waits for.
+    Every type of operation has a method, which gives what the rank then waits for.
     """
 
-    def __init__(self, rank: Rank, ops: Sequence[Op]) -> None:
-        self.rank, self.world, self.ops = rank, rank.world, ops
+    takes = Dispatch[Iterable[Signal | float]]()
+
+    def __init__(self, rank: Rank, program: Sequence[Op]) -> None:
+        self.rank, self.world, self.ops = rank, rank.world, program
         self.under_way: dict[Key, list[Signal]] = defaultdict(list)
-        self.gates: list[Await] = []
+        self.gates: list[ops.Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, _Fetch] = {}
         self.fetched: Counter[str] = Counter()
-        rank.holds(ops)
+        rank.holds(program)
 
     def run(self) -> Waits:
         """All of it, up to when nothing is under way."""
@@ -150,33 +134,26 @@ class _Program:
             self.rank.count(op)
             yield operation + self.gathering(op)
             self.rank.note("start")
-            name = type(op).__name__.lower()
-            yield from getattr(self, name + "_" * iskeyword(name))(op)
-            self.rank.note(name)
+            yield from self.takes[type(op)](self, op)
+            self.rank.note(op.kind)
         yield from self.wait(self.under_way)
 
     def gathering(self, op: Op) -> float:
         """Seconds for the pieces of memory that an operation moves; where MPI packs them, on either side."""
-        machine, pieces = self.world.machine, self.pieces(op)
-        packed = not isinstance(op, Copy | Accumulate)
-        if isinstance(op, Copy | Accumulate):
-            other = op.src.rank if isinstance(op, Copy) else op.dst.rank
-            link = self.world.link(self.rank.number, other)
-            packed = link == "between" or (link == "node" and self.world.flavour(kind_of(op.dst)).packed_by_mpi)
-        return pieces * (machine.packed if packed else machine.piece)
+        machine, packed = self.world.machine, True
+        if not machine.packed and not machine.piece:
+            return 0.0
+        if isinstance(op, ops.OneSidedOp):
+            link = self.world.link(self.rank.number, op.remote.rank)
+            packed = link == "between" or (link == "node" and self.world.flavour(op.dst.operand).packed_by_mpi)
+        return self.pieces(op) * (machine.packed if packed else machine.piece)
 
     def pieces(self, op: Op) -> int:
         """Into how many pieces of memory falls what an operation gets, adds, or receives."""
         count, rank = self.world.stretches, self.rank.number
-        if isinstance(op, Copy | Accumulate):
-            return max(count(op.src), count(op.dst))
-        if isinstance(op, Broadcast):
-            theirs = (part for part in op.parts if part.rank != rank)
-            pairs = zip(theirs, op.arriving(rank), strict=True) if op.dst else ()
-            return sum(max(count(part), count(place)) for part, (_, place) in pairs)
-        if isinstance(op, Shift):
-            return count(op.dst)
-        return sum(count(dst) for dst in op.dsts if dst.rank == rank) if isinstance(op, Reduce) else 0
+        if isinstance(op, ops.Reduce):
+            return sum(count(dst) for dst in op.dsts if dst.rank == rank)
+        return sum(max(count(ref) for ref in move[2:5:2] if ref) for move in op.moves(rank) if move.dst)
 
     def wait(self, keys: Iterable[Key]) -> Waits:
         """What is under way under these names must be over first, and what was awaited last."""
@@ -186,7 +163,7 @@ class _Program:
             yield from self.under_way.pop(key, ())
         self.rank.note("wait")
 
-    def due(self, gates: Sequence[Await]) -> list[Signal]:
+    def due(self, gates: Sequence[ops.Await]) -> list[Signal]:
         """What Awaits wait for."""
         return [self.world.posted(q, op.event, op.count) for op in gates for q in op.group if op.count]
 
@@ -212,25 +189,28 @@ class _Program:
         wires = world.outward[source.node], world.inward[sink.node]
         return Flow(rank, cost.alpha, cost.beta * nbytes, wires, movement, x).over
 
-    def get(self, op: Copy) -> Generator[Signal | float, None, Signal | None]:
-        """Start a Copy."""
-        return (yield from self.one_sided("get", op.src.rank, kind_of(op.src), self.world.nbytes(op.src)))
+    def start(self, op: ops.OneSidedOp) -> Generator[Signal | float, None, Signal | None]:
+        """Start a Copy or an Accumulate."""
+        remote = op.remote
+        return (yield from self.one_sided(op.kind, remote.rank, remote.operand, self.world.nbytes(remote)))
 
-    def copy(self, op: Copy) -> Waits:
+    @takes.on(ops.Copy)
+    def copy(self, op: ops.Copy) -> Waits:
         """A slot may take several at once; what it held before is awaited."""
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
             self.fetch(op.dst.buffer).copies.append(op)
             return
         yield from self.wait(_slots("read", op.dst))
-        self.begin((yield from self.get(op)), _key("fill", op.dst))
+        self.begin((yield from self.start(op)), ("fill", op.dst.place))
 
-    def accumulate(self, op: Accumulate) -> Waits:
+    @takes.on(ops.Accumulate)
+    def accumulate(self, op: ops.Accumulate) -> Waits:
         """What fills the summand is awaited; what overwrites it will await this."""
         yield from self.wait(_slots("fill", op.src))
-        added = yield from self.one_sided("accumulate", op.dst.rank, kind_of(op.dst), self.world.nbytes(op.dst))
-        self.begin(added, _key("read", op.src))
+        self.begin((yield from self.start(op)), ("read", op.src.place))
 
-    def claim(self, _: Claim) -> Waits:
+    @takes.on(ops.Claim)
+    def claim(self, _: ops.Claim) -> Waits:
         """Run tasks until none is left; every rank gets one ticket too many."""
         pool, world, rank = self.world.schedule.pool, self.world, self.rank
         assert pool is not None
@@ -254,12 +234,14 @@ class _Program:
             self.gates = []
         return self.fetches[slot.name]
 
-    def await_(self, op: Await) -> Iterable[Signal]:
+    @takes.on(ops.Await)
+    def await_(self, op: ops.Await) -> Iterable[Signal]:
         """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
         self.gates.append(op)
         return ()
 
-    def post(self, op: Post) -> Waits:
+    @takes.on(ops.Post)
+    def post(self, op: ops.Post) -> Waits:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
             self.rank.post(op.event)
@@ -277,7 +259,7 @@ class _Program:
         """Start a fetch when it may."""
         yield from self.due(fetch.gates)
         for op in fetch.copies:
-            transfer = yield from self.get(op)
+            transfer = yield from self.start(op)
             fetch.transfers += [] if transfer is None else [transfer]
 
     def landing(self, fetch: _Fetch, event: str, number: int) -> Waits:
@@ -289,65 +271,67 @@ class _Program:
 
     # -- together ---------------------------------------------------------------------------------
 
-    def sent(self, to: int, op: Together, part: Ref) -> Letter:
-        """A letter to another rank."""
-        return self.world.letter(self.rank.number, to, op, part, is_sent=True)
+    def letters(self, op: ops.GroupOp) -> tuple[list[Letter], list[Letter]]:
+        """What this rank sends to others, and what it gets from them."""
+        number = self.rank.number
+        moves = [(move.source == number, self.world.letter(number, op, move)) for move in op.moves(number)]
+        return [letter for is_out, letter in moves if is_out], [letter for is_out, letter in moves if not is_out]
 
-    def wanted(self, source: int, op: Together, part: Ref) -> Letter:
-        """A letter from another rank."""
-        return self.world.letter(source, self.rank.number, op, part, is_sent=False)
-
-    def broadcast(self, op: Broadcast) -> Waits:
+    @takes.on(ops.Broadcast)
+    def broadcast(self, op: ops.Broadcast) -> Waits:
         """What the slot held before is awaited."""
         filled = [op.dst] if op.dst else []
         yield from self.wait(_slots("read", *filled))
-        keys = [_key("fill", ref) for ref in filled] or [("send", "")]
-        out = [(self.sent(to, op, part).come(), part) for to, part in outgoing(op, self.rank.number)]
-        for source, place in incoming(op, self.rank.number):
-            self.begin(self.wanted(source, op, place).come().over, *keys)
-        if rounds(op) == 1:
-            for letter, _ in out:
-                self.begin(letter.over, *keys)
-        elif out:
+        keys = [("fill", ref.place) for ref in filled] or [("send", "")]
+        out, into = self.letters(op)
+        for letter in [*out, *into]:
+            letter.come()
+        if out and rounds(op) > 1:
             self.begin(self.spread(op), *keys)
+            out = []
+        for letter in [*into, *out]:
+            self.begin(letter.over, *keys)
 
-    def spread(self, op: Broadcast) -> Signal:
+    def spread(self, op: ops.Broadcast) -> Signal:
         """The owner's own part of a broadcast in rounds."""
         rank, world, times = self.rank, self.world, rounds(op)
         nbytes = sum(map(world.nbytes, op.parts))
         is_inside = all(world.nodes[q] == rank.node for q in op.group)
-        cost = world.cost("node" if is_inside else "between", movement_of(op))
+        cost = world.cost("node" if is_inside else "between", op.kind)
         if not is_inside:
-            wires, x = (world.outward[rank.node],), kind_of(op.parts[0])
-            return Flow(rank, times * cost.alpha, times * cost.beta * nbytes, wires, movement_of(op), x).over
+            wires, x = (world.outward[rank.node],), op.parts[0].operand
+            return Flow(rank, times * cost.alpha, times * cost.beta * nbytes, wires, op.kind, x).over
         over = Signal(world.clock)
         rank.processor.add(times * cost.seconds(nbytes), over.end)
         return over
 
-    def shift(self, op: Shift) -> Waits:
+    @takes.on(ops.Shift)
+    def shift(self, op: ops.Shift) -> Waits:
         """What is sent must have come, and what its place held must have been sent."""
-        yield from self.wait([_key("fill", op.src), *_slots("read", op.dst)])
-        self.begin(self.sent(op.to, op, op.src).come().over, *_slots("read", op.src))
-        self.begin(self.wanted(op.source, op, op.dst).come().over, _key("fill", op.dst))
+        yield from self.wait([("fill", op.src.place), *_slots("read", op.dst)])
+        (out,), (into,) = self.letters(op)
+        self.begin(out.come().over, *_slots("read", op.src))
+        self.begin(into.come().over, ("fill", op.dst.place))
 
-    def reduce(self, op: Reduce) -> Waits:
+    @takes.on(ops.Reduce)
+    def reduce(self, op: ops.Reduce) -> Waits:
         """Each part goes to its owner, who takes it from one member after the other."""
+        (out, into), at = map(iter, self.letters(op)), op.group.index(self.rank.number)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
             is_mine = dst.rank == self.rank.number
             filled = _slots("fill", dst) if is_mine else []
-            yield from self.wait([_key("fill", src), *(_slots("read", dst) if is_mine else [])])
+            yield from self.wait([("fill", src.place), *(_slots("read", dst) if is_mine else [])])
             if not is_mine:
-                self.begin(self.sent(dst.rank, op, dst).come().over, _key("read", src))
+                self.begin(next(out).come().over, ("read", src.place))
                 continue
-            summed = Signal(self.world.clock)
-            at = op.group.index(self.rank.number)
-            letters = [self.wanted(q, op, dst) for q in (*op.group[at + 1 :], *op.group[:at])]
-            self.rank.processor.run(_in_turn(letters, summed))
-            self.begin(summed, _key("read", src), *filled)
+            summed, each = Signal(self.world.clock), list(islice(into, len(op.group) - 1))
+            self.rank.processor.run(_in_turn([*each[at:], *each[:at]], summed))
+            self.begin(summed, ("read", src.place), *filled)
 
     # -- alone, and all ----------------------------------------------------------------------------
 
-    def multiply(self, op: Multiply) -> Waits:
+    @takes.on(ops.Multiply)
+    def multiply(self, op: ops.Multiply) -> Waits:
         """What fills its operands, and what still reads its result, is awaited."""
         yield from self.wait([*_slots("fill", op.a, op.b, op.c), *_slots("read", op.c)])
         rank, clock = self.rank, self.world.clock
@@ -358,16 +342,19 @@ class _Program:
         rank.is_multiplying = False
         rank.multiplying += clock.now - begun
 
-    def scale(self, op: Scale) -> Waits:
+    @takes.on(ops.Scale)
+    def scale(self, op: ops.Scale) -> Waits:
         """Read and written once."""
         yield from self.wait(_slots("read", op.c))
         yield self.world.cost("own", COPY).seconds(self.world.nbytes(op.c))
 
-    def finish(self, _: Finish) -> Iterable[Signal]:
+    @takes.on(ops.Finish)
+    def finish(self, _: ops.Finish) -> Iterable[Signal]:
         """Nothing to do where sums have the type of the result."""
         return ()
 
-    def barrier(self, _: Barrier) -> Waits:
+    @takes.on(ops.Barrier)
+    def barrier(self, _: ops.Barrier) -> Waits:
         """All that is under way, and all ranks."""
         yield from self.wait(self.under_way)
         self.rank.is_meeting = True
@@ -380,11 +367,6 @@ def _in_turn(letters: Sequence[Letter], over: Signal) -> Waits:
     for letter in letters:
         yield letter.come().over
     over.end()
-
-
-def _key(what: str, ref: Ref) -> Key:
-    """The frame, or the home, that `ref` is a part of."""
-    return what, ref.buffer.frame if isinstance(ref.buffer, Slot) else f"home {ref.buffer}"
 
 
 def _slots(what: str, *refs: Ref) -> list[Key]:

@@ -24,7 +24,7 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import pieces, summed
-from rma_mm.schedule.ops import STAGE, Home, Schedule, held
+from rma_mm.schedule.schedule import STAGE, Home, Schedule, held
 from rma_mm.windows import Transfer, Window
 from rma_mm.windows.waiting import barrier
 

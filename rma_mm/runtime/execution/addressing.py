@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.ranks.arena import Block
-from rma_mm.schedule.ops import STAGE, Ref, Schedule, Slot
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.ops import Ref, Slot
+from rma_mm.schedule.schedule import STAGE, Schedule
 
 Box = tuple[NDArray[Any], Region]
 """Positions of a 2-D array."""
@@ -91,7 +91,7 @@ class Places:
 
     def is_upright(self, ref: Ref) -> bool:
         """Whether an operand is stored row by row: what a group moves lies in the same order on all its ranks."""
-        x = kind_of(ref)
+        x = ref.operand
         return x == "C" or (x + STAGE if x + STAGE in self.schedule.homes else x) not in self.memory.transposed
 
     def block(self, buffer: str, summing: bool) -> tuple[Block | None, bool]:
@@ -114,11 +114,6 @@ class Places:
         """The part of this rank's C, in its final type, that holds `region`."""
         where = self.schedule.home("C", self.rank).locate(region)
         return self.memory.result[tuple(span.as_slice() for span in where)]
-
-
-def name_of(ref: Ref) -> str:
-    """The frame, or the home, that `ref` is a part of."""
-    return ref.buffer.frame if isinstance(ref.buffer, Slot) else f"home {ref.buffer}"
 
 
 def slots(refs: list[Ref]) -> list[str]:

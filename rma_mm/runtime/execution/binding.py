@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from keyword import iskeyword
 from typing import Any
 
 from rma_mm.geometry.span import Region
@@ -14,30 +13,16 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.execution.accumulators import Sums
-from rma_mm.runtime.execution.addressing import Places, name_of, slots
-from rma_mm.runtime.execution.collectives import bind_group
+from rma_mm.runtime.execution.addressing import Places, slots
+from rma_mm.runtime.execution.collectives import Bound, bind_broadcast, bind_reduce, bind_shift
 from rma_mm.runtime.execution.epilogue import Closings
 from rma_mm.runtime.execution.node_slots import Fetch, Shared
 from rma_mm.runtime.execution.poisoned_slots import Slots
-from rma_mm.runtime.execution.tracing import Move, Trace, TracedTransfer, op_noted, transfer_noted
+from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, op_noted, transfer_noted
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Await,
-    Barrier,
-    Broadcast,
-    Claim,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Shift,
-    Slot,
-)
+from rma_mm.schedule import ops
+from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.ops import Op, Slot
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
@@ -88,27 +73,28 @@ class Setup:
 class Binding:
     """One list of operations, bound: `actions` in the order in which they are to be called."""
 
-    def __init__(self, setup: Setup, ops: Sequence[Op]) -> None:
+    binds = Dispatch[None]()
+
+    def __init__(self, setup: Setup, program: Sequence[Op]) -> None:
         self.setup, self.places, self.scalars = setup, setup.places, setup.scalars
         self.rank = setup.mesh.rank
         self.actions: list[Action] = []
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
         self.under_way: dict[str, list[Transfer]] = defaultdict(list)
-        self.gates: list[Await] = []
+        self.gates: list[ops.Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
-        self.fused = self.fused_scales(ops)
-        self.closed = setup.closings.by_products(ops)
-        for op in ops if setup.mesh.checks is None else self.checked(ops):
-            name = type(op).__name__.lower()
-            getattr(self, name + "_" * iskeyword(name))(op)
+        self.fused = self.fused_scales(program)
+        self.closed = setup.closings.by_products(program)
+        for op in program if setup.mesh.checks is None else self.checked(program):
+            self.binds[type(op)](self, op)
         self.wait(list(self.under_way))
 
-    def checked(self, ops: Sequence[Op]) -> Iterator[Op]:
+    def checked(self, program: Sequence[Op]) -> Iterator[Op]:
         """The operations one by one, and around each what poisons scratch that is over."""
         slots = Slots(self.places.memory.frames, self.wait, self.actions.append)
-        for op in ops:
+        for op in program:
             slots.enter(op)
             yield op
         self.wait(list(self.under_way))
@@ -128,77 +114,94 @@ class Binding:
             self.under_way[key].append(transfer)
         self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
 
-    def act(self, action: Action, op: Op) -> None:
-        """Do this next, for an operation."""
-        self.actions.append(op_noted(self.setup.trace, action, op, self.places))
+    def act(self, action: Action, op: Op, name: str = "") -> None:
+        """Do this next, for an operation; `name`: what a trace calls it, if not by its kind."""
+        self.actions.append(op_noted(self.setup.trace, action, op, self.places, name))
 
-    def noted(self, transfer: Transfer, op: Move, part: int = 0) -> Transfer:
+    def noted(self, transfer: Transfer, op: Op, part: int = 0) -> Transfer:
         """The transfer that an operation (of a Reduce, one part) has become, named and traced where that is wanted."""
         return transfer_noted(self.setup.trace, named(transfer, op), op, self.places, part)
 
     # -- transfers --------------------------------------------------------------------------------
 
-    def copy(self, op: Copy) -> None:
+    @binds.on(ops.Copy)
+    def copy(self, op: ops.Copy) -> None:
         """A slot may take several copies at once; what it held before is awaited."""
-        transfer = self.noted(self.transfer(op.src, op.dst, add=False), op)
+        transfer = self.noted(self.transfer(op), op)
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
             self.setup.transfers.append(transfer)
             self.fetch(op.dst.buffer).transfers.append(transfer)
             return
         self.wait(f"read {name}" for name in slots([op.dst]))
-        self.begin(transfer, f"fill {name_of(op.dst)}")
+        self.begin(transfer, f"fill {op.dst.place}")
 
-    def transfer(self, remote: Ref, local: Ref, add: bool) -> Transfer:
+    def transfer(self, op: ops.OneSidedOp) -> Transfer:
         """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
+        schedule, remote, local = self.places.schedule, op.remote, op.local
         assert isinstance(remote.buffer, str)
-        schedule = self.places.schedule
         where, here = schedule.holds(remote).locate(remote.region), schedule.holds(local).locate(local.region)
         origin = self.places.whole(local, summing=False)
-        block, flipped = self.places.block(remote.buffer, summing=add)
+        block, flipped = self.places.block(remote.buffer, summing=op.adds)
         assert block is not None
         sums = self.scalars.sums
-        if add and sums.are_keys(remote, origin.dtype):
+        if op.adds and sums.are_keys(remote, origin.dtype):
             origin = sums.keys_of(origin)
         if flipped:
             where, here, origin = where.T, here.T, origin.T
         target, (rows, cols) = block.patch(remote.rank, where), here
-        if add:
+        if op.adds:
             return block.window.accumulate(remote.rank, target, origin, rows, cols, sums.reduction(remote))
         return block.window.get(remote.rank, target, origin, rows, cols)
 
-    def accumulate(self, op: Accumulate) -> None:
+    @binds.on(ops.Accumulate)
+    def accumulate(self, op: ops.Accumulate) -> None:
         """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
         self.wait(f"fill {name}" for name in slots([op.src]))
-        key = f"read {name_of(op.src)}"
+        key = f"read {op.src.place}"
         assert isinstance(op.dst.buffer, str)
         block, _ = self.places.block(op.dst.buffer, summing=True)
         assert block is not None
         source, sums = self.places.whole(op.src, False), self.scalars.sums
         if op.dst.buffer == "C" and not sums.semiring.reduction.is_mpis(block.dtype):  # so no other rank adds to it
             where = self.places.schedule.holds(op.dst).locate(op.dst.region)
-            self.act(sums.by_hand((self.places.whole(op.dst, summing=True), where), self.places.box(op.src)), op)
+            target = self.places.whole(op.dst, summing=True), where
+            self.act(sums.by_hand(target, self.places.box(op.src)), op, "cast")
             return
         if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
             if sums.are_keys(op.dst, source.dtype):
-                self.act(sums.turned(self.places.box(op.src)), op)
-            self.begin(self.noted(self.transfer(op.dst, op.src, add=True), op), key)
+                self.act(sums.turned(self.places.box(op.src)), op, "cast")
+            self.begin(self.noted(self.transfer(op), op), key)
             return
         schedule = self.places.schedule
         where = schedule.holds(op.src).locate(op.src.region)
         copied = self.places.cast_area(op.src, block.dtype)
-        target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
-        self.act(lambda: cast(source[where.selector()], copied), op)
-        transfer = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
+        there = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
+        self.act(lambda: cast(source[where.selector()], copied), op, "cast")
+        transfer = block.window.accumulate(op.dst.rank, there, copied, *Region.whole(copied.shape))
         self.begin(self.noted(transfer, op), key)
 
-    def together(self, op: Broadcast | Shift | Reduce) -> None:
+    @binds.on(ops.Broadcast)
+    def broadcast(self, op: ops.Broadcast) -> None:
+        """What a group gets from the owners among it."""
+        self.together(op, [bind_broadcast(op, self.places, self.channel(op.group))])
+
+    @binds.on(ops.Shift)
+    def shift(self, op: ops.Shift) -> None:
+        """A step round a ring, which goes through the channel of all ranks."""
+        self.together(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
+
+    @binds.on(ops.Reduce)
+    def reduce(self, op: ops.Reduce) -> None:
+        """What a group sums up."""
+        first, channel = self.setup.sums[op.group], self.channel(op.group)
+        self.together(op, bind_reduce(op, self.places, channel, first, self.scalars.sums))
+        self.setup.sums[op.group] += len(op.dsts)
+
+    def together(self, op: ops.GroupOp, parts: Iterable[Bound]) -> None:
         """What a group moves."""
-        parts = bind_group(op, self.places, self.channel, self.setup.sums, self.scalars.sums)
         for part, bound in enumerate(parts):
             self.wait(bound.after)
             self.begin(self.noted(bound.transfer, op, part), *bound.during)
-
-    broadcast = shift = reduce = together
 
     def channel(self, group: tuple[int, ...]) -> Channel:
         """The channel of some ranks, which the plan has made."""
@@ -222,22 +225,25 @@ class Binding:
             self.gates = []
         return self.fetches[slot.name]
 
-    def await_(self, op: Await) -> None:
+    @binds.on(ops.Await)
+    def await_(self, op: ops.Await) -> None:
         """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
         self.gates.append(op)
 
-    def post(self, op: Post) -> None:
+    @binds.on(ops.Post)
+    def post(self, op: ops.Post) -> None:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
             self.act(partial(self.shared.post, op.event), op)
             return
         fetch = self.fetch(op.filled)
         fetch.event, fetch.number = op.event, sum(each.event == op.event for each in self.fetches.values())
-        self.act(fetch.start, op)
+        self.act(fetch.start, op, "start together")
 
     # -- what this rank does alone ----------------------------------------------------------------
 
-    def multiply(self, op: Multiply) -> None:
+    @binds.on(ops.Multiply)
+    def multiply(self, op: ops.Multiply) -> None:
         """A local product, during which a helper gives MPI progress."""
         self.wait([*(f"fill {name}" for name in slots([op.a, op.b, op.c])), *(f"read {x}" for x in slots([op.c]))])
         a, b, c = self.places.array(op.a), self.places.array(op.b), self.places.array(op.c, summing=True)
@@ -259,19 +265,21 @@ class Binding:
 
         self.act(multiply, op)
 
-    def fused_scales(self, ops: Sequence[Op]) -> set[int]:
+    def fused_scales(self, program: Sequence[Op]) -> set[int]:
         """Scales by beta that the next Multiply does on the way, and those Multiplies (by identity)."""
         fused: set[int] = set()
         if self.places.memory.shadow is not None:
             return fused
-        for n, op in enumerate(ops):
-            if isinstance(op, Scale) and op.keep:
-                following = next((x for x in ops[n + 1 :] if not isinstance(x, Copy | Post | Await)), None)
-                if isinstance(following, Multiply) and following.c == op.c:
+        for n, op in enumerate(program):
+            if isinstance(op, ops.Scale) and op.keep:
+                later = (x for x in program[n + 1 :] if not isinstance(x, ops.Copy | ops.Post | ops.Await))
+                following = next(later, None)
+                if isinstance(following, ops.Multiply) and following.c == op.c:
                     fused |= {id(op), id(following)}
         return fused
 
-    def scale(self, op: Scale) -> None:
+    @binds.on(ops.Scale)
+    def scale(self, op: ops.Scale) -> None:
         """Open a region: with nothing in it, or beta times what C holds."""
         self.wait(f"read {name}" for name in slots([op.c]))
         if id(op) in self.fused:
@@ -282,7 +290,8 @@ class Binding:
         old = self.places.result_part(op.c.region) if is_elsewhere else None
         self.act(partial(sums.open, c, old, beta, sums.are_keys(op.c, c.dtype)), op)
 
-    def finish(self, op: Finish) -> None:
+    @binds.on(ops.Finish)
+    def finish(self, op: ops.Finish) -> None:
         """Close a region, unless the products that completed it have: its epilogue, and rounding into C."""
         if id(op) in self.closed:
             return
@@ -292,11 +301,13 @@ class Binding:
         if self.setup.closings.needed:
             self.act(self.setup.closings.call(op.c), op)
 
-    def barrier(self, op: Barrier) -> None:
+    @binds.on(ops.Barrier)
+    def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
         self.wait(list(self.under_way))
         self.act(self.setup.meet, op)
 
-    def claim(self, _: Claim) -> None:
+    @binds.on(ops.Claim)
+    def claim(self, _: ops.Claim) -> None:
         """Run tasks."""
         self.actions.append(self.setup.claim)

@@ -12,7 +12,7 @@ from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import STAGE
+from rma_mm.schedule.schedule import STAGE
 from rma_mm.windows import Checks
 from rma_mm.windows.checks.poison import differing
 from rma_mm.windows.waiting import barrier

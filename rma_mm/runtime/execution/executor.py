@@ -16,7 +16,7 @@ from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import within
-from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.waiting import barrier
 

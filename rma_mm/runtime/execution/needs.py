@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rma_mm.kernels import scratch_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import STAGE, Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Schedule, Shift, expand
-from rma_mm.schedule.passes import frame_sizes, kind_of
+from rma_mm.schedule.ops import Accumulate, Broadcast, Multiply, Op, Reduce
+from rma_mm.schedule.passes import frame_sizes
+from rma_mm.schedule.schedule import STAGE, Schedule, expand
 
 
 def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
@@ -68,19 +69,16 @@ def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
 
 def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:
     """The groups that this rank moves operands with; shifts go through that of all ranks."""
-    groups: set[tuple[int, ...]] = set()
-    for op in all_ops(schedule, mesh):
-        if isinstance(op, Broadcast | Reduce):
-            groups.add(op.group)
-    return groups
+    return {op.group for op in all_ops(schedule, mesh) if isinstance(op, Broadcast | Reduce)}
 
 
 def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
     """How A, B and C move in this rank's operations: here, view, get, accumulate, broadcast, shift, …"""
     moved: dict[str, set[str]] = {name: set() for name in "ABC"}
     for op in all_ops(schedule, mesh):
-        for name, how in _movements(op, mesh.rank):
-            moved[name].add(how)
+        for move in op.moves(mesh.rank):
+            if move.source != move.to and (move.dst or isinstance(move.ref.buffer, str) or move.kind != "view"):
+                moved[move.ref.operand].add(move.kind)
     return {name: _in_words(ways) for name, ways in moved.items()}
 
 
@@ -91,22 +89,6 @@ def merged(movements: Sequence[dict[str, str]]) -> dict[str, str]:
 
 def _in_words(ways: set[str]) -> str:
     return "+".join(sorted(ways - {"here"})) or "here"
-
-
-def _movements(op: Op, rank: int) -> list[tuple[str, str]]:
-    """(operand, how it moves) of an operation."""
-    if isinstance(op, Copy):
-        return [(kind_of(op.dst), "get" if op.src.rank != rank else "here")]
-    if isinstance(op, Accumulate):
-        return [(kind_of(op.dst), "accumulate" if op.dst.rank != rank else "here")]
-    if isinstance(op, Multiply):
-        homes = [ref for ref in (op.a, op.b) if isinstance(ref.buffer, str)]
-        return [(kind_of(ref), "view" if ref.rank != rank else "here") for ref in homes]
-    if isinstance(op, Broadcast):
-        return [(kind_of(op.parts[0]), op.kind)]
-    if isinstance(op, Reduce):
-        return [("C", op.kind)]
-    return [(kind_of(op.dst), "shift")] if isinstance(op, Shift) else []
 
 
 def adds_elsewhere(ops: list[Op], rank: int) -> bool:

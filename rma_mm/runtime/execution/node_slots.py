@@ -13,8 +13,9 @@ from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.node_fetch import EVENTS
-from rma_mm.schedule.ops import Await, Ref, Schedule, Slot
-from rma_mm.schedule.passes import frames_used, refs_of
+from rma_mm.schedule.ops import Await, Ref, Slot
+from rma_mm.schedule.passes import frames_used
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Transfer
 
 
@@ -24,7 +25,7 @@ class Shared:
     def __init__(self, mesh: Mesh, schedule: Schedule, operands: Operands) -> None:
         self.mesh = mesh
         ops = all_ops(schedule, mesh)
-        slots = [ref.buffer for op in ops for ref in refs_of(op) if isinstance(ref.buffer, Slot)]
+        slots = [ref.buffer for op in ops for ref in op.refs if isinstance(ref.buffer, Slot)]
         grouped = {slot.frame for slot in slots if slot.group}
         sizes = {key: size for key, size in sorted(frames_used(ops).items()) if key[1] in grouped}
         mine = {x: sum(n for (holder, f), n in sizes.items() if holder == mesh.rank and f[0] == x) for x in "AB"}

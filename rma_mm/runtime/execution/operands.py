@@ -12,7 +12,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.schedule import STAGE, Schedule
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from rma_mm.schedule.ops import Op, Slot
-from rma_mm.schedule.passes import refs_of
 from rma_mm.windows.checks.poison import poison
 
 
@@ -31,7 +30,7 @@ class Slots:
 
     def enter(self, op: Op) -> None:
         """Before an operation: frames that it gives to other slots are poisoned, once nothing moves there."""
-        for ref in refs_of(op):
+        for ref in op.refs:
             slot = ref.buffer
             if isinstance(slot, Slot) and not slot.group and self.held.get(slot.frame) != slot:
                 self.held[slot.frame] = slot

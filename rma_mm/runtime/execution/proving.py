@@ -6,7 +6,7 @@ import numpy as np
 
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import Schedule
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.proof import conclude, nothing
 from rma_mm.schedule.verify.witness import evidence
 from rma_mm.windows.waiting import wait

@@ -15,41 +15,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from rma_mm.runtime.execution.addressing import Places
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Await,
-    Barrier,
-    Broadcast,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Shift,
-    foreign,
-    incoming,
-    outgoing,
-)
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.ops import Accumulate, Move, Multiply, Op, Reduce, Ref, foreign
 from rma_mm.windows import Transfer
 
 T = TypeVar("T")
 Facts = dict[str, Any]
-Move = Copy | Accumulate | Broadcast | Shift | Reduce
-
-NAMES: dict[type, str] = {
-    Multiply: "multiply",
-    Scale: "scale",
-    Finish: "cast",
-    Accumulate: "cast",  # into the type of the home that it goes to; the push itself is a transfer
-    Barrier: "barrier",
-    Post: "post",
-    Await: "wait",
-}
-"""What a rank calls for an operation, other than to move something."""
 
 
 class TraceEvent(NamedTuple):
@@ -158,19 +128,18 @@ def call_noted(
     return call if trace is None else trace.call(call, name, dict(facts))
 
 
-def op_noted(trace: Trace | None, call: Callable[[], None], op: Op, places: Places) -> Callable[[], None]:
-    """The call that an operation has become, noted where there is a trace."""
-    if trace is None:
-        return call
-    name = "start together" if isinstance(op, Post) and op.filled else NAMES[type(op)]
-    return trace.call(call, name, call_facts(op, places))
+def op_noted(
+    trace: Trace | None, call: Callable[[], None], op: Op, places: Places, name: str = ""
+) -> Callable[[], None]:
+    """The call that an operation has become, noted where there is a trace: under its kind, or another name."""
+    return call if trace is None else trace.call(call, name or op.kind, call_facts(op, places))
 
 
-def transfer_noted(trace: Trace | None, transfer: Transfer, op: Move, places: Places, part: int = 0) -> Transfer:
+def transfer_noted(trace: Trace | None, transfer: Transfer, op: Op, places: Places, part: int = 0) -> Transfer:
     """The transfer that an operation (of a Reduce, one part) has become, noted where there is a trace."""
     if trace is None:
         return transfer
-    kind = {Copy: "get", Accumulate: "accumulate", Shift: "shift"}.get(type(op)) or str(getattr(op, "kind", ""))
+    kind = op.kind
     if isinstance(op, Reduce):
         op = replace(op, srcs=op.srcs[part : part + 1], dsts=op.dsts[part : part + 1])
     return TracedTransfer(trace, transfer, kind, transfer_facts(op, places))
@@ -186,37 +155,35 @@ def call_facts(op: Op, places: Places) -> Facts:
         (m, n), (_, k) = op.c.region.shape, op.a.region.shape
         viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
         size = sum(ref.region.size * places.array(ref).itemsize for ref in viewed)
-        facts |= {"multiply_adds": m * n * k, "bytes": size, "words": counted(op, places)}
+        facts |= {"multiply_adds": m * n * k, "bytes": size, "words": words_of(op, places)}
     return facts
 
 
-def transfer_facts(op: Move, places: Places) -> Facts:
+def transfer_facts(op: Op, places: Places) -> Facts:
     """What is moved between whom: bytes as they come in, or else as they go out, and words as the report counts them.
 
     Words are counted once, on the rank that asked for them; what is moved within a rank's own memory is no word.
     """
     rank, nodes = places.rank, places.schedule.mesh.nodes
-    if isinstance(op, Copy):
-        came, went = [(op.src.rank, op.dst)], []
-    elif isinstance(op, Accumulate):
-        came, went = [], [(op.dst.rank, op.src)]
-    else:
-        came, went = incoming(op, rank), outgoing(op, rank)
+    came: list[Move] = []
+    went: list[Move] = []
+    for move in op.moves(rank):
+        (went if move.source == rank and (move.adds or move.to != rank) else came).append(move)
     moved = came or went
-    refs = list(dict.fromkeys(ref for _, ref in moved))
+    refs = list(dict.fromkeys(move.ref for move in moved))
     return {
-        "operand": kind_of(refs[0]) if refs else "",
+        "operand": refs[0].operand if refs else "",
         "regions": [f"[{', '.join(map(str, ref.region))}]" for ref in refs],
-        "from": sorted({other for other, _ in came}),
-        "to": sorted({other for other, _ in went}),
-        "bytes": sum(ref.region.size * itemsize(op, ref, places) for _, ref in moved),
-        "words": counted(op, places),
-        "between_nodes": any(nodes[other] != nodes[rank] for other, _ in came + went),
+        "from": sorted({move.source for move in came}),
+        "to": sorted({move.to for move in went}),
+        "bytes": sum(move.ref.region.size * itemsize(op, move.ref, places) for move in moved),
+        "words": words_of(op, places),
+        "between_nodes": any(nodes[move.source] != nodes[move.to] for move in came + went),
         "step": op.step,
     }
 
 
-def itemsize(op: Move, ref: Ref, places: Places) -> int:
+def itemsize(op: Op, ref: Ref, places: Places) -> int:
     """Bytes of an element on its way: of what is added, those of the sum."""
     if isinstance(op, Accumulate):
         assert isinstance(op.dst.buffer, str)
@@ -228,7 +195,7 @@ def itemsize(op: Move, ref: Ref, places: Places) -> int:
     return places.whole(ref, summing=False).itemsize
 
 
-def counted(op: Op, places: Places) -> dict[str, int]:
+def words_of(op: Op, places: Places) -> dict[str, int]:
     """Words of this operation as the report counts them."""
     nodes, words = places.schedule.mesh.nodes, {"intra_node": 0, "inter_node": 0}
     for other, size, _ in foreign(op, places.rank):

@@ -22,7 +22,7 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import STAGE
+from rma_mm.schedule.schedule import STAGE
 
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""

@@ -22,9 +22,9 @@ from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.ops import Copy, Op, Schedule, Slot, incoming, remembered
-from rma_mm.schedule.passes import kind_of, slots_of
+from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.row import DIMS, Problem
+from rma_mm.schedule.schedule import Schedule, remembered
 from rma_mm.windows.room import memory_allowed
 from rma_mm.windows.waiting import wait
 
@@ -152,12 +152,12 @@ class Fitting:
         rank, reads = self.mesh.rank, Fitted.of(self.candidate.row, self.problem)
         slots: Counter[Slot] = Counter()
         for op in ops:
-            for owner, dst in ([(op.src.rank, op.dst)] if isinstance(op, Copy) else incoming(op, rank)):
-                x = kind_of(dst)
+            for owner, dst in [(move.source, move.dst) for move in op.moves(rank) if move.dst]:
+                x = dst.operand
                 is_far = x != "C" and not reads.reaches(rank, owner, x)
                 if isinstance(dst.buffer, Slot) and dst.rank == rank and is_far:
                     slots[dst.buffer] += dst.region.size
-            for slot in slots_of(op):
+            for slot in op.slots:
                 if slot.name[0] == "C" and not slot.group:
                     slots[slot] = slot.region.size
         frames: Counter[str] = Counter()

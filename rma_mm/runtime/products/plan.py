@@ -32,7 +32,7 @@ from rma_mm.runtime.ranks.process_group import in_turn, spoil
 from rma_mm.runtime.verification.checked_product import checked_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
-from rma_mm.schedule.ops import STAGE
+from rma_mm.schedule.schedule import STAGE
 from rma_mm.windows import Counters, Window
 
 BOUND = 8

@@ -13,8 +13,8 @@ from rma_mm.policy.planner.tables import explain, seconds_text, words_line, writ
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import is_known
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.ops import STAGE, Schedule
 from rma_mm.schedule.row import Problem
+from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.verify.checker import verify
 
 

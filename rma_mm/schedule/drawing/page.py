@@ -16,7 +16,6 @@ from rma_mm.schedule.drawing.text import (
     LEGEND,
     Cell,
     Labels,
-    Move,
     Scene,
     heading,
     idle,
@@ -26,7 +25,8 @@ from rma_mm.schedule.drawing.text import (
     scenes,
     turn_numbers,
 )
-from rma_mm.schedule.ops import Schedule, expand
+from rma_mm.schedule.ops import Move
+from rma_mm.schedule.schedule import Schedule, expand
 
 RANKS = 64
 """Ranks of the largest mesh that is drawn."""

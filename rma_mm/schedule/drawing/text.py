@@ -17,21 +17,9 @@ from textwrap import wrap
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.lowering.boxes import disjoint
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Barrier,
-    Broadcast,
-    Copy,
-    Multiply,
-    Op,
-    Reduce,
-    Ref,
-    Schedule,
-    Shift,
-    expand,
-)
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.ops import Barrier, Move, Multiply, Op, Ref, Shift, counted
 from rma_mm.schedule.row import DIMS, OPERAND_DIMS
+from rma_mm.schedule.schedule import Schedule, expand
 
 RANKS, TURNS = 9, 12
 """The largest schedule that is drawn as text."""
@@ -47,18 +35,6 @@ LEGEND = (
     "Arrives before, from (rank): ← shifted, ⇐ broadcast or gathered, get pulled, view read in place.",
     "Leaves after, to (rank): → added to its owner's C one-sidedly, ⇒ summed up by a reduction.",
 )
-
-
-@dataclass(frozen=True)
-class Move:
-    """A part of a matrix that crosses ranks."""
-
-    kind: str
-    """One of SIGNS."""
-    ref: Ref
-    """What it is, on either rank."""
-    source: int
-    to: int
 
 
 @dataclass
@@ -121,7 +97,7 @@ class Labels:
 
     def ref(self, ref: Ref) -> str:
         """The name of what `ref` holds, wherever that is."""
-        return self.block(kind_of(ref), ref.region)
+        return self.block(ref.operand, ref.region)
 
     def product(self, op: Multiply) -> str:
         """A Multiply, with its indices of k on one line."""
@@ -167,7 +143,7 @@ def turn_numbers(ops: Sequence[Op]) -> list[int]:
         if isinstance(op, Multiply):
             turn += op.step != step
             step = op.step
-        elif isinstance(op, Accumulate | Reduce | Barrier) or (isinstance(op, Shift) and kind_of(op.dst) == "C"):
+        elif op.adds or isinstance(op, Barrier) or (isinstance(op, Shift) and op.dst.operand == "C"):
             step = None
         numbers.append(turn)
     return numbers
@@ -201,7 +177,7 @@ class _Acts:
         numbers = turn_numbers(ops)
         self.first_use: dict[object, int] = {}
         for op, turn in zip(ops, numbers, strict=True):
-            for ref in (op.a, op.b, op.c) if isinstance(op, Multiply) else ():
+            for ref in op.refs if isinstance(op, Multiply) else ():
                 self.first_use.setdefault(ref.buffer, turn)
         for op, turn in zip(ops, numbers, strict=True):
             self.note(op, turn)
@@ -217,41 +193,26 @@ class _Acts:
 
     def note(self, op: Op, turn: int) -> None:
         """Put an operation where it belongs."""
-        rank = self.rank
         if isinstance(op, Multiply):
-            cell = self.cells[turn]
-            cell.products.append(op)
-            seen = [Move("view", ref, ref.rank, rank) for ref in (op.a, op.b) if ref.rank != rank]
-            cell.arrives += [move for move in seen if move not in cell.arrives]
+            self.cells[turn].products.append(op)
         elif isinstance(op, Barrier):
             self.barriers.append(max(turn + 1, self.turns))
-        elif isinstance(op, Copy):
-            self.arrive("get", op.src.rank, op.dst, turn)
-        elif isinstance(op, Shift):
-            self.arrive("shift", op.source, op.dst, turn)
-        elif isinstance(op, Broadcast):
-            for source, dst in op.arriving(rank):
-                self.arrive(op.kind, source, dst, turn)
-        elif isinstance(op, Accumulate):
-            self.leave("accumulate", op.dst, turn)
-        elif isinstance(op, Reduce):
-            for dst in op.dsts:
-                self.leave(op.kind, dst, turn)
+        for move in counted(op, self.rank):
+            cell = self.cells[self.scene(move, turn)]
+            if move.dst or move not in cell.arrives:  # what several products read in place is named once
+                (cell.leaves if move.adds else cell.arrives).append(move)
 
-    def arrive(self, kind: str, source: int, dst: Ref, turn: int) -> None:
-        """Into a slot: where that is first used. Into a home: before the product, or C's after it."""
-        if source == self.rank:
-            return
-        at = self.first_use.get(dst.buffer, max(turn, 0))
-        if isinstance(dst.buffer, str):
-            at = AFTER if kind_of(dst) == "C" else BEFORE
-        self.cells[at].arrives.append(Move(kind, dst, source, self.rank))
+    def scene(self, move: Move, turn: int) -> int:
+        """Into a slot: where that is first used; into a home: before the product, or C's after it.
 
-    def leave(self, kind: str, dst: Ref, turn: int) -> None:
-        """Of C: behind the turn that made it. Summands of A and B: before the product."""
-        if dst.rank != self.rank:
-            at = max(turn, 0) if kind_of(dst) == "C" else BEFORE
-            self.cells[at].leaves.append(Move(kind, dst, self.rank, dst.rank))
+        Added to C: behind the turn that made it; summands of A and B: before the product. Read in place: where it is.
+        """
+        is_result = move.ref.operand == "C"
+        if move.adds:
+            return max(turn, 0) if is_result else BEFORE
+        if isinstance(move.ref.buffer, str) and move.dst:
+            return AFTER if is_result else BEFORE
+        return self.first_use.get(move.ref.buffer, max(turn, 0)) if move.dst else turn
 
 
 def lines_of(cell: Cell, rank: int, labels: Labels) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
-from rma_mm.schedule.passes import kind_of
 
 Member = Callable[[int], list[Op]]
 """A rank → its operations before any pass."""
@@ -28,7 +27,7 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
 
     at_once: what several members own and all want at one step is one all-gather, and not a broadcast from each.
     """
-    copies = {q: [op for op in member(q) if isinstance(op, Copy) and kind_of(op.dst) == x] for q in group}
+    copies = {q: [op for op in member(q) if isinstance(op, Copy) and op.dst.operand == x] for q in group}
     wanted = {q: [op.src for op in copies[q] if op.src.rank != q] for q in group}
     parts = _multicast(member, group, copies)
     named = {part for step in parts.values() for part in step}
@@ -49,7 +48,7 @@ def pushes(
 
     is_dense: whether a box is one part of its owner's array, as reductions want it.
     """
-    adds = {q: [op for op in member(q) if isinstance(op, Accumulate) and kind_of(op.dst) == x] for q in group}
+    adds = {q: [op for op in member(q) if isinstance(op, Accumulate) and op.dst.operand == x] for q in group}
     if not all(fills(op.src) for q in group for op in adds[q]):
         return None
     lag = _summing_ring([[op.dst for op in adds[q]] for q in group], group)
@@ -171,7 +170,7 @@ def _broadcasting(
     ops: list[Op], rank: int, group: tuple[int, ...], x: str, calls: dict[int, list[tuple[Ref, ...]]]
 ) -> list[Op]:
     """Copies replaced by the calls of their step, which owners join."""
-    into = {(op.step, op.src): op.dst for op in ops if isinstance(op, Copy) and kind_of(op.dst) == x}
+    into = {(op.step, op.src): op.dst for op in ops if isinstance(op, Copy) and op.dst.operand == x}
     called = {(step, ref) for step, parts in calls.items() for refs in parts for ref in refs if ref.rank != rank}
     result: list[Op] = []
     joined: set[int] = set()
@@ -181,7 +180,7 @@ def _broadcasting(
             for parts in calls[op.step]:
                 places = [into[op.step, part] for part in parts if part.rank != rank]
                 result.append(Broadcast(parts, _room(places), group, op.step))
-        if not (isinstance(op, Copy) and kind_of(op.dst) == x and (op.step, op.src) in called):
+        if not (isinstance(op, Copy) and op.dst.operand == x and (op.step, op.src) in called):
             result.append(op)
     return result
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import STAGE
 from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, same_place
+from rma_mm.schedule.schedule import STAGE
 
 WIDTH = 1024
 """Panel width where memory is not scarce."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rma_mm.schedule.ops import Barrier, Claim, Finish, Multiply, Op, Ref, Scale
-from rma_mm.schedule.passes import refs_of
+from rma_mm.schedule.ops import Barrier, Claim, Finish, LocalOp, Multiply, Op, Ref
 
 
 def closing(ops: Sequence[Op]) -> set[int]:
@@ -30,8 +29,8 @@ def _last_products(before: Sequence[Op], c: Ref) -> list[Multiply]:
     for op in reversed(before):
         if isinstance(op, Barrier | Claim):
             break
-        if not isinstance(op, Multiply | Scale | Finish):
-            later += [ref for ref in refs_of(op) if ref.rank == c.rank and ref.buffer == c.buffer]
+        if not isinstance(op, LocalOp):
+            later += [ref for ref in op.refs if ref.rank == c.rank and ref.buffer == c.buffer]
             continue
         if op.c.rank != c.rank or op.c.buffer != c.buffer:
             continue

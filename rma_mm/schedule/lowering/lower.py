@@ -21,24 +21,10 @@ from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
 from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
 from rma_mm.schedule.lowering.walk import Turn, turns
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Barrier,
-    Claim,
-    Copy,
-    Finish,
-    Home,
-    Multiply,
-    Op,
-    Pool,
-    Ref,
-    Scale,
-    Schedule,
-    Slot,
-    held,
-)
+from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.passes import frames, prefetch
 from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
+from rma_mm.schedule.schedule import Home, Pool, Schedule, held
 
 
 @dataclass(frozen=True)

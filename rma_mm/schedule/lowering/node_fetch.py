@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from rma_mm.geometry.span import Region, even_part
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
-from rma_mm.schedule.passes import kind_of
 
 HERE, USED = "here", "used"
 """What is posted: a rank's piece of a slice has landed; a rank needs the slice no more. Behind an operand's name."""
@@ -138,7 +137,7 @@ def _wanted(ops: Sequence[Op], x: str, nodes: Sequence[int], rank: int) -> dict[
     """The slots of `x` that take something from another node, in order, with all Copies into each."""
     found: dict[Slot, list[Copy]] = {}
     for op in ops:
-        if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and kind_of(op.dst) == x:
+        if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and op.dst.operand == x:
             found.setdefault(op.dst.buffer, []).append(op)
     return {slot: ops for slot, ops in found.items() if any(nodes[op.src.rank] != nodes[rank] for op in ops)}
 
@@ -160,12 +159,9 @@ def _alive(ops: Sequence[Op], slots: list[Slot]) -> int:
 
 def _last_uses(ops: Sequence[Op], slots: list[Slot]) -> list[int]:
     """Where in `ops` each slot is touched last."""
-    last: dict[object, int] = {}
+    last: dict[Slot, int] = {}
     for at, op in enumerate(ops):
-        if isinstance(op, Multiply):
-            last[op.a.buffer] = last[op.b.buffer] = at
-        elif isinstance(op, Copy):
-            last[op.dst.buffer] = at
+        last.update(dict.fromkeys(op.slots, at))
     return [last[slot] for slot in slots]
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import STAGE, Accumulate, Barrier, Copy, Finish, Home, Op, Ref, Scale, Schedule, held
+from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Finish, Op, Ref, Scale
+from rma_mm.schedule.schedule import STAGE, Home, Schedule, held
 
 
 def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:

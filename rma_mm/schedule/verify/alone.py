@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from rma_mm.errors import ScheduleError
-from rma_mm.schedule.ops import Finish, Multiply, Op, Reduce, Ref, Scale, Schedule, Slot
-from rma_mm.schedule.passes import refs_of
+from rma_mm.errors import Fault, ScheduleError
+from rma_mm.schedule.ops import Op, Ref, Slot
+from rma_mm.schedule.schedule import Schedule
 
 
-def fail(rank: int, op: Op, why: str) -> NoReturn:
+def fail(rank: int, op: Op, code: Fault, why: str) -> NoReturn:
     """Raise ScheduleError naming the rank and the operation."""
-    raise ScheduleError(f"rank {rank}, {type(op).__name__} «{op}»: {why}")
+    raise ScheduleError(code, f"rank {rank}, {type(op).__name__} «{op}»: {why}")
 
 
 def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
@@ -19,19 +19,15 @@ def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
 
     What is computed on is one dense part of its buffer; transfers may gather and scatter.
     """
-    refs = refs_of(op)
-    for ref in refs:
+    for ref in op.refs:
         if not 0 <= ref.rank < schedule.mesh.size:
-            fail(rank, op, f"no rank {ref.rank}")
+            fail(rank, op, "no-rank", f"no rank {ref.rank}")
         if not ref.region.issubset(schedule.holds(ref)):
-            fail(rank, op, f"{ref} is out of bounds: the buffer holds {schedule.holds(ref)}")
+            fail(rank, op, "out-of-bounds", f"{ref} is out of bounds: the buffer holds {schedule.holds(ref)}")
         if isinstance(ref.buffer, Slot) and ref.rank != rank and not _is_shared(schedule, rank, ref.rank, ref.buffer):
-            fail(rank, op, f"{ref} is another rank's scratch")
-    if isinstance(op, Reduce):
-        refs = (*op.srcs, *op.dsts)
-    for ref in refs if isinstance(op, Multiply | Scale | Finish | Reduce) else ():
-        if not schedule.holds(ref).locate(ref.region).is_contiguous:
-            fail(rank, op, f"{ref} is scattered in its buffer, which holds {schedule.holds(ref)}")
+            fail(rank, op, "not-own", f"{ref} is another rank's scratch")
+        if op.is_dense and not schedule.holds(ref).locate(ref.region).is_contiguous:
+            fail(rank, op, "not-dense", f"{ref} is scattered in its buffer, which holds {schedule.holds(ref)}")
 
 
 def _is_shared(schedule: Schedule, rank: int, holder: int, slot: Slot) -> bool:
@@ -50,4 +46,4 @@ def check_whole(schedule: Schedule, rank: int, op: Op, ref: Ref) -> None:
     mine, theirs = layout.coords(mesh, rank) or {}, layout.coords(mesh, ref.rank) or {}
     for axis in layout.partial:
         if ref.buffer != "C" or mine.get(axis) != theirs.get(axis):
-            fail(rank, op, f"{ref} is one summand of a partial matrix")
+            fail(rank, op, "summand", f"{ref} is one summand of a partial matrix")

@@ -11,34 +11,15 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, zip_longest
-from keyword import iskeyword
 from math import prod
-from typing import NoReturn
 
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import (
-    STAGE,
-    Accumulate,
-    Await,
-    Broadcast,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Schedule,
-    Shift,
-    Slot,
-    epochs_of,
-    expand,
-    foreign,
-    outgoing,
-)
-from rma_mm.schedule.passes import frame_sizes, kind_of, refs_of
+from rma_mm.schedule import ops
+from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.ops import Op, Ref, Slot, foreign
+from rma_mm.schedule.passes import frame_sizes
+from rma_mm.schedule.schedule import STAGE, Schedule, epochs_of, expand
 from rma_mm.schedule.verify.alone import check_alone, check_whole, fail
 from rma_mm.schedule.verify.coverage import coverage, covers, covers_union
 from rma_mm.schedule.verify.messages import Letters
@@ -70,25 +51,26 @@ class _Access:
     @property
     def is_pending(self) -> bool:
         """Whether it lands at the next barrier only."""
-        return self.kind == "write" and isinstance(self.op, Copy)
+        return self.kind == "write" and isinstance(self.op, ops.Copy)
 
 
 def verify(schedule: Schedule) -> Report:
     """Check every invariant of `schedule`; raises ScheduleError naming the rank and the operation."""
     programs = [expand(schedule, rank) for rank in schedule.mesh.ranks]
     checker = _Checker(schedule)
-    epochs = [epochs_of(ops) for ops in programs]
+    epochs = [epochs_of(program) for program in programs]
     counts = {len(one) for one in epochs}
     if len(counts) > 1:
-        raise ScheduleError(f"barriers do not match: the ranks meet at {[len(one) - 1 for one in epochs]} of them")
+        met = [len(one) - 1 for one in epochs]
+        raise ScheduleError("barriers", f"barriers do not match: the ranks meet at {met} of them")
     for epoch in zip_longest(*epochs):
         checker.begin_epoch()
         checker.run(epoch)
         checker.end_epoch()
     checker.end()
-    scratch = [sum(frame_sizes(ops, rank).values()) for rank, ops in enumerate(programs)]
-    words = [sum(count for op in ops for _, count, _ in foreign(op, rank)) for rank, ops in enumerate(programs)]
-    return Report(scratch, [len(ops) for ops in programs], words)
+    scratch = [sum(frame_sizes(program, rank).values()) for rank, program in enumerate(programs)]
+    words = [sum(count for op in program for _, count, _ in foreign(op, rank)) for rank, program in enumerate(programs)]
+    return Report(scratch, [len(program) for program in programs], words)
 
 
 def clipped(products: Sequence[Region], face: Region) -> list[Region]:
@@ -99,10 +81,12 @@ def clipped(products: Sequence[Region], face: Region) -> list[Region]:
 class _Checker:
     """State of the check: what slots hold, what of C is open, and what this epoch touched."""
 
+    checks = Dispatch[None]()
+
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.order = Order(schedule.mesh.size)
-        self.scratch = SlotState(self.fail, self.order)
+        self.scratch = SlotState(self.order)
         self.opened: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.ready: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.finished: dict[int, list[Region]] = defaultdict(list)
@@ -114,19 +98,16 @@ class _Checker:
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
         """Check the operations of an epoch, each rank's in order and as far as what it waits for has been sent."""
-        left = [deque(ops) for ops in epoch]
+        left = [deque(program) for program in epoch]
         while any(left):
             moved = False
-            for rank, ops in enumerate(left):
-                while ops and self.arrived(rank, ops[0]):
-                    self.check(rank, ops.popleft())
+            for rank, program in enumerate(left):
+                while program and self.arrived(rank, program[0]):
+                    self.check(rank, program.popleft())
                     moved = True
             if not moved:
-                rank = next(rank for rank, ops in enumerate(left) if ops)
-                self.fail(rank, left[rank][0], "it waits for ever for what another rank does not send")
-
-    def fail(self, rank: int, op: Op, why: str) -> NoReturn:
-        fail(rank, op, why)
+                rank = next(rank for rank, program in enumerate(left) if program)
+                fail(rank, left[rank][0], "deadlock", "it waits for ever for what another rank does not send")
 
     # -- epochs -----------------------------------------------------------------------------------
 
@@ -151,7 +132,7 @@ class _Checker:
             ordered = one.rank == two.rank and "add" not in kinds and not (one.is_pending or two.is_pending)
             if not harmless and not ordered and one.region & two.region:
                 raise ScheduleError(
-                    f"conflict in one epoch on {buffer} of rank {owner}: "
+                    "race", f"conflict in one epoch on {buffer} of rank {owner}: "
                     f"rank {one.rank} «{one.op}» and rank {two.rank} «{two.op}»; a barrier is missing between them"
                 )
 
@@ -163,16 +144,15 @@ class _Checker:
 
     def check(self, rank: int, op: Op) -> None:
         check_alone(self.schedule, rank, op)
-        name = type(op).__name__.lower()
-        check = getattr(self, name + "_" * iskeyword(name))
-        check(rank, op)
+        self.checks[type(op)](self, op, rank)
 
-    def copy(self, rank: int, op: Copy) -> None:
+    @checks.on(ops.Copy)
+    def copy(self, op: ops.Copy, rank: int) -> None:
         is_own = op.dst.rank == rank or isinstance(op.dst.buffer, Slot)
         if op.src.region != op.dst.region or not is_own:
-            self.fail(rank, op, "a copy moves one region to the rank that runs it")
+            fail(rank, op, "misfit", "a copy moves one region to the rank that runs it")
         if isinstance(op.src.buffer, Slot):
-            self.fail(rank, op, "a copy comes from a home")
+            fail(rank, op, "misfit", "a copy comes from a home")
         check_whole(self.schedule, rank, op, op.src)
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
@@ -181,24 +161,27 @@ class _Checker:
         else:
             self.fill_home(rank, op, op.dst, op.src.rank)
 
-    def post(self, rank: int, op: Post) -> None:
+    @checks.on(ops.Post)
+    def post(self, op: ops.Post, rank: int) -> None:
         self.scratch.land(rank, op)
 
-    def await_(self, rank: int, op: Await) -> None:
+    @checks.on(ops.Await)
+    def await_(self, op: ops.Await, rank: int) -> None:
         self.order.learn(rank, op)
 
     def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
         """A part of a home is on its way: of C what its owner finished, of A+ and B+ what the plan brings."""
         if dst.buffer == "C":
             if self.schedule.shape and not covers(self.finished[owner], dst.region):
-                self.fail(rank, op, "the source is not finished")
+                fail(rank, op, "not-final", "the source is not finished")
             self.finished[rank].append(dst.region)
         self.open(rank, op, dst)
 
-    def multiply(self, rank: int, op: Multiply) -> None:
+    @checks.on(ops.Multiply)
+    def multiply(self, op: ops.Multiply, rank: int) -> None:
         (m, k), (k2, n) = op.a.region, op.b.region
         if k != k2 or op.c.region != Region((m, n)) or op.c.rank != rank:
-            self.fail(rank, op, "the regions of a, b and c do not fit together")
+            fail(rank, op, "misfit", "the regions of a, b and c do not fit together")
         for ref in (op.a, op.b):
             self.touch(rank, op, ref, "read")
             check_whole(self.schedule, rank, op, ref)
@@ -210,25 +193,26 @@ class _Checker:
             if op.first:
                 self.open(rank, op, op.c)
             elif not covers(self.opened[rank, op.c.buffer], op.c.region):
-                self.fail(rank, op, "c is added to before it is opened")
+                fail(rank, op, "not-opened", "c is added to before it is opened")
             self.unfinished(rank, op, op.c)
             self.products.append(box)
             return
         filled = self.scratch.occupant(op.c)
         held = filled.summed
         if op.first == any(op.c.region & part for part in held) or not (op.first or covers_union(held, op.c.region)):
-            self.fail(rank, op, "a slot of C is overwritten by its first product and added to by the others")
+            why = "a slot of C is overwritten by its first product and added to by the others"
+            fail(rank, op, "opened-twice" if op.first else "not-opened", why)
         filled.products.append(box)
 
     # -- what groups do ---------------------------------------------------------------------------
 
     def arrived(self, rank: int, op: Op) -> bool:
         """Whether what `op` reads and others send has been sent by now; its products are then those of the sender."""
-        if isinstance(op, Await):
+        if isinstance(op, ops.Await):
             return self.order.is_posted(op)
-        for ref in refs_of(op):
+        for ref in op.refs:
             filled = self.scratch.slots.get((ref.rank, ref.buffer.frame)) if isinstance(ref.buffer, Slot) else None
-            if not filled or isinstance(op, Broadcast | Copy):
+            if not filled or isinstance(op, ops.Broadcast | ops.Copy):
                 continue
             for route, region in list(filled.awaited):
                 products = self.letters.find(route, region)
@@ -238,50 +222,55 @@ class _Checker:
                 filled.awaited.remove((route, region))
         return True
 
-    def send(self, rank: int, op: Op) -> None:
+    def send(self, rank: int, op: ops.GroupOp) -> None:
         """Note what goes out and what is awaited."""
-        for _, ref in outgoing(op, rank):
-            self.touch(rank, op, ref, "read")
-            check_whole(self.schedule, rank, op, ref)
+        for move in op.moves(rank):
+            if move.source == rank and move.src:
+                self.touch(rank, op, move.src, "read")
+                check_whole(self.schedule, rank, op, move.src)
         self.letters.send(rank, op, lambda ref: self.scratch.contents(rank, op, ref))
 
-    def broadcast(self, rank: int, op: Broadcast) -> None:
+    @checks.on(ops.Broadcast)
+    def broadcast(self, op: ops.Broadcast, rank: int) -> None:
         owners = {part.rank for part in op.parts}
         if rank not in op.group or not owners <= set(op.group) or op.step < 0:
-            self.fail(rank, op, "a broadcast is among the ranks of its group")
+            fail(rank, op, "misfit", "a broadcast is among the ranks of its group")
         self.send(rank, op)
-        for source, ref in op.arriving(rank):
-            self.touch(rank, op, ref, "write")
-            if isinstance(ref.buffer, Slot):
-                self.scratch.fill(rank, op, ref).awaited.append(((source, rank, kind_of(ref)), ref.region))
+        for source, dst in [(move.source, move.dst) for move in op.moves(rank) if move.dst]:
+            self.touch(rank, op, dst, "write")
+            if isinstance(dst.buffer, Slot):
+                self.scratch.fill(rank, op, dst).awaited.append(((source, rank, dst.operand), dst.region))
             else:
-                self.fill_home(rank, op, ref, source)
+                self.fill_home(rank, op, dst, source)
 
-    def shift(self, rank: int, op: Shift) -> None:
+    @checks.on(ops.Shift)
+    def shift(self, op: ops.Shift, rank: int) -> None:
         self.send(rank, op)
         if not isinstance(op.dst.buffer, Slot) or op.dst.rank != rank or op.src.rank != rank:
-            self.fail(rank, op, "a shift goes from the rank's own memory into a slot of its own")
+            fail(rank, op, "misfit", "a shift goes from the rank's own memory into a slot of its own")
         filled = self.scratch.fill(rank, op, op.dst)
-        filled.awaited.append(((op.source, rank, kind_of(op.dst)), op.dst.region))
-        if kind_of(op.dst) == "C":
+        filled.awaited.append(((op.source, rank, op.dst.operand), op.dst.region))
+        if op.dst.operand == "C":
             filled.zeroed.append(op.dst.region)
 
-    def reduce(self, rank: int, op: Reduce) -> None:
+    @checks.on(ops.Reduce)
+    def reduce(self, op: ops.Reduce, rank: int) -> None:
         self.send(rank, op)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
             if src.region != dst.region or not isinstance(src.buffer, Slot):
-                self.fail(rank, op, "a reduction sums parts of slots")
+                fail(rank, op, "misfit", "a reduction sums parts of slots")
             if isinstance(dst.buffer, str):
                 self.add(rank, op, src, dst)
             elif dst.rank == rank:
                 filled = self.scratch.occupant(dst)
                 filled.products = clipped(self.scratch.contents(rank, op, src), dst.region)
                 filled.zeroed.append(dst.region)
-                filled.awaited = [((q, rank, kind_of(dst)), dst.region) for q in op.group if q != rank]
+                filled.awaited = [((q, rank, dst.operand), dst.region) for q in op.group if q != rank]
 
-    def accumulate(self, rank: int, op: Accumulate) -> None:
+    @checks.on(ops.Accumulate)
+    def accumulate(self, op: ops.Accumulate, rank: int) -> None:
         if op.src.region != op.dst.region or op.src.rank != rank:
-            self.fail(rank, op, "an accumulate moves one region from the rank that runs it")
+            fail(rank, op, "misfit", "an accumulate moves one region from the rank that runs it")
         self.add(rank, op, op.src, op.dst)
 
     def add(self, rank: int, op: Op, src: Ref, dst: Ref) -> None:
@@ -290,7 +279,7 @@ class _Checker:
         self.touch(rank, op, dst, "add")
         assert isinstance(dst.buffer, str)
         if not covers(self.ready[dst.rank, dst.buffer], dst.region):
-            self.fail(rank, op, "the target is not opened, or no barrier is in between")
+            fail(rank, op, "not-opened", "the target is not opened, or no barrier is in between")
         self.unfinished(rank, op, dst)
         if isinstance(src.buffer, str):
             self.added[dst.buffer].append(dst.region)
@@ -300,27 +289,30 @@ class _Checker:
     def unfinished(self, rank: int, op: Op, ref: Ref) -> None:
         """What is added to C comes before its Finish."""
         if ref.buffer == "C" and any(part & ref.region for part in self.finished[ref.rank]):
-            self.fail(rank, op, f"{ref} is added to after it was finished, or without a barrier in between")
+            why = f"{ref} is added to after it was finished, or without a barrier in between"
+            fail(rank, op, "written-late", why)
 
-    def scale(self, rank: int, op: Scale) -> None:
+    @checks.on(ops.Scale)
+    def scale(self, op: ops.Scale, rank: int) -> None:
         self.touch(rank, op, op.c, "write")
         if isinstance(op.c.buffer, Slot):
             self.scratch.occupant(op.c).zeroed.append(op.c.region)
         else:
             self.open(rank, op, op.c)
 
-    def finish(self, rank: int, op: Finish) -> None:
+    @checks.on(ops.Finish)
+    def finish(self, op: ops.Finish, rank: int) -> None:
         self.touch(rank, op, op.c, "write")
         if not covers(self.opened[rank, "C"], op.c.region):
-            self.fail(rank, op, "C is finished before it is opened")
+            fail(rank, op, "not-opened", "C is finished before it is opened")
         if any(part & op.c.region for part in self.finished[rank]):
-            self.fail(rank, op, "C is finished twice")
+            fail(rank, op, "written-late", "C is finished twice")
         self.finished[rank].append(op.c.region)
 
     def open(self, rank: int, op: Op, ref: Ref) -> None:
         key = (rank, str(ref.buffer))
         if any(part & ref.region for part in self.opened[key]):
-            self.fail(rank, op, f"{ref} is opened twice")
+            fail(rank, op, "opened-twice", f"{ref} is opened twice")
         self.opened[key].append(ref.region)
         self.opening.append((key, ref.region))
 
@@ -331,14 +323,16 @@ class _Checker:
             home = self.schedule.home("C", rank)
             for what, regions in (("opened", self.opened[rank, "C"]), ("finished", self.finished[rank])):
                 if home and not covers(regions, home):
-                    raise ScheduleError(f"rank {rank}: of its C {home} only {regions} was {what}")
+                    raise ScheduleError("not-once", f"rank {rank}: of its C {home} only {regions} was {what}")
         self.letters.check()
         self.check_added()
         if self.schedule.shape:
             counts = coverage(self.products, self.schedule.shape)
             if not (counts == 1).all():
                 what = "never" if (counts == 0).any() else "more than once"
-                raise ScheduleError(f"some points of the iteration space {self.schedule.shape} are multiplied {what}")
+                raise ScheduleError(
+                    "not-once", f"some points of the iteration space {self.schedule.shape} are multiplied {what}"
+                )
 
     def check_added(self) -> None:
         """What the plan adds is filled: sums with each summand once, stages on every rank."""
@@ -347,6 +341,8 @@ class _Checker:
             wanted = prod(given.mesh(self.schedule.mesh).axis_size(axis) for axis in given.partial)
             for rank in self.schedule.mesh.ranks:
                 if not covers(self.opened[rank, name], self.schedule.home(name, rank)):
-                    raise ScheduleError(f"rank {rank}: of its {name} only {self.opened[rank, name]} was filled")
+                    opened = self.opened[rank, name]
+                    raise ScheduleError("not-once", f"rank {rank}: of its {name} only {opened} was filled")
             if given.partial and not (coverage(self.added[name], self.schedule.homes[name].shape) == wanted).all():
-                raise ScheduleError(f"not every element of {name} received each of its {wanted} summands once")
+                why = f"not every element of {name} received each of its {wanted} summands once"
+                raise ScheduleError("not-once", why)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import Await, Barrier, Broadcast, Op, Post, Reduce, Ref, Shift, incoming, outgoing
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.ops import Await, Barrier, Broadcast, GroupOp, Op, Post, Reduce, Ref, Shift
 
 Route = tuple[int, int, str]
 """(from, to, operand): what is sent on one route arrives in order."""
@@ -24,14 +24,16 @@ class Letters:
         self.epoch = 0
         self.calls: dict[tuple[int, ...], dict[int, list[object]]] = defaultdict(lambda: defaultdict(list))
 
-    def send(self, rank: int, op: Op, contents: Callable[[Ref], list[Region]]) -> None:
+    def send(self, rank: int, op: GroupOp, contents: Callable[[Ref], list[Region]]) -> None:
         """Note what `rank` sends, with the products in it, and what it expects."""
         if isinstance(op, Broadcast | Reduce):
             self.calls[op.group][rank].append((self.epoch, *_boxes(op)))
-        for to, ref in outgoing(op, rank):
-            self.sent[rank, to, kind_of(ref)].append((ref.region, contents(ref)))
-        for source, ref in incoming(op, rank):
-            self.expected[source, rank, kind_of(ref)].append(ref.region)
+        for move in op.moves(rank):
+            route = move.source, move.to, move.ref.operand
+            if move.source == rank and move.src:
+                self.sent[route].append((move.src.region, contents(move.src)))
+            else:
+                self.expected[route].append(move.ref.region)
 
     def find(self, route: Route, region: Region) -> list[Region] | None:
         """The products that came with `region`; None where it has not been sent yet."""
@@ -43,10 +45,11 @@ class Letters:
         for route in {*self.sent, *self.expected}:
             source, to, x = route
             if [region for region, _ in self.sent[route]] != self.expected[route]:
-                raise ScheduleError(f"rank {to} expects of {x} what rank {source} does not send, or in another order")
+                why = f"rank {to} expects of {x} what rank {source} does not send, or in another order"
+                raise ScheduleError("unmatched", why)
         for group, calls in self.calls.items():
             if any(calls[rank] != calls[group[0]] for rank in group):
-                raise ScheduleError(f"the ranks {group} do not make the same calls in the same order")
+                raise ScheduleError("unmatched", f"the ranks {group} do not make the same calls in the same order")
 
 
 def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
@@ -70,16 +73,22 @@ def balance(ops: Sequence[Op], rank: int) -> int:
 
     for op in ops:
         epoch += isinstance(op, Barrier)
-        if isinstance(op, Broadcast | Reduce):
-            weight = 1 - len(op.group) if rank == op.group[0] else 1
-            total += weight * entry(op.group, type(op).__name__, *_boxes(op))
-        elif isinstance(op, Post) and op.filled:
-            group, slot = op.filled.group, op.filled
-            total += (1 - len(group) if rank == group[0] else 1) * entry(group, op.event, slot.name, slot.region)
-        elif isinstance(op, Await):
-            total += (1 - len(op.group) if rank == op.group[0] else 1) * entry(op.group, op.event, op.count)
-        elif isinstance(op, Shift):
-            x = kind_of(op.dst)
+        if isinstance(op, Shift):
+            x = op.dst.operand
             total += entry((rank, op.to, x), op.src.region)
             total -= entry((op.source, rank, x), op.dst.region)
+        elif alike := _done_alike(op):
+            group, *what = alike
+            total += (1 - len(group) if rank == group[0] else 1) * entry(group, *what)
     return total % 2**64
+
+
+def _done_alike(op: Op) -> tuple[Any, ...]:
+    """(group, what): what all ranks of a group do alike, each once; empty where they do not."""
+    if isinstance(op, Broadcast | Reduce):
+        return (op.group, type(op).__name__, *_boxes(op))
+    if isinstance(op, Await):
+        return op.group, op.event, op.count
+    if isinstance(op, Post) and op.filled:
+        return op.filled.group, op.event, op.filled.name, op.filled.region
+    return ()

@@ -14,7 +14,7 @@ from math import prod
 
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import STAGE, Schedule
+from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 
 NAMES = ("A" + STAGE, "B" + STAGE, "C")
@@ -67,15 +67,15 @@ def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> 
             whole = fingerprint(Region.whole(points))
             if (_joined(sums, n) - wanted * whole) % PRIME:
                 what = f"point of {points} is multiplied" if name == "C" else f"element of {name} is added to"
-                raise ScheduleError(f"not every {what} {wanted} times")
+                raise ScheduleError("not-once", f"not every {what} {wanted} times")
     if _joined(sums, len(NAMES)) % PRIME or sums[-1]:
-        raise ScheduleError("what the ranks send each other does not match")
+        raise ScheduleError("unmatched", "what the ranks send each other does not match")
     if latest[-2] != -latest[-1]:
-        raise ScheduleError(f"barriers do not match: ranks meet at {-latest[-1]} to {latest[-2]} of them")
+        raise ScheduleError("barriers", f"barriers do not match: ranks meet at {-latest[-1]} to {latest[-2]} of them")
     for n, name in enumerate(NAMES):
         opened, first_added, added, first_used, written, first_taken = latest[6 * n : 6 * n + 6]
         if opened >= -first_added or added >= -first_used or written >= -first_taken:
-            raise ScheduleError(f"{name} is opened, added to and read without a barrier in between")
+            raise ScheduleError("race", f"{name} is opened, added to and read without a barrier in between")
 
 
 def _joined(sums: Sequence[int], n: int) -> int:

@@ -52,7 +52,8 @@ class SharedSlots:
         """A product reads a slot."""
         event, count = self.landed.get(slot, ("", 1))
         if self.awaited[event] < count or self.frames.get(slot.frame) != slot:
-            fail(self.rank, op, f"the shared slot {slot.name} is read before all that its ranks fetch has landed")
+            why = f"the shared slot {slot.name} is read before all that its ranks fetch has landed"
+            fail(self.rank, op, "race", why)
         self.clock += 1
         self.last_read[slot] = self.clock
 
@@ -64,13 +65,15 @@ class SharedSlots:
             return
         read = self.last_read.get(old, 0)
         if not any(count and self.posts[event][count - 1 : count] > [read] for event, count in self.awaited.items()):
-            fail(self.rank, op, f"a rank may still read the shared slot {old.name}; an Await is missing")
+            fail(self.rank, op, "race", f"a rank may still read the shared slot {old.name}; an Await is missing")
 
     def missing(self) -> int:
         """A number whose sum over ranks is 0, modulo PRIME, where every slot is filled, each part once."""
         for event, count in self.awaited.items():
             if len(self.posts[event]) < count:
-                raise ScheduleError(f"rank {self.rank}: {event} is awaited {count} times and not posted as often")
+                raise ScheduleError(
+                    "deadlock", f"rank {self.rank}: {event} is awaited {count} times and not posted as often"
+                )
         total = 0
         for slot in self.frames_seen():
             name = repr((slot.name, slot.region, slot.group)).encode()

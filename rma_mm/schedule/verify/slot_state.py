@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Op, Post, Ref, Slot
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule.verify.alone import fail
 from rma_mm.schedule.verify.coverage import covers, covers_union
 from rma_mm.schedule.verify.messages import Route
 from rma_mm.schedule.verify.vector_clocks import Moment, Order
-
-Fail = Callable[[int, Op, str], NoReturn]
 
 
 @dataclass
@@ -50,9 +46,9 @@ class Filled:
 class SlotState:
     """The slots of all ranks, by holder and frame."""
 
-    def __init__(self, fail: Fail, order: Order) -> None:
+    def __init__(self, order: Order) -> None:
         self.slots: dict[tuple[int, str], Filled] = {}
-        self.fail, self.order = fail, order
+        self.order = order
 
     def find(self, ref: Ref) -> Filled | None:
         """What the slot behind `ref` holds, if that slot is there by now."""
@@ -75,9 +71,9 @@ class SlotState:
         """A part of a slot is on its way."""
         filled = self.occupant(dst)
         if any(fill.part & dst.region for fill in filled.fills):
-            self.fail(rank, op, "that part of the slot is filled already")
+            fail(rank, op, "filled-twice", "that part of the slot is filled already")
         if filled.slot.group and not all(self.order.is_before(moment, rank) for moment in filled.before):
-            self.fail(rank, op, "a rank may still use what the shared slot held before; an Await is missing")
+            fail(rank, op, "race", "a rank may still use what the shared slot held before; an Await is missing")
         filled.fills.append(Fill(dst.region, rank))
         return filled
 
@@ -85,12 +81,12 @@ class SlotState:
         """A product reads a slot."""
         filled = self.find(ref)
         if not filled or not covers([fill.part for fill in filled.fills], ref.region):
-            self.fail(rank, op, f"{ref} is read before it is filled")
+            fail(rank, op, "not-filled", f"{ref} is read before it is filled")
         if not filled.slot.group:
             return
         for fill in filled.fills:
             if fill.landed is None or not self.order.is_before(fill.landed, rank):
-                self.fail(rank, op, f"{ref} is read before what rank {fill.rank} fetches has landed")
+                fail(rank, op, "race", f"{ref} is read before what rank {fill.rank} fetches has landed")
         filled.uses.append(self.order.now(rank))
 
     def land(self, rank: int, op: Post) -> None:
@@ -108,7 +104,7 @@ class SlotState:
             return []
         filled = self.find(ref)
         if filled is None:
-            self.fail(rank, op, f"{ref} is sent and holds nothing")
-        if kind_of(ref) == "C" and not covers_union(filled.summed, ref.region):
-            self.fail(rank, op, f"{ref} is sent before all of it was opened")
+            fail(rank, op, "not-filled", f"{ref} is sent and holds nothing")
+        if ref.operand == "C" and not covers_union(filled.summed, ref.region):
+            fail(rank, op, "not-opened", f"{ref} is sent before all of it was opened")
         return list(filled.products)

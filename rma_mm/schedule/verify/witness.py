@@ -8,26 +8,10 @@ from dataclasses import dataclass, field
 
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.ops import (
-    Accumulate,
-    Await,
-    Barrier,
-    Broadcast,
-    Copy,
-    Finish,
-    Multiply,
-    Op,
-    Post,
-    Reduce,
-    Ref,
-    Scale,
-    Schedule,
-    Shift,
-    Slot,
-    expand,
-    held,
-)
-from rma_mm.schedule.passes import kind_of
+from rma_mm.schedule import ops
+from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.ops import Op, Ref, Slot
+from rma_mm.schedule.schedule import Schedule, expand, held
 from rma_mm.schedule.verify.alone import check_alone, check_whole, fail
 from rma_mm.schedule.verify.coverage import covers, covers_union
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint, total
@@ -39,10 +23,10 @@ from rma_mm.schedule.verify.shared_slots import SharedSlots
 def evidence(schedule: Schedule, rank: int) -> Evidence:
     """What `rank` brings, once it has checked all that it can alone. Raises ScheduleError naming the operation."""
     witness = _Witness(schedule, rank)
-    ops = expand(schedule, rank)
-    for op in ops:
+    program = expand(schedule, rank)
+    for op in program:
         witness.look(op)
-    return witness.evidence(ops)
+    return witness.evidence(program)
 
 
 @dataclass
@@ -57,6 +41,8 @@ class _Scratch:
 
 class _Witness:
     """One rank's operations, looked at in order."""
+
+    looks = Dispatch[None]()
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
@@ -76,35 +62,44 @@ class _Witness:
     def look(self, op: Op) -> None:
         """Check one operation."""
         check_alone(self.schedule, self.rank, op)
-        if isinstance(op, Barrier):
-            self.epoch += 1
-        elif isinstance(op, Multiply):
-            self.multiply(op)
-        elif isinstance(op, Copy):
-            self.take(op, op.src, op.dst)
-        elif isinstance(op, Broadcast):
-            self.broadcast(op)
-        elif isinstance(op, Shift):
-            self.shift(op)
-        elif isinstance(op, Accumulate | Reduce):
-            pairs = [(op.src, op.dst)] if isinstance(op, Accumulate) else zip(op.srcs, op.dsts, strict=True)
-            for src, dst in pairs:
-                self.add(op, src, dst)
-        elif isinstance(op, Scale):
-            self.open(op, op.c)
-        elif isinstance(op, Finish):
-            self.finish(op)
-        elif isinstance(op, Post):
-            self.shared.post(op)
-        elif isinstance(op, Await):
-            self.shared.learn(op)
+        self.looks[type(op)](self, op)
 
     # -- one operation ----------------------------------------------------------------------------
 
-    def multiply(self, op: Multiply) -> None:
+    @looks.on(ops.Barrier)
+    def barrier(self, _: ops.Barrier) -> None:
+        self.epoch += 1
+
+    @looks.on(ops.Post)
+    def post(self, op: ops.Post) -> None:
+        self.shared.post(op)
+
+    @looks.on(ops.Await)
+    def await_(self, op: ops.Await) -> None:
+        self.shared.learn(op)
+
+    @looks.on(ops.Copy)
+    def copy(self, op: ops.Copy) -> None:
+        self.take(op, op.src, op.dst)
+
+    @looks.on(ops.Accumulate)
+    def accumulate(self, op: ops.Accumulate) -> None:
+        self.add(op, op.src, op.dst)
+
+    @looks.on(ops.Reduce)
+    def reduce(self, op: ops.Reduce) -> None:
+        for src, dst in zip(op.srcs, op.dsts, strict=True):
+            self.add(op, src, dst)
+
+    @looks.on(ops.Scale)
+    def scale(self, op: ops.Scale) -> None:
+        self.open(op, op.c)
+
+    @looks.on(ops.Multiply)
+    def multiply(self, op: ops.Multiply) -> None:
         (m, k), (k2, n) = op.a.region, op.b.region
         if k != k2 or op.c.region != Region((m, n)) or op.c.rank != self.rank:
-            fail(self.rank, op, "the regions of a, b and c do not fit together")
+            fail(self.rank, op, "misfit", "the regions of a, b and c do not fit together")
         for ref in (op.a, op.b):
             self.read(op, ref)
         if op.first:
@@ -136,19 +131,19 @@ class _Witness:
         is_there = self.frames.get(ref.buffer.frame) == ref.buffer
         is_known = (ref.buffer, ref.region) in self.known
         if not is_there or not (is_known or covers_union(self.slots[ref.buffer].filled, ref.region)):
-            fail(self.rank, op, f"{ref} is read, added to or sent before it is filled")
+            fail(self.rank, op, "not-filled", f"{ref} is read, added to or sent before it is filled")
         self.known.add((ref.buffer, ref.region))
 
     def take(self, op: Op, src: Ref, dst: Ref) -> None:
         """A region comes to this rank."""
         if src.region != dst.region or (isinstance(dst.buffer, str) and dst.rank != self.rank):
-            fail(self.rank, op, "a copy moves one region to the rank that runs it")
-        if isinstance(op, Copy):
+            fail(self.rank, op, "misfit", "a copy moves one region to the rank that runs it")
+        if isinstance(op, ops.Copy):
             self.read(op, src)
         else:
             check_whole(self.schedule, self.rank, op, src)
         if src.buffer == "C" and self.share and not src.region.issubset(self.computed(src.rank)):
-            fail(self.rank, op, "the source is not finished")
+            fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
             self.shared.fill(op, dst)
         elif isinstance(dst.buffer, Slot):
@@ -160,20 +155,22 @@ class _Witness:
             self.open(op, dst)
             self.epochs[dst.buffer].note(self.epoch, "added")  # like what is added, there after the next barrier
 
-    def broadcast(self, op: Broadcast) -> None:
+    @looks.on(ops.Broadcast)
+    def broadcast(self, op: ops.Broadcast) -> None:
         for part in op.parts:
             if part.rank == self.rank:
                 check_whole(self.schedule, self.rank, op, part)
                 if part.buffer == "C" and not covers(self.finished, part.region):
-                    fail(self.rank, op, "the source is not finished")
-        by_owner = {(part.rank, part.region): part for part in op.parts}
-        for source, dst in op.arriving(self.rank):
-            self.take(op, by_owner[source, dst.region], dst)
+                    fail(self.rank, op, "not-final", "the source is not finished")
+        for move in op.moves(self.rank):
+            if move.src and move.dst:
+                self.take(op, move.src, move.dst)
 
-    def shift(self, op: Shift) -> None:
+    @looks.on(ops.Shift)
+    def shift(self, op: ops.Shift) -> None:
         if not isinstance(op.dst.buffer, Slot) or op.dst.rank != self.rank or op.src.rank != self.rank:
-            fail(self.rank, op, "a shift goes from the rank's own memory into a slot of its own")
-        if kind_of(op.src) == "C":
+            fail(self.rank, op, "misfit", "a shift goes from the rank's own memory into a slot of its own")
+        if op.src.operand == "C":
             self.send(op, op.src)
         else:
             self.read(op, op.src)
@@ -182,7 +179,7 @@ class _Witness:
     def add(self, op: Op, src: Ref, dst: Ref) -> None:
         """A region is added to a home, or to a slot of a rank that sums."""
         if src.region != dst.region or src.rank != self.rank:
-            fail(self.rank, op, "what is added is one region of the rank that runs it")
+            fail(self.rank, op, "misfit", "what is added is one region of the rank that runs it")
         if isinstance(src.buffer, Slot):
             self.send(op, src)
         if isinstance(dst.buffer, Slot):
@@ -191,7 +188,7 @@ class _Witness:
             return
         home = self.computed(dst.rank) if dst.buffer == "C" else self.schedule.home(dst.buffer, dst.rank)
         if not dst.region.issubset(home):
-            fail(self.rank, op, "the target is not opened")
+            fail(self.rank, op, "not-opened", "the target is not opened")
         self.epochs[dst.buffer].note(self.epoch, "added", "written", first="first_added")
         if dst.buffer != "C":
             self.added[dst.buffer] += fingerprint(dst.region)
@@ -214,7 +211,7 @@ class _Witness:
         assert isinstance(c.buffer, Slot)
         self.require_filled(op, c)
         if self.slots[c.buffer].is_sent:
-            fail(self.rank, op, f"{c} is added to after it was sent")
+            fail(self.rank, op, "written-late", f"{c} is added to after it was sent")
 
     def open(self, op: Op, c: Ref) -> None:
         """A region is set."""
@@ -224,13 +221,14 @@ class _Witness:
         self.opened[c.buffer].append(c.region)
         self.epochs[c.buffer].note(self.epoch, "opened", "written")
 
-    def require_open(self, op: Multiply | Finish) -> None:
+    def require_open(self, op: ops.Multiply | ops.Finish) -> None:
         if op.c.region not in self.opened["C"] and not covers(self.opened["C"], op.c.region):
-            fail(self.rank, op, "C is added to, or finished, before it is opened")
+            fail(self.rank, op, "not-opened", "C is added to, or finished, before it is opened")
         if any(part & op.c.region for part in self.finished):
-            fail(self.rank, op, "C is added to, or finished, after it was finished")
+            fail(self.rank, op, "written-late", "C is added to, or finished, after it was finished")
 
-    def finish(self, op: Finish) -> None:
+    @looks.on(ops.Finish)
+    def finish(self, op: ops.Finish) -> None:
         self.require_open(op)
         self.finished.append(op.c.region)
         self.epochs["C"].note(self.epoch, "written", first="first_used")
@@ -243,16 +241,16 @@ class _Witness:
             return self.schedule.home("C", rank)
         return held(self.share, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
 
-    def evidence(self, ops: Sequence[Op]) -> Evidence:
+    def evidence(self, program: Sequence[Op]) -> Evidence:
         """What this rank brings. Raises ScheduleError where its homes or sums end otherwise than they should."""
         self.check_homes()
         for slot, scratch in self.slots.items():
             if slot.name[0] == "C" and scratch.sent != fingerprint(slot.region):
-                raise ScheduleError(f"rank {self.rank}: not all of the sum {slot} is sent, once")
+                raise ScheduleError("not-once", f"rank {self.rank}: not all of the sum {slot} is sent, once")
         numbers = [*(self.added[name] for name in NAMES), self.shared.missing()]
         halves = [half for number in numbers for half in divmod(number % PRIME, 2**32)]
         epochs = [value for name in NAMES for value in vars(self.epochs[name]).values()]
-        return Evidence((*halves, balance(ops, self.rank)), (*epochs, self.epoch, -self.epoch))
+        return Evidence((*halves, balance(program, self.rank)), (*epochs, self.epoch, -self.epoch))
 
     def check_homes(self) -> None:
         """Each element of this rank's homes is set once, and of C finished once or taken from who did."""
@@ -268,5 +266,5 @@ class _Witness:
         for what, name, regions, wanted in checked:
             if total(regions) != total(wanted):
                 raise ScheduleError(
-                    f"rank {self.rank}: of its {name}, {regions} was {what}, and not {wanted}, each once"
+                    "not-once", f"rank {self.rank}: of its {name}, {regions} was {what}, and not {wanted}, each once"
                 )

@@ -1,0 +1,97 @@
+"""A schedule: every rank's operations, and the matrices whose tiles they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import Barrier, Claim, Op, Ref
+
+STAGE = "+"
+"""Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """A matrix whose tiles live on the ranks."""
+
+    shape: tuple[int, int]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Tasks that any rank may run, handed out by ticket."""
+
+    tasks: int
+    """Number of tasks; tickets 0…tasks − 1."""
+    program: Callable[[int, int], list[Op]]
+    """program(task, rank): the operations of a task when `rank` runs it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Every rank's operations, generated on demand, at a cost of that rank's own steps."""
+
+    mesh: MeshShape
+    homes: dict[str, Home]
+    """A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)."""
+    program: Callable[[int], list[Op]]
+    """program(rank): that rank's operations in order."""
+    shape: tuple[int, int, int] | None = None
+    """(m, n, k) of the product; None for a pure redistribution of A into C."""
+    pool: Pool | None = None
+    computed: Layout | None = None
+    """What each rank opens and finishes of C, where it is not what replicas share out by themselves."""
+
+    @property
+    def share(self) -> Layout:
+        """What each rank opens and finishes of C; the others take it from there."""
+        return self.computed or self.homes["C"].layout.unshared(self.mesh)
+
+    def home(self, buffer: str, rank: int) -> Region:
+        """The box of the home matrix `buffer` that `rank` holds."""
+        home = self.homes[buffer]
+        return held(home.layout, home.shape, self.mesh, rank)
+
+    def holds(self, ref: Ref) -> Region:
+        """The box that the buffer behind `ref` stores as one dense array."""
+        return self.home(ref.buffer, ref.rank) if isinstance(ref.buffer, str) else ref.buffer.region
+
+
+def remembered(schedule: Schedule) -> Schedule:
+    """The same schedule, which keeps the operations of the rank that it was last asked for."""
+    return replace(schedule, program=lru_cache(maxsize=1)(schedule.program))
+
+
+@lru_cache(maxsize=4096)
+def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
+    """`layout.region`, remembered: schedules ask for the same few homes again and again."""
+    return layout.region(shape, mesh, rank)
+
+
+def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
+    """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
+    ops: list[Op] = []
+    for op in schedule.program(rank):
+        if isinstance(op, Claim) and schedule.pool:
+            mine = range(rank, schedule.pool.tasks, schedule.mesh.size) if claims is None else claims
+            ops += [inner for task in mine for inner in schedule.pool.program(task, rank)]
+        else:
+            ops.append(op)
+    return ops
+
+
+def epochs_of(ops: list[Op]) -> list[list[Op]]:
+    """The operations between barriers."""
+    epochs: list[list[Op]] = [[]]
+    for op in ops:
+        if isinstance(op, Barrier):
+            epochs.append([])
+        else:
+            epochs[-1].append(op)
+    return epochs
