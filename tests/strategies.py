@@ -197,7 +197,7 @@ def placements(
     if row and row.fit:
         whole = [layouts(mesh, e, roles=ROLES[:-1]) for e in ((m, k), (k, n))]  # one that chooses takes no summands
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
-        fitted = row.fit(Setting(shape, mesh, None, given, tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
+        fitted = row.fit(Setting(shape, mesh, given, speeds=tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
         assert isinstance(fitted, Row), fitted
         taken = placements_taken(fitted, Request(shape, mesh, given))
         return fitted, draw(_recut(taken, shape, mesh, given) if recut else st.sampled_from(taken))

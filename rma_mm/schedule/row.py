@@ -89,7 +89,7 @@ WorkMap = Callable[[Problem], Layout]
 Layouts = tuple[Layout, Layout, Layout]
 """Placements of A, B and C."""
 Wanted = tuple[Layout | None, Layout | None, Layout | None]
-"""Placements of A, B and C that a row needs; None where any will do."""
+"""Placements of A, B and C; None where any will do."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,17 @@ class Setting:
     shape: tuple[int, int, int]
     """(m, n, k)."""
     mesh: MeshShape
+    layouts: Wanted = (None, None, None)
+    """Placements of op(A), op(B) and C that are given."""
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
-    layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
-    """Placements of A, B and C that are given."""
     speeds: tuple[float, ...] = ()
     """How fast each rank multiplies, in any unit; empty where they are equal."""
-    may_idle: bool = True
-    """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
+        return True
 
     def unless_given(self, layouts: Wanted) -> Wanted:
         """`layouts`, but None (any will do) for a matrix that is placed otherwise already."""

@@ -53,6 +53,6 @@ def test_little_memory_takes_another_grid() -> None:
     cube = (4096, 4096, 4096)
     assert best_grid(cube, 64) == (4, 4, 4)
     assert best_grid(cube, 64, 1_000_000) == (8, 8, 1)  # no room for summands of C
-    refused = row.fit(Setting(cube, MeshShape((64,)), 1000))
+    refused = row.fit(Setting(cube, MeshShape((64,)), memory=1000))
     assert isinstance(refused, str)
     assert "elements a rank" in refused

@@ -37,13 +37,9 @@ PULL = "pull"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked of the planner. Placements are of op(A), op(B) and C; None where it may choose."""
+class Request(Setting):
+    """What is asked of the planner, which may choose the placements that are not given."""
 
-    shape: tuple[int, int, int]
-    """(m, n, k)."""
-    mesh: MeshShape
-    layouts: tuple[Layout | None, Layout | None, Layout | None] = (None, None, None)
     keeps_c: bool = False
     in_place: str = "AB"
     """Operands that node-mates can read where they lie."""
@@ -51,16 +47,17 @@ class Request:
     """Whether node-mates can fetch slices from other nodes together."""
     algorithm: str = "auto"
     deterministic: bool = False
-    memory: int | None = None
-    """Elements of A, B and C that a rank may hold."""
-    speeds: tuple[float, ...] = ()
-    """How fast each rank multiplies; empty where they count as equal."""
     copyable: str = ""
     """Operands that node-mates cannot read where they lie, but could in a copy."""
     tariff: Tariff = TYPICALLY
     """What it is priced by."""
     pushes: bool = True
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether ranks may stay idle: where that was asked for by name."""
+        return self.algorithm != "auto"
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,7 @@ def choose(request: Request) -> list[Candidate]:
 def _best(row: Row, request: Request) -> Candidate:
     """`row` on the cheapest placements that the request leaves open."""
     if row.fit is not None:
-        may_idle = request.algorithm != "auto"
-        fitted = row.fit(
-            Setting(request.shape, request.mesh, request.memory, request.layouts, request.speeds, may_idle)
-        )
+        fitted = row.fit(request)
         if isinstance(fitted, str):
             return Candidate(row, None, rejected=fitted)
         row = fitted

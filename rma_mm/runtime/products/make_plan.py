@@ -230,8 +230,9 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     itemsize = max(operands.dtype(x).itemsize for x in "ABC")
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
-        operands.shape, mesh.shape, layouts, bool(o.beta != 0), in_place, ours and mesh.nodes > 1,
-        o.algorithm, operands.needs_order, memory, copyable=copyable, tariff=tariff, pushes=operands.may_push,
+        operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
+        shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
+        copyable=copyable, tariff=tariff, pushes=operands.may_push,
     )  # fmt: skip
 
 
