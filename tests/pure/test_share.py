@@ -125,16 +125,16 @@ def test_the_schedules_are_good() -> None:
 
 
 def test_a_slice_that_is_not_awaited() -> None:
-    found(where(fetching(), lambda op: is_await(op, "B here"), dropped), "rank 0", "read before")
+    found(where(fetching(), lambda op: is_await(op, "B here"), dropped), "not-filled", "rank 0", "read before")
 
 
 def test_a_slice_that_is_awaited_too_early() -> None:
     late = where(fetching(), lambda op: is_await(op, "B here"), lambda op: [replace(op, count=max(1, op.count - 1))])
-    found(late, "rank 0", "read before")
+    found(late, "race", "rank 0", "read before")
 
 
 def test_a_frame_that_is_filled_while_another_reads_it() -> None:
-    found(where(fetching(), lambda op: is_await(op, "B used"), dropped), "rank 0", "Await is missing")
+    found(where(fetching(), lambda op: is_await(op, "B used"), dropped), "race", "rank 0", "Await is missing")
 
 
 def test_an_event_that_is_posted_before_the_slice_is_used() -> None:
@@ -142,20 +142,24 @@ def test_an_event_that_is_posted_before_the_slice_is_used() -> None:
         posts = [op for op in ops if isinstance(op, Post) and op.event == "B used"]
         return [*posts, *(op for op in ops if op not in posts)]
 
-    found(planted(fetching(), early, rank=1), "rank 0", "Await is missing")
+    found(planted(fetching(), early, rank=1), "race", "rank 0", "Await is missing")
 
 
 def test_an_event_that_is_never_posted() -> None:
-    found(where(fetching(), lambda op: isinstance(op, Post) and op.event == "B here", dropped), "waits for ever")
+    found(
+        where(fetching(), lambda op: isinstance(op, Post) and op.event == "B here", dropped),
+        "deadlock",
+        "waits for ever",
+    )
 
 
 def test_a_piece_that_is_not_fetched() -> None:
     own = lambda op: isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and bool(op.dst.buffer.group)  # noqa: E731
-    found(where(fetching(), own, dropped), "read before it is filled")
+    found(where(fetching(), own, dropped), "not-filled", "read before it is filled")
 
 
 def test_a_piece_that_is_fetched_twice() -> None:
-    found(planted(fetching(), nth(Copy, doubled)), "filled already")
+    found(planted(fetching(), nth(Copy, doubled)), "filled-twice", "filled already")
 
 
 def test_a_slot_of_a_rank_that_does_not_share_it() -> None:
@@ -165,11 +169,11 @@ def test_a_slot_of_a_rank_that_does_not_share_it() -> None:
         return [replace(op, b=replace(op.b, buffer=replace(op.b.buffer, group=(1, 2))))]
 
     shared = lambda op: isinstance(op, Multiply) and isinstance(op.b.buffer, Slot) and op.b.rank == 1  # noqa: E731
-    found(where(fetching(), shared, alone), "rank 0", "another rank's scratch")
+    found(where(fetching(), shared, alone), "not-own", "rank 0", "another rank's scratch")
 
 
 def test_a_sum_that_a_rank_does_not_push() -> None:
-    found(planted(summing(), nth(Accumulate, dropped)), "multiplied never")
+    found(planted(summing(), nth(Accumulate, dropped)), "not-once", "multiplied never")
 
 
 def test_a_sum_that_a_rank_does_not_join() -> None:

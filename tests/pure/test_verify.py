@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.errors import ScheduleError
+from rma_mm.errors import Fault, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
@@ -69,10 +69,11 @@ def nth(kind: type, change: Callable[[Op], list[Op]], n: int = 0) -> Change:
     return changed
 
 
-def found(schedule: Schedule, *words: str) -> None:
-    """The fault is found, and the message holds these words."""
+def found(schedule: Schedule, code: Fault, *words: str) -> None:
+    """The fault is found under its code, and the message holds these words."""
     with pytest.raises(ScheduleError) as error:
         verify(schedule)
+    assert error.value.code == code
     for word in words:
         assert word in str(error.value), str(error.value)
 
@@ -100,23 +101,34 @@ def test_the_schedules_that_faults_are_planted_into_are_good() -> None:
 
 
 def test_dropped_product() -> None:
-    found(planted(product("stationary_c"), nth(Multiply, dropped, -1)), "(4, 8, 6)", "multiplied never")
+    found(planted(product("stationary_c"), nth(Multiply, dropped, -1)), "not-once", "(4, 8, 6)", "multiplied never")
 
 
 def test_dropped_first_product() -> None:
-    found(planted(product("stationary_c"), nth(Multiply, dropped)), "rank 0", "Multiply", "before it is opened")
+    found(
+        planted(product("stationary_c"), nth(Multiply, dropped)),
+        "not-opened",
+        "rank 0",
+        "Multiply",
+        "before it is opened",
+    )
 
 
 def test_doubled_product() -> None:
-    found(planted(product("stationary_c"), nth(Multiply, doubled, -1)), "(4, 8, 6)", "multiplied more than once")
+    found(
+        planted(product("stationary_c"), nth(Multiply, doubled, -1)),
+        "not-once",
+        "(4, 8, 6)",
+        "multiplied more than once",
+    )
 
 
 def test_doubled_accumulate() -> None:
-    found(planted(product("stationary_a"), nth(Accumulate, doubled)), "multiplied more than once")
+    found(planted(product("stationary_a"), nth(Accumulate, doubled)), "not-once", "multiplied more than once")
 
 
 def test_dropped_accumulate() -> None:
-    found(planted(product("stationary_a"), nth(Accumulate, dropped)), "multiplied never")
+    found(planted(product("stationary_a"), nth(Accumulate, dropped)), "not-once", "multiplied never")
 
 
 def test_product_of_regions_that_do_not_fit() -> None:
@@ -124,7 +136,7 @@ def test_product_of_regions_that_do_not_fit() -> None:
         assert isinstance(op, Multiply)
         return [replace(op, b=replace(op.b, region=moved_by_one(op.b.region)))]
 
-    found(planted(product("stationary_c"), nth(Multiply, crooked)), "rank 0", "Multiply")
+    found(planted(product("stationary_c"), nth(Multiply, crooked)), "misfit", "rank 0", "Multiply")
 
 
 # -- references -----------------------------------------------------------------------------------
@@ -136,7 +148,14 @@ def test_region_out_of_bounds() -> None:
         src = replace(op.src, region=Region.box((100, 101), (0, 1)))
         return [replace(op, src=src)]
 
-    found(planted(product("stationary_c"), nth(Copy, beyond)), "rank 0", "Copy", "out of bounds", "100:101")
+    found(
+        planted(product("stationary_c"), nth(Copy, beyond)),
+        "out-of-bounds",
+        "rank 0",
+        "Copy",
+        "out of bounds",
+        "100:101",
+    )
 
 
 def test_region_of_another_rank() -> None:
@@ -144,7 +163,7 @@ def test_region_of_another_rank() -> None:
         assert isinstance(op, Copy)
         return [replace(op, src=replace(op.src, rank=(op.src.rank + 1) % 4))]
 
-    found(planted(product("stationary_c"), nth(Copy, elsewhere)), "rank 0", "out of bounds")
+    found(planted(product("stationary_c"), nth(Copy, elsewhere)), "out-of-bounds", "rank 0", "out of bounds")
 
 
 def test_no_such_rank() -> None:
@@ -152,7 +171,7 @@ def test_no_such_rank() -> None:
         assert isinstance(op, Copy)
         return [replace(op, src=replace(op.src, rank=4))]
 
-    found(planted(product("stationary_c"), nth(Copy, nowhere)), "rank 0", "Copy", "no rank 4")
+    found(planted(product("stationary_c"), nth(Copy, nowhere)), "no-rank", "rank 0", "Copy", "no rank 4")
 
 
 def test_scratch_of_another_rank() -> None:
@@ -160,7 +179,7 @@ def test_scratch_of_another_rank() -> None:
         assert isinstance(op, Copy)
         return [replace(op, src=Ref(3, Slot("A9", op.src.region, "A9"), op.src.region))]
 
-    found(planted(product("stationary_c"), nth(Copy, theirs)), "another rank's scratch")
+    found(planted(product("stationary_c"), nth(Copy, theirs)), "not-own", "another rank's scratch")
 
 
 def test_copy_of_the_wrong_region() -> None:
@@ -169,7 +188,7 @@ def test_copy_of_the_wrong_region() -> None:
         rows, cols = op.src.region
         return [replace(op, src=replace(op.src, region=Region((rows.pieces(1)[0], cols))))]
 
-    found(planted(product("stationary_c"), nth(Copy, wrong)), "rank 0", "Copy", "one region")
+    found(planted(product("stationary_c"), nth(Copy, wrong)), "misfit", "rank 0", "Copy", "one region")
 
 
 def test_copy_of_half_of_what_is_read() -> None:
@@ -178,7 +197,13 @@ def test_copy_of_half_of_what_is_read() -> None:
         part = Region((op.src.region[0].pieces(1)[0], op.src.region[1]))
         return [Copy(replace(op.src, region=part), replace(op.dst, region=part), op.step)]
 
-    found(planted(product("stationary_c"), nth(Copy, half)), "rank 0", "Multiply", "read before it is filled")
+    found(
+        planted(product("stationary_c"), nth(Copy, half)),
+        "not-filled",
+        "rank 0",
+        "Multiply",
+        "read before it is filled",
+    )
 
 
 def test_slot_read_before_it_is_filled() -> None:
@@ -186,11 +211,11 @@ def test_slot_read_before_it_is_filled() -> None:
         at = next(n for n, op in enumerate(ops) if isinstance(op, Copy))
         return [*ops[:at], *ops[at + 1 :], ops[at]]
 
-    found(planted(product("stationary_c"), late), "rank 0", "Multiply", "read before it is filled")
+    found(planted(product("stationary_c"), late), "not-filled", "rank 0", "Multiply", "read before it is filled")
 
 
 def test_slot_filled_twice() -> None:
-    found(planted(product("stationary_c"), nth(Copy, doubled)), "rank 0", "Copy", "filled already")
+    found(planted(product("stationary_c"), nth(Copy, doubled)), "filled-twice", "rank 0", "Copy", "filled already")
 
 
 def test_slot_that_was_overwritten() -> None:
@@ -210,7 +235,7 @@ def test_slot_that_was_overwritten() -> None:
             moved.append(op)
         return moved
 
-    found(planted(product("stationary_c"), crowded), "read before it is filled")
+    found(planted(product("stationary_c"), crowded), "not-filled", "read before it is filled")
 
 
 def test_scratch_of_c_overwritten_by_a_later_product() -> None:
@@ -218,46 +243,60 @@ def test_scratch_of_c_overwritten_by_a_later_product() -> None:
         assert isinstance(op, Multiply)
         return [op, replace(op, first=True)]
 
-    found(planted(product("stationary_a"), nth(Multiply, again)), "Multiply", "overwritten by its first product")
+    found(
+        planted(product("stationary_a"), nth(Multiply, again)),
+        "opened-twice",
+        "Multiply",
+        "overwritten by its first product",
+    )
 
 
 # -- C, barriers, epochs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, ["Accumulate", "not opened"]), (1, ["finished", "C"])])
-def test_missing_barrier(number: int, words: list[str]) -> None:
-    found(planted(product("stationary_a"), nth(Barrier, dropped, number), rank=None), *words, "barrier")
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(0, "not-opened", ["Accumulate", "not opened"]), (1, "written-late", ["finished", "C"])],
+)
+def test_missing_barrier(number: int, code: Fault, words: list[str]) -> None:
+    found(planted(product("stationary_a"), nth(Barrier, dropped, number), rank=None), code, *words, "barrier")
 
 
 def test_missing_barrier_before_replicas_are_gathered() -> None:
     schedule = product("stationary_c", c="i, None")
-    found(planted(schedule, nth(Barrier, dropped), rank=None), "not finished")
+    found(planted(schedule, nth(Barrier, dropped), rank=None), "not-final", "not finished")
 
 
 def test_barrier_counts_that_differ() -> None:
     schedule = product("stationary_a")
-    found(planted(schedule, nth(Barrier, dropped), rank=2), "barriers do not match", "[2, 2, 1, 2]")
-    found(planted(schedule, nth(Barrier, doubled), rank=1), "barriers do not match", "[2, 3, 2, 2]")
+    found(planted(schedule, nth(Barrier, dropped), rank=2), "barriers", "barriers do not match", "[2, 2, 1, 2]")
+    found(planted(schedule, nth(Barrier, doubled), rank=1), "barriers", "barriers do not match", "[2, 3, 2, 2]")
 
 
 def test_c_finished_twice() -> None:
-    found(planted(product("stationary_c"), nth(Finish, doubled)), "rank 0", "Finish", "finished twice")
+    found(planted(product("stationary_c"), nth(Finish, doubled)), "written-late", "rank 0", "Finish", "finished twice")
 
 
 def test_c_never_finished() -> None:
-    found(planted(product("stationary_c"), nth(Finish, dropped), rank=3), "rank 3", "was finished")
+    found(planted(product("stationary_c"), nth(Finish, dropped), rank=3), "not-once", "rank 3", "was finished")
 
 
 def test_c_never_opened() -> None:
     schedule = product("stationary_a")
-    found(planted(schedule, nth(Scale, dropped)), "not opened")
+    found(planted(schedule, nth(Scale, dropped)), "not-opened", "not opened")
     opening = lambda ops: [op for op in ops if isinstance(op, Finish)]  # noqa: E731
-    found(planted(replace(schedule, shape=(4, 8, 0)), opening, rank=None), "rank 0", "Finish", "before it is opened")
-    found(planted(schedule, lambda _: [], rank=None), "rank 0", "was opened")
+    found(
+        planted(replace(schedule, shape=(4, 8, 0)), opening, rank=None),
+        "not-opened",
+        "rank 0",
+        "Finish",
+        "before it is opened",
+    )
+    found(planted(schedule, lambda _: [], rank=None), "not-once", "rank 0", "was opened")
 
 
 def test_c_opened_twice() -> None:
-    found(planted(product("stationary_a"), nth(Scale, doubled)), "rank 0", "Scale", "opened twice")
+    found(planted(product("stationary_a"), nth(Scale, doubled)), "opened-twice", "rank 0", "Scale", "opened twice")
 
 
 def test_accumulate_before_open() -> None:
@@ -267,7 +306,7 @@ def test_accumulate_before_open() -> None:
         at = max(n for n, op in enumerate(ops) if isinstance(op, Accumulate))
         return [*ops[: at + 1], opening, *ops[at + 1 :]]
 
-    found(planted(product("stationary_a"), early), "Accumulate", "not opened")
+    found(planted(product("stationary_a"), early), "not-opened", "Accumulate", "not opened")
 
 
 def test_local_write_beside_a_remote_accumulate() -> None:
@@ -282,14 +321,14 @@ def test_local_write_beside_a_remote_accumulate() -> None:
         return [*ops[:at], home, *ops[at:]]
 
     verify(schedule)
-    found(planted(schedule, local), "conflict in one epoch on C of rank 0", "barrier is missing")
+    found(planted(schedule, local), "race", "conflict in one epoch on C of rank 0", "barrier is missing")
 
 
 def test_finish_while_others_add() -> None:
     def hasty(ops: list[Op]) -> list[Op]:
         return [*ops[:-2], ops[-1], ops[-2]]
 
-    found(planted(product("stationary_a"), hasty), "C@0", "without a barrier in between")
+    found(planted(product("stationary_a"), hasty), "written-late", "C@0", "without a barrier in between")
 
 
 # -- partial operands -----------------------------------------------------------------------------
@@ -300,7 +339,7 @@ def test_summand_left_out_or_added_twice() -> None:
     move = redistribution(mesh, (4, 4), parse_layout("i, None, j=sum", mesh), parse_layout("i, j", mesh))
     verify(move)
     for change in (dropped, doubled):
-        found(planted(move, nth(Accumulate, change)), "A+", "each of its 2 summands once")
+        found(planted(move, nth(Accumulate, change)), "not-once", "A+", "each of its 2 summands once")
 
 
 # -- faults that verify does not find yet ---------------------------------------------------------
@@ -310,19 +349,19 @@ def test_the_only_summand_left_out() -> None:
     """_Checker.end goes through the matrices that some Accumulate adds to; with none left, A+ is not among them."""
     mesh = MeshShape((1,))
     schedule = product("stationary_c", "None, None, i=sum", "None, None", "None, None", mesh)
-    found(planted(schedule, nth(Accumulate, dropped)), "A+")
+    found(planted(schedule, nth(Accumulate, dropped)), "not-once", "A+")
 
 
 def test_product_after_finish() -> None:
     """The executor casts at Finish, so that what comes later is lost in float16, and in any other dtype is luck."""
-    found(planted(product("stationary_c"), lambda ops: [*ops[:-2], ops[-1], ops[-2]]), "finished")
+    found(planted(product("stationary_c"), lambda ops: [*ops[:-2], ops[-1], ops[-2]]), "written-late", "finished")
 
 
 def test_accumulate_after_finish() -> None:
     def early(ops: list[Op]) -> list[Op]:
         return [ops[0], ops[-1], *ops[1:-1]]
 
-    found(planted(product("stationary_a"), early, rank=None), "finished")
+    found(planted(product("stationary_a"), early, rank=None), "written-late", "finished")
 
 
 def test_summand_read_as_the_matrix() -> None:
@@ -333,7 +372,7 @@ def test_summand_read_as_the_matrix() -> None:
         assert isinstance(op, Copy) and isinstance(op.dst.buffer, Slot)
         return [replace(op, src=replace(op.src, buffer="A"))]
 
-    found(planted(schedule, nth(Copy, raw)), "A")
+    found(planted(schedule, nth(Copy, raw)), "summand", "A")
 
 
 def test_overlapping_parts_do_not_cover_a_gap() -> None:

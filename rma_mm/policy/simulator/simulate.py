@@ -153,7 +153,7 @@ class _Program:
         count, rank = self.world.stretches, self.rank.number
         if isinstance(op, ops.Reduce):
             return sum(count(dst) for dst in op.dsts if dst.rank == rank)
-        return sum(max(count(ref) for ref in move[2:5:2] if ref) for move in op.moves(rank) if move.dst)
+        return sum(max(count(ref) for ref in (move.src, move.dst) if ref) for move in op.moves(rank) if move.dst)
 
     def wait(self, keys: Iterable[Key]) -> Waits:
         """What is under way under these names must be over first, and what was awaited last."""
