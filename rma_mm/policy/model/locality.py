@@ -7,16 +7,17 @@ whole nodes, which are drawn evenly from all parts of the mesh, or lie at its co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.layout import Layout, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.joint_cuts import Joint, joint
 from rma_mm.policy.model.spans import Common, Figures, Marks, Numbers, marks
@@ -33,6 +34,22 @@ FAR = 10.0
 """How much further away another node is than a rank of the same node."""
 ROUNDS = 8
 """Rounds in which weights settle."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _once(method: Method) -> Method:
+    """A method of a crowd whose results are kept with it: placements share spans and spreads, and many are compared."""
+
+    @wraps(method)
+    def found(self: Crowd, *args: object) -> object:
+        key = method, *args
+        if key not in self.known:
+            self.known[key] = method(self, *args)
+        return self.known[key]
+
+    return cast(Method, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +95,13 @@ class Crowd:
     stands: Figures
     """How many ranks of its node each stands for."""
     node_count: int
-    _coords: dict[MeshShape, dict[str, Numbers]] = field(default_factory=dict)
-    _marks: dict[object, Marks] = field(default_factory=dict)
-    _common: dict[tuple[int, int], Common] = field(default_factory=dict)
-    _joints: dict[object, Joint] = field(default_factory=dict)
-    _distances: dict[int, float] = field(default_factory=dict)
-    _spreads: dict[object, Spread] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    known: dict[object, Any] = field(default_factory=dict)
 
+    @_once
     def coords(self, grid: MeshShape) -> dict[str, Numbers]:
         """Coordinates of the people on a grid over the first ranks; those beyond it count as its first rank."""
-        if grid not in self._coords:
-            inside = np.where(self.people < grid.size, self.people, 0)
-            self._coords[grid] = dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
-        return self._coords[grid]
+        inside = np.where(self.people < grid.size, self.people, 0)
+        return dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
 
     def holds(self, layout: Layout) -> NDArray[np.bool_]:
         """Which people a placement gives anything."""
@@ -103,11 +113,11 @@ class Crowd:
 
     def marks(self, layout: Layout, dim: int, extent: int) -> Marks:
         """What each of the people holds of one dimension of a placement, pins apart."""
-        split, grid = layout.splits[dim], layout.mesh(self.mesh)
-        key = (split, grid.shape, grid.names, extent)
-        if key not in self._marks:
-            self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), len(self.people))
-        return self._marks[key]
+        return self._marks(layout.splits[dim], extent, layout.mesh(self.mesh))
+
+    @_once
+    def _marks(self, split: Split, extent: int, grid: MeshShape) -> Marks:
+        return marks(Layout((split,)), 0, extent, grid, self.coords(grid), len(self.people))
 
     def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[Marks, Marks]:
         """What each of the people holds of the rows and columns of a matrix, pins apart."""
@@ -122,35 +132,28 @@ class Crowd:
         """Elements that those who are looked at hold."""
         return self.words(layout, shape) * self.holds(layout)[: self.count]
 
+    @_once
     def common(self, wanted: Marks, held: Marks) -> Common:
         """What spans of the one have in common with those of the other."""
-        key = id(wanted), id(held)
-        if key not in self._common:
-            self._kept += [wanted, held]
-            self._common[key] = Common.of(wanted, held)
-        return self._common[key]
+        return Common.of(wanted, held)
 
+    @_once
     def joint(self, wanted: Marks, helds: tuple[Marks, ...], least: int) -> Joint:
         """Into what those who hold parts of one dimension cut, together, the spans that are wanted."""
-        key = (id(wanted), *map(id, helds), least)
-        if key not in self._joints:
-            self._kept += [wanted, *helds]
-            self._joints[key] = joint(wanted, helds, [self.common(wanted, held).parts() for held in helds], least)
-        return self._joints[key]
+        return joint(wanted, helds, [self.common(wanted, held).parts() for held in helds], least)
 
-    def spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any = None) -> Spread:
-        """Where the boxes `wanted` of a matrix lie, placed by `layout`. is_any: who wants anything; all by default."""
-        key = (layout, shape, id(wanted[0]), id(wanted[1]), None if is_any is None else is_any.tobytes())
-        if key not in self._spreads:
-            self._kept += wanted
-            self._spreads[key] = self._spread(layout, shape, wanted, is_any)
-        return self._spreads[key]
+    def spread(
+        self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], who: NDArray[np.bool_]
+    ) -> Spread:
+        """Where the boxes `wanted` of a matrix lie, placed by `layout`. who: which people want anything."""
+        return self._spread(layout, shape, wanted, who.tobytes())
 
-    def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any) -> Spread:
+    @_once
+    def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], who: bytes) -> Spread:
         held = self.parts(layout, shape)
         common = [self.common(want, have) for want, have in zip(wanted, held, strict=True)]
         each = [want.each[: self.count] for want in wanted]
-        size = each[0] * each[1] * (1.0 if is_any is None else is_any[: self.count])
+        size = each[0] * each[1] * np.frombuffer(who, np.bool_)[: self.count]
         mine = [pair.at(pair.wanted.of[: self.count], pair.held.of[: self.count]) for pair in common]
         own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
         cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
@@ -195,16 +198,10 @@ class Crowd:
         same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
         return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
 
+    @_once
     def distance(self, spread: Spread) -> float:
-        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away.
-
-        Remembered: placements share spreads, and many are compared.
-        """
-        key = id(spread)
-        if key not in self._distances:
-            self._kept.append(spread)
-            self._distances[key] = self.mean(FAR * spread.between + spread.node)
-        return self._distances[key]
+        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away."""
+        return self.mean(FAR * spread.between + spread.node)
 
     def mean(self, figures: Figures) -> float:
         """The mean over all ranks of the mesh."""

@@ -195,44 +195,37 @@ class _Volumes:
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
 
     def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> Moved:
-        """What goes round a ring comes from a rank's neighbour, whoever owns it."""
-        is_apart = self.is_apart(x)
-        return Moved(x, "shift", np.zeros_like(words), words * ~is_apart, words * is_apart, calls, group, run)
-
-    def is_apart(self, x: str) -> NDArray[np.bool_]:
-        """Whose neighbour in the ring along the axes that do not cut an operand lives on another node."""
-        grid, free = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
-        coords = self.crowd.coords(grid)
-        sizes = tuple(grid.axis_size(axis) for axis in free)
-        place = np.ravel_multi_index([coords[axis] for axis in free], sizes)
-        following = dict(zip(free, np.unravel_index((place + 1) % prod(sizes), sizes), strict=True))
+        """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
+        grid, axes = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
+        coords, sizes = self.crowd.coords(grid), [grid.axis_size(axis) for axis in axes]
+        place = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
+        following = dict(zip(axes, np.unravel_index((place + 1) % group, sizes), strict=True))
         ranks = np.ravel_multi_index([following.get(axis, coords[axis]) for axis in grid.names], grid.shape)
-        there = np.array([self.mesh.nodes[rank] for rank in ranks.tolist()])
-        return np.asarray(there[: self.crowd.count] != self.crowd.nodes[: self.crowd.count])
+        there = np.array([self.mesh.nodes[rank] for rank in ranks[: self.crowd.count].tolist()])
+        is_apart = there != self.crowd.nodes
+        return Moved(x, "shift", self.zero, words * ~is_apart, words * is_apart, calls, group, run)
 
     def pushed(self, steps: Figures) -> list[Moved]:
         """How products come to the owners of C."""
         found = self.boxes.spread("C")
         rows, cols = found.cuts
-        is_reduced = self.row.result == "reduce" and "C" in self.row.grouped
-        group = self.group("C") if is_reduced else 1
+        owners, is_reduced = rows * cols, self.row.result == "reduce"
+        group = self.group("C") if is_reduced and "C" in self.row.grouped else 1
         if group > 1:
-            how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             if self.row.own_last:
-                return [self.shifted("C", found.foreign, np.maximum(1.0, rows * cols), group, found.run)]
-            calls = np.where(found.foreign > 0, rows * cols, 1.0)
-            zero, rounds = self.zero, self.rounds("C", found, steps, LINGERING)
-            return [Moved("C", how, zero, found.node, found.between, calls, group, found.run, rounds)]
-        parts = steps if self.row.result == "accumulate" and self.dim in OPERAND_DIMS["C"] else 1.0
-        again = steps if self.row.result == "accumulate" and self.dim == 2 else 1.0
-        calls = np.maximum(rows * cols, parts * np.minimum(rows * cols, 1.0))
+                return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, found.run)]
+            how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
+            calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
+            return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds)]
+        parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
+        again = steps if not is_reduced and self.dim == 2 else 1.0
+        calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words * again / sharers for words in (found.own, found.node, found.between))
         moved = [Moved("C", "accumulate", own, node, between, calls * again * np.ones_like(own), run=found.run)]
         if np.any(summed):
-            zero = np.zeros_like(summed)
-            moved.append(Moved("C", "reduce", zero, summed, zero, np.ones_like(summed)))
+            moved.append(Moved("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved
 
     # -- the queue --------------------------------------------------------------------------------

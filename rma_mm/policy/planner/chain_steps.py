@@ -19,6 +19,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.locality import crowd
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
+from rma_mm.policy.model.volumes import summed
 from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
 from rma_mm.schedule.row import same_place
 
@@ -143,25 +144,10 @@ def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: La
     people = crowd(mesh)
     phases = []
     if source.partial:
-        single = source.single(mesh)
-        phases.append(_summed(mesh, shape, source, single))
-        source = single
+        phases.append(summed("A", mesh, shape, source))
+        source = source.single(mesh)
     phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
     return bill(Account(people, phases, np.zeros(people.count)), tariff).seconds
-
-
-def _summed(mesh: MeshShape, shape: Shape, source: Layout, single: Layout) -> Phase:
-    """Summands are pushed to where each element is once; of replicas one pushes."""
-    people = crowd(mesh)
-    coords, speaks = people.coords(source.mesh(mesh)), people.holds(source)
-    for axis in source.replicated_axes(mesh):
-        speaks = speaks & (coords[axis] == 0)
-    rows, cols = (people.marks(source, dim, extent) for dim, extent in enumerate(shape))
-    found = people.spread(single, shape, (rows, cols), speaks)
-    calls = found.cuts[0] * found.cuts[1]
-    moved = Moved("A", "accumulate", found.own, found.node, found.between, calls, run=found.run)
-    mine = people.marks(single, 0, shape[0]).each * people.marks(single, 1, shape[1]).each
-    return Phase([moved], opened=mine[: people.count], barriers=2)
 
 
 def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
@@ -170,7 +156,7 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
     What others must send comes as it lies at its owner, and is put into place once it is there.
     """
     people = crowd(mesh)
-    rows, cols = (people.marks(target, dim, extent) for dim, extent in enumerate(shape))
+    rows, cols = people.parts(target, shape)
     found = people.spread(source, shape, (rows, cols), people.holds(target))
     held = people.marks(source, 1, shape[1])
     zero = np.zeros(people.count)

@@ -25,7 +25,6 @@ from rma_mm.schedule.ops import (
     Accumulate,
     Barrier,
     Claim,
-    Copy,
     Finish,
     Home,
     Multiply,
@@ -86,10 +85,13 @@ class _Lowering:
         for x in "AB":
             if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
-        if self.fitted.staged:
-            ops += [*self.brought(rank), Barrier(0)]
+        for x, layout in self.fitted.staged.items():
+            ops += self.copied(x, layout, self.given.layout(x), rank)
+        ops += [Barrier(0)] if self.fitted.staged else []
         ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
-        return ops + self.gathered(rank)
+        if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
+            ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.share, rank)]
+        return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
@@ -159,39 +161,18 @@ class _Lowering:
 
     # -- before and after the product -------------------------------------------------------------
 
-    def brought(self, rank: int) -> list[Op]:
-        """Operands on their way from where they are to where the row wants them."""
-        ops: list[Op] = []
-        for x, layout in self.fitted.staged.items():
-            ops += self.together(partial(self.staging, x), x, layout, self.given.layout(x), rank)
-        return ops
-
-    def staging(self, x: str, rank: int) -> list[Op]:
-        """Copies that bring this rank's part of an operand."""
-        shape, given = self.given.extent(x), self.given.layout(x)
-        mine = held(self.fitted.staged[x], shape, self.mesh, rank)
-        return copies(self.mesh, shape, given, (x, self.fitted.sources[x]), mine, rank)
-
-    def gathered(self, rank: int) -> list[Op]:
-        """A replicated C was computed once; each replica takes what others made."""
-        if not self.fitted.is_gathered:
-            return []
-        return [Barrier(0), *self.together(self.gathering, "C", self.given.layout("C"), self.given.share, rank)]
-
-    def gathering(self, rank: int) -> list[Op]:
-        """Copies of what other replicas computed of this rank's part of C."""
-        shape = self.given.extent("C")
-        mine = held(self.given.layout("C"), shape, self.mesh, rank)
-        found = copies(self.mesh, shape, self.given.share, ("C", "C"), mine, rank)
-        return [op for op in found if isinstance(op, Copy) and op.src.rank != rank]
-
-    def together(
-        self, member: Callable[[int], list[Op]], x: str, to: Layout, source: Layout, rank: int
-    ) -> list[Op]:
-        """A rank's Copies into a home, by group operations where the row moves the operand so."""
+    def copied(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+        """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
         group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
+        member = partial(self.copies, x, to, source)
         proof = self.proof(("copies", x, group), pulls, member, group, x) if len(group) > 1 else None
         return proof(member(rank), rank) if proof else member(rank)
+
+    def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+        """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
+        shape, home = self.given.extent(x), self.fitted.sources.get(x, x)
+        found = copies(self.mesh, shape, source, (x, home), held(to, shape, self.mesh, rank), rank)
+        return [op for op in found if home != x or op.src.rank != rank]
 
     # -- what a rank walks over in time -----------------------------------------------------------
 
