@@ -16,7 +16,7 @@ import numpy as np
 from rma_mm.errors import OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
 from rma_mm.policy.model.volumes import summed
@@ -141,13 +141,13 @@ def product_seconds(request: Request) -> float:
 
 def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
     """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
-    people = crowd(mesh)
+    sample = rank_sample(mesh)
     phases = []
     if source.partial:
         phases.append(summed("A", mesh, shape, source))
         source = source.single(mesh)
     phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
-    return bill(Account(people, phases, np.zeros(people.count)), tariff).seconds
+    return bill(Account(sample, phases, np.zeros(sample.count)), tariff).seconds
 
 
 def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
@@ -155,11 +155,11 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
 
     What others must send comes as it lies at its owner, and is put into place once it is there.
     """
-    people = crowd(mesh)
-    rows, cols = people.parts(target, shape)
-    found = people.spread(source, shape, (rows, cols), people.holds(target))
-    held = people.marks(source, 1, shape[1])
-    zero = np.zeros(people.count)
+    sample = rank_sample(mesh)
+    rows, cols = sample.parts(target, shape)
+    found = sample.spread(source, shape, (rows, cols), sample.holds(target))
+    held = sample.spans(source, 1, shape[1])
+    zero = np.zeros(sample.count)
     loaded = found.node if in_place else zero
     sent = found.foreign - loaded
     put = zero if cols.run <= held.run else sent  # else it lies in one stretch here, and comes there at once
