@@ -110,13 +110,9 @@ class _Lowering:
 
     def passes(self, ops: list[Op], rank: int) -> list[Op]:
         for x in self.row.grouped:
-            group = self.group(rank, x)
-            if len(group) > 1:
-                prove = (
-                    partial(pushes, is_dense=self.is_dense) if x == "C" else partial(pulls, at_once=x in self.row.whole)
-                )
-                proof = self.proof(("walk", x, group), prove, self.walk, group, x)
-                ops = proof(ops, rank) if proof else ops
+            group = self.along(self.work, self.fitted.group_axes(x), rank)
+            pulling, pushing = partial(pulls, at_once=x in self.row.whole), partial(pushes, is_dense=self.is_dense)
+            ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -139,23 +135,21 @@ class _Lowering:
         """The ranks of a node."""
         return [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
 
-    def proof(
-        self, key: object, prove: Callable[..., Pass | None], member: Callable[[int], list[Op]],
-        group: tuple[int, ...], x: str,
-    ) -> Pass | None:  # fmt: skip
-        """The pass for a group, proved once for all its members."""
-        if key not in self.proved:
-            self.proved[key] = prove(member, group, x)
-        return self.proved[key]
-
     # -- groups -----------------------------------------------------------------------------------
 
-    def group(self, rank: int, x: str) -> tuple[int, ...]:
-        """The ranks that work on the same slices of A or B, or add to the same part of C; in ring order."""
-        return self.along(self.work, self.fitted.group_axes(x), rank)
+    def by_group(
+        self, ops: list[Op], rank: int, key: tuple[str, str, tuple[int, ...]], member: Callable[[int], list[Op]],
+        prove: Callable[..., Pass | None],
+    ) -> list[Op]:  # fmt: skip
+        """`ops` moved by a group, where a pass can be: proved once for all its members. key: what, operand, group."""
+        _, x, group = key
+        if len(group) > 1 and key not in self.proved:
+            self.proved[key] = prove(member, group, x)
+        proof = self.proved.get(key)
+        return proof(ops, rank) if proof else ops
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-        """A rank and those beside it along axes of a placement; none beyond its grid."""
+        """A rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
         grid, at = layout.mesh(self.mesh), layout.coords(self.mesh, rank)
         return tuple(grid.rank(to) for to in grid.along(axes, at)) if at is not None else ()
 
@@ -165,8 +159,7 @@ class _Lowering:
         """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
         group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
         member = partial(self.copies, x, to, source)
-        proof = self.proof(("copies", x, group), pulls, member, group, x) if len(group) > 1 else None
-        return proof(member(rank), rank) if proof else member(rank)
+        return self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
 
     def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
