@@ -45,9 +45,10 @@ def _once(method: Method) -> Method:
     @wraps(method)
     def found(self: RankSample, *args: object) -> object:
         key = method, *args
-        if key not in self.known:
-            self.known[key] = method(self, *args)
-        return self.known[key]
+        result = self.known.get(key)
+        if result is None:
+            result = self.known[key] = method(self, *args)
+        return result
 
     return cast(Method, found)
 
