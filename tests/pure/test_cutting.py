@@ -15,7 +15,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Span
 from rma_mm.policy.model.joint_cuts import joint
-from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.traffic import Phase
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, candidates, problem_of
@@ -83,10 +83,10 @@ def test_spans_are_cut_together_as_lowering_cuts_them(
     grid: tuple[int, int], extent: int, least: int, texts: list[str], wanted_text: str
 ) -> None:
     mesh = MeshShape(grid)
-    people = crowd(mesh)
+    sample = rank_sample(mesh)
     layouts = [parse_layout(f"{text}, *", mesh) for text in texts]
-    wanted, *helds = (people.marks(x, 0, extent) for x in (parse_layout(f"{wanted_text}, *", mesh), *layouts))
-    found = joint(wanted, helds, [people.common(wanted, held).parts() for held in helds], least)
+    wanted, *helds = (sample.spans(x, 0, extent) for x in (parse_layout(f"{wanted_text}, *", mesh), *layouts))
+    found = joint(wanted, helds, [sample.overlap(wanted, held).parts() for held in helds], least)
     for rank in range(mesh.size):
         at = int(wanted.of[rank])
         span = parse_layout(f"{wanted_text}, *", mesh).region((extent, 1), mesh, rank)[0]
@@ -98,10 +98,10 @@ def test_spans_are_cut_together_as_lowering_cuts_them(
         assert found.whole[at] == max(1, len(pieces))
         assert found.fused[at] == len(panels)
         assert found.narrowest[at] == min(map(len, pieces), default=0)
-        for parts, share in zip(cutters, found.torn, strict=True):
-            torn = sum(len(panel) for panel in panels if sum(bool(panel & part) for part in parts) > 1)
-            assert share[at] == pytest.approx(torn / max(1, len(span)))
-        assert not np.any(found.combed)
+        for parts, share in zip(cutters, found.repacked, strict=True):
+            repacked = sum(len(panel) for panel in panels if sum(bool(panel & part) for part in parts) > 1)
+            assert share[at] == pytest.approx(repacked / max(1, len(span)))
+        assert not np.any(found.interleaved)
 
 
 def parts_of(layout: Layout, mesh: MeshShape, extent: int) -> list[Span]:

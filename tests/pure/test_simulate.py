@@ -55,13 +55,13 @@ def placed(draw: st.DrawFn) -> tuple[MeshShape, Layout, Layout, tuple[int, int]]
 @given(placed(), st.sampled_from((0, 2**14)))
 def test_marks_are_the_spans_of_layouts(case: tuple[MeshShape, Layout, Layout, tuple[int, int]], dense: int) -> None:
     mesh, wanted, held, shape = case
-    everyone = spread.crowd(mesh)
+    everyone = spread.rank_sample(mesh)
     before, marks_of.DENSE = marks_of.DENSE, dense
     try:
         for dim, extent in enumerate(shape):
-            want, have = (everyone.marks(layout, dim, extent) for layout in (wanted, held))
+            want, have = (everyone.spans(layout, dim, extent) for layout in (wanted, held))
             spans = [[layout.span(dim, extent, mesh, mesh.coords(q)) for q in mesh.ranks] for layout in (wanted, held)]
-            common = marks_of.Common.of(want, have)
+            common = marks_of.SpanOverlap.of(want, have)
             assert want.each.tolist() == [len(span) for span in spans[0]]
             ranks = np.array(mesh.ranks)
             found = common.at(want.of[ranks[:, None]], have.of[ranks])
@@ -78,12 +78,12 @@ def test_cyclic_blocks_are_counted_without_looking_at_all() -> None:
     """Of 1000 blocks of 3 over 50 ranks a span of 8 lies in four at most, one of 1000 in all, and one's own in one."""
     level, low = marks_of.Level, np.array([[0], [2], [100], [0]])
     high = np.array([[8], [10], [1100], [0]])
-    blocks = marks_of.marks(
+    blocks = marks_of.dim_spans(
         Layout(((level(("i",), "cyclic", (3,)),),)), 0, 3000, MeshShape((50,)), {"i": np.arange(3)}, 3
     )
-    wanted = marks_of.Marks(low, high, np.arange(4), (high - low)[:, 0].astype(float), 3000, 1)
-    assert marks_of.Common(wanted, blocks, None).parts().tolist() == [3, 4, 50, 0]
-    assert marks_of.Common(blocks, blocks, None).parts().tolist() == [1, 1, 1]
+    wanted = marks_of.DimSpans(low, high, np.arange(4), (high - low)[:, 0].astype(float), 3000, 1)
+    assert marks_of.SpanOverlap(wanted, blocks, None).parts().tolist() == [3, 4, 50, 0]
+    assert marks_of.SpanOverlap(blocks, blocks, None).parts().tolist() == [1, 1, 1]
 
 
 # -- grids ----------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of more than 64 ranks about 64 are looked at, and of nodes of 64 about 32."""
     monkeypatch.setattr(spread, "LIMIT", 64)
     monkeypatch.setattr(spread, "PAIRS", 2**13)
-    spread.crowd.cache_clear()
+    spread.rank_sample.cache_clear()
     yield
-    spread.crowd.cache_clear()
+    spread.rank_sample.cache_clear()
     planner._candidates.cache_clear()
 
 
@@ -201,7 +201,7 @@ def test_a_few_ranks_stand_for_all(
     exact = {shape: of_all(grid, per_node, shape, shares) for shape in SHAPES}
     request.getfixturevalue("few")
     mesh = on_nodes(grid, per_node)
-    assert spread.crowd(mesh).count < mesh.size
+    assert spread.rank_sample(mesh).count < mesh.size
     off = {
         (candidate.row.name, shape, kind): value
         for shape, found in exact.items() for candidate, meant in found
@@ -229,20 +229,20 @@ def words_of_blocks(shape: tuple[int, int, int], grid: tuple[int, int]) -> tuple
 def test_patterns_that_repeat_are_not_mistaken(few: None) -> None:
     """64 rows over 256 ranks: every fourth has one. Drawing every fourth rank would find all of them, or none."""
     mesh = MeshShape((256,))
-    everyone = spread.crowd(mesh)
-    rows = everyone.marks(Layout(((marks_of.Level(("i",)),), ())), 0, 64)
+    everyone = spread.rank_sample(mesh)
+    rows = everyone.spans(Layout(((marks_of.Level(("i",)),), ())), 0, 64)
     assert everyone.mean(rows.each) * mesh.size == pytest.approx(64, rel=0.15)
 
 
 def test_weights_add_up(few: None) -> None:
     for grid, per_node in MESHES:
-        found = spread.crowd(on_nodes(grid, per_node))
+        found = spread.rank_sample(on_nodes(grid, per_node))
         assert found.weights.sum() == pytest.approx(prod(grid))
         assert found.weights.min() > 0
         first = found.coords(found.mesh)["i"][: found.count] == 0
         assert found.weights[first].sum() == pytest.approx(prod(grid) / grid[0], rel=0.02)
         corners = np.ravel_multi_index(np.array(list(product(*((0, extent - 1) for extent in grid)))).T, grid)
-        assert set(corners.tolist()) <= set(found.people[: found.count].tolist())
+        assert set(corners.tolist()) <= set(found.ranks[: found.count].tolist())
 
 
 AGREED, FACES = (0.75, 1.3), 0.6

@@ -10,7 +10,7 @@ from math import lcm
 
 import numpy as np
 
-from rma_mm.policy.model.spans import Figures, Marks, Numbers
+from rma_mm.policy.model.spans import DimSpans, Figures, Numbers
 
 FEW = 2**14
 """Edges times spans up to which all are looked at one by one."""
@@ -26,13 +26,13 @@ class Joint:
     """Pieces of which none is narrow."""
     narrowest: Figures
     """Indices of the narrowest piece before they are fused."""
-    torn: tuple[Figures, ...]
+    repacked: tuple[Figures, ...]
     """For each operand: the share of the span that lies in fused pieces which several of its owners have parts of."""
-    combed: tuple[Figures, ...]
+    interleaved: tuple[Figures, ...]
     """For each operand: 1 where a piece takes some of an owner's indices and leaves out others between them, or 0."""
 
 
-def joint(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], least: int) -> Joint:
+def joint(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figures], least: int) -> Joint:
     """The spans that are wanted, cut where an owner changes. parts: those of each operand that a span meets."""
     count = wanted.count
     edges = [held.edges for held in helds if held.edges is not None]
@@ -44,19 +44,19 @@ def joint(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], least
     return _by_counts(wanted, helds, parts, least)
 
 
-def _by_edges(wanted: Marks, edges: Sequence[Numbers], least: int) -> Joint:
+def _by_edges(wanted: DimSpans, edges: Sequence[Numbers], least: int) -> Joint:
     """Blocks, looked at one by one."""
     changes = [each.tolist() for each in edges]
     ends = zip(wanted.low.tolist(), wanted.high.tolist(), strict=True)
     rows = [_span_by_edges(low, high, changes, least) for low, high in ends]
-    whole, fused, narrowest, *torn = (np.array(column, float) for column in zip(*rows, strict=True))
-    return Joint(whole, fused, narrowest, tuple(torn), (np.zeros(wanted.count),) * len(edges))
+    whole, fused, narrowest, *repacked = (np.array(column, float) for column in zip(*rows, strict=True))
+    return Joint(whole, fused, narrowest, tuple(repacked), (np.zeros(wanted.count),) * len(edges))
 
 
 def _span_by_edges(
     low: list[int], high: list[int], edges: Sequence[list[int]], least: int
 ) -> tuple[float, ...]:
-    """(pieces, fused pieces, narrowest, each operand's torn share) of one span, which may have several runs."""
+    """(pieces, fused pieces, narrowest, each operand's repacked share) of one span, which may have several runs."""
     runs = sorted((a, b) for a, b in zip(low, high, strict=True) if a < b)
     own = [{edge for a, b in runs for edge in each[bisect_right(each, a) : bisect_left(each, b)]} for each in edges]
     bounds = sorted({edge for run in runs for edge in run}.union(*own))
@@ -73,12 +73,12 @@ def _span_by_edges(
             joined.append([begin])
             widths.append(end - begin)
     panels = [(set(begins[1:]), width) for begins, width in zip(joined, widths, strict=True)]
-    torn = (sum(width for begins, width in panels if not begins.isdisjoint(each)) for each in own)
+    repacked = (sum(width for begins, width in panels if not begins.isdisjoint(each)) for each in own)
     narrowest = min((end - begin for begin, end in inside), default=0)
-    return max(1, len(inside)), max(1, len(joined)), narrowest, *(each / max(1, sum(widths)) for each in torn)
+    return max(1, len(inside)), max(1, len(joined)), narrowest, *(each / max(1, sum(widths)) for each in repacked)
 
 
-def _by_counts(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], least: int) -> Joint:
+def _by_counts(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figures], least: int) -> Joint:
     """Blocks that are dealt out, or too many to be looked at: by how many there are."""
     parts = [np.maximum(1.0, each) for each in parts]  # of an empty span too
     dealt = [each for held, each in zip(helds, parts, strict=True) if held.edges is None]
@@ -92,15 +92,12 @@ def _by_counts(wanted: Marks, helds: Sequence[Marks], parts: Sequence[Figures], 
     whole = np.minimum(lengths, combs * blocks)
     width = lengths / whole
     fused = np.where(width >= least, whole, 1.0)  # what is narrow joins its neighbour, here all
-    combed = [(whole > each) & (len(dealt) > (held.edges is None)) for held, each in zip(helds, parts, strict=True)]
-    torn = [(fused < whole) & (each > 1) for each in parts]
-    return Joint(whole, fused, width, *(tuple(each.astype(np.float64) for each in flags) for flags in (torn, combed)))
+    mixed = [(whole > each) & (len(dealt) > (held.edges is None)) for held, each in zip(helds, parts, strict=True)]
+    joined = [(fused < whole) & (each > 1) for each in parts]
+    return Joint(whole, fused, width, *(tuple(each.astype(np.float64) for each in flags) for flags in (joined, mixed)))
 
 
 def together(one: Figures, other: Figures) -> Figures:
     """Pieces into which two even cuts of the same indices, into so many parts each, cut them together."""
     whole = np.gcd(one.astype(np.int64), other.astype(np.int64))
     return np.asarray(one + other - whole)
-
-
-__all__ = ["Joint", "joint", "together"]

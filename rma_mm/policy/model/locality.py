@@ -7,19 +7,20 @@ whole nodes, which are drawn evenly from all parts of the mesh, or lie at its co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.layout import Layout, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.joint_cuts import Joint, joint
-from rma_mm.policy.model.spans import Common, Figures, Marks, Numbers, marks
+from rma_mm.policy.model.spans import DimSpans, Figures, Numbers, SpanOverlap, dim_spans
 
 LIMIT = 1024
 """Ranks up to which all are looked at; of more, about so many."""
@@ -33,6 +34,23 @@ FAR = 10.0
 """How much further away another node is than a rank of the same node."""
 ROUNDS = 8
 """Rounds in which weights settle."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _once(method: Method) -> Method:
+    """A method of a sample whose results are kept with it: placements share spans and spreads."""
+
+    @wraps(method)
+    def found(self: RankSample, *args: object) -> object:
+        key = method, *args
+        result = self.known.get(key)
+        if result is None:
+            result = self.known[key] = method(self, *args)
+        return result
+
+    return cast(Method, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +77,18 @@ class Spread:
 
 
 @dataclass(eq=False)
-class Crowd:
+class RankSample:
     """The ranks of a mesh that are looked at, and their node-mates."""
 
     mesh: MeshShape
-    people: Numbers
+    ranks: Numbers
     """Ranks whose holdings matter: those that are looked at first, then others of their nodes."""
     count: int
     """How many of them are looked at."""
     weights: Figures
     """How many ranks each of these stands for."""
-    mates: Numbers | None
-    """For each of these the people on its node, itself included, −1 where there are no more; None on a single node."""
+    node_mates: Numbers | None
+    """For each of these the ranks on its node, itself included, −1 where there are no more; None on a single node."""
     nodes: Numbers
     """The node of each that is looked at."""
     populations: Figures
@@ -78,40 +96,33 @@ class Crowd:
     stands: Figures
     """How many ranks of its node each stands for."""
     node_count: int
-    _coords: dict[MeshShape, dict[str, Numbers]] = field(default_factory=dict)
-    _marks: dict[object, Marks] = field(default_factory=dict)
-    _common: dict[tuple[int, int], Common] = field(default_factory=dict)
-    _joints: dict[object, Joint] = field(default_factory=dict)
-    _distances: dict[int, float] = field(default_factory=dict)
-    _spreads: dict[object, Spread] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    known: dict[object, Any] = field(default_factory=dict)
 
+    @_once
     def coords(self, grid: MeshShape) -> dict[str, Numbers]:
-        """Coordinates of the people on a grid over the first ranks; those beyond it count as its first rank."""
-        if grid not in self._coords:
-            inside = np.where(self.people < grid.size, self.people, 0)
-            self._coords[grid] = dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
-        return self._coords[grid]
+        """Coordinates of all these ranks on a grid over the mesh's first; those beyond it count as its first rank."""
+        inside = np.where(self.ranks < grid.size, self.ranks, 0)
+        return dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
 
     def holds(self, layout: Layout) -> NDArray[np.bool_]:
-        """Which people a placement gives anything."""
+        """To which of the ranks a placement gives anything."""
         grid = layout.mesh(self.mesh)
-        found = self.people < grid.size
+        found = self.ranks < grid.size
         for axis, coordinate in layout.pins:
             found &= self.coords(grid)[axis] == coordinate
         return found
 
-    def marks(self, layout: Layout, dim: int, extent: int) -> Marks:
-        """What each of the people holds of one dimension of a placement, pins apart."""
-        split, grid = layout.splits[dim], layout.mesh(self.mesh)
-        key = (split, grid.shape, grid.names, extent)
-        if key not in self._marks:
-            self._marks[key] = marks(layout, dim, extent, grid, self.coords(grid), len(self.people))
-        return self._marks[key]
+    def spans(self, layout: Layout, dim: int, extent: int) -> DimSpans:
+        """What each of the ranks holds of one dimension of a placement, pins apart."""
+        return self._spans(layout.splits[dim], extent, layout.mesh(self.mesh))
 
-    def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[Marks, Marks]:
-        """What each of the people holds of the rows and columns of a matrix, pins apart."""
-        return self.marks(layout, 0, shape[0]), self.marks(layout, 1, shape[1])
+    @_once
+    def _spans(self, split: Split, extent: int, grid: MeshShape) -> DimSpans:
+        return dim_spans(Layout((split,)), 0, extent, grid, self.coords(grid), len(self.ranks))
+
+    def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[DimSpans, DimSpans]:
+        """What each of the ranks holds of the rows and columns of a matrix, pins apart."""
+        return self.spans(layout, 0, shape[0]), self.spans(layout, 1, shape[1])
 
     def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
         """Elements of the parts of those who are looked at, pins apart."""
@@ -122,59 +133,52 @@ class Crowd:
         """Elements that those who are looked at hold."""
         return self.words(layout, shape) * self.holds(layout)[: self.count]
 
-    def common(self, wanted: Marks, held: Marks) -> Common:
+    @_once
+    def overlap(self, wanted: DimSpans, held: DimSpans) -> SpanOverlap:
         """What spans of the one have in common with those of the other."""
-        key = id(wanted), id(held)
-        if key not in self._common:
-            self._kept += [wanted, held]
-            self._common[key] = Common.of(wanted, held)
-        return self._common[key]
+        return SpanOverlap.of(wanted, held)
 
-    def joint(self, wanted: Marks, helds: tuple[Marks, ...], least: int) -> Joint:
+    @_once
+    def joint(self, wanted: DimSpans, helds: tuple[DimSpans, ...], least: int) -> Joint:
         """Into what those who hold parts of one dimension cut, together, the spans that are wanted."""
-        key = (id(wanted), *map(id, helds), least)
-        if key not in self._joints:
-            self._kept += [wanted, *helds]
-            self._joints[key] = joint(wanted, helds, [self.common(wanted, held).parts() for held in helds], least)
-        return self._joints[key]
+        return joint(wanted, helds, [self.overlap(wanted, held).parts() for held in helds], least)
 
-    def spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any = None) -> Spread:
-        """Where the boxes `wanted` of a matrix lie, placed by `layout`. is_any: who wants anything; all by default."""
-        key = (layout, shape, id(wanted[0]), id(wanted[1]), None if is_any is None else is_any.tobytes())
-        if key not in self._spreads:
-            self._kept += wanted
-            self._spreads[key] = self._spread(layout, shape, wanted, is_any)
-        return self._spreads[key]
+    def spread(
+        self, layout: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans], who: NDArray[np.bool_]
+    ) -> Spread:
+        """Where the boxes `wanted` of a matrix lie, placed by `layout`. who: which ranks want anything."""
+        return self._spread(layout, shape, wanted, who.tobytes())
 
-    def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks], is_any: Any) -> Spread:
+    @_once
+    def _spread(self, layout: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans], who: bytes) -> Spread:
         held = self.parts(layout, shape)
-        common = [self.common(want, have) for want, have in zip(wanted, held, strict=True)]
+        common = [self.overlap(want, have) for want, have in zip(wanted, held, strict=True)]
         each = [want.each[: self.count] for want in wanted]
-        size = each[0] * each[1] * (1.0 if is_any is None else is_any[: self.count])
+        size = each[0] * each[1] * np.frombuffer(who, np.bool_)[: self.count]
         mine = [pair.at(pair.wanted.of[: self.count], pair.held.of[: self.count]) for pair in common]
         own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
         cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
         turns = tuple(np.maximum(cut, want / have.run) for cut, want, have in zip(cuts, each, held, strict=True))
         run = common[1].run
-        if self.mates is None:
+        if self.node_mates is None:
             return Spread(own, size - own, np.zeros_like(own), cuts, turns, run)  # type: ignore[arg-type]
         near = own + self._near(layout, common) * (size > 0)
         near = np.maximum(np.minimum(near, size), own)
         return Spread(own, near - own, size - near, cuts, turns, run)  # type: ignore[arg-type]
 
-    def _near(self, layout: Layout, common: list[Common]) -> Figures:
+    def _near(self, layout: Layout, common: list[SpanOverlap]) -> Figures:
         """Words that some other rank of the same node holds, each counted once, and not what one has itself."""
-        assert self.mates is not None
-        mates = self.mates
-        is_there = (mates >= 0) & self.holds(layout)[mates]
+        assert self.node_mates is not None
+        node_mates = self.node_mates
+        is_there = (node_mates >= 0) & self.holds(layout)[node_mates]
         alone = set(layout.skew_axes) & set(layout.replicated_axes(self.mesh))  # replicas with other windows
         for axis in alone | set(layout.partial):  # or with other summands
             at = self.coords(layout.mesh(self.mesh))[axis]
-            is_there &= at[mates] == at[: self.count, None]
+            is_there &= at[node_mates] == at[: self.count, None]
         rows, cols = (pair.held for pair in common)
         held = rows.of * cols.count + cols.of
         mine = np.where(self.holds(layout), held, -1)[: self.count, None]
-        keys = np.sort(np.where(is_there, held[mates], -1), axis=1)
+        keys = np.sort(np.where(is_there, held[node_mates], -1), axis=1)
         there = (keys >= 0) & (keys != mine)
         there[:, 1:] &= keys[:, 1:] != keys[:, :-1]  # of replicas one
         found = np.divmod(np.maximum(keys, 0), cols.count)
@@ -184,27 +188,21 @@ class Crowd:
     @property
     def _unseen(self) -> Figures:
         """For each of a rank's node-mates that is looked at, how many there are."""
-        assert self.mates is not None
-        return np.asarray(np.maximum(1, self.populations - 1) / np.maximum(1, (self.mates >= 0).sum(axis=1) - 1))
+        assert self.node_mates is not None
+        return np.asarray(np.maximum(1, self.populations - 1) / np.maximum(1, (self.node_mates >= 0).sum(axis=1) - 1))
 
-    def alike(self, wanted: tuple[Marks, Marks], is_any: NDArray[np.bool_]) -> Figures:
+    def alike(self, wanted: tuple[DimSpans, DimSpans], is_any: NDArray[np.bool_]) -> Figures:
         """How many ranks of its node, a rank among them, want the same box."""
-        if self.mates is None:
+        if self.node_mates is None:
             return np.ones(self.count)
         keys = np.where(is_any, wanted[0].of * wanted[1].count + wanted[1].of, -1)
-        same = (self.mates >= 0) & (keys[self.mates] == keys[: self.count, None])
+        same = (self.node_mates >= 0) & (keys[self.node_mates] == keys[: self.count, None])
         return np.asarray(np.maximum(1.0, 1 + (same.sum(axis=1) - 1) * self._unseen))
 
+    @_once
     def distance(self, spread: Spread) -> float:
-        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away.
-
-        Remembered: placements share spreads, and many are compared.
-        """
-        key = id(spread)
-        if key not in self._distances:
-            self._kept.append(spread)
-            self._distances[key] = self.mean(FAR * spread.between + spread.node)
-        return self._distances[key]
+        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away."""
+        return self.mean(FAR * spread.between + spread.node)
 
     def mean(self, figures: Figures) -> float:
         """The mean over all ranks of the mesh."""
@@ -224,24 +222,25 @@ class Crowd:
 
 
 @lru_cache(maxsize=64)
-def crowd(mesh: MeshShape) -> Crowd:
+def rank_sample(mesh: MeshShape) -> RankSample:
     """The ranks of a mesh that prices look at."""
     nodes = np.fromiter(mesh.nodes, np.int64, mesh.size)
     sizes = np.bincount(nodes)
     count = int((sizes > 0).sum())
-    people, weights = np.arange(mesh.size), np.ones(mesh.size)
+    ranks, weights = np.arange(mesh.size), np.ones(mesh.size)
     stands = weights
     if mesh.size > LIMIT and count == 1:
-        people, weights = _some(mesh, LIMIT)
+        ranks, weights = _some(mesh, LIMIT)
         stands = weights
     elif mesh.size > LIMIT:
         usual = int(np.median(sizes[sizes > 0]))
-        people, weights, stands = _with_mates(mesh, nodes, *_some(mesh, max(NODES, LIMIT // usual)))
+        ranks, weights, stands = _with_mates(mesh, nodes, *_some(mesh, max(NODES, LIMIT // usual)))
     looked = len(weights)
-    weights = _fair(mesh, people[:looked], weights) if mesh.size > LIMIT else weights
-    on = nodes[people]
-    mates = None if count == 1 else _mates(on)[:looked]
-    return Crowd(mesh, people, looked, weights, mates, on[:looked], sizes[on[:looked]].astype(float), stands, count)
+    weights = _fair(mesh, ranks[:looked], weights) if mesh.size > LIMIT else weights
+    on = nodes[ranks]
+    node_mates = None if count == 1 else _mates(on)[:looked]
+    on, populations = on[:looked], sizes[on[:looked]].astype(float)
+    return RankSample(mesh, ranks, looked, weights, node_mates, on, populations, stands, count)
 
 
 def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
@@ -262,10 +261,10 @@ def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
     return np.concatenate([ranks, corners]), np.concatenate([weights, np.zeros(len(corners))])
 
 
-def _fair(mesh: MeshShape, people: Numbers, weights: Figures) -> Figures:
+def _fair(mesh: MeshShape, ranks: Numbers, weights: Figures) -> Figures:
     """The weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
     weights = np.where(weights > 0, weights, 1.0)
-    coords = np.unravel_index(people, mesh.shape)
+    coords = np.unravel_index(ranks, mesh.shape)
     for _ in range(ROUNDS):
         for at, extent in zip(coords, mesh.shape, strict=True):
             for layer, count in ((at == 0, 1), (at == extent - 1, 1), ((at > 0) & (at < extent - 1), extent - 2)):

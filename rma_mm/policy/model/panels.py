@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.policy.model.joint_cuts import together
-from rma_mm.policy.model.locality import Crowd, Spread, crowd
-from rma_mm.policy.model.spans import Figures, Marks
-from rma_mm.policy.model.traffic import Work
+from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
+from rma_mm.policy.model.spans import DimSpans, Figures
+from rma_mm.policy.model.traffic import LocalWork
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
 from rma_mm.schedule.row import OPERAND_DIMS
@@ -24,7 +24,7 @@ UNCUT = 1e12
 
 Pieces = tuple[Figures, Figures, Figures]
 """Into how many each rank's m, n and k are cut."""
-Torn = dict[str, Figures]
+Repacked = dict[str, Figures]
 """Operand → the share that a rank puts together in slots, since no multiply is cut where the owner changes."""
 
 
@@ -33,54 +33,54 @@ class WorkBoxes:
 
     def __init__(self, fitted: Fitted) -> None:
         self.fitted = fitted
-        self.crowd: Crowd = crowd(fitted.given.mesh)
-        self.marks = [self.crowd.marks(fitted.work, dim, extent) for dim, extent in enumerate(fitted.given.shape)]
-        self.has_place = self.crowd.holds(fitted.work)
-        m, n, k = (marks.each > 0 for marks in self.marks)
+        self.sample: RankSample = rank_sample(fitted.given.mesh)
+        self.spans = [self.sample.spans(fitted.work, dim, extent) for dim, extent in enumerate(fitted.given.shape)]
+        self.has_place = self.sample.holds(fitted.work)
+        m, n, k = (spans.each > 0 for spans in self.spans)
         self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
 
-    def face(self, x: str) -> tuple[Marks, Marks]:
+    def face(self, x: str) -> tuple[DimSpans, DimSpans]:
         """What boxes want of an operand."""
         rows, cols = OPERAND_DIMS[x]
-        return self.marks[rows], self.marks[cols]
+        return self.spans[rows], self.spans[cols]
 
     def spread(self, x: str) -> Spread:
         """Where ranks find what their boxes want of an operand."""
         who = self.has_place if x == "C" and self.fitted.row.result == "reduce" else self.has_work  # it may add zeros
-        return self.crowd.spread(self.fitted.layout(x), self.fitted.given.extent(x), self.face(x), who)
+        return self.sample.spread(self.fitted.layout(x), self.fitted.given.extent(x), self.face(x), who)
 
     def sharers(self, x: str) -> Figures | float:
         """Ranks of a node that fetch, or push, the same part together."""
-        return self.crowd.alike(self.face(x), self.has_work) if self.fitted.may_share else 1.0
+        return self.sample.alike(self.face(x), self.has_work) if self.fitted.may_share else 1.0
 
     @cached_property
     def extents(self) -> tuple[Figures, Figures, Figures]:
         """m, n and k of each box; zeros where one is."""
-        count = self.crowd.count
-        m, n, k = (marks.each[:count] * self.has_work[:count] for marks in self.marks)
+        count = self.sample.count
+        m, n, k = (spans.each[:count] * self.has_work[:count] for spans in self.spans)
         return m, n, k
 
 
-def cut(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[Work, Figures, Torn]:
+def cut(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:
     """The work of a walk in pieces, the turns of the walk, and what is put together in slots.
 
     Of what is in reach some is copied together where that is worth it.
     """
-    fitted, crowd, cutter = boxes.fitted, boxes.crowd, _Cutter(boxes, spreads)
-    pieces, torn = cutter.pieces("")
+    fitted, sample, cutter = boxes.fitted, boxes.sample, _Cutter(boxes, spreads)
+    pieces, repacked = cutter.pieces("")
     crossed = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
     if crossed and fitted.may_repack:
         options = repackings(crossed)
-        found = [(pieces, torn), *map(cutter.pieces, options[1:])]
+        found = [(pieces, repacked), *map(cutter.pieces, options[1:])]
         words = np.array([touched(boxes.extents, each, x) for (each, _), x in zip(found, options, strict=True)])
         best = np.where(words[0] - words.min(axis=0) >= limits.WORTH, words.argmin(axis=0), 0)
         m, n, k = (np.choose(best, [each[dim] for each, _ in found]) for dim in range(3))
-        pieces, torn = (m, n, k), {x: np.choose(best, [each[x] for _, each in found]) for x in torn}
+        pieces, repacked = (m, n, k), {x: np.choose(best, [each[x] for _, each in found]) for x in repacked}
     columns = boxes.extents[1] / pieces[1]
     if fitted.is_here:
-        mine = crowd.parts(fitted.layout("C"), fitted.given.extent("C"))[1].each[: crowd.count]
-        columns = np.where(boxes.has_work[: crowd.count], mine, columns)
-    return Work(boxes.extents, pieces, columns), pieces[fitted.dim], torn
+        mine = sample.parts(fitted.layout("C"), fitted.given.extent("C"))[1].each[: sample.count]
+        columns = np.where(boxes.has_work[: sample.count], mine, columns)
+    return LocalWork(boxes.extents, pieces, columns), pieces[fitted.dim], repacked
 
 
 @dataclass(frozen=True)
@@ -90,44 +90,44 @@ class _Cutter:
     boxes: WorkBoxes
     spreads: dict[str, Spread]
 
-    def pieces(self, repacked: str) -> tuple[Pieces, Torn]:
-        """Pieces along each dimension where the operands in `repacked` cut nothing, and who is torn."""
+    def pieces(self, copied: str) -> tuple[Pieces, Repacked]:
+        """Pieces along each dimension where the operands in `copied` cut nothing, and who repacks what."""
         fitted, spreads = self.boxes.fitted, self.spreads
-        torn = {x: np.zeros(self.boxes.crowd.count) for x in spreads}
+        repacked = {x: np.zeros(self.boxes.sample.count) for x in spreads}
         found = []
         for dim, extent in enumerate(self.boxes.extents):
             cutters = [x for x in spreads if fitted.cuts(x, dim)]
-            for x in set(cutters) & set(repacked):
-                torn[x] = np.maximum(torn[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
-            each = self.parted(dim, [x for x in cutters if x not in repacked], torn)
+            for x in set(cutters) & set(copied):
+                repacked[x] = np.maximum(repacked[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
+            each = self.parted(dim, [x for x in cutters if x not in copied], repacked)
             if dim == fitted.dim:
                 each = np.maximum(each, np.ceil(extent / self.longest))
                 each = np.maximum(each, np.minimum(fitted.row.pieces * each, np.maximum(1, extent)))
             found.append(each)
         m, n, k = found
-        return (m, n, k), torn
+        return (m, n, k), repacked
 
-    def parted(self, dim: int, cutters: list[str], torn: Torn) -> Figures:
-        """Pieces between changes of owners, of which none is narrow; who is torn is added to `torn`."""
-        fitted, crowd, wanted = self.boxes.fitted, self.boxes.crowd, self.boxes.marks[dim]
+    def parted(self, dim: int, cutters: list[str], repacked: Repacked) -> Figures:
+        """Pieces between changes of owners, of which none is narrow; who repacks what is added to `repacked`."""
+        fitted, sample, wanted = self.boxes.fitted, self.boxes.sample, self.boxes.spans[dim]
         ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
         if dim == fitted.dim and fitted.by_chunks:
             return self.chunks([self.spreads[x].turns[at] for x, at in ats.items()])
-        helds = tuple(crowd.marks(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
-        joint = crowd.joint(wanted, helds, limits.NARROW)
-        of = wanted.of[: crowd.count]
+        helds = tuple(sample.spans(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
+        joint = sample.joint(wanted, helds, limits.NARROW)
+        of = wanted.of[: sample.count]
         if dim == fitted.dim:
-            for x, is_torn, is_combed in zip(cutters, joint.torn, joint.combed, strict=True):
-                torn[x] = np.maximum(torn[x], np.maximum(is_torn, is_combed)[of])
+            for x, is_repacked, is_interleaved in zip(cutters, joint.repacked, joint.interleaved, strict=True):
+                repacked[x] = np.maximum(repacked[x], np.maximum(is_repacked, is_interleaved)[of])
             return np.asarray(joint.fused[of])
         is_wide = joint.narrowest[of] >= limits.NARROW
-        for (x, at), is_combed in zip(ats.items(), joint.combed, strict=True):
-            torn[x] = np.maximum(torn[x], np.where(is_wide, is_combed[of], self.spreads[x].cuts[at] > 1))
+        for (x, at), is_interleaved in zip(ats.items(), joint.interleaved, strict=True):
+            repacked[x] = np.maximum(repacked[x], np.where(is_wide, is_interleaved[of], self.spreads[x].cuts[at] > 1))
         return np.where(is_wide, joint.whole[of], 1.0)
 
     def chunks(self, turns: list[Figures]) -> Figures:
         """Pieces of the walk where every operand moves at its own grain."""
-        found = np.ones(self.boxes.crowd.count)
+        found = np.ones(self.boxes.sample.count)
         for each in turns:
             found = together(found, each)
         widest = np.floor(self.boxes.extents[self.boxes.fitted.dim] / limits.NARROW)

@@ -15,7 +15,7 @@ import numpy as np
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
 from rma_mm.policy.model.spans import Figures
-from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
+from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Load:
 def bill(found: Account, tariff: Tariff) -> Bill:
     """The seconds of an account."""
     bills = [_phase(found, phase, tariff) for phase in found.phases]
-    meeting = 2 * tariff.machine.meet(found.crowd.mesh.size)
+    meeting = 2 * tariff.machine.meet(found.sample.mesh.size)
     return Bill(
         sum(each.multiplying for each in bills),
         sum(each.moving for each in bills),
@@ -103,13 +103,13 @@ def bill(found: Account, tariff: Tariff) -> Bill:
 
 def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     """The seconds of a phase."""
-    machine, crowd = tariff.machine, found.crowd
+    machine, sample = tariff.machine, found.sample
     load = _load(found, phase, tariff)
-    ranks = crowd.mesh.size * machine.nodes_per_host / crowd.node_count
+    ranks = sample.mesh.size * machine.nodes_per_host / sample.node_count
 
     def together(figures: Figures) -> float:
         """When the processors of the fullest host are done."""
-        total = crowd.by_node(figures, machine.nodes_per_host)
+        total = sample.by_node(figures, machine.nodes_per_host)
         if ranks > machine.slots:
             total *= machine.crowding
         if phase.is_shared:
@@ -118,35 +118,35 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
 
     multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
     busy = together(load.processor + load.operations * machine.operation)
-    wire = max(crowd.by_node(load.wire), crowd.by_node(load.serving)) + float(load.waiting.max())
+    wire = max(sample.by_node(load.wire), sample.by_node(load.serving)) + float(load.waiting.max())
     behind = 0.0
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
     moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
-    return Bill(multiplying, moving, phase.barriers * machine.meet(crowd.mesh.size) + overhead)
+    return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
 
 
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
-    machine, zero = tariff.machine, np.zeros(found.crowd.count)
+    machine, zero = tariff.machine, np.zeros(found.sample.count)
     load = _Load(*(zero.copy() for _ in range(7)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
         if phase.is_shared:
-            load.multiplying /= found.crowd.mesh.size
-            calls = calls / found.crowd.mesh.size
+            load.multiplying /= found.sample.mesh.size
+            calls = calls / found.sample.mesh.size
         load.processor += load.multiplying
         load.operations += calls
     for moved in phase.moved:
         _move(load, moved, phase, tariff)
     if phase.claims:
-        link = "between" if found.crowd.node_count > 1 else "node"
+        link = "between" if found.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
     return load
 
 
-def _products(work: Work, tariff: Tariff) -> tuple[Figures, Figures]:
+def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:
     """Seconds of a rank's local products, and how many there are."""
     kernel = tariff.local
     (m, n, k), (cut_m, cut_n, cut_k) = work.extents, work.pieces

@@ -28,15 +28,15 @@ Windows = tuple[Numbers, Numbers]
 
 
 @dataclass(frozen=True, eq=False)
-class Marks:
-    """The spans that people hold, or want, along one dimension."""
+class DimSpans:
+    """The spans that ranks hold, or want, along one dimension."""
 
     low: Numbers
     """(different spans, runs): where each run begins; empty runs fill up."""
     high: Numbers
     """Where it ends."""
     of: Numbers
-    """Which of the different spans each person has."""
+    """Which of the different spans each rank has."""
     lengths: Figures
     """Indices of each span."""
     extent: int
@@ -56,7 +56,7 @@ class Marks:
 
     @property
     def each(self) -> Figures:
-        """Indices that each person has."""
+        """Indices that each rank has."""
         return np.asarray(self.lengths[self.of])
 
     @property
@@ -65,13 +65,15 @@ class Marks:
         return len(self.lengths)
 
 
-def marks(layout: Layout, dim: int, extent: int, grid: MeshShape, coords: Mapping[str, Numbers], people: int) -> Marks:
-    """What people at these coordinates hold of one dimension of a placement, pins apart."""
+def dim_spans(
+    layout: Layout, dim: int, extent: int, grid: MeshShape, coords: Mapping[str, Numbers], ranks: int
+) -> DimSpans:
+    """What ranks at these coordinates hold of one dimension of a placement, pins apart."""
     split = layout.splits[dim]
     axes = tuple(dict.fromkeys(axis for level in split for axis in (*level.axes, *level.skew)))
     if not axes:
         whole, first = np.array([[extent]]), np.zeros(1, np.int64)
-        return Marks(0 * whole, whole, np.zeros(people, np.int64), whole[0].astype(float), extent, 1, first)
+        return DimSpans(0 * whole, whole, np.zeros(ranks, np.int64), whole[0].astype(float), extent, 1, first)
     sizes = tuple(grid.axis_size(axis) for axis in axes)
     keys = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
     _, first, of = np.unique(keys, return_index=True, return_inverse=True)
@@ -85,7 +87,7 @@ def marks(layout: Layout, dim: int, extent: int, grid: MeshShape, coords: Mappin
     block, offset, *_ = (*map(int, split[0].args), 0) if is_dealt else (0, 0)
     lengths = (high - low).sum(axis=1).astype(float)
     dealt = (block, offset) if is_dealt else None
-    return Marks(low, high, which[of.reshape(-1)], lengths, extent, parts, edges, dealt)
+    return DimSpans(low, high, which[of.reshape(-1)], lengths, extent, parts, edges, dealt)
 
 
 def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows | None:
@@ -174,16 +176,16 @@ def _edges_of(split: Split, extent: int, sizes: tuple[tuple[str, int], ...]) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Common:
+class SpanOverlap:
     """What spans that are wanted have in common with spans that are held."""
 
-    wanted: Marks
-    held: Marks
+    wanted: DimSpans
+    held: DimSpans
     all: Figures | None
     """Indices in common, of each wanted span with each that is held; None where there are too many."""
 
     @classmethod
-    def of(cls, wanted: Marks, held: Marks) -> Common:
+    def of(cls, wanted: DimSpans, held: DimSpans) -> SpanOverlap:
         """Compare them."""
         is_small = wanted.count * held.count <= DENSE and wanted.low.size * held.low.size <= RUNS
         return cls(wanted, held, _met(wanted, held) if is_small else None)
@@ -227,14 +229,14 @@ class Common:
         return np.asarray(np.minimum(held.parts, np.minimum(wanted.lengths, np.ceil(share * held.low.shape[1]))))
 
 
-def _met(wanted: Marks, held: Marks) -> Figures:
+def _met(wanted: DimSpans, held: DimSpans) -> Figures:
     """Indices in common, of each with each."""
     high = np.minimum(wanted.high.reshape(-1, 1), held.high.reshape(1, -1))
     met = np.maximum(0, high - np.maximum(wanted.low.reshape(-1, 1), held.low.reshape(1, -1)))
     return np.asarray(met.reshape(*wanted.low.shape, *held.low.shape).sum(axis=(1, 3)), np.float64)
 
 
-def _blocks_met(wanted: Marks, held: Marks, block: int, offset: int) -> Figures:
+def _blocks_met(wanted: DimSpans, held: DimSpans, block: int, offset: int) -> Figures:
     """Parts that are dealt out in blocks and that each wanted span meets; of long runs at most as many as there are."""
     is_there = wanted.low < wanted.high
     first, last = ((edge + offset) // block for edge in (wanted.low, wanted.high - 1))
@@ -245,7 +247,7 @@ def _blocks_met(wanted: Marks, held: Marks, block: int, offset: int) -> Figures:
     return np.asarray(np.minimum(held.parts, np.where(is_there, last - first + 1, 0).sum(axis=1)), np.float64)
 
 
-def _parts_met(wanted: Marks, edges: Numbers) -> Figures:
+def _parts_met(wanted: DimSpans, edges: Numbers) -> Figures:
     """Parts between `edges` that each wanted span meets, each counted once."""
     first = np.searchsorted(edges, wanted.low, "right")
     last = np.searchsorted(edges, wanted.high - 1, "right")
@@ -253,6 +255,3 @@ def _parts_met(wanted: Marks, edges: Numbers) -> Figures:
     met = np.where(is_there, last - first + 1, 0)
     again = is_there[:, 1:] & is_there[:, :-1] & (first[:, 1:] == last[:, :-1])  # two runs in one part
     return np.asarray(met.sum(axis=1) - again.sum(axis=1), np.float64)
-
-
-__all__ = ["Common", "Figures", "Marks", "Numbers", "marks", "windows"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rma_mm.policy.model.locality import Crowd
+from rma_mm.policy.model.locality import RankSample
 from rma_mm.policy.model.spans import Figures
 
 FLAT = 4
@@ -44,7 +44,7 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class LocalWork:
     """What ranks multiply."""
 
     extents: tuple[Figures, Figures, Figures]
@@ -60,7 +60,7 @@ class Phase:
     """What goes on between two meetings of all ranks."""
 
     moved: list[Moved] = field(default_factory=list)
-    work: Work | None = None
+    work: LocalWork | None = None
     steps: Figures | float = 1.0
     """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
     claims: float = 0.0
@@ -77,7 +77,7 @@ class Phase:
 class Account:
     """Everything that a product does."""
 
-    crowd: Crowd
+    sample: RankSample
     phases: list[Phase]
     held: Figures
     """Elements that a rank holds."""
@@ -107,11 +107,11 @@ NO_TRAFFIC = Traffic()
 
 def traffic(found: Account) -> Traffic:
     """The words of an account."""
-    total = found.crowd.mesh.size
+    total = found.sample.mesh.size
     between = within = in_place = messages = 0.0
-    busiest = np.zeros(found.crowd.count)
+    busiest = np.zeros(found.sample.count)
     for moved in (each for phase in found.phases for each in phase.moved):
-        node, other, calls = (found.crowd.mean(x) * total for x in (moved.node, moved.between, moved.messages))
+        node, other, calls = (found.sample.mean(x) * total for x in (moved.node, moved.between, moved.messages))
         between += other
         messages += calls
         within, in_place = (within, in_place + node) if moved.how == "view" else (within + node, in_place)

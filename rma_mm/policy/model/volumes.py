@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.locality import Crowd, Spread, crowd
-from rma_mm.policy.model.panels import Torn, WorkBoxes, cut
-from rma_mm.policy.model.spans import Figures, Marks
-from rma_mm.policy.model.traffic import FLAT, Account, Moved, Phase, Work
+from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
+from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
+from rma_mm.policy.model.spans import DimSpans, Figures
+from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
 from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row
@@ -32,40 +32,40 @@ def account(row: Row, problem: Problem, width: int = WIDTH) -> Account:
 def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     boxes = WorkBoxes(Fitted.of(row, problem))
-    return sum(boxes.crowd.distance(boxes.spread(x)) for x in ("AB" if boxes.fitted.is_here else "ABC"))
+    return sum(boxes.sample.distance(boxes.spread(x)) for x in ("AB" if boxes.fitted.is_here else "ABC"))
 
 
 def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
     """Summands are pushed into a placement that holds each element once; of replicas one pushes."""
-    people, single = crowd(mesh), layout.single(mesh)
-    coords, speaks = people.coords(layout.mesh(mesh)), people.holds(layout)
+    sample, single = rank_sample(mesh), layout.single(mesh)
+    coords, speaks = sample.coords(layout.mesh(mesh)), sample.holds(layout)
     for axis in layout.replicated_axes(mesh):
         speaks = speaks & (coords[axis] == 0)
-    moved = _whole(people, x, "accumulate", single, shape, people.parts(layout, shape), speaks)
-    return Phase([moved], opened=people.words(single, shape), barriers=2)
+    moved = _whole(sample, x, "accumulate", single, shape, sample.parts(layout, shape), speaks)
+    return Phase([moved], opened=sample.words(single, shape), barriers=2)
 
 
 def _whole(
-    people: Crowd, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[Marks, Marks],
+    sample: RankSample, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans],
     is_any: NDArray[np.bool_], group: int = 1,
 ) -> Moved:  # fmt: skip
     """A part of a matrix that moves as a whole."""
-    found = people.spread(source, shape, wanted, is_any)
+    found = sample.spread(source, shape, wanted, is_any)
     calls = found.cuts[0] * found.cuts[1]
-    return _served(people, Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source, shape)
+    return _served(sample, Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source, shape)
 
 
-def _served(people: Crowd, moved: Moved, source: Layout, shape: tuple[int, int]) -> Moved:
+def _served(sample: RankSample, moved: Moved, source: Layout, shape: tuple[int, int]) -> Moved:
     """With what the owners send to other nodes, or receive from them, which is shared out as they hold it."""
     if not source.pins or moved.how == "shift" or not moved.between.any():  # else all send alike
         return moved
-    held = people.held(source, shape)
-    usual = people.mean(held)
+    held = sample.held(source, shape)
+    usual = sample.mean(held)
     if not usual:
         return moved
     is_tree = moved.how == "broadcast" and moved.group > FLAT  # who has received sends on
     share = ceil(log2(moved.group)) / (moved.group - 1) if is_tree else 1.0
-    return replace(moved, served=people.mean(moved.between) * share / usual * held)
+    return replace(moved, served=sample.mean(moved.between) * share / usual * held)
 
 
 class _Volumes:
@@ -75,8 +75,8 @@ class _Volumes:
         self.fitted = fitted
         self.row, self.given, self.mesh, self.dim = fitted.row, fitted.given, fitted.given.mesh, fitted.dim
         self.boxes = WorkBoxes(fitted)
-        self.crowd = self.boxes.crowd
-        self.zero = np.zeros(self.crowd.count)
+        self.sample = self.boxes.sample
+        self.zero = np.zeros(self.sample.count)
 
     def account(self) -> Account:
         partial = [x for x in "AB" if self.given.layout(x).partial]
@@ -87,14 +87,14 @@ class _Volumes:
         found = self.queue() if self.fitted.is_queue else self.walk()
         for phase in found:
             phase.moved = [
-                _served(self.crowd, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
+                _served(self.sample, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
                 for moved in phase.moved
             ]
         held = self.held(found[-1])
         if self.fitted.is_gathered:
             moved = self.copied("C", self.given.layout("C"), self.given.share)
             found.append(Phase([moved], barriers=int(moved.group == 1)))
-        return Account(self.crowd, [*phases, *found], held)
+        return Account(self.sample, [*phases, *found], held)
 
     def held(self, walk: Phase) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
@@ -103,7 +103,7 @@ class _Volumes:
         homes += list(self.fitted.staged.items())
         total = self.zero
         for x, layout in homes:
-            total = total + self.crowd.held(layout, self.given.extent(x))
+            total = total + self.sample.held(layout, self.given.extent(x))
         for moved in walk.moved:
             alive = PANELS if self.fitted.is_queue else np.minimum(PANELS, walk.steps)
             share = alive / walk.steps if moved.x != "C" or self.fitted.is_queue else 1.0
@@ -115,8 +115,8 @@ class _Volumes:
         """An operand on its way from one placement to another, as a whole."""
         shape = self.given.extent(x)
         group = self.size(to, self.fitted.copy_axes(x, to, source))
-        how, wanted = "all-gather" if group > 1 else "get", self.crowd.parts(to, shape)
-        return _whole(self.crowd, x, how, source, shape, wanted, self.crowd.holds(to), group)
+        how, wanted = "all-gather" if group > 1 else "get", self.sample.parts(to, shape)
+        return _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
         """Ranks along axes of a placement."""
@@ -130,17 +130,17 @@ class _Volumes:
     @property
     def opened(self) -> Figures:
         """Words of C that ranks open and finish."""
-        return self.crowd.words(self.given.share, self.given.extent("C"))
+        return self.sample.words(self.given.share, self.given.extent("C"))
 
     # -- the walk ---------------------------------------------------------------------------------
 
     def walk(self) -> list[Phase]:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
         spreads = {x: self.boxes.spread(x) for x in "AB"}
-        work, steps, torn = cut(self.boxes, spreads)
+        work, steps, repacked = cut(self.boxes, spreads)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
-            (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, torn)
+            (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, repacked)
         first = [before] if before.moved else []
         if self.fitted.is_here:
             if self.given.keeps_c:
@@ -150,7 +150,7 @@ class _Volumes:
         phase.barriers = 1
         return [Phase(opened=self.opened, barriers=1), *first, phase]
 
-    def fetched(self, x: str, found: Spread, steps: Figures, torn: Torn) -> list[Moved]:
+    def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""
         zero = self.zero
         rows, cols = found.cuts
@@ -169,7 +169,7 @@ class _Volumes:
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
         is_viewed = x in self.fitted.read.in_place
-        gathered = torn[x]
+        gathered = repacked[x]
         again = np.maximum(1.0, steps / np.maximum(1.0, owners)) if self.dim in OPERAND_DIMS[x] else 1.0
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
         crossing = found.between / self.boxes.sharers(x)
@@ -195,44 +195,37 @@ class _Volumes:
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
 
     def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> Moved:
-        """What goes round a ring comes from a rank's neighbour, whoever owns it."""
-        is_apart = self.is_apart(x)
-        return Moved(x, "shift", np.zeros_like(words), words * ~is_apart, words * is_apart, calls, group, run)
-
-    def is_apart(self, x: str) -> NDArray[np.bool_]:
-        """Whose neighbour in the ring along the axes that do not cut an operand lives on another node."""
-        grid, free = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
-        coords = self.crowd.coords(grid)
-        sizes = tuple(grid.axis_size(axis) for axis in free)
-        place = np.ravel_multi_index([coords[axis] for axis in free], sizes)
-        following = dict(zip(free, np.unravel_index((place + 1) % prod(sizes), sizes), strict=True))
+        """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
+        grid, axes = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
+        coords, sizes = self.sample.coords(grid), [grid.axis_size(axis) for axis in axes]
+        place = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
+        following = dict(zip(axes, np.unravel_index((place + 1) % group, sizes), strict=True))
         ranks = np.ravel_multi_index([following.get(axis, coords[axis]) for axis in grid.names], grid.shape)
-        there = np.array([self.mesh.nodes[rank] for rank in ranks.tolist()])
-        return np.asarray(there[: self.crowd.count] != self.crowd.nodes[: self.crowd.count])
+        there = np.array([self.mesh.nodes[rank] for rank in ranks[: self.sample.count].tolist()])
+        is_apart = there != self.sample.nodes
+        return Moved(x, "shift", self.zero, words * ~is_apart, words * is_apart, calls, group, run)
 
     def pushed(self, steps: Figures) -> list[Moved]:
         """How products come to the owners of C."""
         found = self.boxes.spread("C")
         rows, cols = found.cuts
-        is_reduced = self.row.result == "reduce" and "C" in self.row.grouped
-        group = self.group("C") if is_reduced else 1
+        owners, is_reduced = rows * cols, self.row.result == "reduce"
+        group = self.group("C") if is_reduced and "C" in self.row.grouped else 1
         if group > 1:
-            how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             if self.row.own_last:
-                return [self.shifted("C", found.foreign, np.maximum(1.0, rows * cols), group, found.run)]
-            calls = np.where(found.foreign > 0, rows * cols, 1.0)
-            zero, rounds = self.zero, self.rounds("C", found, steps, LINGERING)
-            return [Moved("C", how, zero, found.node, found.between, calls, group, found.run, rounds)]
-        parts = steps if self.row.result == "accumulate" and self.dim in OPERAND_DIMS["C"] else 1.0
-        again = steps if self.row.result == "accumulate" and self.dim == 2 else 1.0
-        calls = np.maximum(rows * cols, parts * np.minimum(rows * cols, 1.0))
+                return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, found.run)]
+            how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
+            calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
+            return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds)]
+        parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
+        again = steps if not is_reduced and self.dim == 2 else 1.0
+        calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words * again / sharers for words in (found.own, found.node, found.between))
         moved = [Moved("C", "accumulate", own, node, between, calls * again * np.ones_like(own), run=found.run)]
         if np.any(summed):
-            zero = np.zeros_like(summed)
-            moved.append(Moved("C", "reduce", zero, summed, zero, np.ones_like(summed)))
+            moved.append(Moved("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved
 
     # -- the queue --------------------------------------------------------------------------------
@@ -243,17 +236,17 @@ class _Volumes:
         counts = self.tasks()
         total = float(prod(counts))
         shares = total / mesh.size
-        ones = np.ones(self.crowd.count)
-        beyond = 1 - self.crowd.populations / mesh.size
+        ones = np.ones(self.sample.count)
+        beyond = 1 - self.sample.populations / mesh.size
         near = 1 - 1 / mesh.size - beyond
         moved = []
         faces = {"A": float(m * k * counts[1]), "B": float(k * n * counts[0]), "C": float(m * n * counts[2])}
         for x, words in faces.items():
-            marks = self.crowd.parts(self.fitted.layout(x), self.given.extent(x))
-            owners = max(1.0, prod(marks[d].parts / max(1, counts[at]) for d, at in enumerate(OPERAND_DIMS[x])))
+            spans = self.sample.parts(self.fitted.layout(x), self.given.extent(x))
+            owners = max(1.0, prod(spans[d].parts / max(1, counts[at]) for d, at in enumerate(OPERAND_DIMS[x])))
             mine, calls = ones * words / mesh.size, ones * shares * owners
             column = OPERAND_DIMS[x][1]
-            run = min(marks[1].run, max(1.0, self.given.shape[column] / max(1, counts[column])))
+            run = min(spans[1].run, max(1.0, self.given.shape[column] / max(1, counts[column])))
             if x == "C":
                 moved.append(Moved(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
@@ -263,7 +256,7 @@ class _Volumes:
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
         panels = max(1.0, ceil(k / max(1, counts[2]) / self.fitted.width))
-        work = Work(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
+        work = LocalWork(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
         walk = Phase(moved, work, steps=max(1.0, shares), claims=shares + 1, is_shared=True, barriers=1)
         return [Phase(opened=self.opened, barriers=1), walk]
 
@@ -272,7 +265,7 @@ class _Volumes:
         m, n, k = self.given.shape
         if not (m and n and k):
             return [0, 0, 0]
-        tiles = self.crowd.parts(self.given.target, (m, n))
+        tiles = self.sample.parts(self.given.target, (m, n))
         counts = [*(max(1, min(each.parts, each.extent // limits.NARROW)) for each in tiles), 1]
         widths = [-(-extent // count) for extent, count in zip((m, n, k), counts, strict=True)]
         while (dim := self.fitted.next_halved(counts, widths)) is not None:

@@ -16,9 +16,10 @@ import numpy as np
 from rma_mm.errors import OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
+from rma_mm.policy.model.volumes import summed
 from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
 from rma_mm.schedule.row import same_place
 
@@ -140,28 +141,13 @@ def product_seconds(request: Request) -> float:
 
 def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
     """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
-    people = crowd(mesh)
+    sample = rank_sample(mesh)
     phases = []
     if source.partial:
-        single = source.single(mesh)
-        phases.append(_summed(mesh, shape, source, single))
-        source = single
+        phases.append(summed("A", mesh, shape, source))
+        source = source.single(mesh)
     phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
-    return bill(Account(people, phases, np.zeros(people.count)), tariff).seconds
-
-
-def _summed(mesh: MeshShape, shape: Shape, source: Layout, single: Layout) -> Phase:
-    """Summands are pushed to where each element is once; of replicas one pushes."""
-    people = crowd(mesh)
-    coords, speaks = people.coords(source.mesh(mesh)), people.holds(source)
-    for axis in source.replicated_axes(mesh):
-        speaks = speaks & (coords[axis] == 0)
-    rows, cols = (people.marks(source, dim, extent) for dim, extent in enumerate(shape))
-    found = people.spread(single, shape, (rows, cols), speaks)
-    calls = found.cuts[0] * found.cuts[1]
-    moved = Moved("A", "accumulate", found.own, found.node, found.between, calls, run=found.run)
-    mine = people.marks(single, 0, shape[0]).each * people.marks(single, 1, shape[1]).each
-    return Phase([moved], opened=mine[: people.count], barriers=2)
+    return bill(Account(sample, phases, np.zeros(sample.count)), tariff).seconds
 
 
 def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
@@ -169,11 +155,11 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
 
     What others must send comes as it lies at its owner, and is put into place once it is there.
     """
-    people = crowd(mesh)
-    rows, cols = (people.marks(target, dim, extent) for dim, extent in enumerate(shape))
-    found = people.spread(source, shape, (rows, cols), people.holds(target))
-    held = people.marks(source, 1, shape[1])
-    zero = np.zeros(people.count)
+    sample = rank_sample(mesh)
+    rows, cols = sample.parts(target, shape)
+    found = sample.spread(source, shape, (rows, cols), sample.holds(target))
+    held = sample.spans(source, 1, shape[1])
+    zero = np.zeros(sample.count)
     loaded = found.node if in_place else zero
     sent = found.foreign - loaded
     put = zero if cols.run <= held.run else sent  # else it lies in one stretch here, and comes there at once

@@ -15,7 +15,7 @@ from rma_mm.algorithms.search import cosma_grids
 from rma_mm.errors import MeshError, OptionError, RmaError
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.model.locality import crowd
+from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.lower_bounds import least_words
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
@@ -159,7 +159,7 @@ def prices(question: SweepRequest) -> list[Price]:
             price = _price(question, name, request)
             if name not in best or _order(price) < _order(best[name]):
                 best[name] = price
-        crowd.cache_clear()  # of a million ranks it holds a lot
+        rank_sample.cache_clear()  # of a million ranks it holds a lot
     return sorted(best.values(), key=_order)
 
 

@@ -67,7 +67,7 @@ class Fitted:
 
     # -- the walk ---------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def dim(self) -> int:
         """Which of m, n and k a rank walks in time."""
         return DIMS.index(self.row.over)
@@ -93,7 +93,7 @@ class Fitted:
             return False
         return x not in (self.row.whole if dim == self.dim else self.row.grouped)
 
-    @cached_property
+    @property
     def start_axes(self) -> tuple[str, ...]:
         """The axes of the work's grid by whose coordinates starts are rotated."""
         if self.row.order != "rotated":
@@ -128,7 +128,7 @@ class Fitted:
         """Whether ranks read all of A and B that is on their node where it lies, and so C."""
         return self.is_here and self.read.in_place == "AB" and not self.row.grouped
 
-    @cached_property
+    @property
     def is_in_reach(self) -> bool:
         """Whether that is all of A and B, so that nothing but density asks for slots."""
         return self.loads_all and self.given.mesh.is_one_node
@@ -166,7 +166,7 @@ class Fitted:
         """Whether the ranks of a group start at different places, so that slices go round."""
         return not set(self.start_axes).isdisjoint(self.group_axes(x))
 
-    @cached_property
+    @property
     def may_share(self) -> bool:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         return self.given.shares and not self.given.mesh.is_one_node and not self.row.grouped and not self.is_queue

@@ -21,7 +21,7 @@ from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
 from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
 from rma_mm.schedule.lowering.walk import Turn, turns
-from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Copy, Finish, Multiply, Op, Ref, Scale, Slot
+from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Finish, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.passes import frames, prefetch
 from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
 from rma_mm.schedule.schedule import Home, Pool, Schedule, held
@@ -72,10 +72,13 @@ class _Lowering:
         for x in "AB":
             if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
-        if self.fitted.staged:
-            ops += [*self.brought(rank), Barrier(0)]
+        for x, layout in self.fitted.staged.items():
+            ops += self.copied(x, layout, self.given.layout(x), rank)
+        ops += [Barrier(0)] if self.fitted.staged else []
         ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
-        return ops + self.gathered(rank)
+        if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
+            ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.share, rank)]
+        return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
@@ -94,13 +97,9 @@ class _Lowering:
 
     def passes(self, ops: list[Op], rank: int) -> list[Op]:
         for x in self.row.grouped:
-            group = self.group(rank, x)
-            if len(group) > 1:
-                prove = (
-                    partial(pushes, is_dense=self.is_dense) if x == "C" else partial(pulls, at_once=x in self.row.whole)
-                )
-                proof = self.proof(("walk", x, group), prove, self.walk, group, x)
-                ops = proof(ops, rank) if proof else ops
+            group = self.along(self.work, self.fitted.group_axes(x), rank)
+            pulling, pushing = partial(pulls, at_once=x in self.row.whole), partial(pushes, is_dense=self.is_dense)
+            ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -123,61 +122,37 @@ class _Lowering:
         """The ranks of a node."""
         return [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
 
-    def proof(
-        self, key: object, prove: Callable[..., Pass | None], member: Callable[[int], list[Op]],
-        group: tuple[int, ...], x: str,
-    ) -> Pass | None:  # fmt: skip
-        """The pass for a group, proved once for all its members."""
-        if key not in self.proved:
-            self.proved[key] = prove(member, group, x)
-        return self.proved[key]
-
     # -- groups -----------------------------------------------------------------------------------
 
-    def group(self, rank: int, x: str) -> tuple[int, ...]:
-        """The ranks that work on the same slices of A or B, or add to the same part of C; in ring order."""
-        return self.along(self.work, self.fitted.group_axes(x), rank)
+    def by_group(
+        self, ops: list[Op], rank: int, key: tuple[str, str, tuple[int, ...]], member: Callable[[int], list[Op]],
+        prove: Callable[..., Pass | None],
+    ) -> list[Op]:  # fmt: skip
+        """`ops` moved by a group, where a pass can be: proved once for all its members. key: what, operand, group."""
+        _, x, group = key
+        if len(group) > 1 and key not in self.proved:
+            self.proved[key] = prove(member, group, x)
+        proof = self.proved.get(key)
+        return proof(ops, rank) if proof else ops
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-        """A rank and those beside it along axes of a placement; none beyond its grid."""
+        """A rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
         grid, at = layout.mesh(self.mesh), layout.coords(self.mesh, rank)
         return tuple(grid.rank(to) for to in grid.along(axes, at)) if at is not None else ()
 
     # -- before and after the product -------------------------------------------------------------
 
-    def brought(self, rank: int) -> list[Op]:
-        """Operands on their way from where they are to where the row wants them."""
-        ops: list[Op] = []
-        for x, layout in self.fitted.staged.items():
-            ops += self.together(partial(self.staging, x), x, layout, self.given.layout(x), rank)
-        return ops
-
-    def staging(self, x: str, rank: int) -> list[Op]:
-        """Copies that bring this rank's part of an operand."""
-        shape, given = self.given.extent(x), self.given.layout(x)
-        mine = held(self.fitted.staged[x], shape, self.mesh, rank)
-        return copies(self.mesh, shape, given, (x, self.fitted.sources[x]), mine, rank)
-
-    def gathered(self, rank: int) -> list[Op]:
-        """A replicated C was computed once; each replica takes what others made."""
-        if not self.fitted.is_gathered:
-            return []
-        return [Barrier(0), *self.together(self.gathering, "C", self.given.layout("C"), self.given.share, rank)]
-
-    def gathering(self, rank: int) -> list[Op]:
-        """Copies of what other replicas computed of this rank's part of C."""
-        shape = self.given.extent("C")
-        mine = held(self.given.layout("C"), shape, self.mesh, rank)
-        found = copies(self.mesh, shape, self.given.share, ("C", "C"), mine, rank)
-        return [op for op in found if isinstance(op, Copy) and op.src.rank != rank]
-
-    def together(
-        self, member: Callable[[int], list[Op]], x: str, to: Layout, source: Layout, rank: int
-    ) -> list[Op]:
-        """A rank's Copies into a home, by group operations where the row moves the operand so."""
+    def copied(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+        """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
         group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
-        proof = self.proof(("copies", x, group), pulls, member, group, x) if len(group) > 1 else None
-        return proof(member(rank), rank) if proof else member(rank)
+        member = partial(self.copies, x, to, source)
+        return self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
+
+    def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
+        """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
+        shape, home = self.given.extent(x), self.fitted.sources.get(x, x)
+        found = copies(self.mesh, shape, source, (x, home), held(to, shape, self.mesh, rank), rank)
+        return [op for op in found if home != x or op.src.rank != rank]
 
     # -- what a rank walks over in time -----------------------------------------------------------
 

@@ -54,7 +54,7 @@ def summed(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank
 
 def copies(
     mesh: MeshShape, shape: tuple[int, int], layout: Layout, homes: tuple[str, str], region: Region, rank: int
-) -> list[Op]:
+) -> list[Copy]:
     """Copies of `region` from the first home, placed by `layout`, into this rank's part of the second."""
     source, target = homes
     found = pieces(mesh, shape, layout, region, rank)
