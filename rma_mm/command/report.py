@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from rma_mm.command.frame import say
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
@@ -154,13 +152,6 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
     return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
 
 
-def print_result(lines: Sequence[str]) -> None:
-    """Write lines to standard output; a reader that has gone away is no error."""
-    with suppress(BrokenPipeError):
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
-
-
 def check_report(flag: str, path: str | None) -> None:
     """Raise FileFormatError where a report could not be written."""
     if path not in (None, "-"):
@@ -174,7 +165,7 @@ def write_json(flag: str, path: str | None, document: dict[str, Any], indent: in
         return
     text = json.dumps(document, indent=indent, allow_nan=False)
     if path == "-":
-        print_result([text])
+        say(text)
     else:
         write_whole(f"{flag} {named(path)}", path, text + "\n")
 
