@@ -22,7 +22,7 @@ import numpy as np
 from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
 from rma_mm.command.frame import DONE, Frame, say
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
-from rma_mm.errors import FileFormatError, named, quoted
+from rma_mm.errors import FileFormatError, RmaError, named, quoted
 from rma_mm.flavours import FLAVOURS
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
@@ -132,15 +132,15 @@ def _ranks(mesh: Mesh) -> str:
 
 def _write(found: Survey, machine: Machine, options: CalibrateOptions) -> None:
     """Write the files that were asked for. Raises FileFormatError."""
-    if options.json:
-        write_whole(f"--json {named(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
-    if options.plot:
-        picture = BytesIO()
-        try:
+    try:
+        if options.json:
+            write_whole(f"--json {named(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
+        if options.plot:
+            picture = BytesIO()
             draw(found, picture, options.plot.rpartition(".")[2])
-        except ValueError as error:  # a format that matplotlib does not know
-            raise FileFormatError(f"--plot {named(options.plot)}: cannot be written: {error}") from None
-        write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
+            write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
+    except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+        raise FileFormatError(f"cannot be written: {error}") from None
 
 
 # -- as text --------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.execution.accumulators import Sums
-from rma_mm.runtime.execution.addressing import Places, name_of, slots
+from rma_mm.runtime.execution.addressing import Box, Places, name_of, slots
 from rma_mm.runtime.execution.collectives import bind_group
 from rma_mm.runtime.execution.epilogue import Closings
 from rma_mm.runtime.execution.node_slots import Fetch, Shared
 from rma_mm.runtime.execution.poisoned_slots import Slots
 from rma_mm.runtime.execution.tracing import Move, Trace, TracedTransfer, op_noted, transfer_noted
+from rma_mm.runtime.execution.unpacking import Unpacked, is_packed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.ops import (
     Accumulate,
@@ -140,7 +141,7 @@ class Binding:
 
     def copy(self, op: Copy) -> None:
         """A slot may take several copies at once; what it held before is awaited."""
-        transfer = self.noted(self.transfer(op.src, op.dst, add=False), op)
+        transfer = self.get(op)
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
             self.setup.transfers.append(transfer)
             self.fetch(op.dst.buffer).transfers.append(transfer)
@@ -148,12 +149,22 @@ class Binding:
         self.wait(f"read {name}" for name in slots([op.dst]))
         self.begin(transfer, f"fill {name_of(op.dst)}")
 
-    def transfer(self, remote: Ref, local: Ref, add: bool) -> Transfer:
+    def get(self, op: Copy) -> Transfer:
+        """What is copied, into its place: by way of other memory where that is quicker, or it is cast."""
+        place, schedule = self.places.box(op.dst), self.places.schedule
+        assert isinstance(op.src.buffer, str)
+        block, _ = self.places.block(op.src.buffer, summing=False)
+        assert block is not None
+        if not is_packed(self.setup.mesh, schedule, op, block.dtype != place[0].dtype):
+            return self.noted(self.transfer(op.src, place, add=False), op)
+        landing = self.places.copied_area(op.dst, block.dtype)
+        inner = self.transfer(op.src, (landing, Region.whole(landing.shape)), add=False)
+        return Unpacked(self.noted(inner, op), landing, place)
+
+    def transfer(self, remote: Ref, local: Box, add: bool) -> Transfer:
         """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
         assert isinstance(remote.buffer, str)
-        schedule = self.places.schedule
-        where, here = schedule.holds(remote).locate(remote.region), schedule.holds(local).locate(local.region)
-        origin = self.places.whole(local, summing=False)
+        where, (origin, here) = self.places.schedule.holds(remote).locate(remote.region), local
         block, flipped = self.places.block(remote.buffer, summing=add)
         assert block is not None
         sums = self.scalars.sums
@@ -181,11 +192,11 @@ class Binding:
         if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
             if sums.are_keys(op.dst, source.dtype):
                 self.act(sums.turned(self.places.box(op.src)), op)
-            self.begin(self.noted(self.transfer(op.dst, op.src, add=True), op), key)
+            self.begin(self.noted(self.transfer(op.dst, self.places.box(op.src), add=True), op), key)
             return
         schedule = self.places.schedule
         where = schedule.holds(op.src).locate(op.src.region)
-        copied = self.places.cast_area(op.src, block.dtype)
+        copied = self.places.copied_area(op.src, block.dtype)
         target = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
         self.act(lambda: cast(source[where.selector()], copied), op)
         transfer = block.window.accumulate(op.dst.rank, target, copied, *Region.whole(copied.shape))
