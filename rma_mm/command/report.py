@@ -14,9 +14,9 @@ from rma_mm.command.frame import say
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
-from rma_mm.kernels import bind
 from rma_mm.kernels.choice.rates import calls_a_second
-from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.kernels.speed import square
+from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.files.unfinished import check_target, write_whole
 from rma_mm.runtime.products.plan import Plan
@@ -138,17 +138,14 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
         return None
     share = (math.prod(shape) / mesh.shape.size) ** (1 / 3)
     size = max(PROBE_SIZES[0], min(PROBE_SIZES[1], int(share)))
-    threads = get_threads()
-    set_threads(mesh.threads)
-    a, b, c = (np.full((size, size), x, working) for x in (1, 2, 0))
-    product = bind(a, b, c, kernel="blas")
-    product()
     best = 0.0
-    for _ in range(PROBES):
-        barrier(mesh.comm)
-        mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
-        best = max(best, sum(mesh.comm.allgather(mine)))
-    set_threads(threads)
+    with using_threads(mesh.threads):
+        product = square(size, working, "blas")
+        product()
+        for _ in range(PROBES):
+            barrier(mesh.comm)
+            mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
+            best = max(best, sum(mesh.comm.allgather(mine)))
     return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
 
 
