@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from rma_mm.elements.dtypes import parse_dtype
@@ -134,6 +135,12 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(f"{brief(message, QUOTED)}; {self.prog} --help lists the arguments")
 
 
+def check_plot(path: str | None) -> None:
+    """Raise OptionError where a plot is wanted and cannot be drawn here."""
+    if path and find_spec("matplotlib") is None:
+        raise OptionError("--plot: needs matplotlib, which is not installed: pip install matplotlib, or use --json")
+
+
 def _joined(argv: Sequence[str]) -> list[str]:
     """`argv` with values tied to their flags: argparse takes -1-2j for a flag, and a file for what --explain names."""
     words: list[str] = []
@@ -167,8 +174,8 @@ def _parser() -> Parser:
     add("-o", "--output", metavar="C.npy", help="where to write the result")
     _add_problem(add)
     _add_method(add)
-    add("--repeat", type=_count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
-    add("--warmup", type=_count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
+    add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
+    add("--warmup", type=count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
     add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
         "once more; products of generated matrices always are")  # fmt: skip
     add(
@@ -189,9 +196,9 @@ def _parser() -> Parser:
 
 def _add_problem(add: Any) -> None:
     """The flags that say what to multiply."""
-    add("--shape", type=_shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048)")
-    add("--dtype", type=_dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
-    add("--compute-dtype", type=_dtype, metavar="T", help="element type of the result, when not NumPy's choice")
+    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048)")
+    add("--dtype", type=dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
+    add("--compute-dtype", type=dtype, metavar="T", help="element type of the result, when not NumPy's choice")
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
     add("--transpose-a", action="store_true", help="op(A) is A transposed")
     add("--transpose-b", action="store_true", help="op(B) is B transposed")
@@ -201,25 +208,29 @@ def _add_problem(add: Any) -> None:
     add("--bias", metavar="b.npy", help="a vector that is added to C; needs --bias-per")
     add("--bias-per", choices=SIDES, help="whether it holds one value for each column of C, or for each row")
     add("--activation", choices=list(ACTIVATIONS), help="applied to C in the end; gelu is the exact form, with erf")
-    add("--result-dtype", type=_dtype, metavar="T", help="element type that C is stored in, rounded once")
-    add("--seed", type=_count(0), default=0, metavar="S", help="of generated matrices (0)")
+    add("--result-dtype", type=dtype, metavar="T", help="element type that C is stored in, rounded once")
+    add("--seed", type=count(0), default=0, metavar="S", help="of generated matrices (0)")
 
 
 def _add_method(add: Any) -> None:
     """The flags that say how to multiply."""
-    add("--mesh", type=_mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
+    add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
     add("--algorithm", default="auto", metavar="NAME", help="one of --list, or NAME:FORM (auto)")
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
-    add("--memory-limit", type=_size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
+    add("--memory-limit", type=size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
     *names, last = FLAVOURS
     known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
     add("--window", metavar="NAME", help=f"how memory is exposed: {known}")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
-    add("--threads", type=_count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
+    add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
 
 
-def _count(least: int, most: int = MOST) -> Any:
+# -- what a flag takes: text in, a value out, or ArgumentTypeError with the rule -------------------
+
+
+def count(least: int, most: int = MOST) -> Callable[[str], int]:
+    """A whole number from `least` to `most`."""
     return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
 
 
@@ -232,7 +243,8 @@ def _whole(text: str, least: int, most: int, rule: str, within: str | None = Non
     return int(text)
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def shape(text: str) -> tuple[int, ...]:
+    """M, N and K."""
     rule = "three whole numbers M,N,K, as 100,200,300"
     words = text.split(",")
     if len(words) != 3:
@@ -240,7 +252,8 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(_whole(word, 0, MOST, rule, text) for word in words)
 
 
-def _mesh(text: str) -> tuple[int, ...]:
+def mesh(text: str) -> tuple[int, ...]:
+    """Ranks along each axis."""
     rule = "one to three sizes, as 4, 2x3 or 2x3x2"
     words = text.split("x")
     if not 1 <= len(words) <= 3:
@@ -248,7 +261,8 @@ def _mesh(text: str) -> tuple[int, ...]:
     return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
 
 
-def _dtype(text: str) -> str:
+def dtype(text: str) -> str:
+    """The name of an element type."""
     try:
         return parse_dtype(text).name
     except RmaError as error:
@@ -269,7 +283,7 @@ def _scalar(text: str) -> complex:
     raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes a Python number, as 2, -0.5 or -1-2j")
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
     """Bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not found or (found[3] and not found[2]):

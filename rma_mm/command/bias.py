@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import BFLOAT16, check_dtype
 from rma_mm.errors import FileFormatError, RmaError, cut, named
 from rma_mm.runtime.files.npy_again import reread_vector
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,14 +23,8 @@ def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None) -> NDArray[Any]
 
     Collective. Raises FileFormatError on every rank.
     """
-    bias: NDArray[Any] | None = None
-    error: Exception | None = None
-    if comm.rank == 0:
-        try:
-            bias = _vector(path, dtype)
-        except Exception as caught:  # noqa: BLE001 - agreed on below: the others are waiting there
-            error = caught
-    agree_error(comm, error)
+    with agreed(comm):
+        bias = None if comm.rank else _vector(path, dtype)
     shared: NDArray[Any] = comm.bcast(bias)
     return shared
 
@@ -40,15 +34,13 @@ def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[A
 
     Raises FileFormatError on every rank where it is of another type or length.
     """
-    found = bias
-    error: Exception | None = None
     reader = min(1, comm.size - 1)
-    if comm.rank == reader:
+    with agreed(comm):
         try:
-            found = reread_vector(path, bias)
-        except (OSError, ValueError) as caught:
-            error = FileFormatError(f"--bias {named(path)}: cannot be read again to check the result: {caught}")
-    agree_error(comm, error)
+            found = reread_vector(path, bias) if comm.rank == reader else bias
+        except (OSError, ValueError) as error:
+            reason = f"cannot be read again to check the result: {error}"
+            raise FileFormatError(f"--bias {named(path)}: {reason}") from None
     shared: NDArray[Any] = comm.bcast(found, reader)
     return shared
 

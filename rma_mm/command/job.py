@@ -12,12 +12,12 @@ import numpy as np
 from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.bias import read_bias
 from rma_mm.command.checking import Check
+from rma_mm.command.frame import DONE, WRONG, Frame, say
 from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, check_report, gather_facts, is_page, print_result, write_json
-from rma_mm.command.signals import Interruption, cleaning
+from rma_mm.command.report import Facts, check_report, gather_facts, is_page, write_json
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import DtypeError, RmaError, ScheduleError, ShapeError, in_lines, named
+from rma_mm.errors import DtypeError, RmaError, ShapeError, named
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import cast, check_cast
@@ -36,7 +36,7 @@ from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.memory import memory_note
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
 from rma_mm.windows.waiting import barrier
@@ -44,19 +44,13 @@ from rma_mm.windows.waiting import barrier
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
-"""Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
-
 
 @dataclass
 class Job:
     """What one run has come to hold."""
 
     options: RunOptions
-    comm: MPI.Intracomm
-    interruption: Interruption
-    is_running: bool = False
-    """Whether the multiplication has begun: errors until then are the input's."""
+    frame: Frame
     files: dict[str, Source] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
     bias: Version | None = None
@@ -67,18 +61,21 @@ class Job:
     trace: Trace | None = None
     """What this rank does when, where a timeline is wanted."""
 
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """All ranks."""
+        comm: MPI.Intracomm = self.frame.comm
+        return comm
+
     def run(self) -> int:
-        """The exit code, the same on every rank. Raises what is nobody's input's fault."""
+        """The exit code, the same on every rank. Raises RmaError on all of them."""
         try:
             with ExitStack() as open_things:
                 return self._multiply(open_things)
-        except RmaError as error:
+        except RmaError:
             if self.output and self.comm.rank == 0:
                 self.output.discard()
-            if isinstance(error, ScheduleError):
-                raise
-            complain(self.comm.rank, str(error) + (cleaning(str(error)) if self.comm.rank == 0 else ""))
-            return FAILED if self.is_running else REFUSED
+            raise
 
     def _multiply(self, open_things: ExitStack) -> int:
         o = self.options
@@ -86,7 +83,7 @@ class Job:
         shape = self._shape()
         grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
-        mesh.when_lost = self.interruption.when_lost
+        mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)
@@ -94,14 +91,14 @@ class Job:
         self._show(plan)
         if note := memory_note(plan):  # before the system ends a rank without a word
             mesh.fallbacks.append(note)
-            complain(self.comm.rank, note)
+            self.frame.complain(note)
         self._check_start(plan)
         if o.dry_run:
             return DONE
         self._open_output(plan)
         a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
-        self.is_running = True
+        self.frame.has_begun = True
         seconds = self._execute(plan, a, b, c, before)
         self._write(c)
         made = {"A": a, "B": b, "C": c}
@@ -126,15 +123,11 @@ class Job:
         """Look at the input files, all before anything is multiplied. Raises FileFormatError on every rank."""
         o = self.options
         named = dict(zip("AB", o.files, strict=False)) | ({"C": o.c} if o.c is not None else {})
-        error: Exception | None = None
-        try:
+        with agreed(self.comm):
             self.files = {name: open_matrix(path, o.dtype if o.files else None) for name, path in named.items()}
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
-        except RmaError as caught:
-            error = caught
-        agree_error(self.comm, error)
 
     def _shape(self) -> tuple[int, int, int]:
         """(m, n, k). Raises ShapeError for operands that do not fit, naming all shapes."""
@@ -214,11 +207,11 @@ class Job:
         """Make sure that the result can be written. Raises FileFormatError on every rank."""
         if self.options.output is None:
             return
-        self.interruption.losing = self.options.output
+        self.frame.interruption.losing = self.options.output
         if self.comm.rank == 0:
-            self.interruption.unfinished = name_to_be(self.options.output)
+            self.frame.interruption.unfinished = name_to_be(self.options.output)
         self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype)
-        self.interruption.unfinished = self.output.temporary  # whoever ends the job removes it
+        self.frame.interruption.unfinished = self.output.temporary  # whoever ends the job removes it
 
     def _operands(
         self, mesh: Mesh, plan: Plan, shape: tuple[int, int, int]
@@ -249,19 +242,15 @@ class Job:
     def _show(self, plan: Plan) -> None:
         """What was asked to be told before the product, by rank 0. Raises FileFormatError on every rank."""
         o = self.options
-        error: Exception | None = None
-        if self.comm.rank == 0:
-            texts = [plan.explain(o.explain == "all")] if o.explain else [str(plan)] if o.dry_run else []
-            texts += [plan.frontier()] * o.frontier + [plan.picture()] * (o.picture == "-")
-            if texts and not (o.quiet and o.picture != "-"):
-                print_result(["\n\n".join(texts)])
-            try:
+        with agreed(self.comm):
+            if self.comm.rank == 0:
+                texts = [plan.explain(o.explain == "all")] if o.explain else [str(plan)] if o.dry_run else []
+                texts += [plan.frontier()] * o.frontier + [plan.picture()] * (o.picture == "-")
+                if texts and not (o.quiet and o.picture != "-"):
+                    say("\n\n".join(texts))
                 if o.picture is not None and o.picture != "-":
                     drawn = plan.page() if is_page(o.picture) else plan.picture()
                     write_whole(f"--picture {named(o.picture)}", o.picture, drawn)
-            except RmaError as caught:
-                error = caught
-        agree_error(self.comm, error)
 
     # -- the product, and after -------------------------------------------------------------------
 
@@ -293,24 +282,16 @@ class Job:
             return
         mesh = c.mesh.shape
         whole = c if c.layout.is_single(mesh) else c.redistribute(c.layout.single(mesh))
-        error: Exception | None = None
-        try:
+        with self.output.removed_by_errors():
             self.output.write(whole.region, whole.tile)
-        except RmaError as caught:
-            error = caught
-        self.output.agree(error)
 
     def _require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
-        error: Exception | None = None
-        try:
+        with agreed(self.comm):
             for file in self.files.values():
                 file.check()
             if self.bias is not None:
                 self.bias.check()
-        except RmaError as caught:
-            error = caught
-        agree_error(self.comm, error)
 
     def _publish(self) -> None:
         """Give the result its final name. Raises FileFormatError on every rank."""
@@ -318,38 +299,26 @@ class Job:
             return
         output, self.output = self.output, None
         output.finish()
-        self.interruption.unfinished = self.interruption.losing = ""
+        self.frame.interruption.unfinished = self.frame.interruption.losing = ""
 
     def _report(self, facts: Facts, verdict: Verdict | None, mesh: Mesh) -> None:
         """Print and write what came out, on rank 0. Raises FileFormatError on every rank."""
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []
-        error: Exception | None = None
-        if self.comm.rank == 0:
-            if verdict is not None and not verdict.ok:
-                kept = "; nothing was written" if o.output else ""
-                complain(0, f"the result is wrong: {verdict.reason}{kept}")
-                if self.output:
-                    self.output.discard()
-            elif not o.quiet and "-" not in (o.json, o.trace):
-                print_result(facts.lines())
-            try:
+        if verdict is not None and not verdict.ok:
+            kept = "; nothing was written" if o.output else ""
+            self.frame.complain(f"the result is wrong: {verdict.reason}{kept}")
+            if self.output:
+                self.output.discard()
+        elif not o.quiet and "-" not in (o.json, o.trace):
+            self.frame.say(*facts.lines())
+        with agreed(self.comm):
+            if self.comm.rank == 0:
                 write_json("--json", o.json, facts.json)
                 if records:
                     document = timeline(records, mesh.shape, mesh.node_of, facts.json, self.predicted)
                     write_json("--trace", o.trace, document, None)
-            except RmaError as caught:
-                error = caught
-        agree_error(self.comm, error)
+
 
 def _transposed(elements: Any) -> Any:
     return lambda rows, cols: elements(cols.T, rows.T).T
-
-
-def complain(rank: int, message: str) -> None:
-    """Say on rank 0's standard error what is wrong, in at most six lines."""
-    import sys
-
-    if rank == 0:
-        sys.stderr.write(in_lines(f"rma_mm: {message}"))
-        sys.stderr.flush()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from rma_mm.command.frame import say
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
-from rma_mm.kernels import bind
 from rma_mm.kernels.choice.rates import calls_a_second
-from rma_mm.kernels.threads import get_threads, set_threads
+from rma_mm.kernels.speed import square
+from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.needs import merged
 from rma_mm.runtime.files.unfinished import check_target, write_whole
 from rma_mm.runtime.products.plan import Plan
@@ -140,25 +138,15 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
         return None
     share = (math.prod(shape) / mesh.shape.size) ** (1 / 3)
     size = max(PROBE_SIZES[0], min(PROBE_SIZES[1], int(share)))
-    threads = get_threads()
-    set_threads(mesh.threads)
-    a, b, c = (np.full((size, size), x, working) for x in (1, 2, 0))
-    product = bind(a, b, c, kernel="blas")
-    product()
     best = 0.0
-    for _ in range(PROBES):
-        barrier(mesh.comm)
-        mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
-        best = max(best, sum(mesh.comm.allgather(mine)))
-    set_threads(threads)
+    with using_threads(mesh.threads):
+        product = square(size, working, "blas")
+        product()
+        for _ in range(PROBES):
+            barrier(mesh.comm)
+            mine = calls_a_second(product, PROBE_SECONDS) if mesh.is_member else 0.0
+            best = max(best, sum(mesh.comm.allgather(mine)))
     return best * (8 if working.kind == "c" else 2) * size**3 / 1e9
-
-
-def print_result(lines: Sequence[str]) -> None:
-    """Write lines to standard output; a reader that has gone away is no error."""
-    with suppress(BrokenPipeError):
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
 
 
 def check_report(flag: str, path: str | None) -> None:
@@ -174,7 +162,7 @@ def write_json(flag: str, path: str | None, document: dict[str, Any], indent: in
         return
     text = json.dumps(document, indent=indent, allow_nan=False)
     if path == "-":
-        print_result([text])
+        say(text)
     else:
         write_whole(f"{flag} {named(path)}", path, text + "\n")
 

@@ -114,7 +114,7 @@ def moved_again(mesh, patch):
     A = some(mesh, layout="i,j")
     made = DistMatrix.empty(A.shape, A.dtype, mesh, "j,i")
     for _ in range(2):
-        transport.move(A, made.layout, made.tile, made.block, False)
+        transport.move(A, made.layout, made.tile, made.block)
         if mesh.rank == 1:
             patch.setattr(CopyTransfer, "start", lambda self: None)
     assert made.tile.tolist() == np.array(made.tile).tolist()

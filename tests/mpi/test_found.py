@@ -143,7 +143,7 @@ def test_an_error_in_a_function_keeps_its_cause(comm):
 def test_a_callers_array_is_let_go_after_close(comm):
     import weakref
 
-    from rma_mm.runtime.ranks.agreement import agree_error
+    from rma_mm.runtime.ranks.agreement import agree
 
     with Mesh((2,), comm) as mesh:
         own = np.ones((4, 8))
@@ -154,7 +154,7 @@ def test_a_callers_array_is_let_go_after_close(comm):
         A.close()
         del own
         DistMatrix.empty((2, 2), float, mesh)  # any allocation is the agreement that lets go
-        agree_error(comm, None)
+        agree(comm, "", {})
         assert gone() is None
 
 

@@ -28,7 +28,7 @@ from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products import make_plan as planning
 from rma_mm.runtime.products import memory
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.launch import VARIANTS, parallel
 from tests.thorough import thorough
@@ -380,7 +380,7 @@ def test_ranks_that_disagree_all_hear_who_differs(comm):
         call = (lambda: A.redistribute("*,*")) if odd else (lambda: rma_mm.matmul(A, A, mesh))
         differ(call, "redistribute", "matmul")
         error = ShapeError("one rank's own trouble") if odd else None
-        same_error(comm, ShapeError, lambda: agree_error(comm, error), "trouble", "rank 1")
+        same_error(comm, ShapeError, lambda: agree(comm, "", {}, error), "trouble", "rank 1")
         assert np.array_equal(rma_mm.matmul(A, A, mesh).to_numpy(), matrix((6, 6)) @ matrix((6, 6)))
 
 

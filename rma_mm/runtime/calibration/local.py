@@ -11,9 +11,10 @@ import numpy as np
 
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.kernels import bind
+from rma_mm.kernels.speed import square
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
 from rma_mm.runtime.calibration.fitting import Shape
-from rma_mm.runtime.calibration.sampling import Act, Lap, Movement
+from rma_mm.runtime.calibration.sampling import Act, Case, Lap, Movement
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
 from rma_mm.windows.copying import CopyTransfer
@@ -225,7 +226,7 @@ class Crowding:
         return float(np.clip(np.quantile(ratios, 0.1), 1.0, MOST_CROWDED))
 
 
-class Meeting:
+class Meeting(Case):
     """All ranks meet."""
 
     figures, begins_together = 1, True
@@ -240,11 +241,8 @@ class Meeting:
             barrier(self.comm)
         return [Lap(begin, time.perf_counter(), MEETINGS)]
 
-    def learn(self, seconds: Sequence[float]) -> None:
-        """Nothing to prepare."""
 
-
-class Operation:
+class Operation(Case):
     """A small product as the executor calls it, and called directly: the difference is the runtime's own."""
 
     figures, begins_together = 2, True
@@ -252,8 +250,7 @@ class Operation:
     def __init__(self, comm: MPI.Intracomm, site: Site, progress: Progress) -> None:
         self.comm = comm
         self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
-        a, b, c = (np.ones((8, 8), np.float32) for _ in range(3))
-        product = bind(a, b, c)
+        product = square(8)
 
         def multiply() -> None:
             progress.during(product)
@@ -276,9 +273,6 @@ class Operation:
                 action()
             found.append(Lap(begin, time.perf_counter(), OPERATIONS))
         return found
-
-    def learn(self, seconds: Sequence[float]) -> None:
-        """Nothing to prepare."""
 
     def seconds(self, found: Sequence[float]) -> float:
         """Of one operation, without the product."""

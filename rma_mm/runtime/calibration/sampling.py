@@ -60,7 +60,8 @@ class Case(Protocol):
         """What this rank's clock said. All ranks have just met. Collective."""
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """Prepare for the next round, knowing what this one took the slowest rank."""
+        """Prepare for the next round, knowing what this one took the slowest rank; most need nothing."""
+        return
 
 
 def sampled(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
+from rma_mm.kernels.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
@@ -136,14 +137,14 @@ class _Cases:
         from rma_mm.runtime.calibration.groups import Together
         from rma_mm.runtime.calibration.local import NARROW, Crowding, Meeting, Operation, Pieces, copies
         from rma_mm.runtime.calibration.overlap import Overlap
-        from rma_mm.runtime.calibration.transfers import buffer, opened, square
+        from rma_mm.runtime.calibration.transfers import SIDE, buffer, opened
         from rma_mm.windows.progress import Progress
 
         self.site, self.comm, self.products = site, comm, products
         self.host: MPI.Intracomm = cast("MPI.Intracomm", comm.Split(site.host_of[site.rank], site.rank))
         is_far = site.has("between")
         self.progress = {is_needed: Progress(comm, is_needed or is_far) for is_needed in (False, True)}
-        home, room, multiply = buffer(), buffer(), square()
+        home, room, multiply = buffer(), buffer(), square(SIDE)
         flavours = wanted.flavours if site.size > 1 else ()
         self.windows = opened(comm, site, flavours, room, self.progress, multiply)
         links = [link for link in ("node", "between") if wanted.basis and site.has(link)]

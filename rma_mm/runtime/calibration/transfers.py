@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.span import Region
-from rma_mm.kernels import bind
-from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Lap, Movement
+from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Case, Lap, Movement
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows import Patch, Transfer, Window, open_window
 from rma_mm.windows.progress import Progress
@@ -49,12 +48,6 @@ def buffer() -> Array:
     made = np.empty((ROWS, WIDTH), np.float32)
     made.fill(0)
     return made
-
-
-def square() -> Act:
-    """The product that targets are inside of."""
-    a, b, c = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
-    return bind(a, b, c)
 
 
 def boxes(rows: int) -> list[Region]:
@@ -144,7 +137,7 @@ class OneSided:
         self.window.close()
 
 
-class Contention:
+class Contention(Case):
     """What several readers of one owner take, and as many that each read from another."""
 
     figures, begins_together = 2, True
@@ -167,9 +160,6 @@ class Contention:
                 move()
             found.append(Lap(begin, time.perf_counter()) if moves else Lap())
         return found
-
-    def learn(self, seconds: Sequence[float]) -> None:
-        """Nothing to prepare."""
 
 
 def opened(

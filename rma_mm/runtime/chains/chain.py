@@ -15,11 +15,11 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_search import Answer, PricedConversion
 from rma_mm.policy.planner.chain_steps import Shape
 from rma_mm.policy.planner.tables import seconds_text, table
-from rma_mm.runtime.chains.conversion import Conversion, scratch_bytes
 from rma_mm.runtime.chains.prices import Chain, Prices, nbytes
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
+from rma_mm.runtime.matrices.move import Moving, scratch_bytes
 from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
@@ -97,7 +97,7 @@ class ChainPlan:
         self.plans: list[Plan] = []
         """The plan of each step."""
         self._made: dict[Place, DistMatrix] = {}
-        self._conversions: dict[PricedConversion, Conversion] = {}
+        self._conversions: dict[PricedConversion, Moving] = {}
         self._actions: list[Callable[[Here], object]] = []
         self._in_place: set[str] = set()
         """Inputs that are read where they lie on node-mates."""
@@ -238,8 +238,10 @@ class ChainPlan:
 
     def _convert(self, each: PricedConversion) -> None:
         """A conversion as the next action. Collective."""
-        made = self._conversions[each] = Conversion(each.source, self._made[each.name, each.target])
-        self._actions.append(partial(_convert, made, (each.name, each.source)))
+        to = self._made[each.name, each.target]
+        moving = Moving(self.mesh, to.shape, to.dtype, each.source, to.layout, to.tile, to.block)
+        self._conversions[each] = moving
+        self._actions.append(partial(_convert, moving, (each.name, each.source)))
 
     def _planned(self, number: int, taken: int) -> tuple[Plan, int]:
         """The plan of a step, and the bytes of its scratch on this rank. Collective. Raises MemoryLimitError.
@@ -301,8 +303,8 @@ def _multiply(plan: Plan, a: Place, b: Place, c: Place, here: Here) -> None:
     plan.execute(here[a], here[b], here[c])
 
 
-def _convert(conversion: Conversion, source: Place, here: Here) -> None:
-    conversion.run(here[source])
+def _convert(moving: Moving, source: Place, here: Here) -> None:
+    moving.run(here[source])
 
 
 def _conversion_row(each: PricedConversion) -> list[str]:

@@ -14,6 +14,8 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.schedule.ops import Ref, Slot
 from rma_mm.schedule.schedule import STAGE, Schedule
 
+COPIED = "cast "
+"""Before the name of a home: scratch for parts of it in another type, or as they lie elsewhere."""
 Box = tuple[NDArray[Any], Region]
 """Positions of a 2-D array."""
 
@@ -57,7 +59,7 @@ class Places:
 
     def __init__(self, schedule: Schedule, memory: Memory, rank: int) -> None:
         self.schedule, self.memory, self.rank = schedule, memory, rank
-        self.cast_so_far: dict[str, int] = {}
+        self.copied_so_far: dict[str, int] = {}
 
     def array(self, ref: Ref, summing: bool = False) -> NDArray[Any]:
         """The memory behind `ref`, whose positions are dense there; `summing` means C's accumulator."""
@@ -100,14 +102,14 @@ class Places:
             return self.memory.shadow, False
         return self.memory.homes.get(buffer), buffer in self.memory.transposed
 
-    def cast_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Scratch for a part of a home in another type; disjoint for the parts of one home, shared by all bindings."""
-        key = f"cast {ref.buffer}"
+    def copied_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Scratch for a part of a home: disjoint for the parts of one home, shared by all bindings."""
+        key = f"{COPIED}{ref.buffer}"
         area = self.memory.frames.get(key)
         if area is None:
             area = self.memory.frames[key] = np.empty(self.schedule.holds(ref).size, dtype)
-        begin = self.cast_so_far.get(key, 0)
-        self.cast_so_far[key] = begin + ref.region.size
+        begin = self.copied_so_far.get(key, 0)
+        self.copied_so_far[key] = begin + ref.region.size
         return area[begin : begin + ref.region.size].reshape(ref.region.shape)
 
     def result_part(self, region: Region) -> NDArray[Any]:

@@ -13,12 +13,13 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.execution.accumulators import Sums
-from rma_mm.runtime.execution.addressing import Places, slots
+from rma_mm.runtime.execution.addressing import Box, Places, slots
 from rma_mm.runtime.execution.collectives import Bound, bind_broadcast, bind_reduce, bind_shift
 from rma_mm.runtime.execution.epilogue import Closings
 from rma_mm.runtime.execution.node_slots import Fetch, Shared
 from rma_mm.runtime.execution.poisoned_slots import Slots
 from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, op_noted, transfer_noted
+from rma_mm.runtime.execution.unpacking import Unpacked, is_packed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
@@ -127,7 +128,7 @@ class Binding:
     @binds.on(ops.Copy)
     def copy(self, op: ops.Copy) -> None:
         """A slot may take several copies at once; what it held before is awaited."""
-        transfer = self.noted(self.transfer(op), op)
+        transfer = self.get(op)
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
             self.setup.transfers.append(transfer)
             self.fetch(op.dst.buffer).transfers.append(transfer)
@@ -135,12 +136,23 @@ class Binding:
         self.wait(f"read {name}" for name in slots([op.dst]))
         self.begin(transfer, f"fill {op.dst.place}")
 
-    def transfer(self, op: ops.OneSidedOp) -> Transfer:
+    def get(self, op: ops.Copy) -> Transfer:
+        """What is copied, into its place: by way of other memory where that is quicker, or it is cast."""
+        place, schedule = self.places.box(op.dst), self.places.schedule
+        assert isinstance(op.src.buffer, str)
+        block, _ = self.places.block(op.src.buffer, summing=False)
+        assert block is not None
+        if not is_packed(self.setup.mesh, schedule, op, block.dtype != place[0].dtype):
+            return self.noted(self.transfer(op, place), op)
+        landing = self.places.copied_area(op.dst, block.dtype)
+        inner = self.transfer(op, (landing, Region.whole(landing.shape)))
+        return Unpacked(self.noted(inner, op), landing, place)
+
+    def transfer(self, op: ops.OneSidedOp, local: Box) -> Transfer:
         """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
-        schedule, remote, local = self.places.schedule, op.remote, op.local
+        schedule, remote = self.places.schedule, op.remote
         assert isinstance(remote.buffer, str)
-        where, here = schedule.holds(remote).locate(remote.region), schedule.holds(local).locate(local.region)
-        origin = self.places.whole(local, summing=False)
+        where, (origin, here) = schedule.holds(remote).locate(remote.region), local
         block, flipped = self.places.block(remote.buffer, summing=op.adds)
         assert block is not None
         sums = self.scalars.sums
@@ -170,11 +182,11 @@ class Binding:
         if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
             if sums.are_keys(op.dst, source.dtype):
                 self.act(sums.turned(self.places.box(op.src)), op, "cast")
-            self.begin(self.noted(self.transfer(op), op), key)
+            self.begin(self.noted(self.transfer(op, self.places.box(op.src)), op), key)
             return
         schedule = self.places.schedule
         where = schedule.holds(op.src).locate(op.src.region)
-        copied = self.places.cast_area(op.src, block.dtype)
+        copied = self.places.copied_area(op.src, block.dtype)
         there = block.patch(op.dst.rank, schedule.holds(op.dst).locate(op.dst.region))
         self.act(lambda: cast(source[where.selector()], copied), op, "cast")
         transfer = block.window.accumulate(op.dst.rank, there, copied, *Region.whole(copied.shape))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Path, Shape, Sink, Source, format_of
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,48 +31,35 @@ class Output:
     @staticmethod
     def begin(comm: MPI.Intracomm, path: Path, shape: Shape, dtype: np.dtype[Any]) -> Output:
         """A file in the format of its name, made on rank 0. Collective. Raises FileFormatError on every rank."""
-        made: Sink | None = None
-        error: Exception | None = None
-        try:
+        with agreed(comm):
             made = format_of(path).create(path, shape, dtype) if comm.rank == 0 else None
-        except Exception as caught:  # noqa: BLE001 - raised on every rank
-            error = caught
-        agree_error(comm, error)
         told = comm.bcast(made, 0)
         output = Output(comm, made or told)
-        try:
+        with output.removed_by_errors():
             output.sink.check()
-        except Exception as caught:  # noqa: BLE001 - raised on every rank
-            error = caught
-        output.agree(error)
         return output
 
-    def finish(self, error: Exception | None = None) -> None:
-        """Publish the file if no rank brings an error, else remove it and raise that on every rank. Collective."""
-        self.agree(error)
-        try:
+    def finish(self) -> None:
+        """Publish the file; where that fails, remove it and raise on every rank. Collective."""
+        with self.removed_by_errors():
             if self.comm.rank == 0:
                 self.sink.publish()
-        except Exception as caught:  # noqa: BLE001 - raised on every rank
-            error = caught
-        self.agree(error)
 
     @staticmethod
     @contextmanager
     def collective(comm: MPI.Intracomm, path: Path, shape: Shape, dtype: np.dtype[Any]) -> Iterator[Output]:
         """An output that is published at the end of the block, or removed if it fails on any rank. Collective."""
         output = Output.begin(comm, path, shape, dtype)
-        error: Exception | None = None
-        try:
+        with output.removed_by_errors():
             yield output
-        except Exception as caught:  # noqa: BLE001 - raised again, on every rank
-            error = caught
-        output.finish(error)
+        output.finish()
 
-    def agree(self, error: Exception | None) -> None:
-        """Raise on every rank where one brings an error, with nothing left on the disk. Collective."""
+    @contextmanager
+    def removed_by_errors(self) -> Iterator[None]:
+        """A block of which an error is raised on every rank, with nothing left on the disk. Collective."""
         try:
-            agree_error(self.comm, error)
+            with agreed(self.comm):
+                yield
         except Exception:
             self.discard()
             raise

@@ -18,7 +18,7 @@ from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Readable
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,12 +69,11 @@ def reread(
 
     Raises FileFormatError on every rank where the file holds anything else by now.
     """
-    error: Exception | None = None
-    try:
-        made = _strips(comm, again(), dtype, shape)
-    except (OSError, ValueError) as caught:  # ValueError: a header that cannot be read any more
-        error = FileFormatError(f"{named(path)}: cannot be read again to check the result: {caught}")
-    agree_error(comm, error)
+    with agreed(comm):
+        try:
+            made = _strips(comm, again(), dtype, shape)
+        except (OSError, ValueError) as error:  # ValueError: a header that cannot be read any more
+            raise FileFormatError(f"{named(path)}: cannot be read again to check the result: {error}") from None
     return made
 
 

@@ -141,7 +141,7 @@ class DistMatrix(Stored):
             place = placed(layout, self.shape, self.mesh)
             self.block.window.sync()
         made = DistMatrix.allocated(self.mesh, self.shape, self.dtype, place)
-        move(self, made.layout, made.tile, made.block, made.flipped)
+        move(self, made.layout, made.tile, made.block)
         return made
 
     @in_turn

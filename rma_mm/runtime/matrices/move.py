@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -10,52 +11,97 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.errors import MeshError
 from rma_mm.geometry.layout import Layout, everywhere
-from rma_mm.kernels.elementwise import cast
-from rma_mm.runtime.execution.addressing import Memory
+from rma_mm.runtime.execution.addressing import COPIED, Memory
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
 from rma_mm.runtime.execution.proving import prove_once
+from rma_mm.runtime.execution.unpacking import landing_size
 from rma_mm.runtime.matrices.arguments import pinned
-from rma_mm.runtime.matrices.stored import Stored
+from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import redistribution
+from rma_mm.schedule.ops import Accumulate
 from rma_mm.schedule.schedule import STAGE
+from rma_mm.windows import Window
 
+LANDING = f"{COPIED}C"
+"""The scratch for what does not come straight to its place."""
+BOUND = 8
+"""Sources that are kept bound."""
 RELAY = 2**28
 """Bytes of one message to ranks beyond the grid."""
 
 
-def move(source: Stored, layout: Layout, result: NDArray[Any], block: Block | None, flipped: bool) -> None:
+def move(source: Stored, layout: Layout, result: NDArray[Any], block: Block | None = None) -> None:
     """Fill `result`, this rank's part of `source` as placed by `layout` (on `block`, if others read it).
 
     Collective. The caller has just agreed: what owners stored before that is there for every reader.
     """
-    mesh = source.mesh
-    schedule = redistribution(mesh.shape, source.shape, source.layout, layout)
-    prove_once(mesh, schedule, "redistribute", (source.shape, source.layout, layout))
-    homes = {"A": source.block} | ({"C": block} if block else {})
-    stage = None
-    if "A" + STAGE in schedule.homes:
-        stage = staged(source)
-        homes["A" + STAGE] = stage.block
-    # a sum of 16-bit floats arrives in float32 and is rounded once
-    arrived = result if stage is None or stage.dtype == result.dtype else np.empty(result.shape, stage.dtype)
-    flips = frozenset(name for name, is_so in (("A", source.flipped), ("C", flipped)) if is_so)
-    executable = Executable(schedule, mesh, Memory(homes, arrived, transposed=flips), Scalars())
-    with checked_move(source, layout, result):
-        executable.run()
-        executable.close()
-        if arrived is not result:
-            cast(arrived, result)
+    moving = Moving(source.mesh, source.shape, source.dtype, source.layout, layout, result, block)
+    moving.run(source)
+    moving.close()
 
 
-def staged(source: Stored) -> Stored:
-    """Memory for a partial matrix, summed: each element once, in the type it is summed in. Collective."""
-    mesh = source.mesh
-    return Stored.allocated(mesh, source.shape, accumulator(source.dtype), source.layout.single(mesh.shape))
+class Moving:
+    """Matrices of one placement brought to another, again and again, into the same memory: prepared once for each."""
+
+    def __init__(
+        self, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout, result: NDArray[Any],
+        block: Block | None,
+    ) -> None:  # fmt: skip
+        """result, block: as of `move`. Collective."""
+        self.mesh, self.target, self.result = mesh, target, result
+        self.schedule = redistribution(mesh.shape, shape, source, target)
+        prove_once(mesh, self.schedule, "redistribute", (shape, source, target))
+        self.blocks = {"C": block} if block else {}
+        arrives = accumulator(dtype) if source.partial else dtype
+        if source.partial:  # each element once, in the type it is summed in
+            self.blocks["A" + STAGE] = Stored.allocated(mesh, shape, arrives, source.single(mesh.shape)).block
+        self.frames = {LANDING: np.empty(landing_size(mesh, self.schedule, arrives != dtype), arrives)}
+        self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
+        mesh.prepared.add(self)  # whatever has `close` and `forget`
+
+    def run(self, source: Stored) -> None:
+        """Move. Collective; the caller has just agreed: what owners stored before is there for every reader."""
+        key = (*source.block.key, source.flipped)
+        if key not in self.bound:
+            if len(self.bound) >= BOUND:
+                self.bound.popitem(last=False)[1].close()
+            homes = {"A": source.block.unheld(), **self.blocks}
+            memory = Memory(homes, self.result, transposed=frozenset("A" * source.flipped), frames=self.frames)
+            self.bound[key] = Executable(self.schedule, self.mesh, memory, Scalars())
+        self.bound.move_to_end(key)
+        with checked_move(source, self.target, self.result):
+            self.bound[key].run()
+
+    def forget(self, window: Window) -> None:
+        """Drop what is bound to a window that is about to be closed."""
+        for key in [key for key, executable in self.bound.items() if window in executable.windows]:
+            self.bound.pop(key).close()
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        for executable in self.bound.values():
+            executable.close()
+        self.bound.clear()
+        self.blocks.clear()
+        self.frames.clear()
+        self.result = np.empty((0, 0), self.result.dtype)  # a view would keep the memory
+
+
+def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout) -> int:
+    """Bytes that this rank takes for a `Moving` beside its part of the result."""
+    schedule = redistribution(mesh.shape, shape, source, target)
+    arrives = accumulator(dtype) if source.partial else dtype
+    count = landing_size(mesh, schedule, arrives != dtype)
+    if source.partial:
+        count += schedule.home("A" + STAGE, mesh.rank).size
+    if arrives != dtype and mesh.is_member and any(isinstance(op, Accumulate) for op in schedule.program(mesh.rank)):
+        count += schedule.home("A", mesh.rank).size  # summands are cast before they are pushed
+    return int(count) * arrives.itemsize
 
 
 def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
@@ -69,7 +115,7 @@ def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
     layout = everywhere() if root is None else pinned(mesh, root if root < mesh.shape.size else 0)
     wanted = mesh.is_member and bool(layout.holds(mesh.shape.coords(mesh.rank)))
     whole = np.empty(source.shape if wanted else (0, 0), source.dtype)
-    move(source, layout, whole, None, False)
+    move(source, layout, whole)
     return _relayed(mesh, whole, source, root)
 
 

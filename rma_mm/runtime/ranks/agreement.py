@@ -137,7 +137,7 @@ def in_words(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 @contextmanager
-def agreed(comm: MPI.Intracomm, what: str, **facts: object) -> Iterator[dict[str, object]]:
+def agreed(comm: MPI.Intracomm, what: str = "", **facts: object) -> Iterator[dict[str, object]]:
     """A block of local checks that ends in an agreement: nothing is raised before all ranks know of it.
 
     The block may add to the facts that it is given. Collective over `comm`; raises as `agree` does.
@@ -148,11 +148,6 @@ def agreed(comm: MPI.Intracomm, what: str, **facts: object) -> Iterator[dict[str
     except Exception as caught:  # noqa: BLE001 - whatever it is, every rank must hear of it
         error = caught
     agree(comm, what, facts, error)
-
-
-def agree_error(comm: MPI.Intracomm, error: Exception | None) -> None:
-    """Raise on every rank if any rank brought an error. Collective over `comm`."""
-    agree(comm, "", {}, error)
 
 
 def describe(error: Exception | None) -> tuple[str, str] | None:

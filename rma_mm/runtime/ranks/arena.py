@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError, WindowError
 from rma_mm.flavours import Flavour
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.ranks.agreement import agree_error
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.windows import Checks, Patch, Window, open_window
 
 if TYPE_CHECKING:
@@ -247,13 +247,12 @@ class Arena:
 
         MPI libraries die of sizes that the system does not grant, or wait for ever for the rank that it refused.
         """
-        memory = np.empty(0, np.uint8)
-        error: Exception | None = None
-        try:
-            memory = np.empty(mine, np.uint8)
-        except MemoryError:
-            error = MemoryLimitError(f"memory: {os.uname().nodename} grants a rank no {mine} bytes; use more ranks")
-        agree_error(self.comm, error)
+        with agreed(self.comm):
+            try:
+                memory = np.empty(mine, np.uint8)
+            except MemoryError:
+                host = os.uname().nodename
+                raise MemoryLimitError(f"memory: {host} grants a rank no {mine} bytes; use more ranks") from None
         return memory
 
     @property
@@ -291,8 +290,8 @@ class Arena:
             return
         votes = np.array([serial in self.dropped for serial in serials], np.uint8)
         wait(self.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
-        for serial, agreed in zip(serials, votes, strict=True):
-            if agreed:
+        for serial, is_agreed in zip(serials, votes, strict=True):
+            if is_agreed:
                 self.dropped.discard(serial)
                 place, offset, nbytes = self.live.pop(serial)
                 if isinstance(place, Slab):

@@ -1,4 +1,4 @@
-"""Products of truth values, computed again as a whole: 64 of them are one word, and 8 terms one look into a table.
+"""Rows of products of truth values, computed again: 64 of them are one word, and 8 terms one look into a table.
 
 That is the method of Arlazarov, Dinic, Kronrod and Faradzhev (1970); it takes m·n·k/512 operations on words.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.runtime.verification.parts import Array, Part, summed
-from rma_mm.runtime.verification.rows import Indices, row_chunks
+from rma_mm.runtime.verification.rows import Indices
 
 COUNTS = np.dtype(np.uint16)
 """In which the parts of such matrices work: so many ranks may hold a summand."""
@@ -19,20 +19,8 @@ BITS = 8
 """Terms of one look."""
 
 
-def wrong_bools(comm: Any, a: Part, b: Part, c: Part, before: Part | None, reads: bool) -> str:
-    """Where a product of truth values is wrong; empty if nowhere. `reads`: whether alpha is 1. Collective."""
-    for some in row_chunks(np.arange(c.shape[0]), max(c.shape[1], a.shape[1])):
-        exact = true_rows(comm, a, b, before, reads, some)
-        actual = summed(comm, c.some_rows(some))[0] > 0
-        wrong = exact != actual
-        if wrong.any():
-            row, col = np.argwhere(wrong)[0]
-            return f"C[{some[row]}, {col}] is {actual[row, col]}, computed again it is {exact[row, col]}"
-    return ""
-
-
 def true_rows(comm: Any, a: Part, b: Part, before: Part | None, reads: bool, rows: Indices) -> NDArray[np.bool_]:
-    """(r, n): rows of A times B, or C0. Collective."""
+    """(r, n): rows of A times B, or C0. `reads`: whether alpha is 1. Collective."""
     count = np.zeros((len(rows), b.shape[1]), COUNTS)
     if reads:
         left = summed(comm, a.some_rows(rows))[0][:, b.rows] > 0

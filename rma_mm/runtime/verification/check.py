@@ -16,7 +16,6 @@ import numpy as np
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring
 from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.runtime.verification.bools import COUNTS, wrong_bools
 from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
@@ -91,14 +90,10 @@ def verify(
             verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], _others(semiring))
         elif closed.product.kind not in "iub":
             verdict = _floats(closed, seed)
-        elif epilogue is not None:
-            verdict = _exact(*wrong_closed(closed, seed), c.shape[0], UNSEEN)
-        elif c.dtype.kind in "iu":
+        elif epilogue is None and c.dtype.kind in "iu":
             verdict = _integers(a, b, c, before, alpha, beta, seed)
         else:
-            left, right, made, old = (None if x is None else Part(x, COUNTS) for x in (a, b, c, before))
-            assert left is not None and right is not None and made is not None
-            verdict = _exact(wrong_bools(comm, left, right, made, old, bool(alpha)), c.shape[0], c.shape[0], "")
+            verdict = _exact(*wrong_closed(closed, None if epilogue is None else seed), c.shape[0], UNSEEN)
     if verdict.ok and not _replicas_agree(c):
         verdict = Verdict(False, None, "replicas of C differ")
     shared: Verdict = comm.bcast(verdict, 0)

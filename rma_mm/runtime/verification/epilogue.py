@@ -1,4 +1,4 @@
-"""Rows of a product of integers or truth values computed again where an epilogue follows it, exactly.
+"""Rows of a product of truth values, or of integers where an epilogue follows it, computed again exactly.
 
 What an activation has cut off cannot be undone. All rows of a small product, else one of each of 64 parts.
 """
@@ -15,10 +15,7 @@ from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.bools import COUNTS, true_rows
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed
-from rma_mm.runtime.verification.rows import Indices, how_many, products, random_rows, row_chunks
-
-SLOWER = 4
-"""Times that a term takes here, compared with BLAS."""
+from rma_mm.runtime.verification.rows import SLOWER, Indices, differing, first_wrong, how_many, products, random_rows
 
 
 @dataclass
@@ -55,22 +52,18 @@ class Closed:
         return Part(self.a, working, self.conj[0]), Part(self.b, working, self.conj[1]), old
 
 
-def wrong_closed(p: Closed, seed: int) -> tuple[str, int]:
-    """Where a row computed again is wrong (empty if none is), and the number of such rows. Collective."""
-    m, n = p.c.shape
-    rows = random_rows(m, how_many(m, n, p.a.shape[1], SLOWER), seed)
-    for some in row_chunks(rows, max(n, p.a.shape[1])):
-        with np.errstate(all="ignore"):
-            expected, actual, wrong = _compared(p, some)
-        if wrong.any():
-            row, col = np.argwhere(wrong)[0]
-            where = f"C[{some[row]}, {col}] is {actual[row, col]}, computed again it is {expected[row, col]}"
-            return where, len(rows)
-    return "", len(rows)
+def wrong_closed(p: Closed, seed: int | None) -> tuple[str, int]:
+    """Where a row computed again is wrong (empty if none is), and the number of such rows: all without a seed.
+
+    Collective.
+    """
+    m, n, k = *p.c.shape, p.a.shape[1]
+    rows = np.arange(m) if seed is None else random_rows(m, how_many(m, n, k, SLOWER), seed)
+    return first_wrong(rows, max(n, k), lambda some: _compared(p, some))[0], len(rows)
 
 
-def _compared(p: Closed, rows: Indices) -> tuple[Array, Array, Array]:
-    """The rows as they should be and as they are, and where these differ. Collective."""
+def _compared(p: Closed, rows: Indices) -> tuple[str, float]:
+    """As `first_wrong` asks. Collective."""
     sums = (_truths if p.summed.kind == "b" else _whole)(p, rows)
     sums = np.add(sums, p.bias(rows))
     if p.epilogue.activation == "relu":
@@ -79,12 +72,14 @@ def _compared(p: Closed, rows: Indices) -> tuple[Array, Array, Array]:
     cast(sums, expected)
     working = _wide(p.c.dtype)
     actual = summed(p.c.mesh.comm, Part(p.c, working).some_rows(rows))[0]
-    return expected, actual, actual != _converted(expected, working)
+    if p.c.dtype.kind == "b":
+        actual, working = actual > 0, p.c.dtype
+    return differing([f"C[{row}, {{}}]" for row in rows], actual, expected, actual != _converted(expected, working))
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """A type that MPI adds up and that holds the elements of `dtype`."""
-    return np.dtype({"c": np.complex128, "i": np.uint64, "u": np.uint64}.get(dtype.kind, np.float64))
+    return np.dtype({"b": "u2", "c": "c16", "i": "u8", "u": "u8"}.get(dtype.kind, "f8"))
 
 
 def _converted(x: Array, working: np.dtype[Any]) -> Array:

@@ -8,6 +8,7 @@ them are allowed, and what the last rounding, scalars and underflow may do.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ SHARE = 128
 """One of so many rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another type."""
 TERMS = 1 << 28
 """Products of elements that may always be formed again: so small a product is computed again as a whole."""
+SLOWER = 4
+"""Times that a term takes where no BLAS does it."""
 TABLE = 1 << 22
 """Elements of the rows that are looked at together."""
 COLUMNS = 512
@@ -61,10 +64,29 @@ def random_rows(m: int, count: int, seed: int) -> Indices:
     return rows
 
 
-def row_chunks(rows: Indices, width: int) -> list[Indices]:
-    """`rows` in pieces whose tables of `width` columns stay small."""
-    step = max(1, TABLE // max(1, width))
-    return [rows[i : i + step] for i in range(0, len(rows), step)]
+def first_wrong(rows: Indices, width: int, look: Callable[[Indices], tuple[str, float]]) -> tuple[str, float]:
+    """Where one of these rows is first seen to be wrong ("" if none is), and the largest error seen. Collective.
+
+    look: the same of some rows, so few that tables of `width` columns stay small.
+    """
+    worst, step = 0.0, max(1, TABLE // max(1, width))
+    for i in range(0, len(rows), step):
+        where, error = look(rows[i : i + step])
+        worst = max(worst, error)
+        if where:
+            return where, worst
+    return "", worst
+
+
+def differing(names: Sequence[str], actual: Array, exact: Array, wrong: Array) -> tuple[str, float]:
+    """As `first_wrong` looks at rows without rounding errors, of which some elements are `wrong`.
+
+    names: what the rows' elements are called, their column left open.
+    """
+    if not wrong.any():
+        return "", 0.0
+    row, col = np.argwhere(wrong)[0]
+    return f"{names[row].format(col)} is {actual[row, col]}, computed again it is {exact[row, col]}", math.inf
 
 
 def chosen_rows(p: FloatProduct, touched: Touched, seed: int) -> Indices:
@@ -191,13 +213,8 @@ def wrong_floats(p: FloatProduct, rows: Indices) -> tuple[str, float | None]:
 
     And the largest error in units of what is allowed, None where it is no number.
     """
-    worst = 0.0
-    for some in row_chunks(rows, max(p.c.shape[1], p.a.shape[1])):
-        where, ratio = _compare(p, again(p, some))
-        worst = max(worst, ratio)
-        if where:
-            return where, worst if math.isfinite(worst) else None
-    return "", worst
+    where, worst = first_wrong(rows, max(p.c.shape[1], p.a.shape[1]), lambda some: _compare(p, again(p, some)))
+    return where, worst if math.isfinite(worst) or not where else None
 
 
 def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:

@@ -20,10 +20,7 @@ from rma_mm.elements.reduction import Reduction
 from rma_mm.elements.semiring import Distributes, Semiring
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed
-from rma_mm.runtime.verification.rows import ROWS, Indices, how_many, random_rows, row_chunks
-
-SLOWER = 4
-"""Times that a term takes here, compared with BLAS."""
+from rma_mm.runtime.verification.rows import ROWS, SLOWER, Indices, differing, first_wrong, how_many, random_rows
 
 
 def wrong_semiring(
@@ -38,10 +35,12 @@ def wrong_semiring(
     old = None if before is None else Part(before, working)
     m, n, k = *c.shape, a.shape[1]
     rows = random_rows(m, how_many(m, n, k, SLOWER), seed)
-    where = ""
-    for some in row_chunks(rows, max(n, k)):
+
+    def look(some: Indices) -> tuple[str, float]:
         lines = [None if x is None else _known(comm, x.some_rows(some)) for x in (left, made, old)]
-        where = where or _differing(comm, lines, right, semiring, c.dtype, [f"C[{i}, {{}}]" for i in some])
+        return _compared(comm, lines, right, semiring, c.dtype, [f"C[{row}, {{}}]" for row in some])
+
+    where, _ = first_wrong(rows, max(n, k), look)
     if not where and len(rows) < m and distributes(comm, left, right, semiring):
         turned = right.T, left.T, made.T, None if old is None else old.T
         for given, what in (((left, right, made, old), "row"), (turned, "column")):
@@ -73,7 +72,7 @@ def _wrong_group(
     group_of = np.random.default_rng(seed).permutation(c.shape[0]) % ROWS
     lines = [None if x is None else _grouped(comm, x, group_of, semiring) for x in (a, c, before)]
     total = ("the sum", "the greatest element", "the least element")[semiring.reduction.order]
-    return _differing(comm, lines, b, semiring, dtype, [f"{total} of a group of {what}s, at {{}},"] * ROWS)
+    return _compared(comm, lines, b, semiring, dtype, [f"{total} of a group of {what}s, at {{}},"] * ROWS)[0]
 
 
 def _grouped(comm: Any, part: Part, group_of: Indices, semiring: Semiring) -> Array:
@@ -87,20 +86,16 @@ def _grouped(comm: Any, part: Part, group_of: Indices, semiring: Semiring) -> Ar
     return _reduced(comm, out, semiring)
 
 
-def _differing(
+def _compared(
     comm: Any, lines: list[Any], b: Part, semiring: Semiring, dtype: np.dtype[Any], names: list[str]
-) -> str:
-    """Where rows of C differ from rows of A times B; `lines`: those of A, C and C0. Collective."""
+) -> tuple[str, float]:
+    """Rows of C and rows of A times B, as `first_wrong` asks; `lines`: those of A, C and C0. Collective."""
     a_rows, actual, old = lines
     exact = _again(comm, a_rows, b, semiring)
     if old is not None:
         semiring.add(exact, old, out=exact)
     exact = exact.astype(dtype).astype(actual.dtype)  # rounded once
-    wrong = (actual != exact) & ~((actual != actual) & (exact != exact))
-    if not wrong.any():
-        return ""
-    row, col = np.argwhere(wrong)[0]
-    return f"{names[row].format(col)} is {actual[row, col]}, computed again it is {exact[row, col]}"
+    return differing(names, actual, exact, (actual != exact) & ~((actual != actual) & (exact != exact)))
 
 
 def _again(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:

@@ -1,0 +1,232 @@
+"""The command that calibrates: measure what products are priced by here, keep it, and show it.
+
+First the parts are measured, each by itself; then whole products, by which the figures are put right. What is kept
+holds for jobs with as many ranks, placed alike, with as many threads. With --kernels also what the choice
+of a local kernel rests on: from then on `kernel="auto"` takes the faster of BLAS and generated code for each type and
+class of shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from io import BytesIO
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
+from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
+from rma_mm.errors import FileFormatError, RmaError, named, quoted
+from rma_mm.flavours import FLAVOURS
+from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.machine import Cost, Machine
+from rma_mm.runtime.calibration import cache
+from rma_mm.runtime.calibration.sampling import rest
+from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.calibration.survey import Survey, Wanted, survey
+from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.runtime.products.trials import tried
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+
+PROGRAM = "python -m rma_mm.calibrate"
+SECONDS, TO_PARTS = 14.0, 0.55
+"""Of a calibration, unless the user says otherwise; the share that goes to parts, the rest to whole products."""
+MOST_SECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """The command line."""
+
+    seconds: float
+    flavours: tuple[str, ...]
+    threads: int | None
+    json: str | None
+    plot: str | None
+    kernels: bool
+    help: bool
+
+
+def _parser() -> Parser:
+    usage = f"mpiexec -n P {PROGRAM} [options]"
+    assert __doc__ is not None
+    parser = Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
+    add = parser.add_argument
+    add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
+    add("--flavours", type=_flavours, default=tuple(FLAVOURS), metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
+    threads = count(1, MOST_THREADS)
+    add("--threads", type=threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
+    add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")
+    add("--plot", metavar="FILE", help="draw seconds against bytes of all movements; needs matplotlib")
+    add("--kernels", action="store_true", help="also measure BLAS against generated code; takes a minute")
+    add("-h", "--help", action="store_true", help="print this")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= MOST_SECONDS:
+        rule = f"it takes a number of seconds above 0, at most {MOST_SECONDS:g}"
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
+    return found
+
+
+def _flavours(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(FLAVOURS):
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes some of {','.join(FLAVOURS)}")
+    return names
+
+
+def parse(argv: Sequence[str]) -> CalibrateOptions:
+    """The options. Raises OptionError, also for a plot that cannot be drawn here."""
+    options = CalibrateOptions(**vars(_parser().parse_args(argv)))
+    check_plot(options.plot)
+    return options
+
+
+def text(options: CalibrateOptions) -> str:
+    """What `--help` prints."""
+    return _parser().format_help() if options.help else ""
+
+
+def run(options: CalibrateOptions, frame: Frame) -> int:
+    """Measure, keep and show. Collective."""
+    with Mesh((frame.comm.size,), frame.comm, threads=options.threads) as mesh:
+        comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
+        frame.say(f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
+        products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
+        found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
+        machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
+        frame.has_begun = True
+        with agreed(comm):
+            if comm.rank == 0:
+                kept = cache.write(cache.key_of(site), machine)
+                say(*table(found), told(factors))
+                say(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written")
+                _write(found, machine, options)
+        if options.kernels:
+            if comm.rank == 0:
+                with using_threads(mesh.threads):
+                    say_kernels()
+            rest(comm)
+    return DONE
+
+
+def _ranks(mesh: Mesh) -> str:
+    counts = {"rank": mesh.size, "thread": mesh.threads, "node": mesh.nodes}
+    ranks, threads, nodes = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+    return f"{ranks} with {threads} each on {nodes}"
+
+
+def _write(found: Survey, machine: Machine, options: CalibrateOptions) -> None:
+    """Write the files that were asked for. Raises FileFormatError."""
+    try:
+        if options.json:
+            write_whole(f"--json {named(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
+        if options.plot:
+            picture = BytesIO()
+            draw(found, picture, options.plot.rpartition(".")[2])
+            write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
+    except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+        raise FileFormatError(f"cannot be written: {error}") from None
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+
+def table(found: Survey) -> Iterator[str]:
+    """Lines that show a calibration."""
+    machine = found.machine
+    yield f"{machine.name}; {machine.cores} cores a host; median of {found.rounds} rounds"
+    yield f"{'link':8} {'movement':22} {'idle: µs':>9} {'GB/s':>7} {'busy: µs':>9} {'GB/s':>7}"
+    for link, costs in machine.costs.items():
+        for name, cost in costs.items():
+            if (link, name) in found.points and not name.endswith(" busy"):
+                yield f"{link:8} {name:22} {_figures(cost)} {_figures(costs.get(f'{name} busy'))}".rstrip()
+    yield from _contention(found)
+    yield f"{'product':24} {'256³: GF/s':>10} {'1024³: GF/s':>11}"
+    for name in machine.kernels:
+        yield f"{name:24} {_rate(machine, name, 256):10.1f} {_rate(machine, name, 1024):11.1f}"
+    yield f"an operation takes {machine.operation * 1e6:.2f} µs, a meeting {machine.meeting * 1e6:.1f} µs a doubling"
+    if ("between", "shift") in found.points:
+        yield f"of a transfer between nodes, {machine.hidden:.0%} goes on behind a multiply"
+
+
+def _figures(cost: Cost | None) -> str:
+    """α and 1/β."""
+    if cost is None:
+        return " " * 17
+    return f"{cost.alpha * 1e6:9.2f} " + (f"{1e-9 / cost.beta:7.2f}" if cost.beta else f"{'':7}")
+
+
+def _rate(machine: Machine, name: str, size: int) -> float:
+    """10⁹ operations a second on a product of squares."""
+    return 2e-9 * size**3 / machine.kernels[name].seconds(size, size, size) * (4 if name.startswith("complex") else 1)
+
+
+def told(factors: Mapping[str, float]) -> str:
+    """What the figures are multiplied by before they are kept."""
+    changed = (f"{kind} × {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
+    return f"as whole products took, and as is kept: {', '.join(changed) or 'all × 1'}"
+
+
+def _contention(found: Survey) -> Iterator[str]:
+    for (link, flavour), (readers, ratio) in found.contention.items():
+        yield f"{link}, {flavour}: {readers} readers of one owner take {ratio:.2f} times as long as of {readers} owners"
+
+
+def say_kernels() -> None:
+    """Measure both kernels for every type that BLAS multiplies, keep the figures, and print the table."""
+    say(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {LARGE} (l)")
+    say(" ".join([f"{'':10}", *(f"{name:>11}" for name in CLASSES)]))
+    for dtype in (*BLAS_TYPES, np.dtype(np.float16), *([BFLOAT16] if BFLOAT16 is not None else [])):
+        found = measured(dtype, again=True)
+        cells = (f"{found[name]['blas']:.0f} / {found[name]['numba']:.0f}" for name in CLASSES)
+        say(" ".join([f"{dtype.name:10}", *(f"{cell:>11}" for cell in cells)]))
+
+
+# -- as a picture ---------------------------------------------------------------------------------
+
+
+def draw(found: Survey, file: BinaryIO, form: str) -> None:
+    """Seconds against bytes of every movement, a panel for each class of link: idle solid, busy dashed."""
+    import_module("matplotlib").use("Agg")
+    pyplot: Any = import_module("matplotlib.pyplot")
+    links = list(dict.fromkeys(link for link, _ in found.points))
+    figure, panels = pyplot.subplots(1, len(links), figsize=(7 * len(links), 6), squeeze=False, layout="constrained")
+    for link, panel in zip(links, panels[0], strict=True):
+        _panel(found, link, panel, pyplot.get_cmap("tab20"))
+    figure.suptitle(f"{found.machine.name}: targets idle (solid), and inside a multiply (dashed)")
+    figure.savefig(file, format=form)
+    pyplot.close(figure)
+
+
+def _panel(found: Survey, link: str, panel: Any, colours: Callable[[int], Any]) -> None:
+    """One class of link."""
+    sizes = np.logspace(np.log10(8), np.log10(2**24), 60)
+    names = dict.fromkeys(name.removesuffix(" busy") for where, name in found.points if where == link)
+    for n, name in enumerate(names):
+        for suffix, line in (("", "-"), (" busy", "--")):
+            points = found.points.get((link, name + suffix))
+            if points is None:
+                continue
+            cost = found.machine.costs[link][name + suffix]
+            label = None if suffix else name
+            panel.plot(sizes, [cost.seconds(size) for size in sizes], line, color=colours(n), label=label)
+            marks = [(nbytes / transfers, seconds / transfers) for transfers, nbytes, seconds in points]
+            panel.plot(*zip(*marks, strict=True), "o", color=colours(n), markersize=3)
+    panel.set(xscale="log", yscale="log", title=link, xlabel="bytes", ylabel="seconds of a transfer")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))

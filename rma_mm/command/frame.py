@@ -1,0 +1,128 @@
+"""The frame around a command: options that all ranks agree on, what is said once for all, exit codes, and the end.
+
+A command is a module of this folder with `parse(argv)`, which gives its options or raises OptionError; `text(options)`,
+which is what they ask to be printed in place of a run, as --help does, or empty; and `run(options, frame)`, which gives
+the exit code, or raises RmaError, on all ranks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from rma_mm.command.signals import Interruption, cleaning
+from rma_mm.errors import RmaError, ScheduleError, in_lines
+
+DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
+"""Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
+
+
+@dataclass
+class Frame:
+    """What a command is run with."""
+
+    interruption: Interruption
+    comm: Any = None
+    """All ranks of the job; None for a command without MPI."""
+    has_begun: bool = False
+    """Whether what fails from now on is no longer the arguments' or the input's fault."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks."""
+        return self.comm is None or self.comm.rank == 0
+
+    def run(self, name: str, argv: Sequence[str] | None) -> int:
+        """Run the command of that name; the exit code. Collective; raises what is nobody's input's fault."""
+        command, words = import_module(f"rma_mm.command.{name}"), sys.argv[1:] if argv is None else argv
+        try:
+            with self._agreed(words):
+                options = command.parse(words)
+            if text := command.text(options):
+                self.say(text)
+                return DONE
+            code: int = command.run(options, self)
+            return code
+        except ScheduleError:
+            raise
+        except RmaError as error:
+            self.complain(str(error) + (cleaning(str(error)) if self.is_first else ""))
+            return FAILED if self.has_begun else REFUSED
+
+    def _agreed(self, words: Sequence[str]) -> AbstractContextManager[Any]:
+        """Around parsing: no rank is to be alone with what it makes of the words."""
+        if self.comm is None:
+            return nullcontext()
+        from rma_mm.runtime.ranks.agreement import agreed
+
+        return agreed(self.comm, "command line", arguments=" ".join(words))
+
+    def say(self, *texts: str) -> None:
+        """Write to rank 0's standard output."""
+        if self.is_first:
+            say(*texts)
+
+    def complain(self, message: str) -> None:
+        """Say on rank 0's standard error what is wrong, in at most six lines."""
+        if self.is_first:
+            sys.stderr.write(in_lines(f"rma_mm: {message}"))
+            sys.stderr.flush()
+
+    def abort(self) -> None:
+        """End the job from this rank, after its traceback."""
+        if not self.is_first:
+            time.sleep(0.3)  # where all ranks fail alike, rank 0 is the one to be heard
+        traceback.print_exc()
+        sys.stderr.flush()
+        sys.stdout.flush()
+        self.interruption.clean()
+        time.sleep(0.1)  # mpiexec loses what it has not read when the job ends
+        self.comm.Abort(1)
+        os._exit(1)
+
+
+def say(*texts: str) -> None:
+    """Write texts to standard output, each on lines of its own; a reader that has gone away is no error."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write("".join(text.removesuffix("\n") + "\n" for text in texts))
+        sys.stdout.flush()
+
+
+def on_ranks(name: str, argv: Sequence[str] | None) -> int:
+    """Run a command on all ranks; the exit code, the same on every rank. Collective over COMM_WORLD.
+
+    MPI comes first: what the command imports starts threads, of which there may be too few.
+    """
+    from rma_mm.command.launcher import LauncherError, connect, launcher_rank
+
+    with suppress(OSError, ValueError, AttributeError):  # no standard error to speak on
+        faulthandler.enable()  # a bus error, as from a full /dev/shm, is named, and where it was
+    with Interruption() as interruption, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflow in a user's matrices is theirs to know
+        frame = Frame(interruption)
+        try:
+            frame.comm = connect()
+        except LauncherError as error:
+            if launcher_rank() == 0:
+                frame.complain(str(error))
+            return REFUSED
+        interruption.enlist(frame.comm)
+        try:
+            return frame.run(name, argv)
+        except Exception:  # the other ranks wait in a collective: nothing but the end can follow
+            frame.abort()
+            raise
+
+
+def alone(name: str, argv: Sequence[str] | None) -> int:
+    """Run a command that needs no MPI; the exit code."""
+    return Frame(Interruption()).run(name, argv)

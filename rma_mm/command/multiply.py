@@ -1,0 +1,25 @@
+"""The command that multiplies: its options, the list of algorithms, or its job."""
+
+from __future__ import annotations
+
+from rma_mm.algorithms import ALGORITHMS
+from rma_mm.command.arguments import RunOptions, help_text, parse
+from rma_mm.command.frame import Frame
+
+__all__ = ["parse", "run", "text"]
+
+
+def text(options: RunOptions) -> str:
+    """What `--help` and `--list` print: one algorithm a line, its name first."""
+    if options.help:
+        return help_text()
+    width = max(map(len, ALGORITHMS))
+    lines = (f"{name:<{width}}  {row.summary} ({row.source})" for name, row in ALGORITHMS.items())
+    return "\n".join(lines) if options.list else ""
+
+
+def run(options: RunOptions, frame: Frame) -> int:
+    """Multiply. Collective."""
+    from rma_mm.command.job import Job
+
+    return Job(options, frame).run()

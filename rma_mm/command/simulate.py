@@ -1,0 +1,209 @@
+"""The command that simulates: what a product would take on a described machine, without running it. Needs no MPI.
+
+Every algorithm is priced, up to millions of ranks: seconds, and the share of them that multiply-adds alone would take;
+words that the busiest rank takes from others or gives to them, beside the least that any algorithm has to; messages
+of a rank on average; memory of the fullest rank. Consecutive ranks share a node. Where no mesh is given, each algorithm
+is priced on a few grids that suit the shape, of two and of three axes, and shown on the best of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from math import prod
+from typing import Any
+
+from rma_mm.algorithms import find_algorithm
+from rma_mm.command.arguments import DIGITS, Parser, check_plot, count, dtype, mesh, shape, size
+from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, timeline
+from rma_mm.elements.dtypes import accumulator, parse_dtype
+from rma_mm.errors import OptionError, named, quoted
+from rma_mm.policy.model.machine import Machine
+from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.runtime.files.unfinished import write_whole
+
+PROGRAM = "python -m rma_mm.simulate"
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """The command line. Names are those of the flags."""
+
+    machine: str
+    shape: tuple[int, int, int] | None
+    dtype: str
+    ranks: int | None
+    mesh: tuple[int, ...] | None
+    nodes: int | None
+    ranks_per_node: int | None
+    algorithm: str
+    layout_a: str | None
+    layout_b: str | None
+    layout_c: str | None
+    memory_limit: int | None
+    """Bytes."""
+    strong: tuple[int, ...] | None
+    weak: tuple[int, ...] | None
+    plot: str | None
+    timeline: str | None
+    json: str | None
+    example: bool
+    help: bool
+
+
+def _parser() -> Parser:
+    assert __doc__ is not None
+    about = __doc__.partition("\n\n")[2]
+    usage = f"{PROGRAM} --shape M,N,K [options]"
+    parser = Parser(prog=PROGRAM, usage=usage, description=about, add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("--machine", default="typical", metavar="FILE", help="TOML (see --example), what rma_mm.calibrate --json "
+        "writes, or typical (typical)")  # fmt: skip
+    add("--shape", type=shape, metavar="M,N,K", help="of the product; with --weak, on the fewest ranks")
+    add("--dtype", type=dtype, default="float32", metavar="T", help="of A, B and C (float32)")
+    add("--ranks", type=count(1), metavar="P", help="all of the machine when not given")
+    add("--mesh", type=mesh, metavar="8x8[x4]", help="ranks along each axis; chosen when not given")
+    add("--nodes", type=count(1), metavar="N", help="of the machine, when not as its file says")
+    add("--ranks-per-node", type=count(1), metavar="N", help="likewise")
+    add("--algorithm", default="auto", metavar="NAME", help="one of rma_mm.run --list, or NAME:FORM (all of them)")
+    for name in "abc":
+        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j; chosen when not given")
+    add("--memory-limit", type=size, metavar="2GiB", help="of a rank, when not as the machine's file says")
+    add("--strong", type=_ranks, metavar="1,4,16", help="the same product on each of these numbers of ranks")
+    add("--weak", type=_ranks, metavar="1,8,64", help="products that grow with the ranks: m*n*k of a rank stays")
+    add("--plot", metavar="FILE", help="draw --strong or --weak; needs matplotlib")
+    add("--timeline", metavar="FILE", help="simulate the fastest, or the --algorithm, operation by operation, and "
+        f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")  # fmt: skip
+    add("--json", metavar="FILE", help="write all figures there")
+    add("--example", action="store_true", help="print the description of a machine, to begin with")
+    add("-h", "--help", action="store_true", help="print this")
+    return parser
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Ascending numbers of ranks."""
+    found = tuple(int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < DIGITS)
+    if len(found) != text.count(",") + 1 or sorted({*found, 0}) != [0, *found]:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes growing numbers of ranks, as 1,4,16")
+    return found
+
+
+def parse(argv: Sequence[str]) -> SimulateOptions:
+    """The options. Raises OptionError, also for a plot that cannot be drawn."""
+    options = SimulateOptions(**vars(_parser().parse_args(argv)))
+    if options.help or options.example:
+        return options
+    if options.shape is None:
+        raise OptionError("--shape: is missing; it is M,N,K, as 10000,10000,10000")
+    given = [f"--{name}" for name in ("ranks", "mesh", "strong", "weak") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)}: each says how many ranks there are; leave out all but one")
+    if options.timeline and (options.strong or options.weak):
+        raise OptionError("--timeline: is of one product; say how many ranks it has with --ranks or --mesh")
+    if options.plot and not (options.strong or options.weak):
+        raise OptionError("--plot: draws figures against ranks; say which, with --strong or --weak")
+    check_plot(options.plot)
+    return options
+
+
+def text(options: SimulateOptions) -> str:
+    """What `--help` and `--example` print."""
+    return _parser().format_help() if options.help else EXAMPLE if options.example else ""
+
+
+def run(options: SimulateOptions, frame: Frame) -> int:
+    """Print the table, and write what else was asked for. Raises RmaError."""
+    found = [prices(question) for question in questions(options)]
+    first = found[-1][0].question
+    shape = "x".join(map(str, options.shape or ()))
+    title = f"{shape} {options.dtype} on {first.tariff.machine.name}, {first.per_node} ranks a node"
+    kind = "strong scaling: " if options.strong else "weak scaling from " if options.weak else f"{first.ranks} ranks: "
+    say(kind + title, sweep_table(found) if options.strong or options.weak else price_table(found[0]))
+    made: dict[str, str | bytes] = {}
+    if options.json:
+        made["json"] = json.dumps(_document(options, found), indent=1, allow_nan=False) + "\n"
+    if options.plot:
+        picture = BytesIO()
+        draw(found, picture, options.plot.rpartition(".")[2], kind + title)
+        made["plot"] = picture.getvalue()
+    if options.timeline:
+        made["timeline"] = json.dumps(_timeline(found[0][0])) + "\n"
+    frame.has_begun = True
+    for name, content in made.items():
+        path = getattr(options, name)
+        write_whole(f"--{name} {named(path)}", path, content)
+    return DONE
+
+
+def questions(options: SimulateOptions) -> list[SweepRequest]:
+    """What is to be priced: one question, or one for each number of ranks. Raises RmaError."""
+    assert options.shape is not None
+    known = TYPICALLY if options.machine == "typical" else read_machine(options.machine)
+    known = known.of(options.nodes, options.ranks_per_node)
+    if known.ranks_per_node is None:
+        raise OptionError(f"--ranks-per-node: is missing; {options.machine} does not say how many ranks a node has")
+    if options.algorithm != "auto":
+        find_algorithm(options.algorithm)
+    question = SweepRequest(
+        options.shape, _most(options, known), _tariff(known.machine, options.dtype), known.ranks_per_node,
+        options.mesh, options.algorithm, (options.layout_a, options.layout_b, options.layout_c),
+        options.memory_limit or known.machine.memory,
+    )  # fmt: skip
+    if options.strong:
+        return strong(question, options.strong)
+    return weak(question, options.weak) if options.weak else [question]
+
+
+def _most(options: SimulateOptions, known: Description) -> int:
+    """The number of ranks, or the largest of several. Raises OptionError where the machine has fewer."""
+    assert known.ranks_per_node is not None
+    there = known.nodes * known.ranks_per_node if known.nodes else None
+    sizes = [*(options.strong or options.weak or ()), prod(options.mesh) if options.mesh else options.ranks]
+    wanted = max((size for size in sizes if size is not None), default=there)
+    if wanted is None:
+        raise OptionError(f"--ranks: is missing, and {options.machine} does not say how many nodes there are")
+    if there is not None and wanted > there:
+        raise OptionError(
+            f"ranks: got {wanted}; {options.machine} has {there}, {known.nodes} nodes of {known.ranks_per_node}: "
+            f"say otherwise with --nodes and --ranks-per-node"
+        )
+    return wanted
+
+
+def _tariff(machine: Machine, dtype: str) -> Tariff:
+    """What a product of this type is priced by. Raises OptionError where nothing is known of it."""
+    element = parse_dtype(dtype)
+    summed = accumulator(element)
+    kernels = [name for name in machine.kernels if name.split()[0] == summed.name]
+    if not kernels:
+        known = ", ".join(dict.fromkeys(name.split()[0] for name in machine.kernels))
+        raise OptionError(f"--dtype: got {dtype}; {machine.name} has no figures for it, but for {known}")
+    return Tariff(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
+
+
+def _document(options: SimulateOptions, found: list[list[Price]]) -> dict[str, Any]:
+    """All figures."""
+    first = found[-1][0].question
+    return {
+        "machine": first.tariff.machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,
+        "prices": [price.as_json() for each in found for price in each],
+    }  # fmt: skip
+
+
+def _timeline(price: Price) -> dict[str, Any]:
+    """What each rank of a product does when, as predicted. Raises OptionError."""
+    ranks = price.question.ranks
+    if ranks > SIMULATED:
+        raise OptionError(f"--timeline: got {ranks} ranks; every operation is simulated of up to {SIMULATED}")
+    if price.why_not:
+        raise OptionError(f"--timeline: {price.algorithm}: {price.why_not}")
+    simulated = simulated_by(price.schedule(), price.question.tariff)
+    mesh = price.request.mesh
+    facts = {"algorithm": price.algorithm, "seconds": simulated.seconds, "priced": price.seconds} | price.as_json()
+    return timeline(predicted_records(simulated, ranks), mesh, mesh.nodes, facts)
