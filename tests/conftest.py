@@ -71,10 +71,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=launch.order)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Now those that are deselected are gone."""
+    launch.make_room(session.items)
+
+
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the job after its last test, which is blamed where the ranks do not leave cleanly."""
-    kind = launch.kind_of(item)
-    if kind and launch.kind_of(nextitem) != kind:
+    kind, following = launch.kind_of(item), launch.kind_of(nextitem)
+    if kind and (following is None or following.env != kind.env):
         launch.POOL.close()
 
 

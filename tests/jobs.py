@@ -1,4 +1,7 @@
-"""A job of ranks that stays alive from test to test, and the pool that holds the one job in use."""
+"""A job of ranks that stays alive from test to test, and the pool that holds the one job in use.
+
+Tests on fewer ranks than a job has run on its first ones; the others hear nothing of them and sleep.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,8 @@ class Channel:
     pid: int
     socket: socket.socket
     unread: bytes = b""
+    loaded: set[str] = field(default_factory=set)
+    """Test modules that it has imported."""
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that have come in; None where the rank is gone."""
@@ -58,12 +63,17 @@ class Channel:
 
 @dataclass
 class Answers:
-    """What the ranks have said to one request so far."""
+    """What the first `size` ranks have said to one request so far."""
 
+    size: int
     verdicts: dict[int, dict[str, str]] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
 
-    def failure(self, size: int) -> str:
+    def are_complete(self) -> bool:
+        """All verdicts are in, and where none failed all ranks are ready again."""
+        return len(self.verdicts) == self.size and (len(self.ready) == self.size or bool(self.failure()))
+
+    def failure(self) -> str:
         """The failed ranks with their tracebacks, alike ones shown once; empty where none failed."""
         alike: dict[str, list[int]] = {}
         for rank, verdict in sorted(self.verdicts.items()):
@@ -71,7 +81,7 @@ class Answers:
                 alike.setdefault(verdict["text"], []).append(rank)
         parts = []
         for text, ranks in alike.items():
-            parts.append(f"failed on {name_ranks(ranks)} of {size}:\n{text}")
+            parts.append(f"failed on {name_ranks(ranks)} of {self.size}:\n{text}")
             if shown := self.verdicts[ranks[0]]["locals"]:
                 parts.append(f"  with, on rank {ranks[0]}:\n{shown}\n")
         return "\n".join(parts)
@@ -87,7 +97,6 @@ class Job:
 
     def __init__(self, ranks: int, variables: Mapping[str, str], controlled: Sequence[str] = ()) -> None:
         self.ranks = ranks
-        self.loaded: set[str] = set()
         self.channels: list[Channel] = []
         self.selector = selectors.DefaultSelector()
         self.directory = Path(tempfile.mkdtemp(prefix="rma-mm-"))
@@ -140,28 +149,31 @@ class Job:
             )
         self.selector.register(connection, selectors.EVENT_READ, channel)
 
-    def load(self, module: str) -> Answers:
-        """Import `module` on every rank, outside any test's time limit."""
-        answers = self._ask({"do": "load", "module": module}, START_SECONDS)
-        self.loaded.add(module)
+    def load(self, ranks: int, module: str) -> Answers:
+        """Import `module` on the first ranks, where they have not yet, outside any test's time limit."""
+        answers = self._ask(ranks, {"do": "load", "module": module}, START_SECONDS)
+        for channel in self.channels[:ranks]:
+            channel.loaded.add(module)
         return answers
 
-    def run(self, module: str, name: str, arguments: str, timeout: float) -> Answers:
-        """Run one test on every rank; `arguments` is a pickled dict in base 64, `timeout` in seconds at rest."""
-        request = {"do": "run", "module": module, "name": name, "arguments": arguments, "timeout": PATIENCE * timeout}
-        return self._ask(request, timeout)
+    def has_loaded(self, ranks: int, module: str) -> bool:
+        """Whether the first ranks have."""
+        return all(module in channel.loaded for channel in self.channels[:ranks])
 
-    def _ask(self, request: dict[str, Any], timeout: float) -> Answers:
-        """Send `request` and wait for all verdicts, and where none failed for all ranks to be ready again."""
+    def run(self, ranks: int, module: str, name: str, arguments: str, timeout: float) -> Answers:
+        """Run one test on the first ranks; `arguments` is a pickled dict in base 64, `timeout` in seconds at rest."""
+        request = {"do": "run", "module": module, "name": name, "arguments": arguments, "timeout": PATIENCE * timeout}
+        return self._ask(ranks, {**request, "ranks": ranks}, timeout)
+
+    def _ask(self, ranks: int, request: dict[str, Any], timeout: float) -> Answers:
+        """Send `request` to the first ranks and wait until their answers are complete."""
         line = (json.dumps(request) + "\n").encode()
-        for channel in self.channels:
+        for channel in self.channels[:ranks]:
             with suppress(ConnectionError):  # its end is noticed when reading
                 channel.socket.sendall(line)
-        answers = Answers()
+        answers = Answers(ranks)
         limit = Limit(timeout)
-        while len(answers.verdicts) < self.ranks or (
-            len(answers.ready) < self.ranks and not answers.failure(self.ranks)
-        ):
+        while not answers.are_complete():
             if (left := limit.left) <= 0:
                 raise JobError(self._explain_timeout(answers, limit))
             self._listen(answers, min(1.0, left))
@@ -183,21 +195,20 @@ class Job:
     def _explain_loss(self, answers: Answers, rank: int) -> str:
         """The failure text where a rank died."""
         code = self.mpiexec.wait(3)
-        return f"rank {rank} of {self.ranks} died (exit code of mpiexec: {code})\n{answers.failure(self.ranks)}" + (
-            self.tail()
-        )
+        return f"rank {rank} of {answers.size} died (exit code of mpiexec: {code})\n{answers.failure()}{self.tail()}"
 
     def _explain_timeout(self, answers: Answers, limit: Limit) -> str:
         """The failure text where time ran out: who hangs, where, and who had failed before."""
-        late = [channel for channel in self.channels if channel.rank not in answers.verdicts]
-        late = late or [channel for channel in self.channels if channel.rank not in answers.ready]
+        asked = self.channels[: answers.size]
+        late = [channel for channel in asked if channel.rank not in answers.verdicts]
+        late = late or [channel for channel in asked if channel.rank not in answers.ready]
         for channel in late:
             with suppress(ProcessLookupError):
                 os.kill(channel.pid, signal.SIGUSR1)
         time.sleep(0.3)
-        parts = [f"timed out after {limit.seconds:g} s on {name_ranks([c.rank for c in late])} of {self.ranks}"]
+        parts = [f"timed out after {limit.seconds:g} s on {name_ranks([c.rank for c in late])} of {answers.size}"]
         parts += [f"(stretched {limit.stretch:.1f} times, as the machine is busy)"] * (limit.stretch > 1)
-        parts.append(answers.failure(self.ranks))
+        parts.append(answers.failure())
         for channel in late:
             stack = (self.directory / f"stacks.{channel.rank}").read_text()
             parts.append(f"stack of rank {channel.rank} (innermost first):\n{_brief_stack(stack)}")
@@ -240,16 +251,18 @@ def _brief_stack(stack: str) -> str:
 
 
 class Pool:
-    """The job in use: at most one at a time, replaced when a test wants other ranks or another environment."""
+    """The job in use: at most one at a time, replaced when a test wants another environment or more ranks."""
 
     def __init__(self, variants: Mapping[str, Mapping[str, str]]) -> None:
         self.variants = variants
         self.controlled = sorted({name for variables in variants.values() for name in variables})
-        self.kind: tuple[int, str] | None = None
+        self.most: dict[str, int] = {}
+        """Environment → ranks of its jobs, where that is known to be more than a test wants."""
+        self.env = ""
         self.job: Job | None = None
 
     def run(self, kind: tuple[int, str], module: str, name: str, arguments: str, timeout: float) -> None:
-        """Run one test on a job of `kind` = (ranks, name of the environment).
+        """Run one test on the first ranks of a job; `kind` = (ranks, name of the environment).
 
         Fails or skips the calling test with the ranks' words; after a failure the next test gets a fresh job.
         """
@@ -260,7 +273,7 @@ class Pool:
             if isinstance(error, JobError):
                 pytest.fail(str(error), pytrace=False)
             raise
-        failure = answers.failure(kind[0])
+        failure = answers.failure()
         skipped = [verdict["text"] for verdict in answers.verdicts.values() if verdict["verdict"] == "skipped"]
         if skipped and len(skipped) < kind[0] and not failure:
             failure = f"{len(skipped)} of {kind[0]} ranks skipped, the others ran: {skipped[0]}"
@@ -273,19 +286,20 @@ class Pool:
 
     def _run(self, kind: tuple[int, str], module: str, name: str, arguments: str, timeout: float) -> Answers:
         """The ranks' answers; where the module cannot be imported, those to the import."""
-        job = self._job(kind)
-        if module not in job.loaded:
-            answers = job.load(module)
+        job = self._job(*kind)
+        if not job.has_loaded(kind[0], module):
+            answers = job.load(kind[0], module)
             if any(verdict["verdict"] != "passed" for verdict in answers.verdicts.values()):
                 return answers
-        return job.run(module, name, arguments, timeout)
+        return job.run(kind[0], module, name, arguments, timeout)
 
-    def _job(self, kind: tuple[int, str]) -> Job:
-        """The live job of `kind`."""
-        if self.job is None or self.kind != kind:
+    def _job(self, ranks: int, env: str) -> Job:
+        """The live job of the environment, with that many ranks or more."""
+        if self.job is None or self.env != env or self.job.ranks < ranks:
             self.close()
-            self.job = Job(kind[0], {**self.variants[kind[1]], VARIANT: kind[1]}, self.controlled)
-            self.kind = kind
+            ranks = max(ranks, self.most.get(env, 0))
+            self.job = Job(ranks, {**self.variants[env], VARIANT: env}, self.controlled)
+            self.env = env
         return self.job
 
     def close(self) -> None:

@@ -5,8 +5,9 @@
     def test_sum(comm, n):
         assert comm.allreduce(n) == n * comm.size
 
-makes test_sum[4-cliques-7] and so on. The body runs on every rank, `comm` being a duplicate of COMM_WORLD. Fixtures
-and parameters are pickled to the ranks. Methods of test classes work alike, inherited ones too.
+makes test_sum[4-cliques-7] and so on. The body runs on every rank of `comm`, which has the first four of a job that may
+have more: COMM_WORLD is not the test's. Fixtures and parameters are pickled to the ranks. Methods of test classes work
+alike, inherited ones too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import base64
 import functools
 import inspect
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -128,7 +129,13 @@ def kind_of(item: pytest.Item | None) -> Kind | None:
     return callspec.params.get("parallel_kind") if callspec else None
 
 
+def make_room(items: Iterable[pytest.Item]) -> None:
+    """Let each environment's job have the most ranks that any of these wants, so that one serves them all."""
+    for kind in filter(None, map(kind_of, items)):
+        POOL.most[kind.env] = max(kind.ranks, POOL.most.get(kind.env, 0))
+
+
 def order(item: pytest.Item) -> tuple[int, int, int]:
-    """Sort key: tests without ranks first, then job by job, so that each job starts once."""
+    """Sort key: tests without ranks first, then job by job, so that each job starts once; few ranks first."""
     kind = kind_of(item)
     return (1, list(ENVS).index(kind.env), kind.ranks) if kind else (0, 0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -39,16 +40,25 @@ def main() -> None:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         channel.connect(str(directory / "socket"))
         send(channel, rank=rank, pid=os.getpid(), size=MPI.COMM_WORLD.size)
-        control = MPI.COMM_WORLD.Dup()
         with channel.makefile("r") as requests:
             for line in requests:
                 request = json.loads(line)
                 if request["do"] == "leave":
                     break
-                serve(request, channel, control)
+                serve(request, channel)
             else:  # pytest is gone: Finalize might wait for a rank that never comes
                 os._exit(1)
-        control.Free()
+
+
+@functools.cache
+def first(ranks: int) -> MPI.Intracomm:
+    """The first ranks of the job, for what surrounds tests. Collective over them at the first call."""
+    everyone = MPI.COMM_WORLD.Get_group()
+    group = everyone.Incl(range(ranks))
+    comm = MPI.COMM_WORLD.Create_group(group)
+    group.Free()
+    everyone.Free()
+    return comm
 
 
 def send(channel: socket.socket, **message: object) -> None:
@@ -56,13 +66,14 @@ def send(channel: socket.socket, **message: object) -> None:
     channel.sendall((json.dumps(message) + "\n").encode())
 
 
-def serve(request: dict[str, Any], channel: socket.socket, control: MPI.Comm) -> None:
+def serve(request: dict[str, Any], channel: socket.socket) -> None:
     """Import a test module, or run one test. The verdict goes out before this rank waits for the others."""
     if request["do"] == "load":
         send(channel, **attempt(lambda: importlib.import_module(request["module"])), ready=True)
         return
     faulthandler.dump_traceback_later(request["timeout"] + ORPHAN_SECONDS, exit=True)
-    comm = MPI.COMM_WORLD.Dup()
+    control = first(request["ranks"])
+    comm = control.Dup()
     verdict = attempt(lambda: call(request, comm))
     sys.stdout.flush()
     send(channel, **verdict)

@@ -47,6 +47,16 @@ def test_good(pool: Pool) -> None:
     assert pool.job is job
 
 
+def test_fewer_ranks_are_the_first_of_the_same_job(pool: Pool) -> None:
+    """Whatever order they come in; the others neither take part nor answer."""
+    run(pool, "case_good", ranks=3)
+    job = pool.job
+    for ranks in (1, 2, 3):
+        run(pool, "case_good", ranks=ranks)
+    assert pool.job is job
+    assert "failed on rank 1 of 2" in failure(pool, "case_one_rank_fails")
+
+
 def test_deadlock_times_out(pool: Pool) -> None:
     """The ranks that hang are named, with their stacks; the others are not."""
     started = time.monotonic()
