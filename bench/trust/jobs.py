@@ -32,8 +32,10 @@ JOBS_AT_MOST = 50
 """Jobs of one setting: where each dies, more would tell nothing new."""
 LOOK = 0.1
 """Seconds between two looks at whether a job goes on."""
-TAIL = 6000
-"""Characters of what the ranks said that are shown with a death."""
+HEAD, TAIL = 4000, 6000
+"""Characters of what the ranks said of a death that are shown: from where it is named, and the last."""
+DEATH = "Fatal Python error"
+"""What Python says first of a signal that ends it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _job(setting: Setting, seed: int, numbers: range, deadline: float, report: R
             kill_marked(f"{MARKER}={marker}".encode())
             process.wait()
         lines = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
-        tail = said.read_text(errors="replace")[-TAIL:]
+        tail = _ending(said.read_text(errors="replace"))
     done = [line for line in lines if "number" in line]
     for line in done:
         report.note(**line)
@@ -117,6 +119,12 @@ def _job(setting: Setting, seed: int, numbers: range, deadline: float, report: R
         return numbers.stop if how == "late" else following
     report.note(min(following, numbers.stop - 1), kind_of(following), "hung" if how == "hung" else "died", tail)
     return following + 1
+
+
+def _ending(said: str) -> str:
+    """What ranks said of their death, or last."""
+    death = said.rfind(DEATH, 0, max(0, len(said) - TAIL))
+    return said[-TAIL:] if death < 0 else f"{said[death : death + HEAD]}\n[…]\n{said[-TAIL:]}"
 
 
 def _watched(process: subprocess.Popen[bytes], journal: Path, deadline: float) -> str:
