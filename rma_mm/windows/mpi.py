@@ -320,8 +320,7 @@ class MpiTransfer:
 
     def wait(self) -> None:
         """See `base.Transfer`."""
-        if self._pending:
-            wait_until(self.done)
+        wait_until(self.done)
 
     def close(self) -> None:
         """See `base.Transfer`."""
