@@ -18,8 +18,8 @@ class Flavour:
     name: str
     """In arguments, reports and files of machines."""
     window: str
-    """Its class, as "module:Class", imported when first opened. It takes what `AllocatedWindow` takes, or, where
-    `takes_arrays`, what `CreatedWindow` takes, and says the name as its `flavour`."""
+    """Its class, as "module:Class", imported when first opened. It takes what `MpiWindow` takes, an array too
+    where `takes_arrays`, and says the name as its `flavour`."""
     loads_on_node: bool = False
     """Whether ranks load and store in place what ranks of their node expose."""
     needs_progress: bool = True

@@ -6,6 +6,8 @@ real ranks. All ranks of a world run the same method; the worlds end a run in wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from rma_mm.elements.reduction import ADDABLE, REDUCTIONS
 from rma_mm.errors import ClosedError, DtypeError, WindowError
 from rma_mm.geometry.span import EMPTY, Span
 from rma_mm.windows.base import Counters, Patch, Window, can_accumulate
-from tests.tiles import SPANS, Array, Tile, World, buffer, filled, settle
+from tests.tiles import SPANS, Array, Tile, World, buffer, filled, reset, settle
 
 
 class WindowConformance:
@@ -278,11 +280,11 @@ class WindowConformance:
                 window.get(rank, tile.patch(rows, cols), origin, rows, cols),
                 window.accumulate(rank, tile.patch(rows, cols), origin, rows, cols),
             ):
-                window.counters.reset()
+                reset(window.counters)
                 assert window.counters == Counters()
                 transfer.start()
                 transfer.wait()
-                counted = window.counters.snapshot()
+                counted = replace(window.counters)
                 words = 0 if rank == world.rank else len(rows) * len(cols)
                 near = world.node_of[rank] == world.node_of[world.rank]
                 assert (counted.words_intra, counted.words_inter) == ((words, 0) if near else (0, words))
@@ -291,7 +293,7 @@ class WindowConformance:
                 transfer.wait()
                 assert window.counters.words_intra + window.counters.words_inter == 2 * words
                 window.flush()
-        window.counters.reset()
+        reset(window.counters)
         window.fetch_add(world.rank, 0, 1)
         assert window.counters == Counters()
         window.fetch_add((world.rank + 1) % world.size, 0, 1)

@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.geometry.span import EMPTY, Span
-from rma_mm.windows.base import Patch, Window
+from rma_mm.windows.base import Counters, Patch, Window
 
 Array = NDArray[Any]
+
+
+def reset(counters: Counters) -> None:
+    """Let them count from zero again, also for transfers that were prepared before."""
+    counters.words_intra = counters.words_inter = counters.messages = 0
 
 
 class World(Protocol):

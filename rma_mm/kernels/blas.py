@@ -205,10 +205,7 @@ def _whole(lib: Library, problem: LocalOperands) -> Product | None:
     prepared = arguments(lib, a, b, c, problem.alpha, problem.beta, problem.conj_a, problem.conj_b)
     if prepared is None:
         return None
-    product = Product(lib.gemm(c.dtype), *prepared)
-    product.kernel = "blas"
-    product.keep = (problem,)
-    return product
+    return Product.by("blas", problem, lib.gemm(c.dtype), *prepared)
 
 
 def plan_blas(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:

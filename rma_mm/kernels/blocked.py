@@ -87,10 +87,7 @@ class Blocking:
 def bind_blocked(name: str, problem: LocalOperands, blocking: Blocking, step: Step) -> Product:
     """The product `problem` by blocks; `step` multiplies blocks of type `blocking.working`."""
     alpha, beta = (_as(blocking.working, x) for x in (problem.alpha, problem.beta))
-    product = Product(_run, problem, blocking, step, alpha, beta)
-    product.kernel = name
-    product.keep = (problem,)
-    return product
+    return Product.by(name, problem, _run, problem, blocking, step, alpha, beta)
 
 
 def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:

@@ -119,10 +119,8 @@ def _unclosed(problem: LocalOperands, name: str, sure: bool) -> Product:
     if m and n and k and problem.alpha != 0:
         return bound(problem, name, sure)
     nothing = semiring.identity(c.dtype)
-    only_scale = Product(c.fill, nothing) if problem.beta == 0 else Product(scale, c, problem.beta)
-    only_scale.kernel = name
-    only_scale.keep = (problem,)
-    return only_scale
+    only_scale = (c.fill, nothing) if problem.beta == 0 else (scale, c, problem.beta)
+    return Product.by(name, problem, *only_scale)
 
 
 def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> Product:
@@ -133,10 +131,7 @@ def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> 
         block = replace(problem, a=problem.a[rows], b=problem.b[:, cols], c=c)
         product = _unclosed(block, name, sure)
         steps += [product, closing.part(rows, cols).bound(c)]
-    whole = Product(in_turn, steps)
-    whole.kernel = product.kernel if steps else name
-    whole.keep = (problem,)
-    return whole
+    return Product.by(product.kernel if steps else name, problem, in_turn, steps)
 
 
 def scratch_bytes(

@@ -51,10 +51,7 @@ def terms_bytes(m: int, n: int, k: int, a_dtype: np.dtype[Any], b_dtype: np.dtyp
 
 def bind_terms(problem: LocalOperands) -> Product:
     """The product of any semiring by NumPy's ufuncs: terms of some k at a time, a tile of c after the other."""
-    product = Product(_sum_terms, problem)
-    product.kernel = "numpy"
-    product.keep = (problem,)
-    return product
+    return Product.by("numpy", problem, _sum_terms, problem)
 
 
 def _cut(m: int, n: int, k: int) -> tuple[int, int, int]:

@@ -25,6 +25,13 @@ class Product(partial[None]):
     keep: tuple[Any, ...]
     """What must live as long as the prepared addresses."""
 
+    @classmethod
+    def by(cls, kernel: str, problem: LocalOperands, call: Callable[..., None], *arguments: Any) -> Product:
+        """The product by a kernel: `call` of these arguments; keeps the operands."""
+        product = cls(call, *arguments)
+        product.kernel, product.keep = kernel, (problem,)
+        return product
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalOperands:

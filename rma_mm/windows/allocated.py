@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from rma_mm.flavours import ALLOCATED
-from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, exposed_sizes, node_map, window_bytes, window_info
+from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes, window_bytes
 
 
 class AllocatedWindow(MpiWindow):
@@ -16,22 +16,9 @@ class AllocatedWindow(MpiWindow):
 
     flavour = ALLOCATED.name
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        nbytes: int,
-        *,
-        node_of: tuple[int, ...] | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        """Expose `nbytes` bytes of new memory. Collective over `comm`.
-
-        Raises WindowError on every rank when one passes a negative size.
-        """
-        nodes = node_map(comm) if node_of is None else node_of
-        sizes = exposed_sizes(comm, nbytes)
-        info = window_info()
-        window = MPI.Win.Allocate(nbytes, 1, info, comm)
-        info.Free()
-        bases = {comm.rank: window_bytes(window.tomemory(), nbytes)}
-        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes, owner=window)
+    @classmethod
+    def exposed(cls, comm: MPI.Intracomm, memory: int, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
+        """New memory of so many bytes. Raises WindowError on every rank when one passes a negative size."""
+        sizes = exposed_sizes(comm, memory)
+        window = MPI.Win.Allocate(memory, 1, info, comm)
+        return Exposed(window, {comm.rank: window_bytes(window.tomemory(), memory)}, sizes, owner=window)

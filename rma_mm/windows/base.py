@@ -65,14 +65,6 @@ class Counters:
     messages: int = 0
     """MPI calls that named another rank; a copy through a view is none."""
 
-    def reset(self) -> None:
-        """Start again from zero."""
-        self.words_intra = self.words_inter = self.messages = 0
-
-    def snapshot(self) -> Counters:
-        """A copy that further traffic does not change."""
-        return replace(self)
-
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
         """Count traffic with another rank."""
         with _COUNTING:

@@ -154,8 +154,7 @@ class GroupTransfer:
 
     def wait(self) -> None:
         """See `base.Transfer`."""
-        if self._pending:
-            wait_until(self.done)
+        wait_until(self.done)
 
     def close(self) -> None:
         """See `base.Transfer`."""
@@ -209,11 +208,6 @@ class SumTransfer(GroupTransfer):
         while self._request is not None and self._request.Test():
             self._request = next(self._steps, None)
         return self._request is None
-
-    def wait(self) -> None:
-        """See `base.Transfer`."""
-        if self._request is not None:
-            wait_until(self.done)
 
     def _received(self) -> Iterator[MPI.Request]:
         """Requests to wait for, one by one; what has come is added while the next piece is on its way."""

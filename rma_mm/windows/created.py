@@ -10,7 +10,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from rma_mm.flavours import CREATED
-from rma_mm.windows.mpi import CHUNK_BYTES, MpiWindow, aligned_bytes, exposed_sizes, node_map, window_info
+from rma_mm.windows.mpi import Exposed, MpiWindow, aligned_bytes, exposed_sizes
 
 
 class CreatedWindow(MpiWindow):
@@ -22,28 +22,21 @@ class CreatedWindow(MpiWindow):
 
     flavour = CREATED.name
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        memory: int | NDArray[Any],
-        *,
-        node_of: tuple[int, ...] | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        """Expose the bytes that an array spans, its first element at byte 0. Collective over `comm`.
+    @classmethod
+    def exposed(
+        cls, comm: MPI.Intracomm, memory: int | NDArray[Any], nodes: tuple[int, ...], info: MPI.Info
+    ) -> Exposed:
+        """The bytes that an array spans, its first element at byte 0; it is kept alive until `close`.
 
-        A number stands for that many bytes of new memory. The array is kept alive until `close`. Raises
-        WindowError on every rank when one passes an array with a negative stride, or of objects.
+        A number stands for that many bytes of new memory. Raises WindowError on every rank when one passes an array
+        with a negative stride, or of objects.
         """
-        nodes = node_map(comm) if node_of is None else node_of
         array = aligned_bytes(max(0, memory)) if isinstance(memory, int) else memory
         nbytes = memory if isinstance(memory, int) else _spanned(array)
         sizes = exposed_sizes(comm, nbytes, _problem(array))
-        exposed = _exposed(array)
-        info = window_info()
-        window = MPI.Win.Create(MPI.buffer.fromaddress(exposed.ctypes.data, exposed.size), 1, info, comm)
-        info.Free()
-        super().__init__(comm, window, {comm.rank: exposed}, sizes, nodes, chunk_bytes)
+        spanned = _exposed(array)
+        window = MPI.Win.Create(MPI.buffer.fromaddress(spanned.ctypes.data, spanned.size), 1, info, comm)
+        return Exposed(window, {comm.rank: spanned}, sizes)
 
 
 def _problem(array: NDArray[Any]) -> str | None:

@@ -98,35 +98,45 @@ class Call(NamedTuple):
     """1, or 0 for a further piece of what counts as one."""
 
 
+class Exposed(NamedTuple):
+    """Memory of all ranks, and the MPI windows over it."""
+
+    window: MPI.Win
+    """Spans all ranks in byte displacements, and serves every MPI call."""
+    bases: dict[int, NDArray[np.uint8]]
+    """The memory within reach by rank, this rank's own included."""
+    sizes: tuple[int, ...]
+    """Bytes that each rank exposes."""
+    others: tuple[MPI.Win, ...] = ()
+    """Further windows over the same memory, synchronised and freed together with the first."""
+    owner: MPI.Win | None = None
+    """The one whose freeing unmaps the memory; None where arrays keep it."""
+
+
 class MpiWindow:
-    """A window over MPI; the flavours differ in where the memory comes from. See `base.Window`."""
+    """A window over MPI; the flavours differ in where the memory comes from (`exposed`). See `base.Window`."""
 
     flavour = "mpi"
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        window: MPI.Win,
-        bases: dict[int, NDArray[np.uint8]],
-        sizes: tuple[int, ...],
-        node_of: tuple[int, ...],
-        chunk_bytes: int,
-        others: tuple[MPI.Win, ...] = (),
-        owner: MPI.Win | None = None,
-    ) -> None:
-        """Collective over `comm`.
+        self, comm: MPI.Intracomm, memory: Any, *, node_of: tuple[int, ...] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:  # fmt: skip
+        """Expose new memory of so many bytes, or an array where the flavour takes it. Collective over `comm`.
 
-        `window` spans `comm` in byte displacements and serves every MPI call; `bases` holds the memory within
-        reach by rank, this rank's own included; `sizes` says what each rank exposes; `others` are further windows
-        over the same memory, synchronised and freed together with the first; `owner` is the one whose freeing unmaps
-        the memory, None where arrays keep it.
+        `node_of` may be finer than the true nodes. Raises as `exposed` does.
         """
+        self._node_of = node_map(comm) if node_of is None else node_of
+        info = window_info()
+        try:
+            window, bases, self._sizes, others, self._owner = self.exposed(comm, memory, self._node_of, info)
+        finally:
+            info.Free()
         self.counters = Counters()
         self.local = bases[comm.rank]
         self.nbytes = self.local.size
         self._comm, self._rank = comm, comm.rank
-        self._win, self._wins, self._owner = window, (window, *others), owner
-        self._bases, self._sizes, self._node_of = bases, sizes, node_of
+        self._win, self._wins, self._bases = window, (window, *others), bases
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
         self._unflushed: set[int] = set()
@@ -135,6 +145,11 @@ class MpiWindow:
         self._is_closed = False
         for each in self._wins:
             each.Lock_all(MPI.MODE_NOCHECK)
+
+    @classmethod
+    def exposed(cls, comm: MPI.Intracomm, memory: Any, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
+        """The memory of a flavour. Collective. Raises WindowError, on every rank, for what cannot be exposed."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.nbytes} of {sum(self._sizes)} bytes"
@@ -320,8 +335,7 @@ class MpiTransfer:
 
     def wait(self) -> None:
         """See `base.Transfer`."""
-        if self._pending:
-            wait_until(self.done)
+        wait_until(self.done)
 
     def close(self) -> None:
         """See `base.Transfer`."""

@@ -8,15 +8,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
-from rma_mm.windows.mpi import (
-    CHUNK_BYTES,
-    MpiWindow,
-    aligned_bytes,
-    exposed_sizes,
-    node_map,
-    window_bytes,
-    window_info,
-)
+from rma_mm.windows.mpi import Exposed, MpiWindow, aligned_bytes, exposed_sizes, window_bytes
 from rma_mm.windows.room import SEGMENTS, free_segment_bytes
 
 PAGE = 4096
@@ -32,45 +24,33 @@ class SharedWindow(MpiWindow):
 
     flavour = SHARED.name
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        nbytes: int,
-        *,
-        node_of: tuple[int, ...] | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        """Expose `nbytes` bytes of new memory. Collective over `comm`.
+    @classmethod
+    def exposed(cls, comm: MPI.Intracomm, memory: int, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
+        """New memory of so many bytes.
 
-        `node_of` may be finer than the true nodes. Raises MemoryLimitError on every rank when a node's shared
-        memory is too small, WindowError on every rank when one passes a negative size or MPI refuses.
+        Raises MemoryLimitError on every rank when a node's shared memory is too small, WindowError on every rank when
+        one passes a negative size or MPI refuses.
         """
-        nodes = node_map(comm) if node_of is None else node_of
-        sizes = exposed_sizes(comm, nbytes)
+        sizes = exposed_sizes(comm, memory)
         _require_space(comm, sizes, nodes)
         mates = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
-        info = window_info()
         node = MPI.Intracomm(comm.Split(nodes[comm.rank], comm.rank))
         segment: MPI.Win | None = None
         problem: str | None = None
         bases = {}
         if len(mates) == 1:
-            bases = {comm.rank: aligned_bytes(nbytes)}
+            bases = {comm.rank: aligned_bytes(memory)}
         else:
             try:
                 segment, bases = _segment(node, sizes, mates, info)
             except MPI.Exception as error:
                 problem = f"MPI cannot allocate shared memory ({error}); use the window 'allocated'"
-        exposed_sizes(comm, nbytes, problem)
+        exposed_sizes(comm, memory, problem)
         node.Free()
-        others: tuple[MPI.Win, ...] = ()
         if segment is not None and len(mates) == comm.size:
-            window = segment
-        else:
-            window = MPI.Win.Create(bases[comm.rank], 1, info, comm)
-            others = () if segment is None else (segment,)
-        info.Free()
-        super().__init__(comm, window, bases, sizes, nodes, chunk_bytes, others, owner=segment)
+            return Exposed(segment, bases, sizes, owner=segment)
+        window = MPI.Win.Create(bases[comm.rank], 1, info, comm)
+        return Exposed(window, bases, sizes, () if segment is None else (segment,), segment)
 
 
 def _segment(

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -57,3 +60,17 @@ def wait(request: MPI.Request, when_late: Callable[[], None] | None = None) -> N
 def barrier(comm: MPI.Intracomm) -> None:
     """Return when every rank of `comm` has called it. Collective over `comm`."""
     wait(comm.Ibarrier())
+
+
+def reduced(comm: MPI.Intracomm, array: NDArray[Any], op: str) -> None:
+    """Put the SUM, MIN or MAX over all ranks of `comm` in place of each element. Collective over `comm`."""
+    from mpi4py import MPI
+
+    wait(comm.Iallreduce(MPI.IN_PLACE, array, getattr(MPI, op)))
+
+
+def largest(comm: MPI.Intracomm, figures: Sequence[int]) -> list[int]:
+    """The largest of each of these on any rank. Collective over `comm`."""
+    most = np.array(figures, np.int64)
+    reduced(comm, most, "MAX")
+    return [int(figure) for figure in most]

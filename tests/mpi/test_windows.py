@@ -17,7 +17,7 @@ from rma_mm.windows.datatypes import ADDED_AS
 from rma_mm.windows.mpi import node_map
 from tests.conformance import CASES, WindowConformance
 from tests.launch import parallel
-from tests.tiles import Array, settle
+from tests.tiles import Array, reset, settle
 
 NODES = ("node", "cliques", "nolocal")
 
@@ -162,7 +162,7 @@ def test_plain_boxes_are_one_call(comm: MPI.Intracomm) -> None:
         (Span([(0, 1), (5, 9)]), Span.range(3, 4)),
     ):
         transfer = window.get(1 - comm.rank, Patch(0, (25, 1), rows, cols), origin, rows, cols)
-        window.counters.reset()
+        reset(window.counters)
         transfer.start()
         transfer.wait()
         assert window.counters.messages == 1

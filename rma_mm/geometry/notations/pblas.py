@@ -44,16 +44,6 @@ def indxg2p(index: int, block: int, source: int, parts: int) -> int:
     return (source + index // block) % parts
 
 
-def indxg2l(index: int, block: int, parts: int) -> int:
-    """The local index of a global index, in the part that has it."""
-    return block * (index // (block * parts)) + index % block
-
-
-def indxl2g(local: int, block: int, part: int, source: int, parts: int) -> int:
-    """The global index of a local index of `part`."""
-    return parts * block * (local // block) + local % block + (part - source) % parts * block
-
-
 # -- the descriptor -------------------------------------------------------------------------------
 
 

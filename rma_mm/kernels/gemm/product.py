@@ -88,9 +88,7 @@ def bind_numba(problem: LocalOperands) -> Product:
         _compile_all(problem.semiring, *blocking.types(a, b, c))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [_bound(part) for part in _parts(problem, get_threads())]
-    product = Product(calls[0] if len(calls) == 1 else partial(_together, calls))
-    product.kernel, product.keep = "numba", (problem,)
-    return product
+    return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(_together, calls))
 
 
 def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
+
+from mpi4py import MPI
 
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import TOGETHER, Cost
@@ -17,9 +18,6 @@ from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, Array
 from rma_mm.windows import Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.progress import Progress
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SIZES = (1, 64, 512)
 """Rows of what each member sends: 2 KiB, 128 KiB and 1 MiB."""
@@ -36,8 +34,6 @@ class Together:
         self, comm: MPI.Intracomm, site: Site, link: str, home: Array, room: Array, progress: Progress, multiply: Act
     ) -> None:
         """home, room: memory that parts come from, and go to. Collective over `comm`."""
-        from mpi4py import MPI
-
         self.site, self.link, self.progress = site, link, progress
         self.all = site.groups(link)
         self.group: tuple[int, ...] = next((group for group in self.all if site.rank in group), ())
@@ -111,8 +107,6 @@ class Together:
 
     def close(self) -> None:
         """Collective over the group."""
-        from mpi4py import MPI
-
         for transfer in self.transfers:
             transfer.close()
         if self.comm != MPI.COMM_NULL:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.kernels import bind
@@ -19,10 +20,7 @@ from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
 from rma_mm.windows.copying import CopyTransfer
 from rma_mm.windows.progress import Progress
-from rma_mm.windows.waiting import barrier, wait
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from rma_mm.windows.waiting import barrier, reduced
 
 SHAPES: tuple[Shape, ...] = (
     (32, 32, 32, False), (64, 64, 64, False), (128, 128, 128, False), (256, 256, 256, False),
@@ -145,8 +143,6 @@ class Products:
         """See `Case`."""
         if not any(self.counts):
             self.counts = self.guessed()
-        from mpi4py import MPI
-
         self.scratch.c.fill(FILL)
         clock = time.perf_counter if self.settles else time.process_time
         found = np.zeros(self.figures)
@@ -157,7 +153,7 @@ class Products:
                 call()
             found[at] = (clock() - begin) / count if count else 0.0
         time.sleep(SETTLE * self.settles)
-        wait(self.comm.Iallreduce(MPI.IN_PLACE, found, MPI.SUM))
+        reduced(self.comm, found, "SUM")
         return [Lap(0.0, each / self.comm.size) for each in found]
 
     def guessed(self) -> list[int]:

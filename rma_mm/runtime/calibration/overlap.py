@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
@@ -14,9 +14,6 @@ from rma_mm.runtime.calibration.sampling import Act, Lap
 from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, OneSided
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 LONGEST = 200
 """Small products that the multiply is made of at most."""

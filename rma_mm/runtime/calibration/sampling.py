@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.runtime.calibration.site import Load
-from rma_mm.windows.waiting import barrier, wait
+from rma_mm.windows.waiting import barrier, reduced, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,20 +86,18 @@ def sampled(
 
 def _round(comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case]) -> NDArray[np.float64]:
     """Every case once."""
-    from mpi4py import MPI
-
     laps: list[Lap] = []
     for case in cases:
         barrier(comm)
         laps += case.sample()
     begin, end, times = np.array(laps, np.float64).reshape(-1, 3).T
     first = begin.copy()
-    wait(host.Iallreduce(MPI.IN_PLACE, first, MPI.MIN))
+    reduced(host, first, "MIN")
     together = np.repeat([case.begins_together for case in cases], [case.figures for case in cases])
     takes_part = np.isfinite(begin) & np.isfinite(times)
     found = np.zeros(len(laps))
     found[takes_part] = ((end - np.where(together, first, begin)) / times)[takes_part]
-    wait(comm.Iallreduce(MPI.IN_PLACE, found, MPI.MAX))
+    reduced(comm, found, "MAX")
     for case, (a, b) in zip(cases, pairwise(_bounds(cases)), strict=True):
         case.learn(found[a:b].tolist())
     return found

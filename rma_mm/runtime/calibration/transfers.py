@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError
@@ -18,9 +18,6 @@ from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows import Patch, Transfer, Window, open_window
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Array = NDArray[np.float32]
 

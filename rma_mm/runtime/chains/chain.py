@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
@@ -25,7 +24,7 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.windows.waiting import wait
+from rma_mm.windows.waiting import largest
 
 Place = tuple[str, Layout]
 """A matrix in one of its placements."""
@@ -120,11 +119,6 @@ class ChainPlan:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         return self._seconds if self._prices.is_known else None
 
-    @property
-    def greedy_seconds(self) -> float | None:
-        """The same for every product in turn on what is best for it alone."""
-        return self.greedy.seconds if self._prices.is_known else None
-
     # -- executing --------------------------------------------------------------------------------
 
     @in_turn
@@ -191,7 +185,7 @@ class ChainPlan:
         """Make matrices, plans and conversions; bytes of the fullest rank. Collective. Raises MemoryLimitError."""
         places = self._places()
         taken = sum(self._nbytes(*place) for place in places) + sum(map(self._scratch, self.answer.conversions))
-        (most,) = self._most(taken)
+        (most,) = largest(self.mesh.comm, [taken])
         limit = self.chain.products[0].options.memory_limit
         if limit is not None and most > limit:
             raise MemoryLimitError(
@@ -212,7 +206,7 @@ class ChainPlan:
             self._actions.append(partial(_multiply, plan, a, b, c))
         for each in self.answer.last:
             self._convert(each)
-        (most,) = self._most(taken)
+        (most,) = largest(self.mesh.comm, [taken])
         if limit is not None and most > limit:
             raise MemoryLimitError(
                 f"memory_limit: got {limit} bytes a rank; the chain takes {most}, {most - limit} more; raise the limit"
@@ -256,7 +250,7 @@ class ChainPlan:
         options = self._prices.products[number].options
         limit = whole = options.memory_limit
         if limit is not None:
-            most, fullest = self._most(own, taken)
+            most, fullest = largest(self.mesh.comm, [own, taken])
             limit = most + (limit - fullest) // (len(self.chain.steps) - number)
         try:
             plan = planned(a, b, self.mesh, placed.layouts[2], replace(options, memory_limit=limit))
@@ -266,14 +260,6 @@ class ChainPlan:
             ) from None
         self.plans.append(plan)
         return plan, max(0, peak_bytes(self.mesh, plan.schedule, plan.given) - own)
-
-    def _most(self, *figures: int) -> list[int]:
-        """The largest of each of these on any rank. Collective."""
-        from mpi4py import MPI
-
-        found = np.array(figures, np.int64)
-        wait(self.mesh.comm.Iallreduce(MPI.IN_PLACE, found, MPI.MAX))
-        return [int(figure) for figure in found]
 
     # -- in words ---------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.row import Layouts
-from rma_mm.windows.waiting import barrier, wait
+from rma_mm.windows.waiting import barrier, reduced
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +175,6 @@ class Prices:
 
     def fill(self) -> None:
         """Price every step on every placement: each rank its share, for all of them. Collective."""
-        from mpi4py import MPI
-
         comm = self.mesh.comm
         keys = [(number, layouts) for number in range(len(self.chain.steps)) for layouts in self.triples(number)]
         requests = [self.request(*key) for key in keys]
@@ -186,7 +184,7 @@ class Prices:
             for request, n in place.items():
                 if n % comm.size == comm.rank:
                     seconds[n] = product_seconds(request)
-        wait(comm.Iallreduce(MPI.IN_PLACE, seconds, MPI.SUM))
+        reduced(comm, seconds, "SUM")
         self.table = {key: float(seconds[place[request]]) for key, request in zip(keys, requests, strict=True)}
 
     def chosen(self, joint: bool, may_convert: bool = True) -> tuple[Answer, Answer]:

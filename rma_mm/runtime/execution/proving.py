@@ -9,7 +9,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.proof import conclude, nothing
 from rma_mm.schedule.verify.witness import evidence
-from rma_mm.windows.waiting import wait
+from rma_mm.windows.waiting import reduced
 
 REMEMBERED = 4096
 """Redistributions of a mesh that need no second proof."""
@@ -17,15 +17,13 @@ REMEMBERED = 4096
 
 def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
     """Show with all ranks that the schedule is right (`schedule.verify.proof`). Collective; raises ScheduleError."""
-    from mpi4py import MPI
-
     brought = nothing()
     with agreed(mesh.comm, what):
         if mesh.is_member:
             brought = evidence(schedule, mesh.rank)
     sums, latest = np.array(brought.sums, np.uint64), np.array(brought.latest, np.int64)
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, sums, MPI.SUM))
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, latest, MPI.MAX))
+    reduced(mesh.comm, sums, "SUM")
+    reduced(mesh.comm, latest, "MAX")
     conclude(schedule, sums.tolist(), latest.tolist())
 
 

@@ -7,11 +7,8 @@ that is out of reach is refused after a few cheap looks, and one that is tight c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-
-import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
@@ -26,7 +23,7 @@ from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.row import DIMS, Problem
 from rma_mm.schedule.schedule import Schedule, remembered
 from rma_mm.windows.room import memory_allowed
-from rma_mm.windows.waiting import wait
+from rma_mm.windows.waiting import largest
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
@@ -45,7 +42,7 @@ def fitted(mesh: Mesh, operands: Operands, request: Request, found: list[Candida
     able = [each for each in found if not each.rejected and each.layouts is not None]
     trials = [Fitting(mesh, operands, request, found, each) for each in able]
     if limit is not None:
-        for trial, least in zip(trials, _most(mesh, [trial.standing for trial in trials]), strict=True):
+        for trial, least in zip(trials, largest(mesh.comm, [trial.standing for trial in trials]), strict=True):
             trial.least = dict.fromkeys(trial.tunings, least)
     for trial in trials:
         chosen = trial.first(limit)
@@ -135,7 +132,7 @@ class Fitting:
         far = self.far(schedule, ops)
         bounds = [self.standing + far * each.width // tuning.width for each in others]
         pushes = adds_elsewhere(ops, self.mesh.rank)
-        need, pushed, *most = _most(self.mesh, [self.standing + scratch, pushes, *bounds])
+        need, pushed, *most = largest(self.mesh.comm, [self.standing + scratch, pushes, *bounds])
         for each, bound in zip(others, most, strict=True):
             if each not in self.seen:
                 self.least[each] = max(bound, self.least.get(each, 0))
@@ -191,12 +188,3 @@ def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
         tuning = tuning if wide in trial.seen else wide
         work += trial.panels(tuning.width)
         trial.look(tuning)
-
-
-def _most(mesh: Mesh, figures: Sequence[int]) -> list[int]:
-    """The largest of each of these on any rank. Collective."""
-    from mpi4py import MPI
-
-    most = np.array(figures, np.int64)
-    wait(mesh.comm.Iallreduce(MPI.IN_PLACE, most, MPI.MAX))
-    return [int(figure) for figure in most]

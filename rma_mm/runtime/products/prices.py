@@ -5,9 +5,8 @@ Where an algorithm is named, nothing is measured for it; what was measured befor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
@@ -22,9 +21,6 @@ from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
 from rma_mm.windows.mpi import node_map
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:

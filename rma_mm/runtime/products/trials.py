@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,11 +18,9 @@ from rma_mm.policy.planner.candidates import problem_of
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import make_plan, request_of
+from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.windows.waiting import barrier, wait
-
-if TYPE_CHECKING:
-    from rma_mm.runtime.products.plan import Plan
+from rma_mm.windows.waiting import barrier, reduced
 
 SHAPES = ((1000, 900, 800), (330, 330, 330), (280, 360, 5000), (1700, 1300, 90), (2200, 260, 480))
 """m, n, k, as far as there is time."""
@@ -90,15 +87,13 @@ def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
 
 def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
     """What a product takes the slowest rank, of so many in a row."""
-    from mpi4py import MPI
-
     comm, (a, b, c) = plan.mesh.comm, operands
     barrier(comm)
     begin = time.perf_counter()
     for _ in range(times):
         plan.execute(a, b, out=c)
     took = np.array([(time.perf_counter() - begin) / times])
-    wait(comm.Iallreduce(MPI.IN_PLACE, took, MPI.MAX))
+    reduced(comm, took, "MAX")
     return float(took[0])
 
 

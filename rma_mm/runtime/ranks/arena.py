@@ -281,15 +281,13 @@ class Arena:
 
     def collect(self) -> None:
         """Take back the blocks that every rank has dropped. Collective: this is the agreement. Also after a close."""
-        from mpi4py import MPI
-
-        from rma_mm.windows.waiting import wait
+        from rma_mm.windows.waiting import reduced
 
         serials = list(self.live)
         if not serials:
             return
         votes = np.array([serial in self.dropped for serial in serials], np.uint8)
-        wait(self.comm.Iallreduce(MPI.IN_PLACE, votes, MPI.MIN))
+        reduced(self.comm, votes, "MIN")
         for serial, is_agreed in zip(serials, votes, strict=True):
             if is_agreed:
                 self.dropped.discard(serial)
