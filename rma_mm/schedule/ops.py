@@ -156,6 +156,7 @@ class LocalOp(Op):
     is_dense: ClassVar[bool] = True
     c: Ref
 
+
 class Copy(OneSidedOp):
     """One-sided get. Starts where it stands; may land at any moment up to the first operation that reads `dst`."""
 

@@ -326,6 +326,7 @@ def test_a_chain_says_what_it_does(comm):
         assert "by greedy choice" in text
         assert "not measured here" in text  # in tests nothing is
         assert chain.predicted_seconds is None
+        assert chain.greedy_seconds is None
         chain.close()
         assert str(chain) == text
 

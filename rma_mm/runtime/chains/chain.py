@@ -119,6 +119,11 @@ class ChainPlan:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         return self._seconds if self._prices.is_known else None
 
+    @property
+    def greedy_seconds(self) -> float | None:
+        """The same for every product in turn on what is best for it alone."""
+        return self.greedy.seconds if self._prices.is_known else None
+
     # -- executing --------------------------------------------------------------------------------
 
     @in_turn
