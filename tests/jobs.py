@@ -216,7 +216,8 @@ class Job:
 
     def tail(self) -> str:
         """The last lines that the ranks and mpiexec wrote."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        files = sorted(self.directory.glob(f"{self.log.name}*"))
+        lines = [line for file in files for line in file.read_text(errors="replace").splitlines()[-TAIL_LINES:]]
         return "\n".join(["", "last output of the job:", *lines]) if lines else ""
 
     def close(self) -> None:

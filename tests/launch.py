@@ -47,6 +47,9 @@ VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
 USUAL = {"node": (1, 4), "cliques": (6,), "nolocal": (3,), "allocated": (2,), "created": (4,), "tcp": (4,)}
 """Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
+MORE = {"cliques": (3,), "nolocal": (6,), "allocated": (6,), "created": (1,), "tcp": (2,)}
+"""Ranks that the thorough tests add in an environment: nodes of different sizes; and the other end of USUAL."""
+
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
 
@@ -64,13 +67,15 @@ class Kind(NamedTuple):
 def parallel(
     ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run the decorated test once for each of `ranks` and `env`; `timeout` is the limit of each, in seconds at rest.
+    """Run the decorated test on all `ranks` in the first of `env`, and on one or two of them in each other.
 
-    Of these the ones that `is_usual` tells are run by pytest alone, all others where `-m thorough` is given.
+    The kinds that `is_usual` tells are run by pytest alone, the others where `-m thorough` is given. `timeout` is the
+    limit of each, in seconds at rest.
     """
     if unknown := set(env) - set(ENVS):
         raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
-    kinds = [Kind(count, name) for name in env for count in ranks if count > 1 or name not in SEVERAL_RANKS]
+    every = [Kind(count, name) for name in env for count in ranks if count > 1 or name not in SEVERAL_RANKS]
+    kinds = [kind for kind in every if kind.env == every[0].env or is_nearest(kind, every, (USUAL, MORE))]
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
@@ -97,8 +102,14 @@ def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
     envs = list(dict.fromkeys(other.env for other in kinds))
     if len(envs) < len(VARIANTS) and kind.env not in (envs[0], envs[-1]):
         return False
+    return is_nearest(kind, kinds, (USUAL,))
+
+
+def is_nearest(kind: Kind, kinds: Sequence[Kind], tables: Sequence[dict[str, tuple[int, ...]]]) -> bool:
+    """Whether no other of `kinds` in its environment is nearer to some number of ranks that the tables want there."""
     beside = [other.ranks for other in kinds if other.env == kind.env]
-    return any(kind.ranks == min(beside, key=lambda ranks: (abs(ranks - wanted), ranks)) for wanted in USUAL[kind.env])
+    wanted = [ranks for table in tables for ranks in table.get(kind.env, ())]
+    return any(kind.ranks == min(beside, key=lambda ranks: (abs(ranks - want), ranks)) for want in wanted)
 
 
 def pickled(arguments: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from rma_mm.policy.model.machine import TOGETHER, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows.mpi import node_map
+from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused
 from tests.processes import ROOT, can_pretend_nodes, job_environment, mpirun
@@ -389,8 +390,15 @@ def test_the_command_alone(tmp_path):
     assert "float64 blas" in done.stdout
 
 
-def test_a_plot(tmp_path):
-    done = calibrate(2, tmp_path, "--seconds", "0.1", "--flavours", "shared", "--plot", "costs.svg")
+def calibrated(comm, line, where):
+    """What the command line ends with on ranks that have started, with a cache of its own."""
+    with surroundings(comm):
+        return command(comm, line, where, "calibrate")
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_a_plot(comm, tmp_path):
+    done = calibrated(comm, "--seconds 0.1 --flavours shared --plot costs.svg", tmp_path)
     if find_spec("matplotlib") is None:
         refused(done, "--plot", "pip install matplotlib")
         return
@@ -401,26 +409,32 @@ def test_a_plot(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("line", "words"),
     [
-        (("--seconds", "0"), ("--seconds", "'0'")),
-        (("--seconds", "nan"), ("--seconds",)),
-        (("--flavours", "shared,ucx"), ("--flavours", "ucx", "created")),
-        (("--threads", "0"), ("--threads",)),
-        (("--frobnicate",), ("--frobnicate",)),
-        (("--json",), ("--json",)),
+        ("--seconds 0", ("--seconds", "'0'")),
+        ("--seconds nan", ("--seconds",)),
+        ("--flavours shared,ucx", ("--flavours", "ucx", "created")),
+        ("--threads 0", ("--threads",)),
+        ("--frobnicate", ("--frobnicate",)),
+        ("--json", ("--json",)),
     ],
 )
-def test_bad_options(tmp_path, arguments, words):
-    refused(calibrate(2, tmp_path, *arguments), *words)
+@parallel(ranks=(2,), env=("node",))
+def test_bad_options(comm, tmp_path, line, words):
+    refused(calibrated(comm, line, tmp_path), *words)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_help(comm, tmp_path):
+    done = calibrated(comm, "--help", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(option in done.stdout for option in ("--flavours", "--seconds", "--json", "--plot", "--kernels"))
 
 
 @thorough
-def test_help_and_files_that_cannot_be_written(tmp_path):
-    done = calibrate(2, tmp_path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(option in done.stdout for option in ("--flavours", "--seconds", "--json", "--plot", "--kernels"))
-    done = calibrate(2, tmp_path, "--seconds", "0.1", "--flavours", "shared", "--json", "no/such/folder.json")
+@parallel(ranks=(2,), env=("node",))
+def test_files_that_cannot_be_written(comm, tmp_path):
+    done = calibrated(comm, "--seconds 0.1 --flavours shared --json no/such/folder.json", tmp_path)
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The command line as users start it: one mpiexec a test, its exit code and output being the test."""
+"""The command line: as users start it, by mpiexec, once for each way to end; and on ranks that have started."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ import termios
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
+from mpi4py import MPI
+
 from bench.processes import marked
 from rma_mm.algorithms import list_algorithms
-from tests.launch import ENVS
-from tests.processes import MARKER, can_pretend_nodes, find_mpiexec, is_open_mpi, job_environment, mpirun
+from rma_mm.command.frame import Frame
+from tests.doors import Ended, command
+from tests.launch import ENVS, parallel
+from tests.processes import MARKER, find_mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import usually
 
 KEYS = [
@@ -32,6 +37,7 @@ KEYS = [
 ]  # fmt: skip
 PRETENDED = ENVS["cliques"]
 """Two nodes."""
+Done = subprocess.CompletedProcess[str] | Ended
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def run(ranks: int, line: str, cwd: Path, **variables: str) -> subprocess.Comple
     return mpirun(ranks, ["-m", "rma_mm.run", *line.split()], variables=variables, cwd=cwd)
 
 
-def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def refused(done: Done, *words: str) -> None:
     """Exit code 2, one short message on standard error, nothing else."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -59,11 +65,8 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in done.stderr
 
 
-@pytest.mark.parametrize("ranks", usually(1, [6, 4, 3]))
-def test_the_main_job(here: Path, ranks: int) -> None:
+def check_main_job(here: Path, done: Done, ranks: int, nodes: int) -> None:
     """Two files of odd, different, indivisible shapes and orders: read, multiplied, verified, written, reported."""
-    variables = PRETENDED if ranks == 4 and can_pretend_nodes() else {}
-    done = run(ranks, "A.npy --json r.json B.npy -o C.npy --verify --repeat 3", here, **variables)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     a, b, c = (np.load(here / f"{name}.npy") for name in "ABC")
@@ -72,25 +75,45 @@ def test_the_main_job(here: Path, ranks: int) -> None:
     report = json.loads((here / "r.json").read_text())
     assert sorted(report) == sorted(KEYS)
     assert report["shape"] == [101, 53, 67]
-    assert (report["ranks"], report["nodes"]) == (ranks, 2 if variables else 1)
+    assert (report["ranks"], report["nodes"]) == (ranks, nodes)
     assert (report["verified"], len(report["seconds"])) == (True, 3)
     assert report["words"]["per_rank_max"] > 0
     for word in ("stationary_c" if report["algorithm"] == "stationary_c" else "algorithm", "GF/s", "moved", "memory"):
         assert word in done.stdout
+    assert done.stdout.count("GF/s") == 1
     assert sorted(os.listdir(here)) == ["A.npy", "B.npy", "C.npy", "C0.npy", "r.json"]
 
 
-def test_scalars_transposes_and_the_old_c(here: Path) -> None:
+MAIN_JOB = "A.npy --json r.json B.npy -o C.npy --verify --repeat 3"
+
+
+def test_the_main_job(here: Path) -> None:
+    check_main_job(here, run(3, MAIN_JOB, here), 3, 1)
+
+
+@parallel(ranks=(6,), env=("node",))
+def test_the_main_job_on_ranks_that_have_started(comm: MPI.Intracomm, here: Path) -> None:
+    check_main_job(here, command(comm, MAIN_JOB, here), 6, 1)
+
+
+@parallel(ranks=(4,), env=("cliques",))
+def test_the_main_job_on_nodes(comm: MPI.Intracomm, here: Path) -> None:
+    check_main_job(here, command(comm, MAIN_JOB, here), 4, 2)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_scalars_transposes_and_the_old_c(comm: MPI.Intracomm, here: Path) -> None:
     """C0 is restored before each repetition; negative complex literals are words of their own; --quiet is silent."""
     a, b, c0 = (np.load(here / f"{name}.npy") for name in ("A", "B", "C0"))
-    np.save(here / "At.npy", a.T.astype(np.complex64))
-    done = run(
-        4,
+    if comm.rank == 0:
+        np.save(here / "At.npy", a.T.astype(np.complex64))
+    done = command(
+        comm,
         "--quiet --transpose-a At.npy B.npy --alpha -1-2j --beta -0.5 --c C0.npy -o C.npy --repeat 2 --warmup 2 "
         "--verify --mesh 2x2 --layout-a j,i --layout-c i:cyclic(3),j",
         here,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert done == (0, "", "")
     c = np.load(here / "C.npy")
     assert c.dtype == np.complex64
     np.testing.assert_allclose(c, (-1 - 2j) * (a @ b) - 0.5 * c0, atol=1e-4)
@@ -104,37 +127,50 @@ def test_list(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == list_algorithms()
 
 
-def test_generated_matrices_are_verified(tmp_path: Path) -> None:
+@parallel(ranks=(3,), env=("node",))
+def test_generated_matrices_are_verified(comm: MPI.Intracomm, tmp_path: Path) -> None:
     """Without files; more ranks than the mesh; the report on standard output is nothing but JSON."""
-    done = run(3, "--shape 70,0,40 --mesh 2 --json - --dtype int8 --warmup 0", tmp_path)
+    done = command(comm, "--shape 70,0,40 --mesh 2 --json - --dtype int8 --warmup 0", tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert sorted(report) == sorted(KEYS)
     assert (report["mesh"], report["dtype"], report["gflops"], report["verified"]) == ([2], "int8", 0, True)
 
 
-def test_the_same_matrices_on_any_mesh(tmp_path: Path) -> None:
+@parallel(ranks=(4,), env=("node",))
+def test_the_same_matrices_on_any_mesh(comm: MPI.Intracomm, tmp_path: Path) -> None:
     """For a seed."""
-    lines = [
-        (1, "--shape 37,41,43 --seed 5 --dtype int32 -o 1.npy --quiet"),
-        (4, "--shape 37,41,43 --seed 5 --dtype int32 -o 2.npy --quiet --mesh 2x2 --layout-a j,i --transpose-b"),
-    ]
-    for ranks, line in lines:
-        assert run(ranks, line, tmp_path).returncode == 0
+    if comm.rank == 0:
+        line = "--shape 37,41,43 --seed 5 --dtype int32 -o 1.npy --quiet"
+        assert command(MPI.COMM_SELF, line, tmp_path).returncode == 0
+    line = "--shape 37,41,43 --seed 5 --dtype int32 -o 2.npy --quiet --mesh 2x2 --layout-a j,i --transpose-b"
+    assert command(comm, line, tmp_path).returncode == 0
     assert (np.load(tmp_path / "1.npy") == np.load(tmp_path / "2.npy")).all()
 
 
-def test_dry_run(here: Path) -> None:
+@parallel(ranks=(2,), env=("node",))
+def test_dry_run(comm: MPI.Intracomm, here: Path) -> None:
     """The plan and its rivals are printed; nothing is multiplied or written."""
-    done = run(2, "A.npy B.npy -o C.npy --dry-run --explain --json r.json", here)
+    done = command(comm, "A.npy B.npy -o C.npy --dry-run --explain --json r.json", here)
     assert done.returncode == 0
     for name in list_algorithms():
         assert name in done.stdout
     assert sorted(os.listdir(here)) == ["A.npy", "B.npy", "C0.npy"]
 
 
+@parallel(ranks=(2,), env=("node",))
+def test_what_any_rank_says_is_heard(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """Of those that have started: otherwise the tests here would not notice."""
+    with mock.patch.object(Frame, "is_first", True):
+        done = command(comm, "--list", tmp_path)
+        bad = command(comm, "--frobnicate", tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list_algorithms() * 2
+    assert (bad.stdout, bad.stderr.count("rma_mm: ")) == ("", 2)
+
+
+MISSING = "missing.npy B.npy"
 BAD = {
-    "missing.npy B.npy": ["missing.npy", "No such file"],
+    MISSING: ["missing.npy", "No such file"],
     "A.npy A.npy": ["(101, 67)", "C would be (101, 67)"],
     "A.npy B.npy --mesh 3x2": ["3x2", "6", "2"],
     "A.npy B.npy --algorithm magic": ["magic", "stationary_c", "queue"],
@@ -147,11 +183,19 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("line", BAD)
+@pytest.mark.parametrize("line", [MISSING])
 def test_bad_input(here: Path, line: str) -> None:
     """One clear message on rank 0, exit code 2, nothing written."""
     before = sorted(os.listdir(here))
     refused(run(2, line, here), *BAD[line])
+    assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.parametrize("line", [line for line in BAD if line != MISSING])
+@parallel(ranks=(2,), env=("node",))
+def test_any_bad_input(comm: MPI.Intracomm, here: Path, line: str) -> None:
+    before = sorted(os.listdir(here))
+    refused(command(comm, line, here), *BAD[line])
     assert sorted(os.listdir(here)) == before
 
 

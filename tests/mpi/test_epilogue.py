@@ -18,12 +18,12 @@ from rma_mm.kernels.epilogue import epilogue as kernel
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.verification.check import verify
 from rma_mm.schedule.lowering import fitted
+from tests.doors import command
 from tests.launch import parallel
-from tests.processes import mpirun
+from tests.mpi.test_command_line import refused
 from tests.reference import collect, distribute, expected, whole_numbers
 from tests.strategies import EXTENTS, axes_of, layouts, placements
 from tests.strategies_mpi import shared_examples
-from tests.thorough import thorough
 
 TYPES = (
     ("float64", None, None),
@@ -215,29 +215,38 @@ def test_matmul_and_the_errors_that_all_ranks_raise(comm):
             rma_mm.matmul(*whole, mesh, out=out, beta=1, compute_dtype="int32", epilogue=Epilogue(dtype="float32"))
 
 
-def run(line, where, ranks=4):
-    return mpirun(ranks, ["-m", "rma_mm.run", *line.split()], cwd=where)
-
-
-@thorough
-def test_the_command_line(tmp_path):
-    """The bias from a file, the result in another type, its report, and what it refuses."""
+@pytest.fixture
+def here(tmp_path):
+    """A directory with A.npy (101 × 67), B.npy (67 × 53), bias.npy (101) and square.npy."""
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((101, 67)).astype("float32"), rng.standard_normal((67, 53)).astype("float32")
     bias = rng.standard_normal(101).astype("float32")
     for name, x in (("A", a), ("B", b), ("bias", bias), ("square", a)):
         np.save(tmp_path / f"{name}.npy", x)
+    return tmp_path
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_the_command_line(comm, here):
+    """The bias from a file, the result in another type, and its report."""
     line = "A.npy B.npy --bias bias.npy --bias-per row --activation relu --result-dtype float64 -o C.npy --verify"
-    done = run(f"{line} --json r.json", tmp_path)
+    done = command(comm, f"{line} --json r.json", here)
     assert (done.returncode, done.stderr) == (0, "")
-    c, report = np.load(tmp_path / "C.npy"), json.loads((tmp_path / "r.json").read_text())
+    a, b, bias, c = (np.load(here / f"{name}.npy") for name in ("A", "B", "bias", "C"))
+    report = json.loads((here / "r.json").read_text())
     assert c.dtype == np.float64
     np.testing.assert_allclose(c, np.maximum(a @ b + bias[:, None], 0), atol=2e-5)
     assert report["epilogue"] == "bias per row, relu, summed in float32 and stored as float64"
     assert (report["verified"], report["verified_rows"], report["dtype"]) == (True, 101, "float64")
     assert 0 < report["residual"] <= 1
     assert "every element computed again" in done.stdout
-    assert run("--shape 70,80,90 --activation gelu --result-dtype bfloat16 --quiet", tmp_path, 3).returncode == 0
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_the_command_line_refuses(comm, here):
+    """What does not fit; made matrices are fine."""
+    line = "--shape 70,80,90 --activation gelu --result-dtype bfloat16 --quiet"
+    assert command(comm, line, here).returncode == 0
     for wrong, words in (
         ("A.npy B.npy --bias bias.npy", "--bias-per"),
         ("A.npy B.npy --bias bias.npy --bias-per column", "101 values"),
@@ -246,7 +255,4 @@ def test_the_command_line(tmp_path):
         ("A.npy B.npy --activation tanh", "gelu"),
         ("A.npy B.npy --result-dtype int8", "never down"),
     ):
-        done = run(wrong, tmp_path, 2)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert words in done.stderr
-        assert len(done.stderr.splitlines()) <= 6
+        refused(command(comm, wrong, here), words)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -27,9 +29,9 @@ from rma_mm.windows.mpi import node_map
 from rma_mm.windows.progress import can_help
 from rma_mm.windows.shared import SharedWindow
 from tests.conformance import CASES, WindowConformance
+from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_windows import MpiWorld
-from tests.processes import mpirun
 from tests.thorough import usually
 
 maker = import_module("rma_mm.runtime.products.make_plan")
@@ -166,23 +168,15 @@ def test_it_is_measured(comm: MPI.Intracomm) -> None:
         assert machine.cost("node", "get", "parcel", busy=True) == costs["parcel.get busy"]
 
 
-PROGRAM = f"""
-from {__name__} import PARCEL
-from rma_mm.flavours import register
-from rma_mm.run import main
-import sys
-register(PARCEL)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_commands_know_it() -> None:
+@parallel(ranks=(2,), env=("node",))
+def test_commands_know_it(comm: MPI.Intracomm, tmp_path: Path) -> None:
     product = "--shape 40,30,20 --verify --algorithm srumma"
-    done = mpirun(2, ["-c", PROGRAM, *product.split(), "--window", "parcel", "--json", "-"])
-    assert done.returncode == 0, done
-    assert '"window": "parcel"' in done.stdout
-    done = mpirun(2, ["-c", PROGRAM, *product.split()], variables={"RMA_MM_WINDOW": "glass"})
-    assert done.returncode == 2, done
-    assert "shared, allocated, created, parcel" in done.stderr
     with registered(PARCEL):
+        done = command(comm, f"{product} --window parcel --json -", tmp_path)
+        assert done.returncode == 0, done
+        assert '"window": "parcel"' in done.stdout
+        with mock.patch.dict(os.environ, {"RMA_MM_WINDOW": "glass"}):
+            done = command(comm, product, tmp_path)
+        assert done.returncode == 2, done
+        assert "shared, allocated, created, parcel" in done.stderr
         assert "shared, allocated, created or parcel" in " ".join(help_text().split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,14 +14,15 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.command import job
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DisagreementError, FileFormatError
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of
 from rma_mm.runtime.files.generated import generated
 from tests import raw_format
+from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
-from tests.processes import mpirun
 
 CASES = [
     # shape, element type, placements to save from and to load to
@@ -130,14 +132,8 @@ def test_ranks_that_find_different_files(comm, tmp_path):
         os.chdir(before)
 
 
-COMMAND = """
-import json, os, sys
-import tests.raw_format
-from mpi4py import MPI
-from rma_mm import run
-from rma_mm.command import job
-
 def flip(self, c, write=job.Job._write):
+    """Writes the result, of which a bit flips on the disk."""
     write(self, c)
     self.comm.barrier()
     if self.comm.rank == 0:
@@ -147,23 +143,28 @@ def flip(self, c, write=job.Job._write):
             file.write(bytes([byte]))
     self.comm.barrier()
 
-codes = []
-for line, write in (("A.raw B.npy", job.Job._write), ("A.raw B.npy", flip), ("A.raw A.raw", job.Job._write)):
-    job.Job._write = write
-    codes.append(run.main([*line.split(), "-o", f"{len(codes)}.raw", "--verify", "--quiet"]))
-if MPI.COMM_WORLD.rank == 0:
-    print(codes)
-"""
 
-
-def test_the_command_line_takes_it(tmp_path: Path) -> None:
-    """Read, written, and verified with the file on the disk: right is 0, a bit that flips there 4, a misfit 2."""
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A directory with A.raw (31 × 17) and B.npy (17 × 13)."""
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((31, 17)), rng.standard_normal((17, 13))
     a.tofile(tmp_path / "A.raw")
     (tmp_path / "A.raw.json").write_text(json.dumps({"shape": a.shape, "dtype": "float64"}))
     np.save(tmp_path / "B.npy", b)
-    done = mpirun(2, ["-c", COMMAND], cwd=tmp_path)
-    assert (done.returncode, done.stdout.split("\n")[0]) == (0, "[0, 4, 2]"), done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["0.raw", "0.raw.json", "A.raw", "A.raw.json", "B.npy"]
-    np.testing.assert_allclose(np.fromfile(tmp_path / "0.raw").reshape(31, 13), a @ b, atol=1e-12)
+    return tmp_path
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_the_command_line_takes_it(comm, here):
+    """Read, written, and verified with the file on the disk: right is 0, a bit that flips there 4, a misfit 2."""
+    right = job.Job._write
+    for number, (line, write, code) in enumerate(
+        (("A.raw B.npy", right, 0), ("A.raw B.npy", flip, 4), ("A.raw A.raw", right, 2))
+    ):
+        with mock.patch.object(job.Job, "_write", write):
+            done = command(comm, f"{line} -o {number}.raw --verify --quiet", here)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert sorted(os.listdir(here)) == ["0.raw", "0.raw.json", "A.raw", "A.raw.json", "B.npy"]
+    a, c = (np.fromfile(here / name).reshape(31, -1) for name in ("A.raw", "0.raw"))
+    np.testing.assert_allclose(c, a @ np.load(here / "B.npy"), atol=1e-12)

@@ -164,11 +164,17 @@ def test_missing_mpiexec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         processes.find_mpiexec()
 
 
-def test_pointless_combinations_are_not_made() -> None:
-    """One rank has no second node."""
+def test_which_ranks_an_environment_has() -> None:
+    """On one node all numbers; elsewhere one that is run each time, and another; one rank has no second node."""
     body = launch.parallel()(lambda comm: None)
-    kinds = body.pytestmark[0].args[1]  # type: ignore[attr-defined]
-    assert len(kinds) == len(launch.RANKS) * len(launch.VARIANTS) - 2
+    values = body.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    usual = [value for value in values if isinstance(value, launch.Kind)]
+    kinds = usual + [value.values[0] for value in values if not isinstance(value, launch.Kind)]
+    assert sorted(kind.ranks for kind in kinds if kind.env == launch.VARIANTS[0]) == list(launch.RANKS)
+    for env in launch.VARIANTS[1:]:
+        assert [kind.env for kind in usual].count(env) == 1
+        assert [kind.env for kind in kinds].count(env) == 2
+    assert {launch.Kind(3, "cliques"), launch.Kind(6, "cliques")} <= set(kinds), "even nodes, and others"
     assert launch.Kind(1, "cliques") not in kinds
 
 

@@ -1,8 +1,10 @@
 """Ranks that do not do the same: one error on all of them, and never a wait without end."""
 
+import os
 import threading
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -243,13 +245,21 @@ def test_a_rank_that_leaves(how):
             assert f"rank {rank}: DisagreementError: ranks are in different calls: matmul on ranks 0, 2" in done.stdout
 
 
-def test_environments_that_differ():
+@parallel(ranks=(3,), env=NODE)
+def test_environments_that_differ(comm):
     for setting in ("OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE"):
-        done = mpirun(3, ["-c", BEGIN % (f"os.environ[{setting!r}] = '2' if rank == 1 else '1'", "")], timeout=60)
-        assert done.returncode
-        said = f"DisagreementError: Mesh: ranks passed different arguments: {setting}"
-        assert done.stderr.count(said) >= 2, done.stderr
-        assert "'2' on rank 1" in done.stderr
+        with mock.patch.dict(os.environ, {setting: "2" if comm.rank == 1 else "1"}):
+            said = f"Mesh: ranks passed different arguments: {setting}"
+            same_error(comm, DisagreementError, lambda: Mesh((3,), comm), said, "'2' on rank 1")
+
+
+def test_an_environment_of_ones_own_ends_the_job():
+    setting = "RMA_MM_CACHE"
+    done = mpirun(3, ["-c", BEGIN % (f"os.environ[{setting!r}] = '2' if rank == 1 else '1'", "")], timeout=60)
+    assert done.returncode
+    said = f"DisagreementError: Mesh: ranks passed different arguments: {setting}"
+    assert done.stderr.count(said) >= 2, done.stderr
+    assert "'2' on rank 1" in done.stderr
 
 
 @parallel(ranks=(2,), env=NODE, timeout=30)

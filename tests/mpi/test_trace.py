@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
+from mpi4py import MPI
+
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
@@ -24,10 +26,11 @@ from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.schedule.ops import Claim, Multiply
 from rma_mm.schedule.schedule import expand
+from tests.doors import command
 from tests.launch import parallel
-from tests.mpi.test_command_line import PRETENDED, refused, run
+from tests.mpi.test_command_line import refused
 from tests.reference import whole_numbers
-from tests.thorough import thorough, usually
+from tests.thorough import thorough
 
 SHAPE = (37, 300, 260)
 """m, n, k: neither even nor small enough for panels to be one."""
@@ -163,51 +166,72 @@ def check_timeline(directory: Path, ranks: int, repeat: int, itemsize: int) -> d
     return rows
 
 
-CASES = [
-    (1, "--algorithm stationary_c", {}, set()),
-    (2, "--algorithm summa_c", {}, {"broadcast"}),
-    (4, "--algorithm cannon", PRETENDED, {"shift"}),
-    (4, "--algorithm stationary_c", PRETENDED, set()),
-    (4, "--algorithm stationary_c --window created", {}, {"get"}),
-    (4, "--algorithm stationary_a", PRETENDED, {"accumulate"}),
-    (4, "--algorithm queue", {}, {"accumulate"}),
-    (4, "--algorithm stationary_c --mesh 4x1", PRETENDED, set()),
-    (4, "--algorithm row_parallel --dtype float16", {}, {"reduce-scatter"}),
-]
-
-
-@pytest.mark.parametrize(("ranks", "line", "variables", "kinds"), usually(4, CASES))
-def test_a_timeline_is_the_report_in_time(
-    tmp_path: Path, ranks: int, line: str, variables: dict[str, str], kinds: set[str]
-) -> None:
+def check_run(comm: MPI.Intracomm, directory: Path, line: str, kinds: set[str]) -> None:
     """Work, words and bytes of all repetitions, and of nothing else; no two events of a row at once."""
     line += " --shape 300,200,500 --repeat 2 --trace t.json --json r.json --quiet"
-    done = run(ranks, line, tmp_path, **variables)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "t.json"]
-    rows = check_timeline(tmp_path, ranks, 2, 4)
+    assert command(comm, line, directory) == (0, "", "")
+    assert sorted(path.name for path in directory.iterdir()) == ["r.json", "t.json"]
+    rows = check_timeline(directory, comm.size, 2, 4)
     found = {event["cat"] for name, events in rows.items() if " transfers " in name for event in events}
     assert found >= kinds
     if "queue" in line:
         assert any(event["cat"] == "claim" for events in rows.values() for event in events)
 
 
-def test_ranks_beyond_the_mesh_are_there_too(tmp_path: Path) -> None:
+@parallel(ranks=(1, 2), env=("node",))
+def test_a_timeline_is_the_report_in_time(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    line, kinds = (("stationary_c", set()), ("summa_c", {"broadcast"}))[comm.size - 1]
+    check_run(comm, tmp_path, f"--algorithm {line}", kinds)
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("stationary_c --window created", {"get"}),
+        ("queue", {"accumulate"}),
+        ("row_parallel --dtype float16", {"reduce-scatter"}),
+    ],
+)
+@parallel(ranks=(4,), env=("node",))
+def test_a_timeline_of_four_ranks(comm: MPI.Intracomm, tmp_path: Path, line: str, kinds: set[str]) -> None:
+    check_run(comm, tmp_path, f"--algorithm {line}", kinds)
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("cannon", {"shift"}),
+        ("stationary_c", set()),
+        ("stationary_c --mesh 4x1", set()),
+        ("stationary_a", {"accumulate"}),
+    ],
+)
+@parallel(ranks=(4,), env=("cliques",))
+def test_a_timeline_of_two_nodes(comm: MPI.Intracomm, tmp_path: Path, line: str, kinds: set[str]) -> None:
+    check_run(comm, tmp_path, f"--algorithm {line}", kinds)
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_ranks_beyond_the_mesh_are_there_too(comm: MPI.Intracomm, tmp_path: Path) -> None:
     """They wait; on standard output there is nothing but the timeline."""
-    done = run(3, "--mesh 2 --shape 50,60,70 --trace -", tmp_path)
+    done = command(comm, "--mesh 2 --shape 50,60,70 --trace -", tmp_path)
     assert done.returncode == 0, done.stderr
     rows = events_by_row(json.loads(done.stdout))
     assert {event["cat"] for event in rows["rank 2 beyond the mesh"]} == {"wait", "flush"}
 
 
 @pytest.mark.parametrize("path", ["no/such/t.json", "."])
-def test_a_place_that_cannot_be_written_is_refused_before_the_product(tmp_path: Path, path: str) -> None:
+@parallel(ranks=(3,), env=("node",))
+def test_a_place_that_cannot_be_written_is_refused_before_the_product(
+    comm: MPI.Intracomm, tmp_path: Path, path: str
+) -> None:
     """One message, and nothing is left behind."""
-    refused(run(3, f"--trace {path} --shape 64,64,64", tmp_path), f"--trace {path}: ")
+    refused(command(comm, f"--trace {path} --shape 64,64,64", tmp_path), f"--trace {path}: ")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_writes_no_timeline(tmp_path: Path) -> None:
+@parallel(ranks=(2,), env=("node",))
+def test_a_dry_run_writes_no_timeline(comm: MPI.Intracomm, tmp_path: Path) -> None:
     """Nothing was done."""
-    assert run(2, "--trace t.json --dry-run --shape 64,64,64", tmp_path).returncode == 0
+    assert command(comm, "--trace t.json --dry-run --shape 64,64,64", tmp_path).returncode == 0
     assert not list(tmp_path.iterdir())
