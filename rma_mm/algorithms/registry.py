@@ -29,9 +29,9 @@ REGISTERED: dict[str, str] = {}
 """What was registered beside them: name → the row in text, by which ranks see that they have the same."""
 
 
-def find_algorithm(name: str) -> Row:
+def find_algorithm(name: object) -> Row:
     """The row called `name`, or `name:form`; raises AlgorithmError listing the valid names, or the row's forms."""
-    base, colon, form = name.partition(":")
+    base, colon, form = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base not in ALGORITHMS:
         raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
     row = ALGORITHMS[base]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.errors import RmaError, ScheduleError, in_lines
@@ -74,16 +74,14 @@ class Frame:
     def complain(self, message: str) -> None:
         """Say on rank 0's standard error what is wrong, in at most six lines."""
         if self.is_first:
-            sys.stderr.write(in_lines(f"rma_mm: {message}"))
-            sys.stderr.flush()
+            _put(sys.stderr, in_lines(f"rma_mm: {message}"))
 
     def abort(self) -> None:
         """End the job from this rank, after its traceback."""
         if not self.is_first:
             time.sleep(0.3)  # where all ranks fail alike, rank 0 is the one to be heard
-        traceback.print_exc()
-        sys.stderr.flush()
-        sys.stdout.flush()
+        _put(sys.stderr, traceback.format_exc())
+        _put(sys.stdout, "")
         self.interruption.clean()
         time.sleep(0.1)  # mpiexec loses what it has not read when the job ends
         self.comm.Abort(1)
@@ -91,10 +89,16 @@ class Frame:
 
 
 def say(*texts: str) -> None:
-    """Write texts to standard output, each on lines of its own; a reader that has gone away is no error."""
-    with suppress(BrokenPipeError):
-        sys.stdout.write("".join(text.removesuffix("\n") + "\n" for text in texts))
-        sys.stdout.flush()
+    """Write texts to standard output, each on lines of its own."""
+    _put(sys.stdout, "".join(text.removesuffix("\n") + "\n" for text in texts))
+
+
+def _put(stream: TextIO | None, text: str) -> None:
+    """Write at once; that the stream was closed before we came, or its reader has gone away, is no error."""
+    if stream is not None:
+        with suppress(BrokenPipeError):
+            stream.write(text)
+            stream.flush()
 
 
 def on_ranks(name: str, argv: Sequence[str] | None) -> int:

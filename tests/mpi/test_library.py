@@ -337,9 +337,14 @@ def test_misuse_raises_the_same_clear_error_everywhere(comm):
         A, B = DistMatrix.empty((4, 5), float, mesh), DistMatrix.empty((6, 7), float, mesh)
         same_error(comm, ShapeError, lambda: rma_mm.matmul(A, B, mesh), "(4, 5)", "(6, 7)", "(4, 7)")
         same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, algorithm="canon"), "canon", "srumma")
+        same_error(comm, AlgorithmError, lambda: rma_mm.plan(A, A.T, mesh, algorithm=3), "algorithm: got 3", "srumma")
         same_error(comm, LayoutError, lambda: rma_mm.matmul(A, A.T, mesh, layout="i,q"), "'q'", "i, j")
+        for flag in ("transpose_a", "conjugate_b", "deterministic"):
+            asked = {flag: np.array([True, False])}
+            same_error(comm, OptionError, lambda asked=asked: rma_mm.plan(A, A.T, mesh, **asked), flag, "True or False")
         same_error(comm, DtypeError, lambda: rma_mm.matmul(A, A.T, mesh, alpha=1j), "alpha")
-        same_error(comm, OptionError, lambda: rma_mm.matmul(A, A.T, mesh, beta=1), "out")
+        for beta in (1, np.array([0.0, 1.0])):
+            same_error(comm, OptionError, lambda beta=beta: rma_mm.matmul(A, A.T, mesh, beta=beta), "beta", "out")
         same_error(comm, OptionError, lambda: rma_mm.matmul(A, A.T, mesh, memory_limit=-1), "-1")
         same_error(comm, AlgorithmError, lambda: rma_mm.matmul(A, A.T, mesh, kernel="mkl"), "mkl", "blas")
         square = DistMatrix.empty((4, 4), float, mesh)

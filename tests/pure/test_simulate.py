@@ -590,6 +590,17 @@ def test_a_predicted_timeline_without_mpi(tmp_path: Path) -> None:
     assert (too_many.returncode, "--timeline: got 513 ranks" in too_many.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(("closing", "line", "code"), [(">&-", "--help", 0), ("| true", "--help", 0), ("2>&-", "", 2)])
+def test_nobody_need_read_what_a_command_says(closing: str, line: str, code: int) -> None:
+    """Streams that were closed before it starts, and a reader that has gone away."""
+    command = f"{{ sleep 0.1; {sys.executable} -m rma_mm.simulate {line}; echo $? >&3; }} 3>&2 {closing}"
+    done = subprocess.run(
+        ["bash", "-c", command], env={**clean_environment(), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", f"{code}\n")
+
+
 @thorough
 def test_a_hundred_thousand_ranks_without_mpi(tmp_path: Path) -> None:
     """Every row, on six grids. A million took 20 s of processor time and 340 MiB."""

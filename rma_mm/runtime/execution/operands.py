@@ -9,10 +9,14 @@ import numpy as np
 
 from rma_mm.elements.dtypes import accumulator, as_dtype, parse_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
+from rma_mm.errors import OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.schedule.schedule import STAGE, Schedule
+
+FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "deterministic")
+"""Options of a product that are true or false."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,18 @@ class ProductOptions:
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
 
     def normalised(self) -> ProductOptions:
-        """The same in one form for all that say the same. Raises DtypeError."""
+        """The same in one form for all that say the same. Raises DtypeError, OptionError."""
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
-        return replace(
-            self, compute_dtype=compute, deterministic=bool(self.deterministic),
-            transpose_a=bool(self.transpose_a), transpose_b=bool(self.transpose_b),
-            conjugate_a=bool(self.conjugate_a), conjugate_b=bool(self.conjugate_b),
-        )  # fmt: skip
+        flags: dict[str, Any] = {name: self._is_so(name) for name in FLAGS}
+        return replace(self, compute_dtype=compute, **flags)
+
+    def _is_so(self, name: str) -> bool:
+        """A flag, whatever says it. Raises OptionError for what says neither."""
+        value = getattr(self, name)
+        try:
+            return bool(value)
+        except (TypeError, ValueError):
+            raise OptionError(f"{name}: got {value!r}; it is True or False") from None
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def matmul(
         check_epilogue(epilogue)
         facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
         place = _place(mesh, out, layout)
-        if out is None and beta != 0:
+        if out is None and np.any(beta != 0):
             raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out")
     plan = _cached(mesh, given, place, options)
     left, right = (
