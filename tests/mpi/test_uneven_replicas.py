@@ -26,6 +26,7 @@ from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.verify.checker import verify
 from tests.launch import parallel
+from tests.mpi.test_checks import switched
 from tests.pure.test_schedules import Run
 from tests.reference import prove
 from tests.stateful import walk
@@ -81,7 +82,7 @@ def multiply(mesh: Mesh, name: str) -> NDArray[np.bool_]:
 
 
 @parallel(ranks=(4,), env=("node",))
-def test_real_ranks(comm, monkeypatch):
+def test_real_ranks(comm):
     """Numbers are wrong where nothing looks; the proof of a plan, and RMA_MM_CHECK, refuse or tell, on all ranks."""
     with put_back(), Mesh((2, 2), comm) as mesh:
         assert all(not all(comm.allgather(multiply(mesh, name).all())) for name in WRONG)
@@ -89,8 +90,7 @@ def test_real_ranks(comm, monkeypatch):
         for name in WRONG:
             with pytest.raises(ScheduleError):
                 multiply(mesh, name)
-    monkeypatch.setenv("RMA_MM_CHECK", "1")
-    with put_back(), Mesh((2, 2), comm) as mesh:
+    with put_back(), switched("1"), Mesh((2, 2), comm) as mesh:
         for name in WRONG:
             with pytest.raises(CheckError, match="was not written"):
                 multiply(mesh, name)
