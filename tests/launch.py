@@ -65,12 +65,12 @@ class Kind(NamedTuple):
 
 
 def parallel(
-    ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60
+    ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60, usual: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test on all `ranks` in the first of `env`, and on one or two of them in each other.
 
-    The kinds that `is_usual` tells are run by pytest alone, the others where `-m thorough` is given. `timeout` is the
-    limit of each, in seconds at rest.
+    The kinds that `is_usual` tells, of a long test only those in the environment `usual`, are run by pytest alone, the
+    others where `-m thorough` is given. `timeout` is the limit of each, in seconds at rest.
     """
     if unknown := set(env) - set(ENVS):
         raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
@@ -89,7 +89,9 @@ def parallel(
         test.__signature__ = _signature(body)  # type: ignore[attr-defined]
         test.parallel_body = body  # type: ignore[attr-defined]
         ids = [f"{kind.ranks}-{kind.env}" for kind in kinds]
-        values = [kind if is_usual(kind, kinds) else pytest.param(kind, marks=pytest.mark.thorough) for kind in kinds]
+        is_run = [is_usual(kind, kinds) and usual in ("", kind.env) for kind in kinds]
+        others = pytest.mark.thorough
+        values = [kind if run else pytest.param(kind, marks=others) for kind, run in zip(kinds, is_run, strict=True)]
         mark = pytest.mark.parametrize("parallel_kind", values, ids=ids).mark
         test.pytestmark = [mark, *getattr(body, "pytestmark", [])]  # type: ignore[attr-defined]  # first in the test's id
         return test

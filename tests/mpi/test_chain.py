@@ -87,7 +87,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("joint", usually(1, [True, False]))
-@parallel(ranks=(4,), env=("node", "cliques"))
+@parallel(ranks=(4,), env=("node", "cliques"), usual="cliques")
 def test_an_mlp_forward_and_backward(comm, joint):
     """Inputs given or left to the chain; several executions, on other matrices too, into the same results."""
     with Mesh(GRIDS[comm.size], comm) as mesh:
@@ -178,7 +178,7 @@ def test_placements_asked_for_and_named_algorithms(comm):
             assert np.array_equal(found["D"].to_numpy(), (x @ y).T @ x)
 
 
-@parallel(ranks=(2, 4), env=("node", "nolocal"))
+@parallel(ranks=(2, 4), env=("node", "nolocal"), usual="nolocal")
 def test_inputs_of_any_kind(comm, tmp_path):
     """Summands, replicas, windows, a caller's own arrays, a single rank's; where copies pay, and where they do not."""
     x = numbers((12, 10))
@@ -213,7 +213,7 @@ LAYOUTS = (
 
 
 @pytest.mark.parametrize("dtype", usually(1, ["bfloat16", "float32"]))
-@parallel(ranks=(4,), env=("cliques", "created"))
+@parallel(ranks=(4,), env=("cliques", "created"), usual="created")
 def test_every_conversion_again_and_again(comm, dtype):
     """Between any two placements, from changing memory; the scratch is what was said before."""
     kind = parse_dtype(dtype)

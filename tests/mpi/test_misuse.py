@@ -55,7 +55,7 @@ def test_meshes_in_another_order(comm):
             [A.to_numpy, two.close],
             [lambda: Mesh((1,), comm), lambda: B.redistribute("i")],
         ):
-            same_error(comm, DisagreementError, calls[odd], "different calls", f"of shape (1, {comm.size})", "on rank 1")
+            same_error(comm, DisagreementError, calls[odd], "different calls", f"shape (1, {comm.size})", "on rank 1")
         assert np.array_equal((A @ A).to_numpy(), x @ x)
         assert np.array_equal((B @ B).to_numpy(), x @ x)
     other.Free()

@@ -88,7 +88,7 @@ def check_form(mesh, form):
     assert messages == form.messages(grid, shape, in_place), f"messages of {form.label} on {grid}"
 
 
-@parallel(ranks=tuple(GRIDS), env=("node", "nolocal"), timeout=120)
+@parallel(ranks=tuple(GRIDS), env=("node", "nolocal"), timeout=120, usual="nolocal")
 def test_words_and_messages_are_the_closed_form(comm):
     for grid in GRIDS[comm.size]:
         with Mesh(grid, comm) as mesh:

@@ -18,7 +18,7 @@ from tests.strategies_mpi import shared_programs
 NUMBERS = st.tuples(*[st.integers(0, 255)] * DRAWN)
 
 
-@parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
+@parallel(ranks=(4,), env=("node", "cliques"), timeout=120, usual="cliques")
 def test_programs_that_hypothesis_draws(comm):
     shared_programs(comm, RULES, NUMBERS, Player(), max_examples=4, steps=20)
 
@@ -101,7 +101,7 @@ def test_windows_that_nothing_shows_are_freed_as_the_process_ends(window):
     assert (done.returncode, done.stdout) == (0, "held 0;" * 2), done
 
 
-@parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
+@parallel(ranks=(4,), env=("node", "cliques"), timeout=120, usual="cliques")
 def test_many_meshes_one_after_the_other(comm):
     """MPI has about 2000 communicators: what a mesh takes is given back."""
     for n in range(150):

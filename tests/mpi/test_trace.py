@@ -72,7 +72,7 @@ def check_trace(plan, trace, ops):
         assert event.facts["bytes"] == counted * itemsizes[event.facts["operand"]] or not counted
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques", "nolocal"), timeout=120)
+@parallel(ranks=(1, 4), env=("node", "cliques", "nolocal"), timeout=120, usual="nolocal")
 def test_a_trace_tells_what_was_done(comm):
     """Of every algorithm, on every rank: each product of its schedule once and in order, each word that it moved."""
     check_all(comm, "float32")

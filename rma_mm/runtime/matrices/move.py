@@ -24,7 +24,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Accumulate
-from rma_mm.schedule.schedule import STAGE
+from rma_mm.schedule.schedule import STAGE, remembered
 from rma_mm.windows import Window
 
 LANDING = f"{COPIED}C"
@@ -54,7 +54,7 @@ class Moving:
     ) -> None:  # fmt: skip
         """result, block: as of `move`. Collective."""
         self.mesh, self.target, self.result = mesh, target, result
-        self.schedule = redistribution(mesh.shape, shape, source, target)
+        self.schedule = remembered(redistribution(mesh.shape, shape, source, target))
         prove_once(mesh, self.schedule, "redistribute", (shape, source, target))
         self.blocks = {"C": block} if block else {}
         arrives = accumulator(dtype) if source.partial else dtype
