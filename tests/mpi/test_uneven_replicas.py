@@ -21,7 +21,7 @@ from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import CheckError, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.lowering.fitted import Fitted, placed_for
+from rma_mm.schedule.lowering.fitted import WIDTH, Fitted, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.verify.checker import verify
@@ -41,7 +41,7 @@ WRONG = ["summa_c", "summa_c:pull", "pumma", "cannon:pull"]
 def put_back(with_proof: bool = False) -> Iterator[None]:
     """Rows are fitted without a look at where C is computed, and plans made without a proof unless `with_proof`."""
 
-    def of(row: Row, problem: Problem, width: int = 1024) -> Fitted:
+    def of(row: Row, problem: Problem, width: int = WIDTH) -> Fitted:
         read, staged = placed_for(row, problem.summed)
         return Fitted(row, problem, read, staged, row.work(read), width)
 

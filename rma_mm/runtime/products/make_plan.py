@@ -76,9 +76,10 @@ def make_plan(
 def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Plan:
     """`make_plan` for such options. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
-        facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options.normalised())
+        options = options.normalised()
+        facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
-        operands = operands_of(a, b, mesh, layout, options.normalised())
+        operands = operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
     while True:
         flavour, plan = mesh.flavour, _made(mesh, operands)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
@@ -102,6 +103,11 @@ class Fitting:
         narrower = [each for each in WIDTHS if each < width and self.panels(each) <= PANELS]
         self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
 
+    @cached_property
+    def reads(self) -> Fitted:
+        """The row on the problem, which is the same for every tuning: who reads what of whom."""
+        return Fitted.of(self.candidate.row, self.problem)
+
     def panels(self, width: int) -> int:
         """Panels of a rank to which every task falls, where none of its own needs none."""
         return self.tasks * ceil(self.walked / width)
@@ -146,7 +152,7 @@ class Fitting:
 
         What is in reach may need none of it where panels are narrower, as then it lies dense more often.
         """
-        rank, reads = self.mesh.rank, Fitted.of(self.candidate.row, self.problem)
+        rank, reads = self.mesh.rank, self.reads
         slots: Counter[Slot] = Counter()
         for op in ops:
             for owner, dst in [(move.source, move.dst) for move in op.moves(rank) if move.dst]:
