@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ LIMIT = 60.0
 """Seconds that a case, or the start of a job, may take."""
 JOBS_AT_MOST = 50
 """Jobs of one setting: where each dies, more would tell nothing new."""
+SAYING = 1.0
+"""Seconds that the ranks of a job that hangs have to say where."""
 LOOK = 0.1
 """Seconds between two looks at whether a job goes on."""
 HEAD, TAIL = 4000, 6000
@@ -107,6 +110,8 @@ def _job(setting: Setting, seed: int, numbers: range, deadline: float, report: R
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             how = _watched(process, journal, deadline)
+            if how == "hung":
+                _say(process)
             kill_marked(f"{MARKER}={marker}".encode())
             process.wait()
         lines = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
@@ -119,6 +124,16 @@ def _job(setting: Setting, seed: int, numbers: range, deadline: float, report: R
         return numbers.stop if how == "late" else following
     report.note(min(following, numbers.stop - 1), kind_of(following), "hung" if how == "hung" else "died", tail)
     return following + 1
+
+
+def _say(mpiexec: subprocess.Popen[bytes]) -> None:
+    """Have the ranks of a job that hangs print where they are, one after the other.
+
+    Not before: faulthandler's own thread reads frames that the interpreter is changing, and dies of it (cpython
+    #116008, #131580), so that a slow case would be a death.
+    """
+    mpiexec.send_signal(signal.SIGUSR1)  # to all ranks: MPICH's and Open MPI's pass it on
+    time.sleep(SAYING)
 
 
 def _ending(said: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import signal
 import sys
 import tempfile
 import traceback
@@ -22,9 +23,6 @@ from rma_mm.errors import RmaError, ScheduleError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-STACKS = 20.0
-"""Seconds of one case after which every rank prints where it is."""
 
 TEXT = 2000
 """Characters of what went wrong that are told."""
@@ -103,14 +101,11 @@ def work(comm: MPI.Intracomm, journal: IO[str] | None, seed: int, setting: str, 
     directory = Path(comm.bcast(tempfile.mkdtemp(prefix="bench-trust-") if comm.rank == 0 else None))
     worker = Worker(comm, seed, setting, directory)
     for number in numbers:
-        faulthandler.dump_traceback_later(STACKS)
         note(journal, {"begun": number})
         case, (outcome, text) = worker.case(number)
         kind = "redistribution" if case.b is None else "product"
         note(journal, {"number": number, "kind": kind, "outcome": outcome, "text": text[:TEXT]})
-    faulthandler.dump_traceback_later(STACKS)
     worker.close()
-    faulthandler.cancel_dump_traceback_later()
     note(journal, {"ended": True})
 
 
@@ -125,6 +120,7 @@ def main() -> None:
     """One job."""
     from mpi4py import MPI
 
+    faulthandler.register(signal.SIGUSR1)  # where a rank hangs, told on demand
     path, seed, setting, first, stop = sys.argv[1:]
     comm = MPI.COMM_WORLD.Dup()
     journal = open(path, "a") if comm.rank == 0 else None  # noqa: SIM115 - as long as the process
