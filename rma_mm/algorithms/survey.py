@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -68,6 +69,7 @@ def whole_numbers(text: str, count: int) -> list[int] | None:
     return [int(word) for word in words]
 
 
+@lru_cache(maxsize=4096)
 def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
     """The placement that `text` describes, of a matrix (or space) whose dimensions are `dims`, on a mesh."""
     cuts: dict[str, str] = {}

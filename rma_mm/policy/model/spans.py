@@ -231,6 +231,8 @@ class SpanOverlap:
 
 def _met(wanted: DimSpans, held: DimSpans) -> Figures:
     """Indices in common, of each with each."""
+    if wanted is held and held.dealt is not None:  # parts of one deal have nothing in common
+        return np.diag(held.lengths)
     high = np.minimum(wanted.high.reshape(-1, 1), held.high.reshape(1, -1))
     met = np.maximum(0, high - np.maximum(wanted.low.reshape(-1, 1), held.low.reshape(1, -1)))
     return np.asarray(met.reshape(*wanted.low.shape, *held.low.shape).sum(axis=(1, 3)), np.float64)
