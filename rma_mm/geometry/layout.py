@@ -234,13 +234,13 @@ class Layout:
         order = sorted(range(len(shape)), key=lambda d: any(level.skew for level in self.splits[d]))
         partial: list[tuple[dict[str, int], dict[int, Span]]] = [(base, {})]
         for d in order:
-            axes = tuple(axis for level in self.splits[d] for axis in level.axes)
+            split, wanted = self.splits[d], region[d]
+            skew = [axis for level in split for axis in level.skew]
             grown = []
             for coords, spans in partial:
-                for at in mesh.along(axes, coords):
-                    common = self.span(d, shape[d], mesh, at) & region[d]
-                    if common:
-                        grown.append((at, {**spans, d: common}))
+                for at, held in _split_spans(split, shape[d], mesh, tuple((axis, coords[axis]) for axis in skew)):
+                    if common := held & wanted:
+                        grown.append(({**coords, **at}, {**spans, d: common}))
             partial = grown
         for coords, spans in partial:
             yield coords, Region(spans[d] for d in range(len(shape)))
@@ -305,6 +305,24 @@ def _split_span(split: Split, extent: int, mesh: MeshShape, at: tuple[int, ...])
     for level in split:
         span = span.take(level.part(len(span), mesh, coords))
     return span
+
+
+@lru_cache(maxsize=4096)
+def _split_spans(
+    split: Split, extent: int, mesh: MeshShape, shifted: tuple[tuple[str, int], ...]
+) -> list[tuple[dict[str, int], Span]]:
+    """All parts of a dimension: coordinates along the axes that cut it, and indices held there; empty ones left out.
+
+    shifted: coordinates along the axes that shift them.
+    """
+    axes = tuple(axis for level in split for axis in level.axes)
+    base = dict.fromkeys(mesh.names, 0) | dict(shifted)
+    found = []
+    for coords in mesh.along(axes, base):
+        span = _split_span(split, extent, mesh, tuple(coords.values())) if split else Span.range(0, extent)
+        if span:
+            found.append(({axis: coords[axis] for axis in axes}, span))
+    return found
 
 
 def _split_text(split: Split) -> str:

@@ -136,6 +136,8 @@ class Span:
     def __and__(self, other: Span) -> Span:
         if self.runs == other.runs:
             return self
+        if len(self.runs) == len(other.runs) == 1:
+            return Span.range(max(self.runs[0][0], other.runs[0][0]), min(self.runs[0][1], other.runs[0][1]))
         return _trusted(tuple(_common(self.runs, other.runs)))
 
     def __or__(self, other: Span) -> Span:

@@ -132,14 +132,13 @@ class _Machine:
 
     def run(self) -> Outcome:
         while active := [n for n, rank in enumerate(self.ranks) if rank.ops and not rank.waiting]:
-            ready = [n for n in active if self.is_ready(self.ranks[n])]
-            if not ready and self.post_more():
+            rank = self.one_ready(active)
+            if rank is None and self.post_more():
                 continue
-            if not ready:
+            if rank is None:
                 raise ScheduleError("deadlock", f"ranks {active} wait for ever for what is never sent to them")
-            number = self.random.choice(ready)
             self.land_some()
-            self.step(self.ranks[number])
+            self.step(rank)
             if all(rank.waiting for rank in self.ranks):
                 for rank in self.ranks:
                     rank.waiting = False
@@ -151,6 +150,17 @@ class _Machine:
                 raise ScheduleError("deadlock", f"{rank.pending} never arrives")
             self.land(rank, rank.pending)
         return self.outcome
+
+    def one_ready(self, active: list[int]) -> _Rank | None:
+        """Any of these ranks that can go on, each as likely; None where none can."""
+        left = list(active)
+        while left:
+            at = self.random.randrange(len(left))
+            if self.is_ready(rank := self.ranks[left[at]]):
+                return rank
+            left[at] = left[-1]
+            left.pop()
+        return None
 
     # -- transfers --------------------------------------------------------------------------------
 
