@@ -27,9 +27,9 @@ hypothesis.settings.register_profile("suite", database=None, deadline=None, dera
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4
-"""The most processes that share the whole suite: one has all tests on the ranks of the pool, and takes longest."""
+"""The most processes that share the whole suite."""
 ON_POOL = re.compile(rf"\[\d+-({'|'.join(launch.ENVS)})\b")
-"""What is in the name of a test on real ranks."""
+"""What is in the name of a test on real ranks, and their environment."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
@@ -48,14 +48,15 @@ class Shares:
     """What is registered where pytest-xdist shares the tests among processes."""
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-        """One process has the tests on ranks of the pool, another those that start programs; others have the rest."""
+        """Tests on ranks go by environment, so that each job starts once; those that start programs stay together."""
         from xdist.scheduler import LoadScopeScheduling
 
         class OneForJobs(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
                 if not nodeid.startswith("tests/mpi/"):
                     return nodeid
-                return "pool" if ON_POOL.search(nodeid) else "programs"
+                on_pool = ON_POOL.search(nodeid)
+                return on_pool[1] if on_pool else "programs"
 
         return OneForJobs(config, log)
 
