@@ -16,9 +16,11 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout, Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
+from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, placements_taken
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.row import Layouts, Problem, Row, Setting
+from rma_mm.schedule.row import Layouts, Problem, Row
 
 hypothesis.settings.register_profile(
     "pure",
@@ -197,7 +199,8 @@ def placements(
     if row and row.fit:
         whole = [layouts(mesh, e, roles=ROLES[:-1]) for e in ((m, k), (k, n))]  # one that chooses takes no summands
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
-        fitted = row.fit(Setting(shape, mesh, given, speeds=tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks)))
+        uneven = replace(TYPICAL, speeds=tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks))
+        fitted = row.fit(Request(shape, mesh, given, tariff=Tariff(uneven)))
         assert isinstance(fitted, Row), fitted
         taken = placements_taken(fitted, Request(shape, mesh, given))
         return fitted, draw(_recut(taken, shape, mesh, given) if recut else st.sampled_from(taken))

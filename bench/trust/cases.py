@@ -259,8 +259,6 @@ def _extents(shape: tuple[int, int, int]) -> tuple[Shape, Shape, Shape]:
 
 def _taken(rng: Random, row: Row, mesh: MeshShape, shape: tuple[int, int, int]) -> Placed | None:
     """Placements that `row` takes on this mesh, half of them cut elsewhere; None where it cannot use the mesh."""
-    if row.by_speed:
-        return None, None, None
     if row.fit is not None:
         fitted = row.fit(Setting(shape, mesh))
         if isinstance(fitted, str):

@@ -1,51 +1,17 @@
 """Slices by speed: faster ranks take more rows of A and C; B is pulled from wherever it is.
 
-Source: A. Kalinov and A. Lastovetsky, "Heterogeneous distribution of computations solving linear algebra problems on
-networks of heterogeneous computers" (2001); floor, cap and tolerance as in published runtimes (algorithms.md §6).
+Source: A. Kalinov and A. Lastovetsky (2001), as `rma_mm.geometry.shares` has it. The planner cuts the open placements
+of every row so where ranks differ; this one cuts rows over all ranks, and is there by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
+from rma_mm.geometry.shares import slices
 from rma_mm.schedule.row import Row, Setting, stationary
-
-FLOOR = 512
-"""Rows that every rank takes at least, where there are enough."""
-CAP = 2.0
-"""A rank takes at most this many even shares."""
-TOLERANCE = 0.2
-"""Speeds that spread less than this share of their mean count as equal."""
-
-
-def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float = CAP) -> list[int]:
-    """Where the slices of 0…extent − 1 begin and end: in proportion to speeds, none below `floor` or above `cap`.
-
-    Even where speeds hardly differ, or where the floor leaves no choice.
-    """
-    count = len(speeds)
-    even = [n * extent // count for n in range(count + 1)]
-    if extent <= floor * count or max(speeds) - min(speeds) < TOLERANCE * fmean(speeds):
-        return even
-    top = max(cap * extent / count, floor)
-    fixed: dict[int, float] = {}
-    while True:
-        free = [n for n in range(count) if n not in fixed]
-        left = extent - sum(fixed.values())
-        total = sum(speeds[n] for n in free)
-        shares = {n: left * speeds[n] / total for n in free} if total else dict.fromkeys(free, left / max(1, len(free)))
-        beyond = {n: min(max(share, floor), top) for n, share in shares.items() if not floor <= share <= top}
-        if not beyond:
-            break
-        below = {n: share for n, share in beyond.items() if share == floor}
-        fixed |= below or beyond
-    shares |= fixed
-    edges = [round(sum(shares[n] for n in range(upto))) for upto in range(count + 1)]
-    return [*edges[:-1], extent]
 
 
 def _fit(setting: Setting) -> Row:
@@ -70,5 +36,4 @@ WEIGHTED = Row(
     over="k",
     result="accumulate",
     fit=_fit,
-    by_speed=True,
 )

@@ -15,6 +15,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
 
@@ -62,6 +63,7 @@ class RunOptions:
     window: str | None
     kernel: str
     threads: int | None
+    speeds: tuple[float, ...] | None
     verify: bool
     explain: str
     frontier: bool
@@ -224,6 +226,8 @@ def _add_method(add: Any) -> None:
     add("--window", metavar="NAME", help=f"how memory is exposed: {known}")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
     add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
+    add("--speeds", type=speeds, metavar="4,2,1", help="how fast each rank multiplies, by which its share is cut; as "
+        "rma_mm.calibrate measured it when not given")  # fmt: skip
 
 
 # -- what a flag takes: text in, a value out, or ArgumentTypeError with the rule -------------------
@@ -259,6 +263,18 @@ def mesh(text: str) -> tuple[int, ...]:
     if not 1 <= len(words) <= 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
     return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
+
+
+def speeds(text: str) -> tuple[float, ...]:
+    """How fast each rank is."""
+    rule = "it takes a number above 0 for each rank, as 4,2,1"
+    try:
+        found = tuple(map(float, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}") from None
+    if speeds_problem(found):
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
+    return found
 
 
 def dtype(text: str) -> str:

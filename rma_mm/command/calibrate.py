@@ -160,8 +160,16 @@ def table(found: Survey) -> Iterator[str]:
     for name in machine.kernels:
         yield f"{name:24} {_rate(machine, name, 256):10.1f} {_rate(machine, name, 1024):11.1f}"
     yield f"an operation takes {machine.operation * 1e6:.2f} µs, a meeting {machine.meeting * 1e6:.1f} µs a doubling"
+    yield _speeds(found)
     if ("between", "shift") in found.points:
         yield f"of a transfer between nodes, {machine.hidden:.0%} goes on behind a multiply"
+
+
+def _speeds(found: Survey) -> str:
+    """How ranks differ in speed."""
+    if found.machine.speeds:
+        return f"ranks multiply at {', '.join(f'{speed:.2f}' for speed in found.machine.speeds)} of their mean speed"
+    return "ranks count as equally fast" + ("; no two rounds were within 10 % of each other" if found.scattered else "")
 
 
 def _figures(cost: Cost | None) -> str:

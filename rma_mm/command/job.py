@@ -81,8 +81,8 @@ class Job:
         o = self.options
         self._read_headers()
         shape = self._shape()
-        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads)
-        mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
+        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads, o.speeds)
+        mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds))
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other

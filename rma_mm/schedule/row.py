@@ -103,8 +103,11 @@ class Setting:
     """Placements of op(A), op(B) and C that are given."""
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
-    speeds: tuple[float, ...] = ()
-    """How fast each rank multiplies, in any unit; empty where they are equal."""
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each rank multiplies, over the mean; empty where none differs."""
+        return ()
 
     @property
     def may_idle(self) -> bool:
@@ -155,8 +158,6 @@ class Row:
     """Into how many pieces at least an owner's part of the walked dimension is cut, so that transfers overlap."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
-    by_speed: bool = False
-    """Whether it wants to know how fast each rank is, so that speeds are measured before it is fitted."""
     form: Callable[[str], Row | str] | None = None
     """The row in another form, named behind a colon (or what forms there are)."""
 

@@ -22,8 +22,9 @@ from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
 
-from rma_mm.errors import MachineError
+from rma_mm.errors import MachineError, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
+from rma_mm.geometry.shares import relative, speeds_problem
 
 LINKS = ("own", "node", "between")
 """Classes of links: a rank's own memory, another rank's on its node, a rank's on another node."""
@@ -110,9 +111,15 @@ class Machine:
     """Whether the figures were measured here, so that seconds mean this machine's seconds."""
     corrections: Mapping[str, float] = field(default_factory=dict)
     """What products turned out to take, over what was predicted, by kind of movement."""
+    speeds: tuple[float, ...] = ()
+    """How fast each rank multiplies, in any unit, while all do; empty where they are taken to be equal."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.cores, self.threads, self.operation, self.meeting))
+        return hash((self.name, self.cores, self.threads, self.operation, self.meeting, self.speeds))
+
+    def speeds_of(self, ranks: int) -> tuple[float, ...]:
+        """The speeds of the first ranks over their mean; empty where they hardly differ, or are not known."""
+        return _first(self.speeds, ranks)
 
     @property
     def slots(self) -> int:
@@ -153,7 +160,7 @@ class Machine:
             **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
             "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
             "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
-            "corrections": dict(self.corrections),
+            "corrections": dict(self.corrections), "speeds": list(self.speeds),
         }  # fmt: skip
 
     @classmethod
@@ -171,14 +178,21 @@ class Machine:
         for name, correction in corrections.items():
             if not correction:
                 raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
-        memory = given.get("memory")
+        memory, speeds = given.get("memory"), given.get("speeds", [])
+        if speeds and (problem := speeds_problem(speeds)):
+            raise MachineError(f"machine: speeds is {quoted(speeds)}; {problem}")
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
         figures = {name: _number(given, name) for name in FIGURES}
         return cls(
             str(given.get("name", "")), costs, kernels, cores, threads, nodes,
             memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
-            corrections=corrections, **figures,
+            corrections=corrections, speeds=tuple(map(float, speeds)), **figures,
         )  # fmt: skip
+
+
+@lru_cache
+def _first(speeds: tuple[float, ...], ranks: int) -> tuple[float, ...]:
+    return relative(speeds[:ranks]) if len(speeds) >= ranks else ()
 
 
 @lru_cache

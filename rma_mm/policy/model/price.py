@@ -104,7 +104,8 @@ def bill(found: Account, tariff: Tariff) -> Bill:
 def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     """The seconds of a phase."""
     machine, sample = tariff.machine, found.sample
-    load = _load(found, phase, tariff)
+    speeds = np.array(machine.speeds_of(sample.mesh.size))
+    load = _load(found, phase, tariff, speeds)
     ranks = sample.mesh.size * machine.nodes_per_host / sample.node_count
 
     def together(figures: Figures) -> float:
@@ -112,8 +113,11 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
         total = sample.by_node(figures, machine.nodes_per_host)
         if ranks > machine.slots:
             total *= machine.crowding
-        if phase.is_shared:
-            return total / min(machine.slots, ranks)
+        if phase.is_shared:  # at the end all wait for the slowest rank's last task, for half of it on average
+            last = 0.5 / (max(1.0, phase.claims) * speeds.min()) if len(speeds) else 0.0
+            return total / min(machine.slots, ranks) * (1 + last)
+        if len(speeds):  # what one leaves of its processors, others do not take
+            return float(figures.max()) * max(1.0, machine.crowding * ranks / machine.slots)
         return max(float(figures.max()), total / machine.slots)
 
     multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
@@ -127,7 +131,8 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
 
 
-def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
+def _load(found: Account, phase: Phase, tariff: Tariff, speeds: Figures) -> _Load:
+    """What every rank does in a phase. speeds: of all ranks, over the mean; none where they do not differ."""
     machine, zero = tariff.machine, np.zeros(found.sample.count)
     load = _Load(*(zero.copy() for _ in range(7)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
@@ -136,6 +141,8 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
         if phase.is_shared:
             load.multiplying /= found.sample.mesh.size
             calls = calls / found.sample.mesh.size
+        elif len(speeds):
+            load.multiplying /= speeds[found.sample.ranks[: found.sample.count]]
         load.processor += load.multiplying
         load.operations += calls
     for moved in phase.moved:

@@ -10,16 +10,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import cast
+
+import numpy as np
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.errors import AlgorithmError, LayoutError
-from rma_mm.geometry.layout import Layout, Level, everywhere
+from rma_mm.geometry.layout import Layout, Level, Split, everywhere
 from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.geometry.shares import slices
 from rma_mm.policy.model.machine import TOGETHER
 from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
-from rma_mm.schedule.lowering.fitted import WIDTH
+from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
 from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
 
 NARROWER = (256,)
@@ -53,6 +57,11 @@ class Request(Setting):
     """What it is priced by."""
     pushes: bool = True
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Those of the machine that it is priced by."""
+        return self.tariff.machine.speeds_of(self.mesh.size)
 
     @property
     def may_idle(self) -> bool:
@@ -159,6 +168,8 @@ def _best(row: Row, request: Request) -> Candidate:
         return Candidate(row, None, rejected=options)
     if len(options) > CLOSEST:
         options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
+    if request.speeds:
+        options += [cut for layouts in options if (cut := _by_speed(row, request, layouts)) != layouts]
     copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
     ways = list(product(copies, options))
     found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
@@ -201,6 +212,34 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
             return f"keeps {x} on a face of the mesh and not in equal shares; name it to have that"
     a, b, c = options
     return list(product(a, b, c))
+
+
+def _by_speed(row: Row, request: Request, layouts: Layouts) -> Layouts:
+    """The same placements, of which those that are open cut m, n and k by the speeds of who multiplies what."""
+    work = row.work(problem_of(request, layouts).summed)
+    grid = work.mesh(request.mesh)
+    speeds = np.array(request.speeds[: grid.size]).reshape(grid.shape)
+    for dim, split in enumerate(work.splits):
+        if len(split) != 1 or split[0].kind != "even" or split[0].skew:
+            continue
+        axes = [grid.names.index(axis) for axis in split[0].axes]
+        others = tuple(axis for axis in range(len(grid.names)) if axis not in axes)
+        together = speeds.sum(axis=others).transpose(np.argsort(np.argsort(axes))).reshape(-1)
+        edges = slices(request.shape[dim], together.tolist(), NARROW)
+        if edges == slices(request.shape[dim], [1.0] * len(together)):
+            continue
+        cut = (replace(split[0], kind="bounds", args=tuple(map(float, edges))),)
+        layouts = cast(Layouts, tuple(
+            _recut(x, layout, dim, split, cut) if given is None and layout.mesh(request.mesh) == grid else layout
+            for x, layout, given in zip("ABC", layouts, request.layouts, strict=True)
+        ))  # fmt: skip
+    return layouts
+
+
+def _recut(x: str, layout: Layout, dim: int, split: Split, cut: Split) -> Layout:
+    """A placement of an operand whose cut of m, n or k, if it is this one, is replaced."""
+    at = [dim == each and found == split for each, found in zip(OPERAND_DIMS[x], layout.splits, strict=True)]
+    return replace(layout, splits=tuple(cut if is_it else old for is_it, old in zip(at, layout.splits, strict=True)))
 
 
 def placements_taken(row: Row, request: Request) -> list[Layouts]:

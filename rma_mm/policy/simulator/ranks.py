@@ -58,6 +58,8 @@ class World:
         self.tickets = 0
         self.end = 0.0
         self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
+        for rank, speed in zip(self.ranks, machine.speeds_of(self.size), strict=False):
+            rank.speed = speed
 
     def run(self) -> None:
         """Let time pass. Raises ScheduleError where a rank then still waits."""
@@ -131,6 +133,8 @@ class Rank:
     def __init__(self, world: World, number: int, host: Server) -> None:
         self.world, self.number, self.node = world, number, world.nodes[number]
         self.processor, self.helper = Processor(host), Processor(host)
+        self.speed = 1.0
+        """How fast it multiplies, over the mean of all."""
         self.op: Op | None = None
         """What it is at; None when it has done all."""
         self.is_multiplying = self.is_meeting = False

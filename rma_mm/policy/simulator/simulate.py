@@ -336,7 +336,7 @@ class _Program:
         yield from self.wait([*_slots("fill", op.a, op.b, op.c), *_slots("read", op.c)])
         rank, clock = self.rank, self.world.clock
         (m, k), n = op.a.region.shape, op.b.region.shape[1]
-        seconds = self.world.kernel.seconds(m, n, k, self.world.stride(op.c))
+        seconds = self.world.kernel.seconds(m, n, k, self.world.stride(op.c)) / rank.speed
         begun, rank.is_multiplying = clock.now, True
         yield seconds + rank.held_up(seconds)
         rank.is_multiplying = False

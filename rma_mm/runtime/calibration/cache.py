@@ -41,6 +41,7 @@ def key_of(site: Site) -> Key:
         "threads": site.threads,
         "cpu": processor().strip(),
         "cores": site.cores,
+        "pools": " ".join(map(str, site.pool_of)),
         "settings": settings(os.environ),
     }
 

@@ -33,20 +33,25 @@ class Site:
     """Processors of the host that has fewest."""
     threads: int
     """BLAS threads of the rank that has fewest: hosts may differ in cores, and all ranks time the same cases."""
+    pool_of: tuple[int, ...] = ()
+    """Which processors each rank runs on, as a number: ranks of one number share them, by turns of the system's."""
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, node_of: Sequence[int], threads: int) -> Site:
         """Ask every rank. Collective over `comm`."""
         from mpi4py import MPI
 
-        told = comm.allgather((MPI.Get_processor_name() + _boot(), cores(), threads))
+        told = comm.allgather((MPI.Get_processor_name() + _boot(), cores(), threads, _control_group()))
         hosts: dict[str, set[int]] = defaultdict(set)
-        for host, theirs, _ in told:
+        for host, theirs, *_ in told:
             hosts[host] |= theirs
         numbers = {host: number for number, host in enumerate(hosts)}
-        host_of = tuple(numbers[host] for host, _, _ in told)
-        fewest = min(count for _, _, count in told)
-        return cls(comm.rank, tuple(node_of), host_of, min(map(len, hosts.values())), fewest)
+        host_of = tuple(numbers[host] for host, *_ in told)
+        fewest = min(count for _, _, count, _ in told)
+        pools = [(host, theirs, group) for host, theirs, _, group in told]
+        places = {pool: number for number, pool in enumerate(dict.fromkeys(pools))}
+        pool_of = tuple(places[pool] for pool in pools)
+        return cls(comm.rank, tuple(node_of), host_of, min(map(len, hosts.values())), fewest, pool_of)
 
     @property
     def size(self) -> int:
@@ -147,6 +152,14 @@ def _parts(ranks: list[int]) -> list[tuple[int, ...]]:
     count = -(-len(ranks) // FLAT)
     bounds = [len(ranks) * n // count for n in range(count + 1)]
     return [tuple(ranks[a:b]) for a, b in pairwise(bounds)]
+
+
+def _control_group() -> str:
+    """The control group of this process, which may have less than all of its processors' time; empty where unknown."""
+    try:
+        return Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return ""
 
 
 def _boot() -> str:

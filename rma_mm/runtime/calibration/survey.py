@@ -21,6 +21,7 @@ from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
 from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, typical
 from rma_mm.runtime.calibration.site import Site
+from rma_mm.runtime.calibration.speeds import measured, round_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.windows.waiting import barrier
 
@@ -64,23 +65,27 @@ class Survey:
     """Class of link and flavour → readers of one owner, and what they take over as many with an owner each."""
     rounds: int = 0
     """How often each case was timed."""
+    scattered: bool = False
+    """Whether no two rounds found the same speeds of ranks."""
 
 
 def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None) -> Survey:
     """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
     deadline = time.perf_counter() + seconds
     with using_threads(site.threads), _prepared(comm, site, wanted) as cases:
+        first = round_of(comm, site) if wanted.basis else ()
         found = cases.measured(deadline)
+        speeds = measured(comm, site, first) if wanted.basis else (base or TYPICAL).speeds
     costs = _costs(found.points, base)
     _complete(costs, site)
     new = Machine(f"{processor().strip()}, {site.size} ranks on {len(site.nodes)} nodes", {}, hidden=TYPICAL.hidden)
     machine = replace(
         base or new, costs=costs, measured=True, **found.facts,
         kernels={**(base or new).kernels, **{name: kernel_of(*timed) for name, timed in found.products.items()}},
-        cores=site.cores, threads=site.threads, nodes_per_host=site.nodes_per_host,
+        cores=site.cores, threads=site.threads, nodes_per_host=site.nodes_per_host, speeds=speeds or (),
     )  # fmt: skip
     told = comm.bcast((machine.as_json(), found.points, found.contention) if comm.rank == 0 else None)
-    return Survey(Machine.from_json(told[0]), told[1], told[2], found.rounds)
+    return Survey(Machine.from_json(told[0]), told[1], told[2], found.rounds, speeds is None)
 
 
 def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, dict[str, Cost]]:

@@ -92,9 +92,6 @@ def _made(mesh: Mesh, operands: Operands) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
-    if found[0].row.by_speed:
-        request = replace(request, speeds=mesh.speeds)  # measured together, now that all ranks want it
-        found = choose(request)
     with using_threads(mesh.threads):  # of which each has scratch
         settled = fitted(mesh, operands, request, found)
     later = []

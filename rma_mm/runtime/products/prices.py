@@ -5,15 +5,19 @@ Where an algorithm is named, nothing is measured for it; what was measured befor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import accumulator
+from rma_mm.errors import OptionError, quoted
+from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.threads import threads_per_rank
-from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.model.machine import TYPICAL, Machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.runtime.calibration import machine_of
@@ -38,7 +42,13 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
     )  # fmt: skip
     sizes = [operands.dtype(x).itemsize for x in "AB"]
-    return Tariff(machine or TYPICAL, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
+    return Tariff(_with(machine, mesh.speeds), dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
+
+
+def _with(machine: Machine | None, speeds: tuple[float, ...] | None) -> Machine:
+    """The machine, or what is typical, on which ranks have the speeds that were given."""
+    machine = machine or TYPICAL
+    return machine if speeds is None else replace(machine, speeds=speeds)
 
 
 def best_grid(
@@ -47,11 +57,12 @@ def best_grid(
     dtype: DTypeLike,
     algorithm: str = "auto",
     threads: int | None = None,
+    speeds: tuple[float, ...] | None = None,
 ) -> tuple[int, ...]:
     """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
-    Measures the machine where that is still to be done, and no algorithm is named. Rank 0 decides. Raises
-    AlgorithmError, MachineError.
+    speeds: of all ranks, where they are not those of the machine. Measures the machine where that is still to be done,
+    and no algorithm is named. Rank 0 decides. Raises AlgorithmError, MachineError, OptionError.
     """
     agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
@@ -62,7 +73,11 @@ def best_grid(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
         may_measure=algorithm == "auto" and comm.size > 1,
     )  # fmt: skip
-    tariff = Tariff(machine or TYPICAL, summed.name, kernel, np.dtype(dtype).itemsize, summed.itemsize)
+    with agreed(comm, "mesh", speeds=speeds):
+        if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
+            raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
+    machine = _with(machine, speeds)
+    tariff = Tariff(machine, summed.name, kernel, np.dtype(dtype).itemsize, summed.itemsize)
     with agreed(comm, "mesh", shape=shape, algorithm=algorithm):
         found = default_mesh(comm.size, shape, node_of, algorithm, tariff) if comm.rank == 0 else ()
     return tuple(comm.bcast(found))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from rma_mm.errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, find_flavour
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
 from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
@@ -45,7 +46,8 @@ class Mesh:
 
     shape: ranks along each of one to three axes. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l when
     not given. window: shared, allocated, created, or a registered one; RMA_MM_WINDOW, or shared, when not given.
-    threads: BLAS threads of a rank; by ranks per node when not given.
+    threads: BLAS threads of a rank; by ranks per node when not given. speeds: how fast each rank of the grid
+    multiplies, in any unit, by which `auto` cuts what is not placed yet; as calibration measured it when not given.
 
     Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
     ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
@@ -61,6 +63,7 @@ class Mesh:
         names: tuple[str, ...] | None = None,
         window: str | None = None,
         threads: int | None = None,
+        speeds: Sequence[float] | None = None,
     ) -> None:
         if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
             raise MeshError(problem)  # the import below would end in a bus error
@@ -71,10 +74,11 @@ class Mesh:
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
         name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
-        facts = {"shape": shape, "names": names, "window": name, "threads": threads} | environment()
+        facts = {"shape": shape, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
         facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
         group = ProcessGroup.on(parent)
-        agree(group.comm if group else parent, "Mesh", facts, self._problem(shape, names, name, threads, parent.size))
+        wrong = self._problem(shape, names, name, threads, speeds, parent.size)
+        agree(group.comm if group else parent, "Mesh", facts, wrong)
         self.flavour = find_flavour(name)
         """Of the windows that its matrices lie in; another from then on where its memory turns out too small."""
         self.group = group or ProcessGroup(parent)
@@ -93,6 +97,8 @@ class Mesh:
         if self.shape.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
+        self.speeds = None if speeds is None else tuple(map(float, speeds))
+        """How fast each rank of the grid multiplies, where that was given."""
         self.checks = Checks() if Checks.wanted() else None
         """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
@@ -116,7 +122,13 @@ class Mesh:
         return self.when_lost()
 
     def _problem(
-        self, shape: tuple[int, ...], names: tuple[str, ...] | None, window: str, threads: int | None, size: int
+        self,
+        shape: tuple[int, ...],
+        names: tuple[str, ...] | None,
+        window: str,
+        threads: int | None,
+        speeds: Sequence[float] | None,
+        size: int,
     ) -> Exception | None:
         try:
             mesh = MeshShape(tuple(shape), tuple(names or ()))
@@ -137,6 +149,8 @@ class Mesh:
             find_flavour(window)
         except (OptionError, WindowError) as error:
             return error
+        if speeds is not None and (wrong := speeds_problem(speeds, mesh.size)):
+            return OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
         return None
 
     @property
@@ -171,15 +185,6 @@ class Mesh:
         if self.nodes > 1 and threads:
             heartbeat = Heartbeat(self.comm, self.node_of, self.comm.allgather(MPI.Get_processor_name()), self._last)
         return Progress(self.comm, is_needed, heartbeat)
-
-    @cached_property
-    def speeds(self) -> tuple[float, ...]:
-        """How fast each rank of the grid multiplies, all at once, measured when first asked for. Collective then."""
-        from rma_mm.kernels.speed import multiplies_a_second
-
-        agree(self.comm, "Mesh.speeds", {})
-        measured = self.comm.allgather(multiplies_a_second(self.threads))
-        return tuple(measured[: self.shape.size])
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Make what these groups of grid ranks need to move parts together; each group names this rank.

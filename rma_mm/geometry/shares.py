@@ -1,0 +1,64 @@
+"""Shares of a dimension in proportion to the speeds of those who take them.
+
+Source: A. Kalinov and A. Lastovetsky, "Heterogeneous distribution of computations solving linear algebra problems on
+networks of heterogeneous computers" (2001); floor, cap and tolerance as in published runtimes (algorithms.md §6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from numbers import Real
+from statistics import fmean
+
+FLOOR = 512
+"""Indices that every rank takes at least, where there are enough."""
+CAP = 8.0
+"""A rank takes at most this many even shares."""
+TOLERANCE = 0.2
+"""Speeds that spread less than this share of their mean count as equal."""
+
+
+def speeds_problem(given: object, ranks: int | None = None) -> str:
+    """What is wrong with speeds that a user gives for so many ranks; empty where nothing is."""
+    figures = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else []
+    if ranks is not None and len(figures) != ranks:
+        return f"there is one for each rank of the grid, {ranks}"
+    return "" if figures and all(map(_is_speed, figures)) else "they are finite numbers above 0, one for each rank"
+
+
+def _is_speed(x: object) -> bool:
+    return not isinstance(x, bool) and isinstance(x, Real) and 0 < float(x) < inf
+
+
+def relative(speeds: Sequence[float]) -> tuple[float, ...]:
+    """Speeds over their mean; empty where they count as equal."""
+    if not speeds or max(speeds) - min(speeds) < TOLERANCE * fmean(speeds):
+        return ()
+    mean = fmean(speeds)
+    return tuple(speed / mean for speed in speeds)
+
+
+def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float = CAP) -> list[int]:
+    """Where the slices of 0…extent − 1 begin and end: in proportion to speeds, none below `floor` or above `cap`.
+
+    Even where speeds hardly differ, or where the floor leaves no choice.
+    """
+    count = len(speeds)
+    if extent <= floor * count or not relative(speeds):
+        return [n * extent // count for n in range(count + 1)]
+    top = max(cap * extent / count, floor)
+    fixed: dict[int, float] = {}
+    while True:
+        free = [n for n in range(count) if n not in fixed]
+        left = extent - sum(fixed.values())
+        total = sum(speeds[n] for n in free)
+        shares = {n: left * speeds[n] / total for n in free} if total else dict.fromkeys(free, left / max(1, len(free)))
+        beyond = {n: min(max(share, floor), top) for n, share in shares.items() if not floor <= share <= top}
+        if not beyond:
+            break
+        below = {n: share for n, share in beyond.items() if share == floor}
+        fixed |= below or beyond
+    shares |= fixed
+    edges = [round(sum(shares[n] for n in range(upto))) for upto in range(count + 1)]
+    return [*edges[:-1], extent]

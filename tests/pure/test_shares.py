@@ -1,0 +1,174 @@
+"""Shares by speed: slices, what the planner does where ranks differ, its prices, and how speeds are settled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rma_mm.errors import MachineError
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
+from rma_mm.policy.model.machine import TYPICAL, Machine
+from rma_mm.policy.model.price import Tariff, bill
+from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, problem_of
+from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.runtime.calibration.speeds import settled
+from rma_mm.schedule.lowering.lower import Tuning, lower
+from tests.reference import prove
+from tests.strategies import meshes, pure
+
+SPEEDS = st.lists(st.floats(0.1, 20), min_size=1, max_size=9)
+PLENTY = replace(TYPICAL, cores=64)
+"""A machine on which no two ranks share processors."""
+
+
+def uneven(shape: tuple[int, int, int], mesh: MeshShape, speeds: tuple[float, ...], **more: object) -> Request:
+    return Request(shape, mesh, tariff=Tariff(replace(PLENTY, speeds=speeds)), **more)  # type: ignore[arg-type]
+
+
+def slowest(candidate: Candidate, request: Request) -> float:
+    """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
+    assert candidate.layouts is not None
+    mesh, found = request.mesh, problem_of(request, candidate.layouts)
+    work = candidate.row.work(found.summed)
+    speeds = request.speeds or (1.0,) * mesh.size
+    times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
+    return max(times) * mesh.size / (request.shape[0] * request.shape[1] * request.shape[2])
+
+
+# -- slices ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 20000), SPEEDS, st.integers(0, 600))
+def test_slices_follow_speeds_between_floor_and_cap(extent: int, speeds: list[float], floor: int) -> None:
+    edges = slices(extent, speeds, floor)
+    count = len(speeds)
+    assert (edges[0], edges[-1], len(edges)) == (0, extent, count + 1)
+    lengths = [b - a for a, b in pairwise(edges)]
+    if extent <= floor * count or not relative(speeds):
+        assert max(lengths) - min(lengths) <= 1
+        return
+    assert min(lengths) >= floor - 1
+    assert max(lengths) <= max(CAP * extent / count, floor) + 1
+    free = [n for n in range(count) if floor + 1 < lengths[n] < CAP * extent / count - 1]
+    shares = [lengths[n] / speeds[n] for n in free]
+    for n, share in zip(free, shares, strict=True):  # a rounded edge on either side
+        assert abs(share - shares[0]) <= 1 / speeds[n] + 1 / speeds[free[0]]
+
+
+def test_equal_speeds_have_equal_slices() -> None:
+    assert slices(1000, [1, 1.1, 0.95]) == [0, 333, 666, 1000]
+    assert slices(4 * FLOOR, [9, 1, 1, 1]) == [0, FLOOR, 2 * FLOOR, 3 * FLOOR, 4 * FLOOR]
+
+
+@pytest.mark.parametrize(
+    "given", [(), (1, 2), (1, 2, 0), (1, 2, -1), (1, 2, float("nan")), (1, 2, float("inf")), "421", 4, None,
+              (1, 2, "3"), (1, 2, True), {1: 1, 2: 2, 3: 3}],
+)  # fmt: skip
+def test_speeds_that_are_none(given: object) -> None:
+    assert "for each rank" in speeds_problem(given, 3)
+    assert not speeds_problem((1, np.float32(2), 0.5), 3)
+
+
+# -- the planner ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048, 2048), (200, 8192, 2048), (8192, 200, 2048), (3000, 2999, 64)])
+@pytest.mark.parametrize(
+    ("grid", "speeds"),
+    [((3,), (2, 1, 1)), ((4,), (4, 1, 1, 1)), ((2, 2), (4, 1, 1, 1)), ((2, 2), (4, 4, 1, 1)), ((1, 3), (4, 2, 1)),
+     ((6,), (1, 1, 1, 1, 1, 3)), ((3, 2), (3, 1, 3, 1, 3, 1))],
+)  # fmt: skip
+def test_loads_are_as_speeds_are(grid: tuple[int, ...], speeds: tuple[float, ...], shape: tuple[int, int, int]) -> None:
+    """Within 5 % of the ideal, and an even cut takes as much more as the slowest rank is slower than the mean."""
+    request = uneven(shape, MeshShape(grid), speeds)
+    best = candidates(request)[0]
+    assert best.row.order == "ticket" or slowest(best, request) <= 1.05
+    flat = Request(shape, MeshShape(grid), tariff=Tariff(PLENTY))
+    even = next(c for c in candidates(flat) if c.row.order != "ticket" and not c.rejected)
+    assert slowest(even, request) >= 1.3
+    assert even.layouts is not None
+    by_speed = bill(account(even.row, problem_of(request, even.layouts)), request.tariff)
+    assert by_speed.multiplying > 1.25 * even.bill.multiplying
+    assert best.bill.multiplying < by_speed.multiplying
+
+
+def test_what_is_placed_stays() -> None:
+    mesh = MeshShape((3,))
+    placed = parse_layout("i, *", mesh)
+    request = uneven((2048, 2048, 2048), mesh, (2, 1, 1), layouts=(placed, None, None))
+    for candidate in candidates(request):
+        assert candidate.rejected or (candidate.layouts is not None and candidate.layouts[0] == placed)
+
+
+def test_speeds_that_hardly_differ_change_nothing() -> None:
+    mesh, shape = MeshShape((2, 2)), (2048, 2048, 2048)
+    flat = candidates(Request(shape, mesh, tariff=Tariff(PLENTY)))
+    near = candidates(uneven(shape, mesh, (1, 1.1, 1.05, 0.95)))
+    assert [(c.row.name, c.layouts, c.seconds) for c in flat] == [(c.row.name, c.layouts, c.seconds) for c in near]
+
+
+def test_a_grid_is_chosen_by_speed() -> None:
+    """One fast rank in six is best used where one dimension is cut over all of them."""
+    tariff = Tariff(replace(PLENTY, speeds=(5, 1, 1, 1, 1, 1)))
+    assert default_mesh(6, (8192, 512, 512), algorithm="stationary_c", tariff=tariff) == (6, 1)
+
+
+@pure(30)
+@given(meshes(), st.data())
+def test_every_candidate_is_a_right_schedule(mesh: MeshShape, data: st.DataObject) -> None:
+    """Whatever the speeds: verified, and every element of C written once, by the proof of all ranks."""
+    speeds = tuple(data.draw(st.floats(0.2, 5)) for _ in mesh.ranks)
+    shape = data.draw(st.tuples(*(st.integers(1, 400) for _ in range(3))))
+    request = uneven(shape, mesh, speeds)
+    fit = [c for c in candidates(request) if not c.rejected]
+    chosen = data.draw(st.sampled_from(fit[:12]))
+    assert chosen.layouts is not None
+    for layout, extents in zip(chosen.layouts, [(shape[0], shape[2]), (shape[2], shape[1]), shape[:2]], strict=True):
+        layout.check(extents, mesh)
+    prove(lower(chosen.row, problem_of(request, chosen.layouts, chosen.copied), Tuning(width=chosen.width)))
+
+
+@pytest.mark.parametrize("name", ["stationary_c", "summa_c", "srumma", "column_parallel"])
+@pytest.mark.parametrize("cut", ["even", "by speed"])
+def test_prices_are_near_the_simulated_time(name: str, cut: str) -> None:
+    mesh, shape = MeshShape((2, 2)), (2048, 2048, 1024)
+    request = uneven(shape, mesh, (4, 2, 1, 1), algorithm=name)
+    best = candidates(request)[0]
+    layouts = best.layouts
+    if cut == "even":
+        layouts = candidates(Request(shape, mesh, algorithm=name, tariff=Tariff(PLENTY)))[0].layouts
+    assert layouts is not None
+    problem = problem_of(request, layouts)
+    schedule = lower(best.row, problem, Tuning(width=best.width))
+    seconds = simulate(schedule, request.tariff.machine).seconds
+    assert 0.8 < bill(account(best.row, problem, best.width), request.tariff).seconds / seconds < 1.25
+
+
+# -- how they are known ---------------------------------------------------------------------------
+
+
+def test_two_rounds_must_agree() -> None:
+    first, like, other = (2.0, 1.0, 1.0), (1.9, 1.05, 0.95), (1.0, 2.0, 1.0)
+    assert settled([first, other]) is None
+    assert settled([first, other, (1.5, 1.5, 1.0)]) is None
+    found = settled([first, other, like])
+    assert found == pytest.approx((1.481, 0.778, 0.741), abs=1e-3)
+    assert settled([(1.0, 1.05), (1.05, 1.0)]) == ()
+
+
+def test_a_machine_keeps_them() -> None:
+    machine = replace(TYPICAL, speeds=(1.5, 0.75, 0.75))
+    assert Machine.from_json(machine.as_json()) == machine
+    assert machine.speeds_of(3) == (1.5, 0.75, 0.75)
+    assert machine.speeds_of(4) == () == TYPICAL.speeds_of(3)
+    for wrong in ([1, 0], [1, "2"], "12", 3, [float("nan")]):
+        with pytest.raises(MachineError, match="speeds"):
+            Machine.from_json(TYPICAL.as_json() | {"speeds": wrong})
