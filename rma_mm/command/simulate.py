@@ -23,12 +23,14 @@ from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, 
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import OptionError, named, quoted
 from rma_mm.policy.model.machine import Machine
-from rma_mm.policy.model.machine_file import EXAMPLE, TYPICALLY, Description, read_machine
+from rma_mm.policy.model.machine_file import EXAMPLE, HETEROGENEOUS, TYPICALLY, Description, read_machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
 from rma_mm.runtime.files.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
+EXAMPLES = {"plain": EXAMPLE, "heterogeneous": HETEROGENEOUS}
+"""What `--example` prints."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class SimulateOptions:
     plot: str | None
     timeline: str | None
     json: str | None
-    example: bool
+    example: str
     help: bool
 
 
@@ -81,7 +83,8 @@ def _parser() -> Parser:
     add("--timeline", metavar="FILE", help="simulate the fastest, or the --algorithm, operation by operation, and "
         f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")  # fmt: skip
     add("--json", metavar="FILE", help="write all figures there")
-    add("--example", action="store_true", help="print the description of a machine, to begin with")
+    add("--example", default="", nargs="?", const="plain", choices=EXAMPLES, metavar="heterogeneous",
+        help="print the description of a machine, to begin with; or of one whose nodes differ")  # fmt: skip
     add("-h", "--help", action="store_true", help="print this")
     return parser
 
@@ -114,7 +117,7 @@ def parse(argv: Sequence[str]) -> SimulateOptions:
 
 def text(options: SimulateOptions) -> str:
     """What `--help` and `--example` print."""
-    return _parser().format_help() if options.help else EXAMPLE if options.example else ""
+    return _parser().format_help() if options.help else EXAMPLES.get(options.example, "")
 
 
 def run(options: SimulateOptions, frame: Frame) -> int:

@@ -19,12 +19,12 @@ TOLERANCE = 0.2
 """Speeds that spread less than this share of their mean count as equal."""
 
 
-def speeds_problem(given: object, ranks: int | None = None) -> str:
-    """What is wrong with speeds that a user gives for so many ranks; empty where nothing is."""
+def speeds_problem(given: object, ranks: int | None = None, each: str = "rank") -> str:
+    """What is wrong with speeds that a user gives, one for `each`, of which there are so many; empty where nothing."""
     figures = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else []
     if ranks is not None and len(figures) != ranks:
         return f"there is one for each rank of the grid, {ranks}"
-    return "" if figures and all(map(_is_speed, figures)) else "they are finite numbers above 0, one for each rank"
+    return "" if figures and all(map(_is_speed, figures)) else f"they are finite numbers above 0, one for each {each}"
 
 
 def _is_speed(x: object) -> bool:

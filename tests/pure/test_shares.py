@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,9 +17,11 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
 from rma_mm.policy.model.machine import TYPICAL, Machine
+from rma_mm.policy.model.machine_file import HETEROGENEOUS, from_toml
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, problem_of
+from rma_mm.policy.planner.sweep import SweepRequest, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import settled
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -30,7 +34,7 @@ PLENTY = replace(TYPICAL, cores=64)
 
 
 def uneven(shape: tuple[int, int, int], mesh: MeshShape, speeds: tuple[float, ...], **more: object) -> Request:
-    return Request(shape, mesh, tariff=Tariff(replace(PLENTY, speeds=speeds)), **more)  # type: ignore[arg-type]
+    return Request(shape, mesh, tariff=Tariff(replace(PLENTY, speeds=relative(speeds))), **more)  # type: ignore[arg-type]
 
 
 def slowest(candidate: Candidate, request: Request) -> float:
@@ -172,3 +176,76 @@ def test_a_machine_keeps_them() -> None:
     for wrong in ([1, 0], [1, "2"], "12", 3, [float("nan")]):
         with pytest.raises(MachineError, match="speeds"):
             Machine.from_json(TYPICAL.as_json() | {"speeds": wrong})
+
+
+# -- machines whose nodes differ ------------------------------------------------------------------
+
+
+TWO_KINDS = MeshShape((8, 8), nodes=tuple(rank // 4 for rank in range(64)))
+
+
+def het(**changes: object) -> Machine:
+    """The heterogeneous example, with entries changed."""
+    return from_toml(tomllib.loads(HETEROGENEOUS) | changes).machine
+
+
+@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (20000, 2000, 2000), (2000, 20000, 4000)])
+def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int, int, int]) -> None:
+    """Eight nodes of 300 and eight of 125 GF/s a rank, on two fabrics: 1.3 times and more, simulated too."""
+    request = Request(shape, TWO_KINDS, shares=True, tariff=Tariff(het()))
+    best = candidates(request)[0]
+    flat = candidates(replace(request, tariff=Tariff(replace(het(), speeds=()))))
+    priced = [(bill(account(c.row, problem_of(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
+              for n, c in enumerate(flat) if c.layouts is not None and not c.rejected]  # fmt: skip
+    assert min(priced)[0] > 1.3 * best.seconds
+    if shape[0] == shape[1]:
+        assert simulated(flat[min(priced)[1]], request) > 1.3 * simulated(best, request)
+
+
+def simulated(candidate: Candidate, request: Request) -> float:
+    assert candidate.layouts is not None
+    problem = problem_of(request, candidate.layouts, candidate.copied)
+    schedule = lower(candidate.row, problem, Tuning(width=candidate.width))
+    return simulate(schedule, request.tariff.machine).seconds
+
+
+def test_what_crosses_a_slow_wire_takes_longer() -> None:
+    mesh = MeshShape((4,), nodes=(0, 1, 2, 3))
+    layouts = [parse_layout(text, mesh) for text in ("i, *", "i, *", "i, *")]
+    request = Request((512, 512, 512), mesh, tuple(layouts), algorithm="stationary_c")  # type: ignore[arg-type]
+    bills = {}
+    for slow in (1.0, 0.1):
+        found = replace(request, tariff=Tariff(replace(PLENTY, hidden=0.0, wires=(1.0, 1.0, slow, 1.0))))
+        best = candidates(found)[0]
+        bills[slow] = best.bill.moving, simulated(best, found)
+    assert all(late > 3 * usual for late, usual in zip(bills[0.1][:1], bills[1.0][:1], strict=True))
+    assert bills[0.1][1] > 1.5 * bills[1.0][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"nodes": 20}, "nodes is 20; the groups have 16 together"),
+        ({"group": [{"nodes": 16, "gflops": 0}]}, "group 1.gflops is 0"),
+        ({"group": [{"nodes": 8}, {"gflops": 9}]}, "group 2.nodes is missing"),
+        ({"group": [{"nodes": 16, "speed": 2}]}, "group 1.speed is not known"),
+        ({"group": 3}, "group is 3; they are tables, each begun by"),
+        ({"group": [3]}, "they are tables"),
+    ],
+)
+def test_groups_that_do_not_fit(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(MachineError, match=re.escape(told)):
+        het(**changes)
+
+
+def test_one_group_is_all_nodes() -> None:
+    machine = het(group=[{"nodes": 16, "gflops": 250}])
+    assert set(machine.speeds) == {2.0}
+    assert machine.speeds_of(64) == ()
+    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, het(group=[])))
+    assert candidates(fast)[0].bill.multiplying < 0.6 * candidates(usual)[0].bill.multiplying
+
+
+def test_efficiency_is_of_all_speeds_together() -> None:
+    question = SweepRequest((8192,) * 3, 64, Tariff(het()), 4)
+    assert 0.5 < max(price.efficiency for price in prices(question) if not price.why_not) <= 1.0

@@ -112,10 +112,12 @@ class Machine:
     corrections: Mapping[str, float] = field(default_factory=dict)
     """What products turned out to take, over what was predicted, by kind of movement."""
     speeds: tuple[float, ...] = ()
-    """How fast each rank multiplies, in any unit, while all do; empty where they are taken to be equal."""
+    """How fast each rank multiplies while all do, over what `kernels` tells; empty where all are alike."""
+    wires: tuple[float, ...] = ()
+    """The bandwidth of each node's wire, over what `costs` tells; empty where all are alike."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.cores, self.threads, self.operation, self.meeting, self.speeds))
+        return hash((self.name, self.cores, self.threads, self.operation, self.meeting, self.speeds, self.wires))
 
     def speeds_of(self, ranks: int) -> tuple[float, ...]:
         """The speeds of the first ranks over their mean; empty where they hardly differ, or are not known."""
@@ -160,7 +162,8 @@ class Machine:
             **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
             "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
             "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
-            "corrections": dict(self.corrections), "speeds": list(self.speeds),
+            "corrections": dict(self.corrections),
+            "speeds": list(self.speeds), "wires": list(self.wires),
         }  # fmt: skip
 
     @classmethod
@@ -178,15 +181,17 @@ class Machine:
         for name, correction in corrections.items():
             if not correction:
                 raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
-        memory, speeds = given.get("memory"), given.get("speeds", [])
-        if speeds and (problem := speeds_problem(speeds)):
-            raise MachineError(f"machine: speeds is {quoted(speeds)}; {problem}")
+        memory, speeds, wires = given.get("memory"), given.get("speeds", []), given.get("wires", [])
+        for name, what, each in (("speeds", speeds, "rank"), ("wires", wires, "node")):
+            if what and (problem := speeds_problem(what, each=each)):
+                raise MachineError(f"machine: {name} is {quoted(what)}; {problem}")
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
         figures = {name: _number(given, name) for name in FIGURES}
         return cls(
             str(given.get("name", "")), costs, kernels, cores, threads, nodes,
             memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
-            corrections=corrections, speeds=tuple(map(float, speeds)), **figures,
+            corrections=corrections, speeds=tuple(map(float, speeds)), wires=tuple(map(float, wires)),
+            **figures,
         )  # fmt: skip
 
 

@@ -49,8 +49,36 @@ hidden = 0.9                # ? the share of a transfer that goes on behind a mu
 # [movements.between]
 # "shared.get" = { latency = "4 us", bandwidth = "23 GB/s" }
 # broadcast = { latency = "6 us", bandwidth = "20 GB/s" }
+
+# Nodes that differ, in the order of their ranks: how many, and what is not as above.
+# [[group]]
+# nodes = 5000
+# gflops = 300              # ?
+# bandwidth = "50 GB/s"     # ? of the wire of a node
 """
 """What `--example` prints."""
+
+HETEROGENEOUS = """\
+# Eight fast nodes on a fast fabric, and eight slow ones on a slow one.
+
+name = "heterogeneous"
+nodes = 16
+ranks_per_node = 4
+cores = 4
+memory_rate = "10 GB/s"
+gflops = 125                # of a rank, where its group does not say
+node = { latency = "1 us" }
+network = { latency = "3 us", bandwidth = "10 GB/s", hidden = 0.9 }
+
+[[group]]
+nodes = 8
+gflops = 300
+bandwidth = "25 GB/s"
+
+[[group]]
+nodes = 8
+"""
+"""What `--example heterogeneous` prints."""
 
 LARGEST = 2**22
 """Characters of a machine's file."""
@@ -126,26 +154,37 @@ def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
     """The machine of a table like `EXAMPLE`. Raises MachineError naming all its faults."""
     top = _Table(given, "", [])
     node, network, movements = (top.table(key) for key in ("node", "network", "movements"))
+    groups = top.tables("group")
     counts = {key: top.count(key) for key in ("nodes", "ranks_per_node", "cores")}
     cores, ranks = counts["cores"], counts["ranks_per_node"]
     threads = top.count("threads", max(1, cores // ranks))
-    rate = top.figure("memory_rate", _rate)
+    rate, gflops = top.figure("memory_rate", _rate), top.figure("gflops", _number)
+    bandwidth = network.figure("bandwidth", _rate)
     machine = described(
-        top.text("name", name), cores=cores, threads=threads, gflops=top.figure("gflops", _number), memory_rate=rate,
-        latency=network.figure("latency", _time), bandwidth=network.figure("bandwidth", _rate),
+        top.text("name", name), cores=cores, threads=threads, gflops=gflops, memory_rate=rate,
+        latency=network.figure("latency", _time), bandwidth=bandwidth,
         memory=top.whole("memory", _size), node_latency=node.figure("latency", _time),
         node_rate=node.figure("bandwidth", _rate, rate), hidden=network.figure("hidden", _share, 1.0),
     )  # fmt: skip
     refined = {link: _refined(movements.table(link), machine.costs[link]) for link in ("node", "between")}
     operation = top.figure("operation", _time, machine.operation)
     meeting = top.figure("meeting", _time, machine.meeting)
-    for table in (node, network, movements, top):
+    sizes = [group.count("nodes") for group in groups]
+    paces = [group.figure("gflops", _number, gflops) / gflops for group in groups]
+    wires = [group.figure("bandwidth", _rate, bandwidth) / bandwidth for group in groups]
+    if groups and sum(sizes) != counts["nodes"]:
+        top.fault("nodes", f"is {counts['nodes']}", f"the groups have {sum(sizes)} together")
+    for table in (node, network, movements, *groups, top):
         table.close()
     if top.faults:
         more = len(top.faults) - SHOWN
         rest = [f"and {more} more; --example prints a file that is complete"] * (more > 0)
         raise MachineError("\n".join([*top.faults[:SHOWN], *rest]))
     machine = replace(machine, costs={**machine.costs, **refined}, operation=operation, meeting=meeting)
+    if {*paces, *wires} - {1.0}:
+        speeds = tuple(pace for pace, size in zip(paces, sizes, strict=True) for _ in range(size * ranks))
+        each = tuple(wire for wire, size in zip(wires, sizes, strict=True) for _ in range(size))
+        machine = replace(machine, speeds=speeds, wires=each)
     return Description(machine, counts["nodes"], ranks)
 
 
@@ -195,6 +234,15 @@ class _Table:
             self.fault(key, f"is {found!r}", f"it is a table, as [{key}] or {{ latency = …, bandwidth = … }}")
             found = {}
         return _Table(found, f"{self.name}.{key}" if self.name else key, self.faults)
+
+    def tables(self, key: str) -> list[_Table]:
+        """Tables of one name, as [[group]]; none where there is none."""
+        self.asked.add(key)
+        found = self.given.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            self.fault(key, f"is {found!r}", f"they are tables, each begun by [[{key}]]")
+            return []
+        return [_Table(each, f"{key} {n}", self.faults) for n, each in enumerate(found, 1)]
 
     def figure(self, key: str, convert: Convert, default: float | None = None) -> float:
         """A figure; where it is not there and has no default, or is wrong, a fault is noted, and it is 1."""
@@ -287,4 +335,4 @@ _FITS: dict[Convert, str] = {
 }
 """What figures have to be."""
 
-__all__ = ["EXAMPLE", "TYPICALLY", "Description", "from_toml", "read_machine"]
+__all__ = ["EXAMPLE", "HETEROGENEOUS", "TYPICALLY", "Description", "from_toml", "read_machine"]

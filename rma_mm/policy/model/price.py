@@ -14,7 +14,7 @@ import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
-from rma_mm.policy.model.spans import Figures
+from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 
 
@@ -104,8 +104,8 @@ def bill(found: Account, tariff: Tariff) -> Bill:
 def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     """The seconds of a phase."""
     machine, sample = tariff.machine, found.sample
-    speeds = np.array(machine.speeds_of(sample.mesh.size))
-    load = _load(found, phase, tariff, speeds)
+    speeds = machine.speeds_of(sample.mesh.size)
+    load = _load(found, phase, tariff)
     ranks = sample.mesh.size * machine.nodes_per_host / sample.node_count
 
     def together(figures: Figures) -> float:
@@ -114,9 +114,9 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
         if ranks > machine.slots:
             total *= machine.crowding
         if phase.is_shared:  # at the end all wait for the slowest rank's last task, for half of it on average
-            last = 0.5 / (max(1.0, phase.claims) * speeds.min()) if len(speeds) else 0.0
+            last = 0.5 / (max(1.0, phase.claims) * min(speeds)) if speeds else 0.0
             return total / min(machine.slots, ranks) * (1 + last)
-        if len(speeds):  # what one leaves of its processors, others do not take
+        if speeds:  # what one leaves of its processors, others do not take
             return float(figures.max()) * max(1.0, machine.crowding * ranks / machine.slots)
         return max(float(figures.max()), total / machine.slots)
 
@@ -131,18 +131,19 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
     return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
 
 
-def _load(found: Account, phase: Phase, tariff: Tariff, speeds: Figures) -> _Load:
-    """What every rank does in a phase. speeds: of all ranks, over the mean; none where they do not differ."""
+def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
+    """What every rank does in a phase."""
     machine, zero = tariff.machine, np.zeros(found.sample.count)
     load = _Load(*(zero.copy() for _ in range(7)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
+        speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count], found.sample.mesh.size)
         if phase.is_shared:
-            load.multiplying /= found.sample.mesh.size
+            load.multiplying /= found.sample.mesh.size * speeds.mean()
             calls = calls / found.sample.mesh.size
-        elif len(speeds):
-            load.multiplying /= speeds[found.sample.ranks[: found.sample.count]]
+        else:
+            load.multiplying /= speeds
         load.processor += load.multiplying
         load.operations += calls
     for moved in phase.moved:
@@ -150,7 +151,15 @@ def _load(found: Account, phase: Phase, tariff: Tariff, speeds: Figures) -> _Loa
     if phase.claims:
         link = "between" if found.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
+    wires = _of_each(machine.wires, found.sample.nodes, found.sample.node_count)
+    load.wire /= wires
+    load.serving /= wires
     return load
+
+
+def _of_each(factors: tuple[float, ...], numbers: Numbers, count: int) -> Figures:
+    """The factors of these ranks, or nodes, of so many; 1 where the machine does not tell of so many."""
+    return np.array(factors)[numbers] if len(factors) >= count else np.ones(len(numbers))
 
 
 def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:

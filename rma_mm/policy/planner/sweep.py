@@ -63,7 +63,9 @@ class SweepRequest:
         """Seconds of the multiply-adds alone, in equal shares, on processors that ranks of a node share."""
         ranks = min(self.per_node, self.ranks)
         crowding = max(1.0, ranks / self.tariff.machine.slots)
-        return self.tariff.local.point * prod(self.shape) / self.ranks * crowding
+        speeds = self.tariff.machine.speeds[: self.ranks]
+        together = sum(speeds) if len(speeds) == self.ranks else self.ranks
+        return self.tariff.local.point * prod(self.shape) / together * crowding
 
     @property
     def least(self) -> float:

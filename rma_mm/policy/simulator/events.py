@@ -92,11 +92,12 @@ class Server:
     """Serves all its jobs at once: each of n at the rate min(1, slots / n), less where more of them crowd it; exactly.
 
     All jobs get the same service, so that those who came last need not be looked at: a job ends when what each has got
-    since the server was empty reaches what that was when it came, and its own seconds.
+    since the server was empty reaches what that was when it came, and its own seconds. Of a server with another pace a
+    job takes its seconds over that.
     """
 
-    def __init__(self, clock: Clock, slots: float = 1.0, crowding: float = 1.0) -> None:
-        self._clock, self._slots, self._crowding = clock, slots, crowding
+    def __init__(self, clock: Clock, slots: float = 1.0, crowding: float = 1.0, pace: float = 1.0) -> None:
+        self._clock, self._slots, self._crowding, self._pace = clock, slots, crowding, pace
         self._jobs: list[tuple[float, int, Act]] = []
         self._numbers = 0
         self._served = 0.0
@@ -113,7 +114,7 @@ class Server:
         self._served = self._served + (now - self._since) * self._rate if self._jobs else 0.0
         self._since = now
         self._numbers += 1
-        heappush(self._jobs, (self._served + seconds, self._numbers, act))
+        heappush(self._jobs, (self._served + seconds / self._pace, self._numbers, act))
         self._change()
 
     def schedule(self) -> None:

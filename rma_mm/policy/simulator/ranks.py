@@ -46,7 +46,8 @@ class World:
         self.clock = clock = Clock()
         nodes = dict.fromkeys(self.nodes)
         hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
-        self.inward, self.outward = ({node: Server(clock) for node in nodes} for _ in range(2))
+        paces = machine.wires if len(machine.wires) >= len(nodes) else (1.0,) * len(nodes)
+        self.inward, self.outward = ({n: Server(clock, pace=paces[n]) for n in nodes} for _ in range(2))
         self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
         self.signals: dict[tuple[int, str, int], Signal] = {}
@@ -58,7 +59,7 @@ class World:
         self.tickets = 0
         self.end = 0.0
         self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
-        for rank, speed in zip(self.ranks, machine.speeds_of(self.size), strict=False):
+        for rank, speed in zip(self.ranks, machine.speeds if len(machine.speeds) >= self.size else (), strict=False):
             rank.speed = speed
 
     def run(self) -> None:
@@ -134,7 +135,7 @@ class Rank:
         self.world, self.number, self.node = world, number, world.nodes[number]
         self.processor, self.helper = Processor(host), Processor(host)
         self.speed = 1.0
-        """How fast it multiplies, over the mean of all."""
+        """How fast it multiplies, over what the machine's kernels tell."""
         self.op: Op | None = None
         """What it is at; None when it has done all."""
         self.is_multiplying = self.is_meeting = False

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from rma_mm.algorithms import REGISTERED
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.errors import OptionError, quoted
-from rma_mm.geometry.shares import speeds_problem
+from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.threads import threads_per_rank
 from rma_mm.policy.model.machine import TYPICAL, Machine
@@ -48,7 +48,7 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None) -> Machine:
     """The machine, or what is typical, on which ranks have the speeds that were given."""
     machine = machine or TYPICAL
-    return machine if speeds is None else replace(machine, speeds=speeds)
+    return machine if speeds is None else replace(machine, speeds=relative(speeds))
 
 
 def best_grid(
