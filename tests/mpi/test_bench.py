@@ -13,10 +13,10 @@ MACHINE = {"cpu", "cores", "load", "date", "python", "numpy", "blas", "mpi4py", 
 RANKS_TOO = MACHINE | {"mpi", "ranks", "hosts", "window"}
 
 
-def report(tmp_path, name, *arguments):
-    """The JSON of `bench.name`, run on two ranks with tiny sizes."""
+def report(tmp_path, name, *arguments, ranks=2):
+    """The JSON of `bench.name`, run on a few ranks with tiny sizes."""
     file = tmp_path / "report.json"
-    done = mpirun(2, ["-m", f"bench.{name}", *arguments, "--json", str(file)])
+    done = mpirun(ranks, ["-m", f"bench.{name}", *arguments, "--json", str(file)])
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert found["bench"] == name
@@ -85,3 +85,10 @@ def test_single_process(tmp_path, arguments):
     found = json.loads((tmp_path / "report.json").read_text())
     assert set(found["machine"]) == MACHINE
     assert [result["numba"] for result in found["results"]] == ["not loaded"] * 3
+
+
+def test_uneven(tmp_path):
+    found = report(tmp_path, "uneven", "--shape", "300,280,64", "--repeat", "1", ranks=3)
+    assert set(found["results"]) == {"auto", "even", "even auto", "weighted", "queue", "data_parallel"}
+    assert found["results"]["even"]["share"] < 0.35
+    assert all(result["of ideal"] > 0 for result in found["results"].values())
