@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import prod
 from random import Random
 
 import numpy as np
@@ -140,6 +141,12 @@ def draw(seed: int, setting: str, ranks: int, number: int) -> Case:
     if kind_of(number) == "redistribution":
         return _redistribution(rng, ranks, number)
     return _product(rng, ranks, number)
+
+
+def speeds_of(seed: int, setting: str, mesh: tuple[int, ...]) -> tuple[float, ...] | None:
+    """The speeds that ranks of a mesh are said to have, in two of five settings; None where none are given."""
+    rng = Random(f"{seed} {setting} {mesh}")
+    return tuple(rng.choice((1.0, 1.0, 2.0, 5.0)) for _ in range(prod(mesh))) if rng.random() < 0.4 else None
 
 
 def _redistribution(rng: Random, ranks: int, number: int) -> Case:

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bench.trust.cases import Case, draw
+from bench.trust.cases import Case, draw, speeds_of
 from bench.trust.trial import Trial, Wrong
 from rma_mm import Mesh
 from rma_mm.errors import RmaError, ScheduleError
@@ -46,7 +46,8 @@ class Worker:
         case: Case = self.comm.bcast(drawn)  # drawing takes as long as a small product
         mesh = self.meshes.get(case.mesh)
         if mesh is None:
-            mesh = self.meshes[case.mesh] = Mesh(case.mesh, self.comm)
+            speeds = speeds_of(self.seed, self.setting, case.mesh)
+            mesh = self.meshes[case.mesh] = Mesh(case.mesh, self.comm, speeds=speeds)
         trial = Trial(case, mesh, self.seed, self.directory)
         verdict = common(self.comm, attempt(trial))
         self.alive = [(until, kept) for until, kept in self.alive if until > number]

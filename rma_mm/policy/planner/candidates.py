@@ -18,7 +18,7 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout, Level, Split, everywhere
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.geometry.shares import slices
+from rma_mm.geometry.shares import CAP, slices
 from rma_mm.policy.model.machine import TOGETHER
 from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
@@ -225,8 +225,9 @@ def _by_speed(row: Row, request: Request, layouts: Layouts) -> Layouts:
         axes = [grid.names.index(axis) for axis in split[0].axes]
         others = tuple(axis for axis in range(len(grid.names)) if axis not in axes)
         together = speeds.sum(axis=others).transpose(np.argsort(np.argsort(axes))).reshape(-1)
-        edges = slices(request.shape[dim], together.tolist(), NARROW)
-        if edges == slices(request.shape[dim], [1.0] * len(together)):
+        extent = request.shape[dim]
+        edges = slices(extent, together.tolist(), floor=min(NARROW, int(extent / CAP / len(together))))
+        if edges == slices(extent, [1.0] * len(together)):
             continue
         cut = (replace(split[0], kind="bounds", args=tuple(map(float, edges))),)
         layouts = cast(Layouts, tuple(
