@@ -267,7 +267,7 @@ def mesh(text: str) -> tuple[int, ...]:
 
 def speeds(text: str) -> tuple[float, ...]:
     """How fast each rank is."""
-    rule = "it takes a number above 0 for each rank, as 4,2,1"
+    rule = "it takes a number for each rank, above 0, as 4,2,1"
     try:
         found = tuple(map(float, text.split(",")))
     except ValueError:

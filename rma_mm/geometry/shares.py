@@ -7,7 +7,6 @@ networks of heterogeneous computers" (2001); floor, cap and tolerance as in publ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
 from numbers import Real
 from statistics import fmean
 
@@ -15,6 +14,8 @@ FLOOR = 512
 """Indices that every rank takes at least, where there are enough."""
 CAP = 8.0
 """A rank takes at most this many even shares."""
+LEAST, MOST = 1e-30, 1e30
+"""Speeds, in any unit, of which sums and quotients are finite."""
 TOLERANCE = 0.2
 """Speeds that spread less than this share of their mean count as equal."""
 
@@ -24,11 +25,12 @@ def speeds_problem(given: object, ranks: int | None = None, each: str = "rank") 
     figures = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else []
     if ranks is not None and len(figures) != ranks:
         return f"there is one for each rank of the grid, {ranks}"
-    return "" if figures and all(map(_is_speed, figures)) else f"they are finite numbers above 0, one for each {each}"
+    is_right = bool(figures) and all(map(_is_speed, figures))
+    return "" if is_right else f"they are numbers from 1e-30 to 1e30, one for each {each}"
 
 
 def _is_speed(x: object) -> bool:
-    return not isinstance(x, bool) and isinstance(x, Real) and 0 < float(x) < inf
+    return not isinstance(x, bool) and isinstance(x, Real) and LEAST <= x <= MOST  # type: ignore[operator]
 
 
 def relative(speeds: Sequence[float]) -> tuple[float, ...]:

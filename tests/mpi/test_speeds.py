@@ -49,7 +49,7 @@ def test_the_command_takes_speeds(comm, tmp_path):
     ended = command(comm, "--shape 1024,1024,256 --speeds 2,1,1", tmp_path)
     assert ended.returncode == 0
     assert "speeds     1.50, 0.75, 0.75 of their mean" in ended.stdout
-    for words, rule in (("2,1", "one for each rank of the grid, 3"), ("2,x,1", "a number above 0 for each rank")):
+    for words, rule in (("2,1", "one for each rank of the grid, 3"), ("2,x,1", "a number for each rank, above 0")):
         ended = command(comm, f"--shape 64,64,64 --speeds {words}", tmp_path)
         assert ended.returncode == 2
         assert "speeds" in ended.stderr

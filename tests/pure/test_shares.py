@@ -73,8 +73,8 @@ def test_equal_speeds_have_equal_slices() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [(), (1, 2), (1, 2, 0), (1, 2, -1), (1, 2, float("nan")), (1, 2, float("inf")), "421", 4, None,
-              (1, 2, "3"), (1, 2, True), {1: 1, 2: 2, 3: 3}],
+    "given", [(), (1, 2), (1, 2, 0), (1, 2, -1), (1, 2, float("nan")), (1, 2, float("inf")), (1, 2, 10**400),
+              (1, 2, 1e-300), "421", 4, None, (1, 2, "3"), (1, 2, True), {1: 1, 2: 2, 3: 3}],
 )  # fmt: skip
 def test_speeds_that_are_none(given: object) -> None:
     assert "for each rank" in speeds_problem(given, 3)
