@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.errors import MachineError
+from rma_mm.algorithms import find_algorithm
+from rma_mm.errors import AlgorithmError, MachineError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
@@ -249,3 +250,27 @@ def test_one_group_is_all_nodes() -> None:
 def test_efficiency_is_of_all_speeds_together() -> None:
     question = SweepRequest((8192,) * 3, 64, Tariff(het()), 4)
     assert 0.5 < max(price.efficiency for price in prices(question) if not price.why_not) <= 1.0
+
+
+# -- by name --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grid", [(3,), (3, 1), (1, 3)])
+def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
+    mesh, shape = MeshShape(grid), (2048, 4096, 64)
+    for form, at, extent in (("rows", 0, 2048), ("columns", 1, 4096)):
+        best = candidates(uneven(shape, mesh, (2, 1, 1), algorithm=f"weighted:{form}"))[0]
+        assert best.layouts is not None
+        for layout in (best.layouts[at], best.layouts[2]):
+            (cut,) = layout.splits[at]
+            assert cut.args == (0, extent / 2, 3 * extent / 4, extent)
+            assert not layout.splits[1 - at]
+        prove(lower(best.row, problem_of(uneven(shape, mesh, ()), best.layouts)))
+    given = (None, parse_layout("*, *", mesh), None)
+    elsewhere = uneven(shape, mesh, (2, 1, 1), algorithm="weighted:columns", layouts=given)
+    best = candidates(elsewhere)[0]
+    assert best.row.result == "accumulate"
+    assert best.layouts is not None
+    prove(lower(best.row, problem_of(elsewhere, best.layouts)))
+    with pytest.raises(AlgorithmError, match=r"forms :rows .* and :columns"):
+        find_algorithm("weighted:2d")
