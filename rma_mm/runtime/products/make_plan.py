@@ -58,16 +58,18 @@ def make_plan(
     kernel: str = "auto",
     semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
+    check: bool | str = False,
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
-    may hold of the operands, the result and scratch. The other options are those of `matmul`. Raises ShapeError,
-    DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
+    may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
+    each N-th execution. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
+    MemoryLimitError saying how much is missing.
     """
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue,
+        deterministic, kernel, semiring, epilogue, check,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
     )  # fmt: skip
     return planned(A, B, common_mesh(mesh, A, B), layout, options)

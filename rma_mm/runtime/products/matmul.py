@@ -47,6 +47,7 @@ def matmul(
     kernel: str = "auto",
     semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
+    check: bool | str = False,
 ) -> DistMatrix:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
@@ -56,12 +57,13 @@ def matmul(
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
     again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha
     is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of each element of C once it is
-    summed: bias, activation, another type. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
+    summed: bias, activation, another type. check: whether C is verified (`rma_mm.verify`), or "every=N" for each N-th
+    product of this kind. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue,
+        deterministic, kernel, semiring, epilogue, check,
     )  # fmt: skip
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]

@@ -97,6 +97,8 @@ class Mesh:
         """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
         """What was chosen instead of what was asked for, and why."""
+        self.check_failures = 0
+        """Products that `rma_mm.verify`, or the option `check` of a product, found wrong."""
         self.kept: dict[type, Closable] = {}
         """What other parts of the package keep with a mesh, by its class."""
         self.prepared: weakref.WeakSet[Holder] = weakref.WeakSet()
