@@ -174,7 +174,7 @@ class Plan:
         if self.mesh.checks is None and not self.options.check:
             self._run(latest.executable, listener)
         else:
-            with self._checks(*latest.matrices):
+            with using_threads(self.mesh.threads), self._checks(*latest.matrices):
                 self._run(latest.executable, listener)
         if listener is not None and listener.error is not None:
             raise listener.error
