@@ -81,7 +81,7 @@ class Job:
         o = self.options
         self._read_headers()
         shape = self._shape()
-        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads)
+        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads, o.prefer)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads))
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
@@ -165,6 +165,7 @@ class Job:
             transpose_a=o.transpose_a,
             transpose_b=o.transpose_b,
             algorithm=o.algorithm,
+            prefer=o.prefer,
             memory_limit=o.memory_limit,
             compute_dtype=o.compute_dtype,
             kernel=o.kernel,

@@ -46,6 +46,7 @@ def plan_chain(
     kernel: str = "auto",
     joint: bool = True,
     check: bool | str = False,
+    prefer: str | None = None,
     **inputs: DistMatrix | Operand | tuple[Shape, DTypeLike],
 ) -> ChainPlan:
     """Place a sequence of products so that all of them together take least, and prepare them. Collective.
@@ -62,7 +63,7 @@ def plan_chain(
     mesh = common_mesh(mesh, *inputs.values())
     options = {
         "algorithm": algorithm, "memory_limit": memory_limit, "compute_dtype": compute_dtype,
-        "deterministic": deterministic, "kernel": kernel, "check": check,
+        "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
     }  # fmt: skip
     with agreed(
         mesh.comm, "plan_chain", steps=steps, outputs=outputs, layouts=layouts, joint=bool(joint),

@@ -14,6 +14,7 @@ from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.policy.planner.preference import check_preference
 from rma_mm.schedule.schedule import STAGE, Schedule
 
 FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "deterministic")
@@ -50,6 +51,8 @@ class ProductOptions:
     epilogue: Epilogue | None = None
     check: Any = False
     """Whether products are verified as they are done, or only each N-th ("every=N")."""
+    prefer: str | None = None
+    """What it may be done by: one of `policy.planner.preference.PREFERENCES`; None as the mesh prefers."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
 
@@ -57,7 +60,8 @@ class ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
         flags: dict[str, Any] = {name: self._is_so(name) for name in FLAGS}
-        return replace(self, compute_dtype=compute, check=self._checked(), **flags)
+        prefer = None if self.prefer is None else check_preference(self.prefer)
+        return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
 
     def _checked(self) -> str:
         """Which products are verified: "every=N", empty where none is. Raises OptionError."""

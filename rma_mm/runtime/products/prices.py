@@ -5,6 +5,8 @@ Where an algorithm is named, nothing is measured for it; what was measured befor
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike
@@ -16,6 +18,7 @@ from rma_mm.kernels.threads import threads_per_rank
 from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
+from rma_mm.policy.planner.preference import preferred
 from rma_mm.runtime.calibration import machine_of
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
@@ -47,11 +50,12 @@ def best_grid(
     dtype: DTypeLike,
     algorithm: str = "auto",
     threads: int | None = None,
+    prefer: str | None = None,
 ) -> tuple[int, ...]:
     """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
     Measures the machine where that is still to be done, and no algorithm is named. Rank 0 decides. Raises
-    AlgorithmError, MachineError.
+    AlgorithmError, MachineError, OptionError.
     """
     agree(comm, "mesh", environment() | {"registered": REGISTERED})
     node_of = node_map(comm)
@@ -64,7 +68,8 @@ def best_grid(
     )  # fmt: skip
     tariff = Tariff(machine or TYPICAL, summed.name, kernel, np.dtype(dtype).itemsize, summed.itemsize)
     with agreed(comm, "mesh", shape=shape, algorithm=algorithm):
-        found = default_mesh(comm.size, shape, node_of, algorithm, tariff) if comm.rank == 0 else ()
+        prefer = prefer or preferred(os.environ)
+        found = default_mesh(comm.size, shape, node_of, algorithm, tariff, prefer) if comm.rank == 0 else ()
     return tuple(comm.bcast(found))
 
 
