@@ -53,13 +53,13 @@ def test_no_get_and_no_accumulate(comm):
                 ("P(None, ('i', 'j'))", "P(('i', 'j'), None)", None),
             ):  # fmt: skip
                 A, B = placed(mesh, a, at_a), placed(mesh, b, at_b)
-                with rma_mm.plan(A, B, mesh, layout=at_c) as usual:
-                    alone += acts_alone(comm, usual)
+                if k == 400:
+                    with rma_mm.plan(A, B, mesh, layout=at_c) as usual:
+                        alone += acts_alone(comm, usual)
                 with rma_mm.plan(A, B, mesh, layout=at_c, prefer="two-sided") as plan:
                     assert not acts_alone(comm, plan), (at_a, at_b, at_c, plan.algorithm)
                     assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
                     assert "prefer='two-sided' (or RMA_MM_PREFER) excludes" in " ".join(str(plan.decision).split())
-                assert np.array_equal(rma_mm.matmul(A, B, layout=at_c, prefer="two-sided").to_numpy(), a @ b)
         assert alone or mesh.nodes == 1
 
 

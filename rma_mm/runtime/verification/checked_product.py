@@ -53,6 +53,8 @@ class OnMesh(MatrixView, Protocol):
         """The transposed matrix, on the same memory."""
 
 
+SELDOM = 10
+"""Products of which one is checked, from which on that is done thoroughly: it takes up to a third of a product."""
 TOLD = 4
 """Sentences that each rank tells."""
 SHOWN = 8
@@ -83,17 +85,20 @@ def checked_product(
 def verified_product(
     name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh
 ) -> Iterator[None]:
-    """The same with nothing checked but C, once it is there. Collective; raises VerificationError."""
+    """The same with nothing checked but C, once it is there. Collective; raises VerificationError.
+
+    Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does it.
+    """
     before = as_before(given, C)
     yield
-    required(name, given, seed, A, B, C, before)
+    required(name, given, seed, A, B, C, before, quick=given.options.checked_every < SELDOM)
 
 
 def required(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, before: MatrixView | None
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, before: MatrixView | None, quick: bool
 ) -> Verdict:
     """The verdict on a product by `name`. Collective; raises VerificationError on every rank where C is wrong."""
-    verdict = verdict_of(given, A, B, C, before, seed)
+    verdict = verdict_of(given, A, B, C, before, seed, quick)
     if not verdict.ok:
         C.mesh.check_failures += 1
         what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
@@ -102,14 +107,14 @@ def required(
 
 
 def verdict_of(
-    given: Operands, A: Turnable, B: Turnable, C: MatrixView, before: MatrixView | None, seed: int
+    given: Operands, A: Turnable, B: Turnable, C: MatrixView, before: MatrixView | None, seed: int, quick: bool = False
 ) -> Verdict:
     """Whether C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
     o = given.options
     return verify(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
         conj_a=o.conjugate_a, conj_b=o.conjugate_b, seed=seed, semiring=given.semiring, epilogue=o.epilogue,
-        product=given.product_dtype,
+        product=given.product_dtype, quick=quick,
     )  # fmt: skip
 
 
