@@ -107,7 +107,7 @@ def raised_alike(comm, mesh: Mesh, says: str, body) -> None:
     assert mesh.check_failures == before + 1
 
 
-@parallel(ranks=(4,), env=("node", "nolocal"))
+@parallel(ranks=(4,), env=("nolocal",))
 def test_one_element_is_found(comm):
     """By `check=` when the product leaves it, by `verify` when it changes afterwards; what is right is never blamed."""
     with unchecked() as patch, Mesh((2, 2), comm) as mesh:

@@ -45,21 +45,20 @@ def test_no_get_and_no_accumulate(comm):
     with Mesh((2, 2), comm) as mesh:
         assert mesh.prefer == "auto"
         blocks = "P('i', 'j')"
-        for m, n, k in ((24, 20, 16), (5, 3, 400)):
-            a, b = rng.integers(-4, 5, (m, k)).astype(float), rng.integers(-4, 5, (k, n)).astype(float)
-            uneven = f"P('i:bounds(0,2,{m})', 'j')"
-            for at_a, at_b, at_c in (
-                (blocks, blocks, blocks), (blocks, blocks, None), (uneven, blocks, uneven),
-                ("P(None, ('i', 'j'))", "P(('i', 'j'), None)", None),
-            ):  # fmt: skip
-                A, B = placed(mesh, a, at_a), placed(mesh, b, at_b)
-                if k == 400:
-                    with rma_mm.plan(A, B, mesh, layout=at_c) as usual:
-                        alone += acts_alone(comm, usual)
-                with rma_mm.plan(A, B, mesh, layout=at_c, prefer="two-sided") as plan:
-                    assert not acts_alone(comm, plan), (at_a, at_b, at_c, plan.algorithm)
-                    assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
-                    assert "prefer='two-sided' (or RMA_MM_PREFER) excludes" in " ".join(str(plan.decision).split())
+        m, n, k = 13, 12, 400
+        a, b = rng.integers(-4, 5, (m, k)).astype(float), rng.integers(-4, 5, (k, n)).astype(float)
+        uneven = f"P('i:bounds(0,2,{m})', 'j')"
+        for at_a, at_b, at_c in (
+            (blocks, blocks, blocks), (blocks, blocks, None), (uneven, blocks, uneven),
+            ("P(None, ('i', 'j'))", "P(('i', 'j'), None)", None),
+        ):  # fmt: skip
+            A, B = placed(mesh, a, at_a), placed(mesh, b, at_b)
+            with rma_mm.plan(A, B, mesh, layout=at_c) as usual:
+                alone += acts_alone(comm, usual)
+            with rma_mm.plan(A, B, mesh, layout=at_c, prefer="two-sided") as plan:
+                assert not acts_alone(comm, plan), (at_a, at_b, at_c, plan.algorithm)
+                assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
+                assert "prefer='two-sided' (or RMA_MM_PREFER) excludes" in " ".join(str(plan.decision).split())
         assert alone or mesh.nodes == 1
 
 
@@ -67,13 +66,18 @@ def test_no_get_and_no_accumulate(comm):
 def test_chains(comm):
     """No step and no conversion gets; where results are wanted elsewhere, that is refused."""
     with Mesh((3, 2), comm) as mesh:
-        given = {"A": ((48, 36), float), "B": ((36, 24), float), "D": ((24, 30), float)}
-        with rma_mm.plan_chain(["C = A @ B", "E = C @ D"], mesh, prefer="two-sided", **given) as chain:
+        given = {"A": ((48, 36), float), "B": ((36, 24), float)}
+        more = given | {"D": ((24, 30), float)}
+        with rma_mm.plan_chain(["C = A @ B", "E = C @ D"], mesh, prefer="two-sided", **more) as chain:
             assert not chain.answer.conversions
             assert not any(acts_alone(comm, plan) for plan in chain.plans)
-            arrays = {x: np.arange(float(np.prod(shape))).reshape(shape) % 7 for x, (shape, _) in given.items()}
+            arrays = {x: np.arange(float(np.prod(shape))).reshape(shape) % 7 for x, (shape, _) in more.items()}
             made = chain.execute(**{x: placed(mesh, y, chain.layouts[x]) for x, y in arrays.items()})
             assert np.array_equal(made["E"].to_numpy(), arrays["A"] @ arrays["B"] @ arrays["D"])
+        for a, c in (("*, *", "i, j"), ("i, j", "j, i")):
+            wanted = {"A": a, "B": "i, j", "C": c}
+            with pytest.raises(AlgorithmError, match="without gets, as conversions are, and accumulates; prefer='two-"):
+                rma_mm.plan_chain(["C = A @ B"], mesh, layouts=wanted, prefer="two-sided", **given)
 
 
 @parallel(ranks=(4,), env=("cliques",))

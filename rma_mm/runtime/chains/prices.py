@@ -27,7 +27,7 @@ from rma_mm.policy.planner.chain_steps import (
     problem,
     product_seconds,
 )
-from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED
+from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -37,6 +37,12 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.row import Layouts
 from rma_mm.windows.waiting import barrier, reduced
+
+CONVERTED = (
+    "steps: on these placements they cannot all be done without gets, as conversions are, and accumulates; "
+    f"prefer={TWO_SIDED!r} (or {VARIABLE}) excludes those; leave more placements to the chain"
+)
+"""What is said where no placements do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,9 +208,9 @@ class Prices:
                 greedy = greedily(self.question)
                 told = jointly(self.question, may_convert) if joint else greedy, greedy
                 if isinf(told[0].seconds):
-                    raise AlgorithmError(f"steps: no placements do without conversions, of which each {EXCLUDED}")
+                    raise AlgorithmError("steps: nothing does without conversions")
             except AlgorithmError as error:
-                told = AlgorithmError(self.unserved() or str(error))
+                told = AlgorithmError(self.unserved() or (CONVERTED if self.is_two_sided else str(error)))
             except Exception as error:  # noqa: BLE001 - the others wait for what it has to say
                 told = error
         barrier(comm)  # in which they sleep
