@@ -23,6 +23,7 @@ _PUBLIC = {
     "matmul": ".runtime.products.matmul",
     "plan": ".runtime.products.matmul",
     "plan_chain": ".runtime.chains.chain",
+    "verify": ".runtime.products.verifying",
 }
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rma_mm.runtime.matrices.matrix import DistMatrix, load
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
+    from rma_mm.runtime.products.verifying import verify
     from rma_mm.runtime.ranks.mesh import Mesh
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "matmul",
     "plan",
     "plan_chain",
+    "verify",
 ]
 
 

@@ -132,5 +132,9 @@ class CheckError(RmaError):
     """A transfer, a slot or a product that is wrong: found where RMA_MM_CHECK=1 asks for checks, never else."""
 
 
+class VerificationError(RmaError):
+    """A product that is wrong: found by `rma_mm.verify`, by `check=` of a product, or by a command's --verify."""
+
+
 class FileFormatError(RmaError, ValueError):
     """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""

@@ -18,6 +18,7 @@ from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
+from rma_mm.policy.planner.preference import PREFERENCES
 
 PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)
@@ -43,6 +44,7 @@ class RunOptions:
     semiring: str
     mesh: tuple[int, ...] | None
     algorithm: str
+    prefer: str | None
     layout_a: str | None
     layout_b: str | None
     layout_c: str | None
@@ -218,6 +220,7 @@ def _add_method(add: Any) -> None:
     """The flags that say how to multiply."""
     add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
     add("--algorithm", default="auto", metavar="NAME", help="one of --list, or NAME:FORM (auto)")
+    add("--prefer", choices=PREFERENCES, help="two-sided: plans that neither get nor accumulate (RMA_MM_PREFER, auto)")
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
     add("--memory-limit", type=size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rma_mm.command.arguments import RunOptions
 from rma_mm.command.bias import reread_bias
-from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.files.formats import Source
@@ -18,8 +17,9 @@ from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.files.reread import Strips, reread
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.verification.check import Verdict, verify
-from rma_mm.runtime.verification.parts import MatrixView
+from rma_mm.runtime.verification.check import Verdict
+from rma_mm.runtime.verification.checked_product import verdict_of
+from rma_mm.runtime.verification.parts import MatrixView, Turnable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -47,18 +47,16 @@ class Check:
         c = self._c()
         if isinstance(c, Verdict):
             return c
-        o = self.options
-        a, b = (self._operand(name, turned) for name, turned in (("A", o.transpose_a), ("B", o.transpose_b)))
-        return verify(
-            a, b, c, alpha=o.alpha, beta=o.beta, before=self._before(), seed=o.seed, semiring=SEMIRINGS[o.semiring],
-            epilogue=self._epilogue(), product=self.plan.given.product_dtype,
-        )  # fmt: skip
+        given = self.plan.given
+        given = replace(given, options=replace(given.options, epilogue=self._epilogue()))
+        a, b = self._operand("A"), self._operand("B")
+        return verdict_of(given, a, b, c, self._before(), self.options.seed)
 
-    def _operand(self, name: str, turned: bool) -> MatrixView:
-        """op(A) or op(B)."""
-        matrix: Any = self._read(name) if name in self.files else self.made[name]
-        view: MatrixView = matrix.T if turned else matrix
-        return view
+    def _operand(self, name: str) -> Turnable:
+        """A or B."""
+        made = self._read(name) if name in self.files else self.made[name]
+        assert made is not None
+        return made
 
     def _before(self) -> MatrixView | None:
         """C0, as it is scaled."""

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from rma_mm.command.signals import Interruption, cleaning
-from rma_mm.errors import RmaError, ScheduleError, in_lines
+from rma_mm.errors import RmaError, ScheduleError, VerificationError, in_lines
 
 DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 """Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
@@ -56,6 +56,8 @@ class Frame:
             raise
         except RmaError as error:
             self.complain(str(error) + (cleaning(str(error)) if self.is_first else ""))
+            if isinstance(error, VerificationError):
+                return WRONG
             return FAILED if self.has_begun else REFUSED
 
     def _agreed(self, words: Sequence[str]) -> AbstractContextManager[Any]:

@@ -12,12 +12,12 @@ import numpy as np
 from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.bias import read_bias
 from rma_mm.command.checking import Check
-from rma_mm.command.frame import DONE, WRONG, Frame, say
+from rma_mm.command.frame import DONE, Frame, say
 from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, check_report, gather_facts, is_page, write_json
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import DtypeError, RmaError, ShapeError, named
+from rma_mm.errors import DtypeError, RmaError, ShapeError, VerificationError, named
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import cast, check_cast
@@ -68,7 +68,7 @@ class Job:
         return comm
 
     def run(self) -> int:
-        """The exit code, the same on every rank. Raises RmaError on all of them."""
+        """The exit code, the same on every rank. Raises RmaError on all: VerificationError for a wrong result."""
         try:
             with ExitStack() as open_things:
                 return self._multiply(open_things)
@@ -81,7 +81,8 @@ class Job:
         o = self.options
         self._read_headers()
         shape = self._shape()
-        grid = o.mesh or best_grid(self.comm, shape, self._made_dtype(), o.algorithm, o.threads, o.speeds)
+        dtype = self._made_dtype()
+        grid = o.mesh or best_grid(self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds)
         mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds))
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
@@ -108,14 +109,16 @@ class Job:
         if late := late_note(plan, seconds):
             mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
-        code = DONE if verdict is None or verdict.ok else WRONG
-        if code == DONE:
+        if verdict is None or verdict.ok:
             self._publish()
         self._report(facts, verdict, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
-        return code
+        if verdict is not None and not verdict.ok:
+            kept = "; nothing was written" if o.output else ""
+            raise VerificationError(f"the result is wrong: {verdict.reason}{kept}")
+        return DONE
 
     # -- before -----------------------------------------------------------------------------------
 
@@ -163,6 +166,7 @@ class Job:
             transpose_a=o.transpose_a,
             transpose_b=o.transpose_b,
             algorithm=o.algorithm,
+            prefer=o.prefer,
             memory_limit=o.memory_limit,
             compute_dtype=o.compute_dtype,
             kernel=o.kernel,
@@ -305,12 +309,8 @@ class Job:
         """Print and write what came out, on rank 0. Raises FileFormatError on every rank."""
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []
-        if verdict is not None and not verdict.ok:
-            kept = "; nothing was written" if o.output else ""
-            self.frame.complain(f"the result is wrong: {verdict.reason}{kept}")
-            if self.output:
-                self.output.discard()
-        elif not o.quiet and "-" not in (o.json, o.trace):
+        is_right = verdict is None or verdict.ok
+        if is_right and not o.quiet and "-" not in (o.json, o.trace):
             self.frame.say(*facts.lines())
         with agreed(self.comm):
             if self.comm.rank == 0:

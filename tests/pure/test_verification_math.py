@@ -388,6 +388,48 @@ def test_one_wrong_element_of_many_is_found(dtype: str, monkeypatch: pytest.Monk
     assert not spoils(case, (slice(80), slice(80)), 0).ok
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "float16", "bfloat16"])
+def test_what_is_done_with_each_product_finds_faults(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right product is looked at once, by sums of neighbours; whatever looks wrong is gone into, and is named."""
+    monkeypatch.setattr(verification_rows, "TERMS", 0)
+    a, b, old = made("A", (260, 600), dtype), made("B", (600, 150), dtype), made("C", (260, 150), dtype)
+    alpha, beta = (2 - 1j, 1j) if a.dtype.kind == "c" else (2, -1.5)
+    b = b * np.exp2(np.arange(150) % 7).astype(b.real.dtype)
+    for c0, (x, y) in ((None, (1, 0)), (old, (alpha, beta))):
+        options = {"seed": 3, "quick": True, "alpha": x, "beta": y}
+        c = multiplied(a, b, x, y, c0)
+        case = Case(a, b, c, c0, PLACES[:3], (2, 2), 1, options)  # type: ignore[arg-type]
+        for seed in range(5):
+            options["seed"] = seed
+            verdict = case.check()
+            assert verdict.ok and verdict.rows is None and "sums of 128 neighbours" in verdict.how
+        wide = np.clongdouble if a.dtype.kind == "c" else np.longdouble
+        exact = x * (a.astype(wide) @ b.astype(wide)) + y * old.astype(wide)
+        error = np.sqrt((np.abs(c.astype(wide) - exact) ** 2).mean(axis=0))
+        for row, col in ((17, 11), (130, 70), (259, 149)):
+            verdict = spoils(case, (row, col), exact[row, col] + 500 * error[col])
+            assert not verdict.ok and f"C[{row}, {col}] is" in verdict.reason
+        assert not spoils(case, (slice(None), [5, 12]), c[:, [12, 5]]).ok
+        assert not spoils(case, (slice(80), slice(80)), 0).ok
+        assert not spoils(case, (200, 100), np.nan).ok
+        assert not spoils(case, (slice(None), slice(None)), 0).ok
+    monkeypatch.undo()
+    assert case.check().how == "every element computed again"
+
+
+def test_what_is_done_with_each_product_takes_no_nan_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands that hold some, and squares that are infinite or vanish, are gone into."""
+    monkeypatch.setattr(verification_rows, "TERMS", 0)
+    a, b = made("A", (260, 600), "float32"), made("B", (600, 150), "float32")
+    spotted = a.copy()
+    spotted[7, 7] = np.nan
+    for left, right in ((spotted, b), (a * np.float32(1e30), b), (a * np.float32(1e-25), b)):
+        case = Case(left, right, multiplied(left, right), options={"quick": True})
+        verdict = case.check()
+        assert verdict.ok and verdict.rows is not None
+        assert not spoils(case, (100, 100), case.c[100, 100] * np.float32(1.5)).ok
+
+
 def test_constant_matrices_are_right() -> None:
     """Where terms repeat, the roundings of a sum have one sign for long: no error, and no place to hide one."""
     a, b = np.full((3, 30000), 0.1, np.float32), np.full((30000, 4), 0.7, np.float32)

@@ -23,6 +23,7 @@ from rma_mm.policy.model.machine import TOGETHER
 from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
+from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
 from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
 
@@ -57,6 +58,8 @@ class Request(Setting):
     """What it is priced by."""
     pushes: bool = True
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
+    prefer: str = AUTO
+    """What it may be done by: one of `PREFERENCES`."""
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -147,6 +150,8 @@ def choose(request: Request) -> list[Candidate]:
     """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
     found = candidates(request)
     if found[0].rejected:
+        if len(found) > 1 and any(each.rejected == EXCLUDED for each in found):
+            raise AlgorithmError(UNSERVED)
         raise AlgorithmError("; ".join(f"{c.row.name}: {c.rejected}" for c in found))
     return found
 
@@ -173,8 +178,11 @@ def _best(row: Row, request: Request) -> Candidate:
     copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
     ways = list(product(copies, options))
     found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
-    bills = [bill(each, request.tariff) for each in found]
-    best = min(range(len(ways)), key=lambda n: bills[n].seconds)
+    able = [n for n, each in enumerate(found) if request.prefer != TWO_SIDED or not pulls_or_pushes(each)]
+    if not able:
+        return Candidate(row, None, rejected=EXCLUDED)
+    bills = {n: bill(found[n], request.tariff) for n in able}
+    best = min(able, key=lambda n: bills[n].seconds)
     copied, layouts = ways[best]
     fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
     reads_in_place = all(moved.how == "view" for moved in fetched)
@@ -322,6 +330,7 @@ def default_mesh(
     nodes: tuple[int, ...] = (),
     algorithm: str = "auto",
     tariff: Tariff = TYPICALLY,
+    prefer: str = AUTO,
 ) -> tuple[int, ...]:
     """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
 
@@ -331,7 +340,7 @@ def default_mesh(
         priced = []
         for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
             mesh = MeshShape(grid, nodes=nodes)
-            best = candidates(Request(shape, mesh, algorithm=algorithm, tariff=tariff))[0]
+            best = candidates(Request(shape, mesh, algorithm=algorithm, tariff=tariff, prefer=prefer))[0]
             if not best.rejected:
                 priced.append((best.seconds, grid))
         if priced:

@@ -45,6 +45,8 @@ def plan_chain(
     deterministic: bool = False,
     kernel: str = "auto",
     joint: bool = True,
+    check: bool | str = False,
+    prefer: str | None = None,
     **inputs: DistMatrix | Operand | tuple[Shape, DTypeLike],
 ) -> ChainPlan:
     """Place a sequence of products so that all of them together take least, and prepare them. Collective.
@@ -61,7 +63,7 @@ def plan_chain(
     mesh = common_mesh(mesh, *inputs.values())
     options = {
         "algorithm": algorithm, "memory_limit": memory_limit, "compute_dtype": compute_dtype,
-        "deterministic": deterministic, "kernel": kernel,
+        "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
     }  # fmt: skip
     with agreed(
         mesh.comm, "plan_chain", steps=steps, outputs=outputs, layouts=layouts, joint=bool(joint),
@@ -131,7 +133,8 @@ class ChainPlan:
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 
         inputs: every one by name, placed as `layouts` says. Returns the outputs by name, the same matrices each time.
-        Raises OptionError, ShapeError, DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
+        Raises VerificationError where the chain was made with `check`, and a product is wrong; OptionError, ShapeError,
+        DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
         """
         with agreed(self.mesh.comm, "execute", chain=self.serial) as facts:
             if self._is_closed:

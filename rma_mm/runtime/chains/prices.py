@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isinf
+from math import inf, isinf
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from rma_mm.policy.planner.chain_steps import (
     problem,
     product_seconds,
 )
+from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -36,6 +37,12 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.row import Layouts
 from rma_mm.windows.waiting import barrier, reduced
+
+CONVERTED = (
+    "steps: on these placements they cannot all be done without gets, as conversions are, and accumulates; "
+    f"prefer={TWO_SIDED!r} (or {VARIABLE}) excludes those; leave more placements to the chain"
+)
+"""What is said where no placements do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +132,7 @@ class Prices:
             for name, x in chain.matrices.items()
         }
         self.question = Question(chain.steps, options, chain.given, chain.wanted, self.product, self.conversion)
+        self.is_two_sided = (self.products[0].options.prefer or mesh.prefer) == TWO_SIDED
         self.table: dict[tuple[int, Layouts], float] = {}
 
     def _tariffs(self, given: Operands) -> dict[tuple[bool, bool], Tariff]:
@@ -157,6 +165,8 @@ class Prices:
 
     def conversion(self, name: str, source: Layout, target: Layout) -> float:
         """Seconds of bringing a matrix to another placement."""
+        if self.is_two_sided:
+            return inf  # ranks pull what they convert
         x = self.matrix(name, source)
         is_own = x.in_place is False
         found = self.tariffs[-1][False, False]  # of the last step, for a result that none reads
@@ -189,7 +199,7 @@ class Prices:
 
     def chosen(self, joint: bool, may_convert: bool = True) -> tuple[Answer, Answer]:
         """What is chosen, and what greedy choice would be: rank 0's answers. Collective. Raises AlgorithmError."""
-        comm = self.mesh.comm
+        comm, may_convert = self.mesh.comm, may_convert and not self.is_two_sided
         if joint and not self.table:
             self.fill()
         told: tuple[Answer, Answer] | Exception | None = None
@@ -197,8 +207,10 @@ class Prices:
             try:
                 greedy = greedily(self.question)
                 told = jointly(self.question, may_convert) if joint else greedy, greedy
+                if isinf(told[0].seconds):
+                    raise AlgorithmError("steps: nothing does without conversions")
             except AlgorithmError as error:
-                told = AlgorithmError(self.unserved() or str(error))
+                told = AlgorithmError(self.unserved() or (CONVERTED if self.is_two_sided else str(error)))
             except Exception as error:  # noqa: BLE001 - the others wait for what it has to say
                 told = error
         barrier(comm)  # in which they sleep

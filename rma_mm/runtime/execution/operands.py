@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from rma_mm.elements.dtypes import accumulator, as_dtype, parse_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
-from rma_mm.errors import OptionError
+from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.policy.planner.preference import check_preference
 from rma_mm.schedule.schedule import STAGE, Schedule
 
 FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "deterministic")
@@ -47,6 +49,10 @@ class ProductOptions:
     kernel: str = "auto"
     semiring: str = PLUS_TIMES.name
     epilogue: Epilogue | None = None
+    check: Any = False
+    """Whether products are verified as they are done, or only each N-th ("every=N")."""
+    prefer: str | None = None
+    """What it may be done by: one of `policy.planner.preference.PREFERENCES`; None as the mesh prefers."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
 
@@ -54,7 +60,22 @@ class ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
         flags: dict[str, Any] = {name: self._is_so(name) for name in FLAGS}
-        return replace(self, compute_dtype=compute, **flags)
+        prefer = None if self.prefer is None else check_preference(self.prefer)
+        return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
+
+    def _checked(self) -> str:
+        """Which products are verified: "every=N", empty where none is. Raises OptionError."""
+        check = self.check
+        if isinstance(check, bool | np.bool_):
+            check = "every=1" if check else ""
+        if not isinstance(check, str) or not re.fullmatch(r"(every=0*[1-9]\d{,17})?", check):
+            raise OptionError(f'check: got {quoted(check)}; it is True, False, or "every=N" for each N-th product')
+        return check
+
+    @property
+    def checked_every(self) -> int:
+        """Of how many products one is verified, once normalised; 0 where none is."""
+        return int(self.check.removeprefix("every=") or 0)
 
     def _is_so(self, name: str) -> bool:
         """A flag, whatever says it. Raises OptionError for what says neither."""

@@ -58,16 +58,19 @@ def make_plan(
     kernel: str = "auto",
     semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
+    check: bool | str = False,
+    prefer: str | None = None,
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
-    may hold of the operands, the result and scratch. The other options are those of `matmul`. Raises ShapeError,
-    DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
+    may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
+    each N-th execution. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
+    MemoryLimitError saying how much is missing.
     """
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue,
+        deterministic, kernel, semiring, epilogue, check, prefer,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
     )  # fmt: skip
     return planned(A, B, common_mesh(mesh, A, B), layout, options)
@@ -231,6 +234,7 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
         shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
         copyable=copyable, tariff=tariff, pushes=operands.may_push,
+        prefer=o.prefer or mesh.prefer,
     )  # fmt: skip
 
 

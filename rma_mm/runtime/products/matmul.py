@@ -47,6 +47,8 @@ def matmul(
     kernel: str = "auto",
     semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
+    check: bool | str = False,
+    prefer: str | None = None,
 ) -> DistMatrix:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
@@ -56,12 +58,16 @@ def matmul(
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
     again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha
     is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of each element of C once it is
-    summed: bias, activation, another type. Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
+    summed: bias, activation, another type. check: whether C is verified, or "every=N" for each N-th product of this
+    kind: from N = 10 on as `rma_mm.verify` does, else so that it costs little, which finds less in large products of
+    floats (one element that is off by 350 standard deviations of its neighbours' rounding errors, in place of 100).
+    prefer: "two-sided" for plans that neither get nor accumulate, "auto" for any; None as RMA_MM_PREFER says (or
+    USE_ALLREDUCE=1, which is "two-sided"). Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue,
+        deterministic, kernel, semiring, epilogue, check, prefer,
     )  # fmt: skip
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]

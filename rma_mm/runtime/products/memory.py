@@ -13,6 +13,7 @@ from math import ceil
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
+from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone
 from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.plan import Plan
@@ -37,7 +38,7 @@ WORK = 256
 def fitted(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Settled:
     """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
 
-    Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none keeps the order asked for.
+    Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none does as it is asked for.
     """
     limit = operands.options.memory_limit
     able = [each for each in found if not each.rejected and each.layouts is not None]
@@ -89,8 +90,8 @@ class Fitting:
     """Bytes that a tuning needs at least, on the fullest rank."""
     seen: set[Tuning] = field(init=False, default_factory=set)
     """Tunings that were looked at: they need just that."""
-    is_unfit: bool = field(init=False, default=False)
-    """Whether it accumulates where ranks cannot, or where a fixed order of sums is asked for."""
+    unfit: str = field(init=False, default="")
+    """Why its operations are none that may be done; empty where they are."""
 
     def __post_init__(self) -> None:
         layouts, width = self.candidate.layouts, self.candidate.width
@@ -120,7 +121,7 @@ class Fitting:
             if limit is not None and self.least[tuning] > limit:
                 continue
             schedule, is_ordered = self.look(tuning)
-            if self.is_unfit:
+            if self.unfit:
                 return None
             if limit is None or self.least[tuning] <= limit:
                 return Settled(
@@ -138,13 +139,18 @@ class Fitting:
         far = self.far(schedule, ops)
         bounds = [self.standing + far * each.width // tuning.width for each in others]
         pushes = adds_elsewhere(ops, self.mesh.rank)
-        need, pushed, *most = largest(self.mesh.comm, [self.standing + scratch, pushes, *bounds])
+        alone = self.request.prefer == TWO_SIDED and acts_alone(ops, self.mesh.rank)
+        need, pushed, excluded, *most = largest(self.mesh.comm, [self.standing + scratch, pushes, alone, *bounds])
         for each, bound in zip(others, most, strict=True):
             if each not in self.seen:
                 self.least[each] = max(bound, self.least.get(each, 0))
         self.least[tuning] = need
         self.seen.add(tuning)
-        self.is_unfit = bool(pushed) and (self.operands.needs_order or not self.operands.may_push)
+        self.unfit = EXCLUDED if excluded else ""
+        if pushed and not self.operands.may_push:
+            self.unfit = f"accumulates here, and {NO_PUSHES}"
+        elif pushed and self.operands.needs_order:
+            self.unfit = "accumulates in no fixed order here, and deterministic=True excludes that"
         return schedule, not pushed
 
     def far(self, schedule: Schedule, ops: list[Op]) -> int:
@@ -176,12 +182,9 @@ def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
     """
     work = 0
     while True:
-        able = [(n, trial) for n, trial in enumerate(trials) if not trial.is_unfit]
+        able = [(n, trial) for n, trial in enumerate(trials) if not trial.unfit]
         if not able:
-            name = trials[-1].candidate.row.name
-            if not trials[-1].operands.may_push:
-                raise AlgorithmError(f"{name}: accumulates here, and {NO_PUSHES}")
-            raise AlgorithmError(f"{name}: accumulates in no fixed order here, and deterministic=True excludes that")
+            raise AlgorithmError(f"{trials[-1].candidate.row.name}: {trials[-1].unfit}")
         need, is_guess, n, at = min(
             (trial.least[each], each not in trial.seen, n, -at)
             for n, trial in able

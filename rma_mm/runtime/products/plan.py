@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -29,7 +30,7 @@ from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn, spoil
-from rma_mm.runtime.verification.checked_product import checked_product
+from rma_mm.runtime.verification.checked_product import checked_product, verified_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import STAGE
@@ -70,6 +71,8 @@ class Plan:
         if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
             mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
         self._is_closed = False
+        self._done = 0
+        """Products that it was asked to check each N-th of."""
         mesh.prepared.add(self)
 
     # -- what was decided -------------------------------------------------------------------------
@@ -156,7 +159,8 @@ class Plan:
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
         it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
-        Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError.
+        Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
+        plan was made with `check`, VerificationError.
         """
         latest = self._latest
         if latest is None or not latest.names(A, B, out):
@@ -167,10 +171,10 @@ class Plan:
             self._vote(latest.facts, latest.digest, None)
             out = latest.out
         listener = None if progress is None else Listener(progress)
-        if self.mesh.checks is None:
+        if self.mesh.checks is None and not self.options.check:
             self._run(latest.executable, listener)
         else:
-            with checked_product(self.algorithm, self.given, self.serial, *latest.matrices):
+            with using_threads(self.mesh.threads), self._checks(*latest.matrices):
                 self._run(latest.executable, listener)
         if listener is not None and listener.error is not None:
             raise listener.error
@@ -219,6 +223,15 @@ class Plan:
         if not is_agreed:
             names = ("plan", "A", "B", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
+
+    def _checks(self, *matrices: DistMatrix) -> AbstractContextManager[None]:
+        """What is checked of the next product."""
+        if self.mesh.checks is not None:
+            return checked_product(self.algorithm, self.given, self.serial, *matrices)
+        self._done += 1
+        if self._done % self.options.checked_every:
+            return nullcontext()
+        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), *matrices)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         before, begun = executable.traffic(), perf_counter_ns()

@@ -5,6 +5,7 @@ Where an algorithm is named, nothing is measured for it; what was measured befor
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from rma_mm.kernels.threads import threads_per_rank
 from rma_mm.policy.model.machine import TYPICAL, Machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
+from rma_mm.policy.planner.preference import preferred
 from rma_mm.runtime.calibration import machine_of
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
@@ -57,6 +59,7 @@ def best_grid(
     dtype: DTypeLike,
     algorithm: str = "auto",
     threads: int | None = None,
+    prefer: str | None = None,
     speeds: tuple[float, ...] | None = None,
 ) -> tuple[int, ...]:
     """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
@@ -73,13 +76,13 @@ def best_grid(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
         may_measure=algorithm == "auto" and comm.size > 1,
     )  # fmt: skip
-    with agreed(comm, "mesh", speeds=speeds):
+    with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds):
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
-    machine = _with(machine, speeds)
-    tariff = Tariff(machine, summed.name, kernel, np.dtype(dtype).itemsize, summed.itemsize)
-    with agreed(comm, "mesh", shape=shape, algorithm=algorithm):
-        found = default_mesh(comm.size, shape, node_of, algorithm, tariff) if comm.rank == 0 else ()
+        itemsize = np.dtype(dtype).itemsize
+        tariff = Tariff(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize)
+        prefer = prefer or preferred(os.environ)
+        found = default_mesh(comm.size, shape, node_of, algorithm, tariff, prefer) if comm.rank == 0 else ()
     return tuple(comm.bcast(found))
 
 

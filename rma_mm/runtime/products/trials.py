@@ -15,6 +15,7 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import problem_of
+from rma_mm.policy.planner.preference import AUTO
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.make_plan import make_plan, request_of
@@ -59,7 +60,7 @@ def _timed(mesh: Mesh, machine: Machine, shape: tuple[int, int, int]) -> list[Tr
         plans: list[Plan] = []
         for name in ALGORITHMS:
             try:
-                plans.append(make_plan(a, b, mesh, algorithm=name, kernel="blas"))
+                plans.append(make_plan(a, b, mesh, algorithm=name, kernel="blas", prefer=AUTO))
             except AlgorithmError:  # it does not run on this mesh, as all ranks find
                 continue
             stack.callback(plans[-1].close)

@@ -18,6 +18,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
+from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
@@ -35,7 +36,9 @@ _OPEN: list[Mesh] = []
 """Meshes in the order in which they were made, the same on every rank."""
 _HELD: list[Mesh] = []
 """Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
-SETTINGS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH)
+SETTINGS = (
+    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH, *VARIABLES,
+)  # fmt: skip
 """Variables of the environment that must be the same on all ranks."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Where the launchers of MPICH and Open MPI say how many ranks they started."""
@@ -103,6 +106,10 @@ class Mesh:
         """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
         """What was chosen instead of what was asked for, and why."""
+        self.prefer = preferred(os.environ)
+        """What its products may be done by, where they do not say: one of `PREFERENCES`."""
+        self.check_failures = 0
+        """Products that `rma_mm.verify`, or the option `check` of a product, found wrong."""
         self.kept: dict[type, Closable] = {}
         """What other parts of the package keep with a mesh, by its class."""
         self.prepared: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -147,6 +154,7 @@ class Mesh:
         try:
             Checks.wanted()
             find_flavour(window)
+            preferred(os.environ)
         except (OptionError, WindowError) as error:
             return error
         if speeds is not None and (wrong := speeds_problem(speeds, mesh.size)):

@@ -19,7 +19,8 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
-from rma_mm.runtime.verification.rows import chosen_rows, wrong_floats
+from rma_mm.runtime.verification.rows import chosen_rows, how_many, wrong_floats
+from rma_mm.runtime.verification.screen import NEIGHBOURS, PASSED, looks_right
 from rma_mm.runtime.verification.semirings import wrong_semiring
 from rma_mm.runtime.verification.sketch import FOUND, WIDTH
 
@@ -30,6 +31,10 @@ SOME = "{} of {} rows computed again, {}"
 SUSPECTED = (
     f"the most suspicious by the sums of {WIDTH} neighbours with random signs; "
     f"one wrong element may pass if it is off by less than {FOUND} standard deviations of its neighbours' rounding"
+)
+SCREENED = (
+    f"every row by sums of {NEIGHBOURS} neighbours with random weights; "
+    f"one wrong element may pass if it is off by less than {PASSED} standard deviations of its neighbours' rounding"
 )
 ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
 GROUPED = "of the others sums of 64 groups of rows and of columns; one wrong element may pass"
@@ -66,12 +71,14 @@ def verify(
     semiring: Semiring = PLUS_TIMES,
     epilogue: Epilogue | None = None,
     product: np.dtype[Any] | None = None,
+    quick: bool = False,
 ) -> Verdict:
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 
     For the command and `RMA_MM_CHECK`, whose ranks have agreed on the arguments: it does not compare them once more.
     a: (m, k), b: (k, n), c: (m, n), transposed already. before: C0, needed where beta ≠ 0, untouched since.
-    epilogue: what followed the product, which was of element type `product`. Raises DtypeError for scalars that the
+    epilogue: what followed the product, which was of element type `product`. quick: whether no more is done to a large
+    product of floats than `screen` does, unless that looks wrong. Raises DtypeError for scalars that the
     type of the sums does not hold.
     """
     if 0 in c.shape:  # and k may be anything
@@ -89,7 +96,7 @@ def verify(
         if not semiring.is_arithmetic:
             verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], _others(semiring))
         elif closed.product.kind not in "iub":
-            verdict = _floats(closed, seed)
+            verdict = _floats(closed, seed, quick)
         elif epilogue is None and c.dtype.kind in "iu":
             verdict = _integers(a, b, c, before, alpha, beta, seed)
         else:
@@ -116,9 +123,12 @@ def _how(rows: int, m: int, others: str) -> str:
     return WHOLE if rows == m else SOME.format(rows, m, others)
 
 
-def _floats(closed: Closed, seed: int) -> Verdict:
+def _floats(closed: Closed, seed: int, quick: bool) -> Verdict:
     """The check for real and complex types. Collective."""
     p = product_of(closed)
+    m, n, k = *p.c.shape, p.a.shape[1]
+    if quick and how_many(m, n, k) < m and looks_right(p, seed):
+        return Verdict(True, None, how=SCREENED)
     touched = survey(p)
     if touched.impossible:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")

@@ -1,5 +1,8 @@
 """A product, or a redistribution, whose result is checked; and how what was found is told to all ranks.
 
+Whoever asks whether a product is right comes to `verdict_of`: `rma_mm.verify`, the option `check` of a product, the
+command's --verify, and RMA_MM_CHECK.
+
 What is checked while RMA_MM_CHECK is 1, of every mesh made then. Nothing else changes, and nothing is counted.
 
 - Every get begins on a poisoned place, and what it brought is held against what its target holds
@@ -28,13 +31,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import CheckError
+from rma_mm.errors import CheckError, VerificationError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.verification.check import verify
+from rma_mm.runtime.verification.check import Verdict, verify
 from rma_mm.runtime.verification.contents import Held, differences
-from rma_mm.runtime.verification.parts import MatrixView
+from rma_mm.runtime.verification.parts import MatrixView, Turnable
 from rma_mm.windows.checks.poison import poison, poisoned, tells
 
 
@@ -50,6 +53,8 @@ class OnMesh(MatrixView, Protocol):
         """The transposed matrix, on the same memory."""
 
 
+SELDOM = 10
+"""Products of which one is checked, from which on that is done thoroughly: it takes up to a third of a product."""
 TOLD = 4
 """Sentences that each rank tells."""
 SHOWN = 8
@@ -64,23 +69,62 @@ def checked_product(
 
     seed: for what is drawn, the same on every rank.
     """
-    mesh, o = C.mesh, given.options
-    before = None
-    if o.beta == 0:
+    mesh = C.mesh
+    before = as_before(given, C)
+    if before is None:
         poison(C.tile)
-    else:
-        before = held(C)
-        before.tile = C.tile.copy()
     yield
     what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
     found = differences(C, C, mesh, "C") if not C.layout.partial else iter(())
-    tell(mesh, what, [*unwritten(C, o.beta == 0), *found])
-    left, right = A.T if o.transpose_a else A, B.T if o.transpose_b else B
-    verdict = verify(
-        left, right, C, alpha=o.alpha, beta=o.beta, before=before, conj_a=o.conjugate_a, conj_b=o.conjugate_b,
-        seed=seed, semiring=given.semiring, epilogue=o.epilogue, product=given.product_dtype,
-    )  # fmt: skip
+    tell(mesh, what, [*unwritten(C, before is None), *found])
+    verdict = verdict_of(given, A, B, C, before, seed)
     tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
+
+
+@contextmanager
+def verified_product(
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh
+) -> Iterator[None]:
+    """The same with nothing checked but C, once it is there. Collective; raises VerificationError.
+
+    Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does it.
+    """
+    before = as_before(given, C)
+    yield
+    required(name, given, seed, A, B, C, before, quick=given.options.checked_every < SELDOM)
+
+
+def required(
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, before: MatrixView | None, quick: bool
+) -> Verdict:
+    """The verdict on a product by `name`. Collective; raises VerificationError on every rank where C is wrong."""
+    verdict = verdict_of(given, A, B, C, before, seed, quick)
+    if not verdict.ok:
+        C.mesh.check_failures += 1
+        what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
+        raise VerificationError(f"{what}: C is wrong: {verdict.reason}")
+    return verdict
+
+
+def verdict_of(
+    given: Operands, A: Turnable, B: Turnable, C: MatrixView, before: MatrixView | None, seed: int, quick: bool = False
+) -> Verdict:
+    """Whether C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
+    o = given.options
+    return verify(
+        A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
+        conj_a=o.conjugate_a, conj_b=o.conjugate_b, seed=seed, semiring=given.semiring, epilogue=o.epilogue,
+        product=given.product_dtype, quick=quick,
+    )  # fmt: skip
+
+
+def as_before(given: Operands, C: OnMesh) -> Held | None:
+    """C as it is before the product, where that enters."""
+    if given.options.beta == 0:
+        return None
+    before = held(C)
+    before.tile = C.tile.copy()
+    return before
 
 
 def in_words(x: OnMesh) -> str:

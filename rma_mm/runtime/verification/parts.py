@@ -60,6 +60,14 @@ class MatrixView(Protocol):
         """Their elements, of shape `region.shape`."""
 
 
+class Turnable(MatrixView, Protocol):
+    """A matrix that can be looked at transposed."""
+
+    @property
+    def T(self) -> MatrixView:
+        """The transposed matrix, on the same elements."""
+
+
 class Movable(MatrixView, Protocol):
     """A matrix that may lie in summands; what is read from a file holds each element once."""
 

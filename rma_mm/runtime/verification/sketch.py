@@ -75,15 +75,15 @@ def cells(rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
     return found if all(isinstance(x, slice) for x in found) else np.ix_(rows, cols)
 
 
-def grouped(block: Array, signs: Array, starts: NDArray[np.int64]) -> Array:
-    """(rows, groups): sums of the columns, times `signs`, from each of `starts` to the next."""
-    if (np.diff(starts) != WIDTH).any():
+def grouped(block: Array, signs: Array, starts: NDArray[np.int64], width: int = WIDTH) -> Array:
+    """(rows, groups): sums of the columns, times `signs`, from each of `starts` to the next, `width` or fewer."""
+    if (np.diff(starts) != width).any():
         made: Array = np.add.reduceat(block * signs, starts, axis=1)
         return made
-    whole = block.shape[1] // WIDTH
-    end = whole * WIDTH
-    body = block[:, :end].reshape(len(block), whole, WIDTH)
-    made = np.einsum("rgw,gw->rg", body, signs[:end].reshape(whole, WIDTH))
+    whole = block.shape[1] // width
+    end = whole * width
+    body = block[:, :end].reshape(len(block), whole, width)
+    made = np.einsum("rgw,gw->rg", body, signs[:end].reshape(whole, width))
     return made if whole == len(starts) else np.column_stack([made, block[:, end:] @ signs[end:]])
 
 
@@ -146,10 +146,10 @@ class Look:
         self.squares += (squares @ counts)[:, None]
         self.results += (results @ counts)[:, None]
         size = np.abs(error)
-        found = self._scores(np.maximum.reduceat(size[:, :groups], edges, axis=1), squares, results, WIDTH)
+        found = scores(p, np.maximum.reduceat(size[:, :groups], edges, axis=1), squares, results, WIDTH)
         if is_last:
             worst = size[:, groups:].max(axis=1, keepdims=True)
-            found = np.maximum(found, self._scores(worst, self.squares, self.results, self.n))
+            found = np.maximum(found, scores(p, worst, self.squares, self.results, self.n))
         return found
 
     def _subtract(
@@ -184,20 +184,19 @@ class Look:
         made: Array = down * np.concatenate([near, *wide], axis=1)
         return made if self.down is None else self.down[:, None] * made
 
-    def _scores(self, size: Array, squares: Array, results: Array, width: int) -> Array:
-        """(m,): the largest of `size` in standard deviations of sums of `width` columns.
 
-        squares: Σ|a·b|², results: |C|², summed up over the columns.
-        """
-        p = self.p
-        squares = abs(p.alpha) ** 2 * squares
-        noise = p.rounding.deviation(squares, np.sqrt(squares + results)) ** 2 + p.rounding.final**2 / 6 * results
-        noise += float(np.finfo(self.x.dtype).eps) ** 2 / 48 * min(width, BLOCK_TERMS) * (squares + results)
-        with np.errstate(all="ignore"):
-            ratio = np.where(size > 0, size / np.sqrt(noise), 0.0)
-        ratio[~np.isfinite(ratio)] = np.inf
-        worst: Array = ratio.max(axis=1, initial=0)
-        return worst
+def scores(p: FloatProduct, size: Array, squares: Array, results: Array, width: int) -> Array:
+    """(m,): the largest of `size` in standard deviations of sums of `width` columns.
+
+    squares: Σ|a·b|², results: |C|², summed up over the columns.
+    """
+    noise = p.rounding.deviation(squares, np.sqrt(squares + results)) ** 2 + p.rounding.final**2 / 6 * results
+    noise += float(np.finfo(p.narrow).eps) ** 2 / 48 * min(width, BLOCK_TERMS) * (squares + results)
+    with np.errstate(all="ignore"):
+        ratio = np.where(size > 0, size / np.sqrt(noise), 0.0)
+    ratio[~np.isfinite(ratio)] = np.inf
+    worst: Array = ratio.max(axis=1, initial=0)
+    return worst
 
 
 def mean_squares(x: Array, edges: NDArray[np.int64]) -> Array:

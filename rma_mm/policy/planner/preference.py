@@ -1,0 +1,52 @@
+"""What a product may be done by: any transfers, or those alone that all who take part in them call for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rma_mm.errors import OptionError, quoted
+from rma_mm.policy.model.machine import ONE_SIDED
+from rma_mm.policy.model.traffic import Account
+from rma_mm.schedule.ops import Claim, Op
+
+AUTO, TWO_SIDED = "auto", "two-sided"
+PREFERENCES = (AUTO, TWO_SIDED)
+VARIABLE, ALIAS = "RMA_MM_PREFER", "USE_ALLREDUCE"
+VARIABLES = (VARIABLE, ALIAS)
+"""Of the environment; the first is asked first. The second is known from other programs on such clusters."""
+EXCLUDED = f"gets or accumulates here, and prefer={TWO_SIDED!r} (or {VARIABLE}) excludes that"
+"""Why a candidate cannot serve."""
+UNSERVED = (
+    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every algorithm that takes these placements gets or accumulates; "
+    f"leave more of them to the plan, or place A, B and C in blocks, \"P('i', 'j')\", as summa_c takes them"
+)
+"""What is said where that leaves none."""
+
+
+def check_preference(prefer: object, name: str = "prefer") -> str:
+    """A preference. Raises OptionError."""
+    if prefer not in PREFERENCES:
+        raise OptionError(f"{name}: got {quoted(prefer)}; it is {' or '.join(map(repr, PREFERENCES))}")
+    return str(prefer)
+
+
+def preferred(environment: Mapping[str, str]) -> str:
+    """What the environment prefers where a product does not say. Raises OptionError."""
+    alias = environment.get(ALIAS) or "0"
+    if alias not in ("0", "1"):
+        raise OptionError(f"{ALIAS}: got {quoted(alias)}; it is 1, as {VARIABLE}={TWO_SIDED}, or 0")
+    return check_preference(environment.get(VARIABLE) or PREFERENCES[int(alias)], VARIABLE)
+
+
+def pulls_or_pushes(found: Account) -> bool:
+    """Whether ranks get from others or accumulate to them, by an account."""
+    moved = (each for phase in found.phases for each in phase.moved if each.how in ONE_SIDED)
+    return any(phase.claims for phase in found.phases) or any(x.node.any() or x.between.any() for x in moved)
+
+
+def acts_alone(ops: Iterable[Op], rank: int) -> bool:
+    """The same by a rank's operations."""
+    return any(
+        isinstance(op, Claim) or any(move.kind in ONE_SIDED and move.source != move.to for move in op.moves(rank))
+        for op in ops
+    )

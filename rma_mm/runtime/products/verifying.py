@@ -1,0 +1,78 @@
+"""Is a product right? Asked by a program of matrices that it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from rma_mm.elements.semiring import PLUS_TIMES
+from rma_mm.errors import LayoutError, OptionError
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels.threads import using_threads
+from rma_mm.runtime.execution.operands import Operands, ProductOptions
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix
+from rma_mm.runtime.products.make_plan import common_mesh, describe, operand_of, operands_of
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.verification.check import Verdict
+from rma_mm.runtime.verification.checked_product import required
+
+
+@in_turn
+def verify(
+    A: DistMatrix,
+    B: DistMatrix,
+    C: DistMatrix,
+    mesh: Mesh | None = None,
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    C0: DistMatrix | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    conjugate_a: bool = False,
+    conjugate_b: bool = False,
+    compute_dtype: DTypeLike | None = None,
+    semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None,
+) -> Verdict:
+    """Require that C = alpha · op(A) @ op(B) + beta · C0. Collective over the mesh's communicator; gathers nothing.
+
+    A, B, C: matrices of any placements; every replica of C is looked at. C0: C as it was before the product, where
+    beta ≠ 0, of C's shape and type. The other options are those that `matmul` was called with. Returns what was looked
+    at (`Verdict.how`) and the largest error, as a part of what rounding may do (`Verdict.residual`). Of floats an
+    element that is off by 100 standard deviations of its neighbours' rounding errors is found, but for one in 10^6.
+
+    Raises VerificationError on every rank where C is wrong, naming the element or the rows, and counts that in
+    `Mesh.check_failures`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
+    """
+    mesh = common_mesh(mesh, A, B, C)
+    options = ProductOptions(
+        alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
+        semiring=semiring, epilogue=epilogue,
+    )  # fmt: skip
+    with agreed(mesh.comm, "verify") as facts:
+        options = options.normalised()
+        facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
+        given = _given(A, B, C, C0, mesh, options)
+    with using_threads(mesh.threads):
+        return required("verify", given, mesh.next_serial(), A, B, C, C0, quick=False)
+
+
+def _given(
+    A: DistMatrix, B: DistMatrix, C: DistMatrix, C0: DistMatrix | None, mesh: Mesh, options: ProductOptions
+) -> Operands:  # fmt: skip
+    """The operands of such a product. Raises what `verify` does."""
+    each: dict[str, DistMatrix] = {"A": A, "B": B, "C": C} | ({} if C0 is None else {"C0": C0})
+    for name, x in each.items():
+        if not isinstance(x, DistMatrix):
+            raise LayoutError(f"{name}: got {type(x).__name__}; verify takes DistMatrix")
+    if options.beta != 0 and C0 is None:
+        raise OptionError(f"beta: got {options.beta}; it is checked against C as it was, so pass C0")
+    given = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, C.layout, options)
+    for name, x in each.items():
+        if name in ("C", "C0"):
+            check_matrix(name, x, mesh, (given.c.dtype, given.c.shape, x.layout), False, "product")
+    return given
