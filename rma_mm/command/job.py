@@ -131,6 +131,7 @@ class Job:
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
+            check_report("--metrics", o.metrics)
 
     def _shape(self) -> tuple[int, int, int]:
         """(m, n, k). Raises ShapeError for operands that do not fit, naming all shapes."""

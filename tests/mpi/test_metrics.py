@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families
 
 import rma_mm
 from rma_mm.errors import DisagreementError, FileFormatError
@@ -22,6 +25,7 @@ from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Ker
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.ranks import metrics as module
 from rma_mm.runtime.watching.slowness import LONG, SEEN
+from tests.doors import command
 from tests.launch import parallel
 
 
@@ -43,8 +47,7 @@ def shared_directory(comm) -> Path:
 
 def read(path: Path) -> dict[tuple[str, ...], float]:
     """The samples of a file."""
-    parser = pytest.importorskip("prometheus_client.parser")
-    families = parser.text_string_to_metric_families(path.read_text())
+    families = text_string_to_metric_families(path.read_text())
     return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
 
 
@@ -81,6 +84,18 @@ def test_words_of_the_file_are_those_of_the_plans(comm):
         least, middle, most = totals.spread("multiplying")
         assert 0 < least <= middle <= most
         assert totals.latency("get").quantile(0.5) <= totals.latency("get").quantile(0.99) < 60
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_the_command_writes_what_it_reports(comm, tmp_path):
+    """Of four products, three of which are timed; and that nothing was wrong."""
+    done = command(comm, "--shape 70,50,40 --repeat 3 --json r.json --metrics m.prom --quiet", tmp_path)
+    assert done == (0, "", "")
+    found, report = read(tmp_path / "m.prom"), json.loads((tmp_path / "r.json").read_text())
+    assert found["rma_mm_products_total",] == 4
+    assert found["rma_mm_words_total", "between"] == 4 * report["words"]["inter_node"] > 0
+    assert found["rma_mm_messages_total", "between"] == 4 * report["messages"] > 0
+    assert found["rma_mm_checksum_failures_total",] == 0
 
 
 @parallel(ranks=(2,), env=("node",))

@@ -8,7 +8,7 @@ products; one now and then, as when the system takes a core away, does not make 
 from __future__ import annotations
 
 from collections import deque
-from math import inf, sqrt
+from math import fsum, inf, sqrt
 from statistics import median
 
 SEEN = 20
@@ -24,25 +24,36 @@ POOR, LONG = 0.5, 20
 
 
 class Recent:
-    """The last figures of a series, and what is beyond them."""
+    """The last figures of a series, their mean, and what is beyond them."""
 
     def __init__(self) -> None:
-        self.values: deque[float] = deque(maxlen=SEEN)
+        self.values: deque[float] = deque()
         self.mean, self.limit = 0.0, inf
-        """The limit is infinite before enough was seen."""
+        """0 and infinite before enough was seen."""
+        self._sum = self._squares = 0.0
 
     def add(self, value: float) -> None:
         """The next figure, cut where it is beyond the limit."""
         values = self.values
-        values.append(min(value, self.limit))
         if len(values) < SEEN:
+            values.append(value)
+            if len(values) == SEEN:  # of the first ones, none is to hide what comes
+                most = LEAST * median(values)
+                self.values = values = deque(min(each, most) for each in values)
+                self._sum, self._squares = fsum(values), fsum(each * each for each in values)
+                self._measure()
             return
-        if self.limit == inf:  # of the first ones, none is to hide what comes
-            most = LEAST * median(values)
-            self.values = values = deque((min(each, most) for each in values), SEEN)
-        self.mean = mean = sum(values) / SEEN
-        spread = sum([value * value for value in values]) / SEEN - mean * mean
-        self.limit = max(mean + SIGMAS * sqrt(max(0.0, spread)), LEAST * mean)
+        value = min(value, self.limit)
+        old = values.popleft()
+        values.append(value)
+        self._sum += value - old
+        self._squares += value * value - old * old
+        self._measure()
+
+    def _measure(self) -> None:
+        self.mean = mean = self._sum / SEEN
+        variance = max(0.0, self._squares / SEEN - mean * mean)
+        self.limit = max(mean + SIGMAS * sqrt(variance), LEAST * mean)
 
 
 class Slowness:
