@@ -119,7 +119,7 @@ def test_files_that_cannot_be_written(comm):
         with redirect_stderr(io.StringIO()) as said:
             for _ in range(4):
                 rma_mm.matmul(a, a, mesh)
-        assert said.getvalue().count("the job goes on") == (comm.rank == 0)
+        assert comm.allgather(said.getvalue().count("the job goes on")) == [1, 0]
         if comm.rank == 0:
             path.parent.mkdir()
         comm.barrier()
