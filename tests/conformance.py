@@ -296,8 +296,10 @@ class WindowConformance:
         reset(window.counters)
         window.fetch_add(world.rank, 0, 1)
         assert window.counters == Counters()
-        window.fetch_add((world.rank + 1) % world.size, 0, 1)
-        assert window.counters == Counters(0, 0, int(world.size > 1))
+        following = (world.rank + 1) % world.size
+        window.fetch_add(following, 0, 1)
+        is_far = world.node_of[following] != world.node_of[world.rank]
+        assert window.counters == Counters(0, 0, int(world.size > 1), int(is_far))
         window.close()
 
     def case_zero_sizes(self, world: World) -> None:

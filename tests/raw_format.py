@@ -13,8 +13,8 @@ from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, FileFormatError, cut, named
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
 from rma_mm.runtime.files.formats import Format, register_format
-from rma_mm.runtime.files.unfinished import Unfinished
 from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.unfinished import Unfinished
 
 SIDECAR = ".json"
 

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 def reset(counters: Counters) -> None:
     """Let them count from zero again, also for transfers that were prepared before."""
-    counters.words_intra = counters.words_inter = counters.messages = 0
+    counters.words_intra = counters.words_inter = counters.messages = counters.messages_inter = 0
 
 
 class World(Protocol):

@@ -73,6 +73,7 @@ class RunOptions:
     dry_run: bool
     json: str | None
     trace: str | None
+    metrics: str | None
     list: bool
     quiet: bool
     seed: int
@@ -116,7 +117,7 @@ def _require_own_names(options: RunOptions) -> None:
     o = options
     taken: dict[str, str] = {}
     matrices = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias), ("--output", o.output))
-    reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace)
+    reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace), ("--metrics", o.metrics)
     for what, name in (*matrices, *reports):
         if name is None or "\0" in name or (name == "-" and what.startswith("--")):
             continue
@@ -192,6 +193,7 @@ def _parser() -> Parser:
     add("--json", metavar="FILE", help="write the report there, - for standard output")
     add("--trace", metavar="FILE", help="write what each rank did when in the timed products there, all of them, as a "
         "timeline for ui.perfetto.dev; - for standard output")  # fmt: skip
+    add("--metrics", metavar="FILE", help="write what products take and move there, for Prometheus, at most every 5 s")
     add("--list", action="store_true", help="print the algorithms, one a line")
     add("--quiet", action="store_true", help="print nothing on success")
     add("-h", "--help", action="store_true", help="print this")

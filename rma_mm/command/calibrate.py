@@ -31,10 +31,10 @@ from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.sampling import rest
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.survey import Survey, Wanted, survey
-from rma_mm.runtime.files.unfinished import write_whole
 from rma_mm.runtime.products.trials import tried
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.calibrate"
 SECONDS, TO_PARTS = 14.0, 0.55

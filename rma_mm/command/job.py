@@ -28,7 +28,6 @@ from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.files.formats import Source, open_matrix
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.output import Output
-from rma_mm.runtime.files.unfinished import name_to_be, write_whole
 from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.matrices.matrix import DistMatrix, load
 from rma_mm.runtime.products.adaptation import late_note
@@ -39,6 +38,7 @@ from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
+from rma_mm.unfinished import name_to_be, write_whole
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Job:
         if o.dry_run:
             return DONE
         self._open_output(plan)
+        if o.metrics is not None:
+            mesh.metrics.write(o.metrics)
         a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
         self.frame.has_begun = True
@@ -111,6 +113,8 @@ class Job:
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
         if verdict is None or verdict.ok:
             self._publish()
+        else:
+            mesh.metrics.tally.check_failures += 1
         self._report(facts, verdict, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
@@ -131,6 +135,7 @@ class Job:
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
+            check_report("--metrics", o.metrics)
 
     def _shape(self) -> tuple[int, int, int]:
         """(m, n, k). Raises ShapeError for operands that do not fit, naming all shapes."""

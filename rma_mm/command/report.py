@@ -18,10 +18,10 @@ from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.needs import merged
-from rma_mm.runtime.files.unfinished import check_target, write_whole
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
+from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
 PROBE_SECONDS = 0.06

@@ -26,7 +26,7 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, HETEROGENEOUS, TYPICALLY, Description, read_machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
-from rma_mm.runtime.files.unfinished import write_whole
+from rma_mm.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
 EXAMPLES = {"plain": EXAMPLE, "heterogeneous": HETEROGENEOUS}

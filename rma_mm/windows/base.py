@@ -64,6 +64,8 @@ class Counters:
     """Elements of the memory of ranks of other nodes that were read or added to."""
     messages: int = 0
     """MPI calls that named another rank; a copy through a view is none."""
+    messages_inter: int = 0
+    """Those of them that named a rank of another node."""
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
         """Count traffic with another rank."""
@@ -72,6 +74,7 @@ class Counters:
                 self.words_intra += words
             else:
                 self.words_inter += words
+                self.messages_inter += messages
             self.messages += messages
 
 

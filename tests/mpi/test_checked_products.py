@@ -100,11 +100,11 @@ def operands(mesh: Mesh, name: str, options: dict) -> tuple[DistMatrix, DistMatr
 
 def raised_alike(comm, mesh: Mesh, says: str, body) -> None:
     """Every rank gets the same VerificationError, and counts it."""
-    before = mesh.check_failures
+    before = mesh.metrics.tally.check_failures
     with pytest.raises(VerificationError, match=says) as caught:
         body()
     assert len(set(comm.allgather(str(caught.value)))) == 1
-    assert mesh.check_failures == before + 1
+    assert mesh.metrics.tally.check_failures == before + 1
 
 
 @parallel(ranks=(4,), env=("nolocal",))
@@ -146,7 +146,7 @@ def test_each_nth_product(comm):
             patch.setenv(SWITCH, "0")
             spoil_products(patch, {2})
             raised_alike(comm, mesh, "C is wrong", lambda: chain.execute(A=A, B=B))
-        assert mesh.check_failures == 3
+        assert mesh.metrics.tally.check_failures == 3
 
 
 @parallel(ranks=(2,), env=("node",))
@@ -176,4 +176,4 @@ def test_what_cannot_be_checked(comm):
                 rma_mm.verify(*given, **options)
         with pytest.raises(DisagreementError, match="check"):
             rma_mm.matmul(A, B, check=bool(comm.rank))
-        assert mesh.check_failures == 0
+        assert mesh.metrics.tally.check_failures == 0

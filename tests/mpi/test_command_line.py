@@ -177,6 +177,7 @@ BAD = {
     "A.npy B.npy --layout-a i,q": ["'q'", "i, j"],
     "A.npy B.npy --memory-limit 10KiB": ["10240", "more"],
     "A.npy B.npy -o missing/C.npy": ["missing", "does not exist"],
+    "A.npy B.npy -o C.npy --metrics missing/m.prom": ["--metrics missing/m.prom", "does not exist"],
     "A.npy B.npy --window glass": ["glass", "shared, allocated, created"],
     "A.npy B.npy --alpha 1j": ["alpha", "float32", "complex"],
     "A.npy B.npy --beta 1 --c A.npy": ["A.npy", "(101, 53)"],

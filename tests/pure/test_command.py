@@ -73,6 +73,8 @@ BAD = {
     "--repeat 0": "at least 1",
     "--threads 0": "at least 1",
     "--seed -1": "--seed",
+    "A B -o C --metrics C": "--metrics: got C, which is the file of --output too",
+    "--json x --metrics x": "--metrics: got x, which is the file of --json too",
     "--frobnicate": "unrecognized arguments: --frobnicate",
     "--mes 2": "unrecognized arguments",
     "-o": "expected one argument",

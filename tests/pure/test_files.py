@@ -23,7 +23,7 @@ from rma_mm.runtime.files import formats
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.npy import NpySink, read_header
-from rma_mm.runtime.files.unfinished import name_to_be, write_whole
+from rma_mm.unfinished import name_to_be, write_whole
 from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]

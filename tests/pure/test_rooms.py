@@ -16,8 +16,8 @@ ROOMS = {
     "schedule": {"passes": 1, "lowering": 2, "verify": 2, "interpret": 3, "drawing": 3},
     "policy": {"model": 0, "simulator": 1, "planner": 1},
     "runtime": {
-        "ranks": 0, "execution": 1, "files": 1, "calibration": 1, "verification": 2, "matrices": 3, "products": 4,
-        "chains": 5,
+        "watching": 0, "ranks": 1, "execution": 2, "files": 2, "calibration": 2, "verification": 3, "matrices": 4,
+        "products": 5, "chains": 6,
     },
 }  # fmt: skip
 """Of the units that have rooms, on which level each is; modules beside them are on level 0."""

@@ -6,21 +6,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter_ns as clock
 from typing import Any
 
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Box, Places, slots
 from rma_mm.runtime.execution.collectives import Bound, bind_broadcast, bind_reduce, bind_shift
 from rma_mm.runtime.execution.epilogue import Closings
 from rma_mm.runtime.execution.node_slots import Fetch, Shared
 from rma_mm.runtime.execution.poisoned_slots import Slots
-from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, op_noted, transfer_noted
+from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, itemsize, op_noted, transfer_noted
 from rma_mm.runtime.execution.unpacking import Unpacked, is_packed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.watching.tally import FAR_LINKS
+from rma_mm.runtime.watching.transfers import WatchedTransfer, timed
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.ops import Op, Slot
@@ -65,6 +69,8 @@ class Setup:
     total_work: float = 0.0
     trace: Trace | None = None
     """Where to note what is done when."""
+    machine: Machine | None = None
+    """What transfers are held against."""
     closings: Closings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +110,8 @@ class Binding:
     def wait(self, keys: Iterable[str]) -> None:
         """What is under way under these names must be over before the next call."""
         for op in self.gates:
-            self.act(partial(self.setup.mesh.progress.wait, self.shared.is_due(op)), op)
+            meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
+            self.act(timed(self.setup.mesh.metrics.tally, meeting), op)
         self.gates = []
         self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
 
@@ -120,8 +127,22 @@ class Binding:
         self.actions.append(op_noted(self.setup.trace, action, op, self.places, name))
 
     def noted(self, transfer: Transfer, op: Op, part: int = 0) -> Transfer:
-        """The transfer that an operation (of a Reduce, one part) has become, named and traced where that is wanted."""
-        return transfer_noted(self.setup.trace, named(transfer, op), op, self.places, part)
+        """The transfer that an operation (of a Reduce, one part) has become: named, timed, traced where wanted."""
+        return transfer_noted(self.setup.trace, self.watched(named(transfer, op), op), op, self.places, part)
+
+    def watched(self, transfer: Transfer, op: Op) -> Transfer:
+        """The transfer, timed for the metrics unless it stays within this rank's memory."""
+        mesh, machine = self.setup.mesh, self.setup.machine
+        if isinstance(op, ops.Copy) and op.src.rank == self.rank:
+            return transfer
+        kind = op.kind if isinstance(op, ops.OneSidedOp) else "group"
+        timed_one = WatchedTransfer(transfer, mesh.metrics.tally, kind, bool(ops.foreign(op, self.rank)))
+        if isinstance(op, ops.Copy) and machine is not None:
+            is_far = mesh.node_of[op.src.rank] != mesh.node_of[self.rank]
+            where: Sequence[object] = mesh.node_of if is_far else mesh.hosts
+            nbytes, ranks = op.src.region.size * itemsize(op, op.dst, self.places), where.count(where[self.rank])
+            timed_one.hold_against(machine, FAR_LINKS[is_far], nbytes, mesh.window_flavour, ranks)
+        return timed_one
 
     # -- transfers --------------------------------------------------------------------------------
 
@@ -269,10 +290,13 @@ class Binding:
         product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing)
         work = float(a.shape[0]) * a.shape[1] * b.shape[1]
         self.setup.total_work += work
-        helper, done = self.setup.mesh.progress, self.setup.done
+        helper, done, tally = self.setup.mesh.progress, self.setup.done, self.setup.mesh.metrics.tally
 
         def multiply() -> None:
+            begun = clock()
             helper.during(product)
+            tally.multiplying += clock() - begun
+            tally.work += work
             done(work)
 
         self.act(multiply, op)

@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
+from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.addressing import Memory, Places
 from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
 from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import within
+from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.waiting import barrier
@@ -27,8 +29,10 @@ class Executable:
     """One rank's program on given memory, ready to run any number of times."""
 
     def __init__(
-        self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None
-    ) -> None:
+        self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None,
+        machine: Machine | None = None,
+    ) -> None:  # fmt: skip
+        """machine: what transfers are held against; None where nothing was measured."""
         self.schedule, self.mesh, self.memory, self.scalars = schedule, mesh, memory, scalars
         self.rank = mesh.rank
         blocks = [*memory.homes.values(), *([memory.shadow] if memory.shadow else [])]
@@ -43,13 +47,15 @@ class Executable:
         pushes = None if mesh.checks is None or not mesh.is_member else Pushes(mesh, mesh.checks, places)
         meet = self.meet if pushes is None else pushes.meeting(self.meet)
         self.setup = Setup(
-            mesh, places, scalars, meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace
-        )
+            mesh, places, scalars, meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace,
+            machine=machine,
+        )  # fmt: skip
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
-        self.leave = call_noted(trace, partial(barrier, mesh.comm), "wait", {"for": "all ranks to end"})
+        leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm))
+        self.leave = call_noted(trace, leave, "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""
         self.tasks: dict[int, Binding] = {}
         if (pool := schedule.pool) is not None and mesh.is_member:  # any task may fall to this rank
@@ -78,13 +84,14 @@ class Executable:
             window.flush()
             window.sync()
 
-    def traffic(self) -> tuple[int, int, int]:
-        """Words within and between nodes, and messages, that this rank ever caused through these windows."""
+    def traffic(self) -> tuple[int, int, int, int]:
+        """All that this rank ever caused through these windows, in the order of the fields of `Counters`."""
         counted = [window.counters for window in self.windows] + [channel.counters for channel in self.setup.channels]
         return (
-            sum(each.words_intra for each in counted),
-            sum(each.words_inter for each in counted),
-            sum(each.messages for each in counted),
+            sum([each.words_intra for each in counted]),
+            sum([each.words_inter for each in counted]),
+            sum([each.messages for each in counted]),
+            sum([each.messages_inter for each in counted]),
         )
 
     def close(self) -> None:

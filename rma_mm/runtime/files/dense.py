@@ -18,8 +18,8 @@ from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.sieve import read_region
-from rma_mm.runtime.files.unfinished import Unfinished
 from rma_mm.runtime.files.version import Version, opened
+from rma_mm.unfinished import Unfinished
 
 SMALL_BOX = 256
 """Elements below which a box of a many-run region is not worth a slice of its own."""

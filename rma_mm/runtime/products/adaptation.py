@@ -37,6 +37,7 @@ def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
     else:
         return plan
     chosen = following.settled.chosen
+    mesh.metrics.tally.plan_changes += 1
     mesh.fallbacks.append(watch.change(chosen.row.name, chosen.kind, chosen.seconds))
     cache.plans[key] = following
     return following

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
+from operator import sub
 from time import perf_counter_ns
 from typing import Any
 
@@ -29,6 +30,7 @@ from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn, spoil
 from rma_mm.runtime.verification.checked_product import checked_product, verified_product
 from rma_mm.schedule.drawing.page import page
@@ -54,7 +56,7 @@ class Plan:
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
-        self._elapsed = 0
+        self.watch = ProductWatch(mesh.metrics)
         self.last_seconds = 0.0
         """What the last execution but one took on the slowest rank: the ranks tell each other when they meet again."""
         self.claims: list[int] = []
@@ -218,9 +220,12 @@ class Plan:
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        is_agreed = self.ballot.cast(hashed, error is not None, self._elapsed)
-        self.last_seconds = 1e-9 * self.ballot.told
-        if not is_agreed:
+        is_agreed = self.ballot.cast(hashed, error is not None, self.watch.tells())
+        told = self.ballot.told
+        self.last_seconds = 1e-9 * told[0]
+        if is_agreed:
+            self.watch.hears(told)
+        else:
             names = ("plan", "A", "B", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
 
@@ -234,16 +239,17 @@ class Plan:
         return verified_product(self.algorithm, self.given, self.mesh.next_serial(), *matrices)
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
-        before, begun = executable.traffic(), perf_counter_ns()
+        before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
         with using_threads(self.mesh.threads):
             try:
                 executable.run(progress)
             except BaseException as error:
                 spoil(f"rank {self.mesh.rank} left a product in its midst ({type(error).__name__}: {error})")
                 raise
-        self._elapsed = perf_counter_ns() - begun
+        elapsed = perf_counter_ns() - begun
         self.claims = executable.claims
-        self.words = Counters(*(new - old for new, old in zip(executable.traffic(), before, strict=True)))
+        self.words = Counters(*map(sub, executable.traffic(), before))
+        self.watch.note(elapsed, seen, self.words)
 
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
@@ -359,4 +365,5 @@ class Plan:
         )
         sums = Sums(self.given.semiring, pushed=self.settled.chosen.row.result != "here")
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
-        return Executable(self.schedule, self.mesh, memory, scalars, self.trace)
+        machine = self.settled.request.tariff.machine
+        return Executable(self.schedule, self.mesh, memory, scalars, self.trace, machine if machine.measured else None)

@@ -46,7 +46,7 @@ def verify(
     element that is off by 100 standard deviations of its neighbours' rounding errors is found, but for one in 10^6.
 
     Raises VerificationError on every rank where C is wrong, naming the element or the rows, and counts that in
-    `Mesh.check_failures`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
+    `Mesh.metrics`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
     """
     mesh = common_mesh(mesh, A, B, C)
     options = ProductOptions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NoReturn
@@ -26,6 +26,8 @@ def digest(*facts: object) -> int:
     return int.from_bytes(raw, "little") >> 2
 
 
+TOLD = 5
+"""Numbers that a rank tells with a ballot."""
 MESH = 0x1000193
 """Keeps equal calls on two meshes apart."""
 END = "the end of the program"
@@ -35,8 +37,9 @@ END = "the end of the program"
 class Ballot:
     """The one non-blocking allreduce that opens an execution: agreement and start barrier at once.
 
-    MAX over h and −h shows whether all ranks brought the same h. On the way it brings the largest of what they tell.
-    Calls on all meshes of the same ranks meet in one place, so that different ones are seen and not waited for.
+    MAX over h and −h shows whether all ranks brought the same h. On the way it brings the largest of each number that
+    they tell. Calls on all meshes of the same ranks meet in one place, so that different ones are seen and not waited
+    for.
     """
 
     def __init__(self, comm: MPI.Intracomm, what: str) -> None:
@@ -47,15 +50,16 @@ class Ballot:
         self.seat = seat_of(comm)
         self.comm = comm if self.seat is None else self.seat.group.comm
         self._late: Wait | None = None
-        self.mine = np.empty(4, np.int64)
-        self.all = np.empty(4, np.int64)
+        self.mine = np.empty(3 + TOLD, np.int64)
+        self.all = np.empty(3 + TOLD, np.int64)
 
     @property
-    def told(self) -> int:
-        """The largest number that a rank told with the last ballot."""
-        return int(self.all[3])
+    def told(self) -> list[int]:
+        """The largest of each number that a rank told with the last ballot."""
+        told: list[int] = self.all[3:].tolist()
+        return told
 
-    def cast(self, value: int, failed: bool = False, told: int = 0) -> bool:
+    def cast(self, value: int, failed: bool = False, told: Sequence[int] = (0,) * TOLD) -> bool:
         """Whether every rank brought the same value and none failed. Collective.
 
         Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
@@ -65,7 +69,7 @@ class Ballot:
             value ^= self.seat.number * MESH
             self.seat.group.calls += 1
         self._late = None
-        self.mine[:] = value, -value, failed, told
+        self.mine[:] = value, -value, failed, *told
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:
             wait(request, self._when_late)

@@ -21,6 +21,7 @@ from rma_mm.kernels.threads import cores, threads_per_rank
 from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
+from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
 from rma_mm.windows.checks.checked import SWITCH
@@ -91,6 +92,8 @@ class Mesh:
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.node_of = node_map(self.comm)
+        self.hosts: list[str] = self.comm.allgather(MPI.Get_processor_name())
+        """The name of each rank's host."""
         self.shape = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
         """The grid: shape, axis names, nodes."""
         self.nodes = len(set(self.node_of))
@@ -108,14 +111,14 @@ class Mesh:
         """What was chosen instead of what was asked for, and why."""
         self.prefer = preferred(os.environ)
         """What its products may be done by, where they do not say: one of `PREFERENCES`."""
-        self.check_failures = 0
-        """Products that `rma_mm.verify`, or the option `check` of a product, found wrong."""
         self.kept: dict[type, Closable] = {}
         """What other parts of the package keep with a mesh, by its class."""
         self.prepared: weakref.WeakSet[Holder] = weakref.WeakSet()
         """What holds bound memory, as plans do."""
         self.proved: set[object] = set()
         """Redistributions that all ranks have shown to be right."""
+        self.metrics = Metrics(self)
+        """What its products take and move on each rank, and who became slow."""
         self.when_lost: Callable[[], str] = str
         """Called when a host is gone, just before the job ends; says what the user will miss."""
         self.progress = self._progress()
@@ -180,8 +183,6 @@ class Mesh:
 
     def _progress(self) -> Progress:
         """What goes on while this rank multiplies. Collective."""
-        from mpi4py import MPI
-
         from rma_mm.windows.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
@@ -191,7 +192,7 @@ class Mesh:
             self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
         heartbeat = None
         if self.nodes > 1 and threads:
-            heartbeat = Heartbeat(self.comm, self.node_of, self.comm.allgather(MPI.Get_processor_name()), self._last)
+            heartbeat = Heartbeat(self.comm, self.node_of, self.hosts, self._last)
         return Progress(self.comm, is_needed, heartbeat)
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
@@ -234,6 +235,7 @@ class Mesh:
             self._close()
 
     def _close(self) -> None:
+        self.metrics.close()
         self._is_closed = True
         _OPEN.remove(self)
         for each in [*self.prepared, *self.kept.values()]:

@@ -100,7 +100,7 @@ def required(
     """The verdict on a product by `name`. Collective; raises VerificationError on every rank where C is wrong."""
     verdict = verdict_of(given, A, B, C, before, seed, quick)
     if not verdict.ok:
-        C.mesh.check_failures += 1
+        C.mesh.metrics.tally.check_failures += 1
         what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
         raise VerificationError(f"{what}: C is wrong: {verdict.reason}")
     return verdict

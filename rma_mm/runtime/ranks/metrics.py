@@ -1,0 +1,223 @@
+"""The metrics of a mesh: what its products take and move on each rank, who became slow, and a file that says so.
+
+Ranks count for themselves. In the allreduce that opens every product they tell each other what has to be known at once:
+seconds of the slowest rank, how much the least slowed down, a rank or a link that became slow, and that a file is due.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rma_mm.errors import FileFormatError, named
+from rma_mm.runtime.ranks.agreement import agree, agreed
+from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.watching.slowness import SlowLink, Slowness
+from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
+from rma_mm.runtime.watching.totals import Totals, require_client
+from rma_mm.unfinished import check_target, write_whole
+from rma_mm.windows.base import Counters
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from rma_mm.geometry.mesh import MeshShape
+
+EVERY = 5.0
+"""Seconds between two writings of the file at least."""
+SHORT = 50_000
+"""Nanoseconds below which a product's multiplies say nothing of a rank."""
+FINE = 1e6
+"""What shares are multiplied by to be told as whole numbers."""
+SILENT = -(2**62)
+"""Told by a rank whose multiplies say nothing."""
+MOST = 1e6
+"""How many times as long a rank is said to take at most."""
+BITS = 32
+"""Of a rank in what is told of it."""
+
+
+class ProductFigures(NamedTuple):
+    """What one product took and moved on this rank."""
+
+    seconds: float
+    multiply: float
+    """Seconds in local products."""
+    wait: float
+    """Seconds in waits for transfers and for other ranks."""
+    traffic: Counters
+
+
+class Watched(Protocol):
+    """What metrics have to know of their mesh."""
+
+    rank: int
+    shape: MeshShape
+    hosts: list[str]
+    fallbacks: list[str]
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """All ranks, those beyond the grid included."""
+
+
+class Metrics:
+    """What the products of a mesh take and move. Counting is local; `collect` and `write` are collective."""
+
+    def __init__(self, mesh: Watched) -> None:
+        self.mesh, self._comm = mesh, mesh.comm
+        self.tally = Tally()
+        """This rank's counts."""
+        self.last: ProductFigures | None = None
+        """This rank's last product."""
+        self._links = {link: SlowLink() for link in FAR_LINKS}
+        self._used = dict.fromkeys(FAR_LINKS, (0, 0.0))
+        self._named: set[object] = set()
+        """Ranks and classes of links that were reported."""
+        self._path = ""
+        self._next = 0.0
+        self._has_failed = False
+
+    @in_turn
+    def collect(self) -> Totals | None:
+        """The counts of all ranks, on rank 0; None on the others. Collective."""
+        agree(self._comm, "metrics.collect", {})
+        return self._gathered()
+
+    @in_turn
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, which is written again every 5 s at most while products go on, and when the mesh is closed.
+
+        In Prometheus' text format, for its textfile collector; whole or not at all. Collective. Raises OptionError
+        without prometheus_client, FileFormatError where it cannot be written. What fails later is said once.
+        """
+        with agreed(self._comm, "metrics.write", path=os.fspath(path)):
+            require_client()
+            if self.mesh.rank == 0:
+                check_target(f"metrics {named(path)}", path)
+        totals = self._gathered()
+        with agreed(self._comm, "metrics.write"):
+            if totals is not None:
+                write_whole(f"metrics {named(path)}", path, totals.text())
+        self._path, self._next = os.path.realpath(path), monotonic() + EVERY
+
+    def close(self) -> None:
+        """Write the file a last time. Collective."""
+        if self._path:
+            self._again()
+        self._path = ""
+
+    # -- what plans tell --------------------------------------------------------------------------
+
+    def tells(self, elapsed: int, relative: float, slowness: Slowness) -> tuple[int, ...]:
+        """What this rank tells when a product begins, of which the largest counts; see `hears`."""
+        slow = link = 0
+        if slowness.is_slow and self.mesh.rank not in self._named:
+            slow = int(100 * min(slowness.factor, MOST)) << BITS | self.mesh.rank
+        for n, (name, each) in enumerate(self._links.items()):
+            if each.is_slow and name not in self._named:
+                link = (n + 1) << BITS | self.mesh.rank
+        is_due = bool(self._path) and self.mesh.rank == 0 and monotonic() >= self._next
+        return elapsed, -int(FINE * relative) if relative else SILENT, slow, link, int(is_due)
+
+    def hears(self, told: list[int]) -> None:
+        """Name who became slow, on every rank alike; write the file where it is due. Collective."""
+        _, _, slow, link, is_due = told
+        rank = (slow or link) & (1 << BITS) - 1
+        if slow:
+            self._report(
+                rank,
+                f"rank {rank} on host {self.mesh.hosts[rank]}: its multiplies take {(slow >> BITS) / 100:.2f} times as "
+                f"long as in its products before; look for other programs, heat and limits of power there",
+            )
+        elif link:
+            name = FAR_LINKS[(link >> BITS) - 1]
+            self._report(
+                name,
+                f"link {name}: rank {rank} on host {self.mesh.hosts[rank]} gets less than half of the calibrated "
+                f"bandwidth in product after product; look at the {_SUSPECTS[name]}, or calibrate again",
+            )
+        if is_due:
+            self._again()
+
+    def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> float:
+        """A product took so many nanoseconds; those of a multiply-add, or 0. before: `now` as it began."""
+        tally = self.tally
+        multiplying, waiting = tally.multiplying - before[0], tally.waiting - before[1]
+        tally.products += 1
+        tally.nanoseconds += elapsed
+        total = tally.traffic
+        total.words_intra += traffic.words_intra
+        total.words_inter += traffic.words_inter
+        total.messages += traffic.messages
+        total.messages_inter += traffic.messages_inter
+        self.last = ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
+        for link, use in tally.links.items():
+            busy, expected = self._used[link]
+            if use.busy > busy:
+                self._links[link].note((use.expected - expected) / (use.busy - busy))
+                self._used[link] = use.busy, use.expected
+        work = tally.work - before[2]
+        return multiplying / work if multiplying > SHORT and work else 0.0
+
+    def now(self) -> tuple[int, int, float]:
+        """What `note` is to be told."""
+        return self.tally.multiplying, self.tally.waiting, self.tally.work
+
+    # -- all ranks together -----------------------------------------------------------------------
+
+    def _report(self, what: object, text: str) -> None:
+        if what not in self._named:
+            self._named.add(what)
+            self.mesh.fallbacks.append(text)
+
+    def _gathered(self) -> Totals | None:
+        """The counts of all ranks, on rank 0. Collective, among ranks that have agreed."""
+        tallies = self._comm.gather(self.tally)
+        return None if tallies is None else Totals(tallies, self.mesh.hosts, self.mesh.shape.size)
+
+    def _again(self) -> None:
+        """Write the file again; that it cannot be is said once. Collective, among ranks that have agreed."""
+        totals = self._gathered()
+        self._next = monotonic() + EVERY
+        if totals is None:
+            return
+        try:
+            write_whole(f"metrics {named(self._path)}", self._path, totals.text())
+        except FileFormatError as error:
+            if not self._has_failed:
+                sys.stderr.write(f"rma_mm: {error}; the job goes on\n")
+                sys.stderr.flush()
+            self._has_failed = True
+
+
+_SUSPECTS = {
+    "node": "memory and processors of that host: other programs, and where its ranks are bound",
+    "between": "network of that host: its link speed, errors, and who else uses it",
+}
+
+
+class ProductWatch:
+    """The products of one plan, as the metrics of its mesh see them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self.slowness = Slowness()
+        self._elapsed, self._pace = 0, 0.0
+
+    def tells(self) -> tuple[int, ...]:
+        """What this rank tells as the next product begins."""
+        return self.metrics.tells(self._elapsed, self.slowness.relative(self._pace), self.slowness)
+
+    def hears(self, told: list[int]) -> None:
+        """What the ranks told. Collective."""
+        if self._pace:
+            self.slowness.note(self._pace, -told[1] / FINE)
+            self.metrics.tally.is_slow = self.slowness.is_slow
+        self.metrics.hears(told)
+
+    def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:
+        """A product took so many nanoseconds. before: what `Metrics.now` said as it began."""
+        self._elapsed, self._pace = elapsed, self.metrics.note(elapsed, before, traffic)

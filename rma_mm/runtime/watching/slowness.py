@@ -1,0 +1,102 @@
+"""Has a rank, or a link, become slow? Told from figures of one product after the other. No MPI here.
+
+A product is late on a rank whose multiplies took longer than mean + 2σ of its last 20 products, and at least 1.3 times
+that mean, while another rank's did not: where all slow down together, none is late. A rank is slow after 6 late
+products; one now and then, as when the system takes a core away, does not make it so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import fsum, inf, sqrt
+from statistics import median
+
+SEEN = 20
+"""Products that the next is held against."""
+SIGMAS, LEAST = 2.0, 1.3
+"""How far above the mean a product is late: so many standard deviations, and so many times the mean at least."""
+BESIDE = 1.4
+"""How many times as much as on the rank that slowed down least."""
+RUN = 6
+"""Late products, less those between them that were not, that make a rank slow; and the other way round."""
+POOR, LONG = 0.5, 20
+"""Share of the calibrated bandwidth, and products in a row below it, that make a link slow."""
+
+
+class Recent:
+    """The last figures of a series, their mean, and what is beyond them."""
+
+    def __init__(self) -> None:
+        self.values: deque[float] = deque()
+        self.mean, self.limit = 0.0, inf
+        """0 and infinite before enough was seen."""
+        self._sum = self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        """The next figure, cut where it is beyond the limit."""
+        values = self.values
+        if len(values) < SEEN:
+            values.append(value)
+            if len(values) == SEEN:  # of the first ones, none is to hide what comes
+                most = LEAST * median(values)
+                self.values = values = deque(min(each, most) for each in values)
+                self._sum, self._squares = fsum(values), fsum(each * each for each in values)
+                self._measure()
+            return
+        value = min(value, self.limit)
+        old = values.popleft()
+        values.append(value)
+        self._sum += value - old
+        self._squares += value * value - old * old
+        self._measure()
+
+    def _measure(self) -> None:
+        self.mean = mean = self._sum / SEEN
+        variance = max(0.0, self._squares / SEEN - mean * mean)
+        self.limit = max(mean + SIGMAS * sqrt(variance), LEAST * mean)
+
+
+class Slowness:
+    """One rank's multiplies in products of one kind."""
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        self.factor = 1.0
+        """What the last late product took over what products took on average before."""
+        self.seen = Recent()
+        self._turning = 0
+
+    def relative(self, own: float) -> float:
+        """What a product took for a multiply-add over what products took before; 0 before enough was seen."""
+        return own / self.seen.mean if self.seen.mean else 0.0
+
+    def note(self, own: float, least: float) -> None:
+        """A product took so long for a multiply-add; least: the smallest `relative` of any rank."""
+        is_late = own > self.seen.limit and self.relative(own) > BESIDE * least
+        self._turning = self._turning + 1 if is_late != self.is_slow else max(0, self._turning - 1)
+        if self._turning == RUN:
+            self.is_slow, self._turning = is_late, 0
+        if is_late:
+            self.factor = self.relative(own)
+        elif not self.is_slow:
+            self.seen.add(own)
+
+
+class SlowLink:
+    """One class of link, as one rank sees it."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        """Products in a row in which it was slow."""
+        self.share = 1.0
+        """Achieved over calibrated bandwidth in the last product that used it."""
+
+    def note(self, share: float) -> None:
+        """A product achieved this share of the calibrated bandwidth."""
+        self.share = share
+        self.run = self.run + 1 if share < POOR else 0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is to be reported."""
+        return self.run >= LONG

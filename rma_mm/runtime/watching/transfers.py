@@ -1,0 +1,90 @@
+"""Transfers and waits that are timed for the metrics of their mesh. No MPI here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns as clock
+
+from rma_mm.policy.model.machine import Machine
+from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
+from rma_mm.windows.base import Transfer
+
+LARGE = 2**16
+"""Bytes from which on a get tells of its link's bandwidth."""
+
+
+def timed(tally: Tally, wait: Callable[[], None]) -> Callable[[], None]:
+    """A wait, timed."""
+
+    def waited() -> None:
+        start = clock()
+        wait()
+        tally.waited(clock() - start)
+
+    return waited
+
+
+class WatchedTransfer:
+    """A transfer (see `windows.Transfer`) that is timed from its start until it was seen to be over."""
+
+    def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool) -> None:
+        self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
+        self.is_slice = is_slice
+        """Whether it moves words that this rank counts."""
+        self.link: LinkUse | None = None
+        self.expected = 0.0
+        """Nanoseconds that calibration gives it, where there is a link to hold it against."""
+        self._begun: int | None = None
+
+    def start(self) -> None:
+        """Begin, on whatever thread."""
+        begun = clock()
+        self.inner.start()
+        now = clock()
+        self._begun = begun
+        self.tally.slices += self.is_slice
+        self.tally.exposed += now - begun
+        if self.link is not None:
+            self.link.begin(begun, self.expected)
+        if self.inner.done():
+            self._end(now, True)
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        is_done = self.inner.done()
+        if is_done and self._begun is not None:
+            self._end(clock(), False)
+        return is_done
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        if self._begun is None or self.inner.done():  # seen before, or nothing is left to wait for
+            self.inner.wait()
+            self._end(clock(), False)
+            return
+        start = clock()
+        self.inner.wait()
+        now = clock()
+        self.tally.waited(now - start)
+        self.tally.exposed += now - start
+        self._end(now, True)
+
+    def hold_against(self, machine: Machine, link: str, nbytes: int, flavour: str, ranks: int) -> None:
+        """Tell of the bandwidth of a get: while `ranks` move as much over the same wire, or on the same processors."""
+        if nbytes >= LARGE:
+            costs = [machine.cost(link, "get", flavour, busy).seconds(nbytes) for busy in (False, True)]
+            beside = ranks if link == FAR_LINKS[-1] else max(1.0, ranks / machine.slots)
+            self.link, self.expected = self.tally.links[link], 1e9 * (machine.operation + beside * max(costs))
+
+    def close(self) -> None:
+        """Free what the preparation made."""
+        self.inner.close()
+
+    def _end(self, now: int, is_seen: bool) -> None:
+        """It is over; `is_seen`: now, and not some time ago."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self.latency.add(now - begun)
+            self.tally.moving += now - begun
+            if self.link is not None:
+                self.link.end(now, is_seen)
