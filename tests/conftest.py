@@ -48,15 +48,20 @@ class Shares:
     """What is registered where pytest-xdist shares the tests among processes."""
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-        """Tests on ranks go by environment, so that each job starts once; those that start programs stay together."""
+        """Tests on ranks stay together, where there are hardly others by environment: each job starts once in one.
+
+        Those that start programs stay together too.
+        """
         from xdist.scheduler import LoadScopeScheduling
+
+        is_thorough = "thorough" in config.option.markexpr
 
         class OneForJobs(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
                 if not nodeid.startswith("tests/mpi/"):
                     return nodeid
                 on_pool = ON_POOL.search(nodeid)
-                return on_pool[1] if on_pool else "programs"
+                return "programs" if on_pool is None else on_pool[1] if is_thorough else "pool"
 
         return OneForJobs(config, log)
 

@@ -32,7 +32,7 @@ from tests.thorough import usually
 
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
-    "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible",
+    "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible", "speeds",
     "verified", "residual", "semiring", "epilogue", "verified_rows", "verified_how",
 ]  # fmt: skip
 PRETENDED = ENVS["cliques"]

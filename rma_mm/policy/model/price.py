@@ -138,7 +138,7 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
-        speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count], found.sample.mesh.size)
+        speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count])
         if phase.is_shared:
             load.multiplying /= found.sample.mesh.size * speeds.mean()
             calls = calls / found.sample.mesh.size
@@ -151,15 +151,17 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     if phase.claims:
         link = "between" if found.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
-    wires = _of_each(machine.wires, found.sample.nodes, found.sample.node_count)
+    wires = _of_each(machine.wires, found.sample.nodes)
     load.wire /= wires
     load.serving /= wires
     return load
 
 
-def _of_each(factors: tuple[float, ...], numbers: Numbers, count: int) -> Figures:
-    """The factors of these ranks, or nodes, of so many; 1 where the machine does not tell of so many."""
-    return np.array(factors)[numbers] if len(factors) >= count else np.ones(len(numbers))
+def _of_each(factors: tuple[float, ...], numbers: Numbers) -> Figures:
+    """The factors of these ranks, or nodes; 1 of those that the machine does not tell of."""
+    if not factors:
+        return np.ones(len(numbers))
+    return np.where(numbers < len(factors), np.array(factors)[np.minimum(numbers, len(factors) - 1)], 1.0)
 
 
 def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:

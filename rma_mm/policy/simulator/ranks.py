@@ -46,8 +46,8 @@ class World:
         self.clock = clock = Clock()
         nodes = dict.fromkeys(self.nodes)
         hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
-        paces = machine.wires if len(machine.wires) >= len(nodes) else (1.0,) * len(nodes)
-        self.inward, self.outward = ({n: Server(clock, pace=paces[n]) for n in nodes} for _ in range(2))
+        paces = dict(enumerate(machine.wires))
+        self.inward, self.outward = ({n: Server(clock, pace=paces.get(n, 1.0)) for n in nodes} for _ in range(2))
         self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
         self.signals: dict[tuple[int, str, int], Signal] = {}
@@ -59,7 +59,7 @@ class World:
         self.tickets = 0
         self.end = 0.0
         self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
-        for rank, speed in zip(self.ranks, machine.speeds if len(machine.speeds) >= self.size else (), strict=False):
+        for rank, speed in zip(self.ranks, machine.speeds, strict=False):
             rank.speed = speed
 
     def run(self) -> None:
