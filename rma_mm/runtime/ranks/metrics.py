@@ -70,8 +70,7 @@ class Metrics:
         self.mesh, self._comm = mesh, mesh.comm
         self.tally = Tally()
         """This rank's counts."""
-        self.last: ProductFigures | None = None
-        """This rank's last product."""
+        self._last: tuple[int, int, int, Counters] | None = None
         self._links = {link: SlowLink() for link in FAR_LINKS}
         self._used = dict.fromkeys(FAR_LINKS, (0, 0.0))
         self._named: set[object] = set()
@@ -79,6 +78,18 @@ class Metrics:
         self._path = ""
         self._next = 0.0
         self._has_failed = False
+        self._moving = 0
+        """What the tally had of transfers when links were last looked at."""
+        self._slow_link = 0
+        """What is told of one that is slow."""
+
+    @property
+    def last(self) -> ProductFigures | None:
+        """This rank's last product."""
+        if self._last is None:
+            return None
+        elapsed, multiplying, waiting, traffic = self._last
+        return ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
 
     @in_turn
     def collect(self) -> Totals | None:
@@ -113,18 +124,17 @@ class Metrics:
 
     def tells(self, elapsed: int, relative: float, slowness: Slowness) -> tuple[int, ...]:
         """What this rank tells when a product begins, of which the largest counts; see `hears`."""
-        slow = link = 0
+        slow = 0
         if slowness.is_slow and self.mesh.rank not in self._named:
             slow = int(100 * min(slowness.factor, MOST)) << BITS | self.mesh.rank
-        for n, (name, each) in enumerate(self._links.items()):
-            if each.is_slow and name not in self._named:
-                link = (n + 1) << BITS | self.mesh.rank
         is_due = bool(self._path) and self.mesh.rank == 0 and monotonic() >= self._next
-        return elapsed, -int(FINE * relative) if relative else SILENT, slow, link, int(is_due)
+        return elapsed, -int(FINE * relative) if relative else SILENT, slow, self._slow_link, int(is_due)
 
     def hears(self, told: list[int]) -> None:
         """Name who became slow, on every rank alike; write the file where it is due. Collective."""
         _, _, slow, link, is_due = told
+        if not (slow or link or is_due):
+            return
         rank = (slow or link) & (1 << BITS) - 1
         if slow:
             self._report(
@@ -153,18 +163,27 @@ class Metrics:
         total.words_inter += traffic.words_inter
         total.messages += traffic.messages
         total.messages_inter += traffic.messages_inter
-        self.last = ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
-        for link, use in tally.links.items():
-            busy, expected = self._used[link]
-            if use.busy > busy:
-                self._links[link].note((use.expected - expected) / (use.busy - busy))
-                self._used[link] = use.busy, use.expected
+        self._last = elapsed, multiplying, waiting, traffic
+        if tally.moving != self._moving:
+            self._moving = tally.moving
+            self._look_at_links()
         work = tally.work - before[2]
         return multiplying / work if multiplying > SHORT and work else 0.0
 
     def now(self) -> tuple[int, int, float]:
         """What `note` is to be told."""
         return self.tally.multiplying, self.tally.waiting, self.tally.work
+
+    def _look_at_links(self) -> None:
+        """Hold what the last product's gets took against what was expected."""
+        self._slow_link = 0
+        for n, (link, use) in enumerate(self.tally.links.items()):
+            busy, expected = self._used[link]
+            if use.busy > busy:
+                self._links[link].note((use.expected - expected) / (use.busy - busy))
+                self._used[link] = use.busy, use.expected
+            if self._links[link].is_slow and link not in self._named:
+                self._slow_link = (n + 1) << BITS | self.mesh.rank
 
     # -- all ranks together -----------------------------------------------------------------------
 
