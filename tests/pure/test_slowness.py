@@ -88,3 +88,18 @@ def test_a_link_is_slow_after_twenty_products_below_half() -> None:
         assert link.is_slow == (n == LONG)
         link.note(0.3)
     assert link.is_slow
+
+
+def test_what_is_over_soon_makes_no_rank_slow():
+    """The system takes a core away for 0.1 s, which many short products fall into; for good it is named."""
+    slowness = Slowness()
+    for _ in range(40):
+        slowness.note(100.0, 1.0, 0.001)
+    for _ in range(100):
+        slowness.note(200.0, 1.0, 0.001)
+        assert not slowness.is_slow
+    for _ in range(100):
+        slowness.note(100.0, 1.0, 0.001)
+    for _ in range(301):
+        slowness.note(200.0, 1.0, 0.001)
+    assert slowness.is_slow

@@ -233,7 +233,7 @@ class ProductWatch:
     def hears(self, told: list[int]) -> None:
         """What the ranks told. Collective."""
         if self._pace:
-            self.slowness.note(self._pace, -told[1] / FINE)
+            self.slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
             self.metrics.tally.is_slow = self.slowness.is_slow
         self.metrics.hears(told)
 

@@ -19,6 +19,8 @@ BESIDE = 1.4
 """How many times as much as on the rank that slowed down least."""
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
+LASTING = 0.3
+"""Seconds that this lasts at least: the system may take a core away for several short products."""
 POOR, LONG = 0.5, 20
 """Share of the calibrated bandwidth, and products in a row below it, that make a link slow."""
 
@@ -64,17 +66,18 @@ class Slowness:
         self.factor = 1.0
         """What the last late product took over what products took on average before."""
         self.seen = Recent()
-        self._turning = 0
+        self._turning, self._lasting = 0, 0.0
 
     def relative(self, own: float) -> float:
         """What a product took for a multiply-add over what products took before; 0 before enough was seen."""
         return own / self.seen.mean if self.seen.mean else 0.0
 
-    def note(self, own: float, least: float) -> None:
-        """A product took so long for a multiply-add; least: the smallest `relative` of any rank."""
+    def note(self, own: float, least: float, seconds: float = LASTING) -> None:
+        """A product of so many seconds took so long for a multiply-add; least: the smallest `relative` of any rank."""
         is_late = own > self.seen.limit and self.relative(own) > BESIDE * least
         self._turning = self._turning + 1 if is_late != self.is_slow else max(0, self._turning - 1)
-        if self._turning == RUN:
+        self._lasting = self._lasting + seconds if self._turning else 0.0
+        if self._turning >= RUN and self._lasting >= LASTING:
             self.is_slow, self._turning = is_late, 0
         if is_late:
             self.factor = self.relative(own)
