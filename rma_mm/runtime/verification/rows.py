@@ -35,7 +35,7 @@ DEPTH = 128
 """Terms that are summed by BLAS where rows are computed again; such sums are added up with their rounding errors."""
 SURE = 8.0
 """Standard deviations that are allowed. Right products of the families of `bench.verification` stay below 6."""
-DRIFT = 3.0
+DRIFT = 4.0
 """What is allowed where terms repeat, so that rounding errors do not cancel: times the error of such sums made here."""
 SUSPECTS = 16
 """Elements that are summed so, at the most."""
@@ -289,15 +289,30 @@ def _drift(p: FloatProduct, made: Rows, ratio: Array) -> float:
     row, col = np.unravel_index(p.comm.bcast(worst, 0), ratio.shape)
     left, right = summed(p.comm, p.a.some_rows(made.indices[row]), p.b.some_cols(col))
     scale = _undone(p.a.down, made.indices[row]) * _undone(p.b.across, col) * abs(p.alpha)
-    terms = left * right.T
-    narrow = terms.astype(_summing_type(terms.dtype, p.rounding.acc))
-    exact = np.array([_exact_sum(x) for x in terms])
-    depth = max(1, p.rounding.depth // 2 if terms.dtype.kind == "c" else p.rounding.depth)
-    errors = [np.abs(_blocked_sum(narrow, max(1, depth // part)) - exact) for part in (1, 2, 4)]
+    depth = max(1, p.rounding.depth // 2 if left.dtype.kind == "c" else p.rounding.depth)
+    depths = [max(1, depth * share // 24) for share in (24, 18, 12, 9, 8, 6, 4, 3)]  # libraries differ in it
+    errors = [_errors(left * right.T, p.rounding.acc, depth) for depth in depths]
+    if left.dtype.kind == "c":
+        errors += [_errors_apart(left, right.T, p.rounding.acc, depth) for depth in depths]
     sigma = made.sigma[row, col]
     with np.errstate(all="ignore"):
         times = DRIFT * np.max(errors, axis=0) * scale / (SURE * sigma)
     return max(1.0, float(np.nanmax(np.where(sigma > 0, times, 0), initial=1.0)))
+
+
+def _errors_apart(left: Array, right: Array, unit: float, depth: int) -> Array:
+    """(r,): the same where a kernel sums the four real products of complex numbers apart, which may be far larger."""
+    (a, b), (c, d) = ((x.real, x.imag) for x in (left, right))
+    ac, bd, ad, bc = (_errors(x * y, unit, depth) for x, y in ((a, c), (b, d), (a, d), (b, c)))
+    found: Array = np.hypot(ac + bd, ad + bc)
+    return found
+
+
+def _errors(terms: Array, unit: float, depth: int) -> Array:
+    """(r,): what rounding does to the sums of the rows of `terms`."""
+    exact = np.array([_exact_sum(x) for x in terms])
+    found: Array = np.abs(_blocked_sum(terms.astype(_summing_type(terms.dtype, unit)), depth) - exact)
+    return found
 
 
 def _summing_type(working: np.dtype[Any], unit: float) -> np.dtype[Any]:
