@@ -37,7 +37,6 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.verification.check import Verdict
 from rma_mm.unfinished import name_to_be, write_whole
 from rma_mm.windows.waiting import barrier
 
@@ -111,11 +110,12 @@ class Job:
         if late := late_note(plan, seconds):
             mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
-        if verdict is None or verdict.ok:
+        is_right = verdict is None or verdict.ok
+        if is_right:
             self._publish()
         else:
             mesh.metrics.tally.check_failures += 1
-        self._report(facts, verdict, mesh)
+        self._report(facts, is_right, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
@@ -310,11 +310,10 @@ class Job:
         output.finish()
         self.frame.interruption.unfinished = self.frame.interruption.losing = ""
 
-    def _report(self, facts: Facts, verdict: Verdict | None, mesh: Mesh) -> None:
-        """Print and write what came out, on rank 0. Raises FileFormatError on every rank."""
+    def _report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
+        """Write what came out, on rank 0, and print it where that is right. Raises FileFormatError on every rank."""
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []
-        is_right = verdict is None or verdict.ok
         if is_right and not o.quiet and "-" not in (o.json, o.trace):
             self.frame.say(*facts.lines())
         with agreed(self.comm):

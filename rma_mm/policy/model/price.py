@@ -138,12 +138,12 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
-        speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count])
+        if machine.speeds:
+            speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count])
+            load.multiplying /= speeds.mean() if phase.is_shared else speeds
         if phase.is_shared:
-            load.multiplying /= found.sample.mesh.size * speeds.mean()
+            load.multiplying /= found.sample.mesh.size
             calls = calls / found.sample.mesh.size
-        else:
-            load.multiplying /= speeds
         load.processor += load.multiplying
         load.operations += calls
     for moved in phase.moved:
@@ -151,16 +151,15 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     if phase.claims:
         link = "between" if found.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
-    wires = _of_each(machine.wires, found.sample.nodes)
-    load.wire /= wires
-    load.serving /= wires
+    if machine.wires:
+        wires = _of_each(machine.wires, found.sample.nodes)
+        load.wire /= wires
+        load.serving /= wires
     return load
 
 
 def _of_each(factors: tuple[float, ...], numbers: Numbers) -> Figures:
     """The factors of these ranks, or nodes; 1 of those that the machine does not tell of."""
-    if not factors:
-        return np.ones(len(numbers))
     return np.where(numbers < len(factors), np.array(factors)[np.minimum(numbers, len(factors) - 1)], 1.0)
 
 
