@@ -31,9 +31,9 @@ OPEN_MPI_SAYS = re.compile(
 NAMESPACES = (("unshare", "--uts"), ("unshare", "--map-root-user", "--user", "--uts"))
 """Ways to give a process a host name of its own: root's, and anybody's where the kernel lets them."""
 
-SLEEPY = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-"""Ranks of MPICH that wait sleep for a moment instead of yielding only: there are more of them than cores, and what
-yields still spins. A barrier of four ranks on two busy cores takes a tenth of the time."""
+SLEEPY = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "30"}
+"""Ranks of MPICH that wait sleep for a moment, after 30 looks and not 1000, instead of yielding only: there are more of
+them than cores, and what yields still spins. A barrier of four ranks on two busy cores takes a tenth of the time."""
 
 DIRECTORY = "RMA_MM_TEST_DIRECTORY"
 """Environment variable: the directory of a job of `tests.jobs`, with its socket and stack dumps."""

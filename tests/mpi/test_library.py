@@ -24,6 +24,7 @@ from rma_mm.errors import (
     WindowError,
 )
 from rma_mm.policy.model.price import TYPICALLY
+from rma_mm.policy.planner import candidates
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products import make_plan as planning
@@ -387,6 +388,33 @@ def test_ranks_that_disagree_all_hear_who_differs(comm):
         error = ShapeError("one rank's own trouble") if odd else None
         same_error(comm, ShapeError, lambda: agree(comm, "", {}, error), "trouble", "rank 1")
         assert np.array_equal(rma_mm.matmul(A, A, mesh).to_numpy(), matrix((6, 6)) @ matrix((6, 6)))
+
+
+@parallel(ranks=(1, 3), env=ONE_NODE)
+def test_ranks_price_rows_together(comm):
+    """Each row by one rank, and all ranks choose by those figures; what fails on one of them fails everywhere."""
+    pricer = candidates._best
+    shape = (117 + comm.size, 93, 71)  # that no other test has asked for
+    with Mesh((comm.size,), comm) as mesh:
+        operands = [Operand((shape[0], shape[2]), np.dtype("f8")), Operand((shape[2], shape[1]), np.dtype("f8"))]
+        with mock.patch.object(candidates, "_best", wraps=pricer) as priced:
+            plan = rma_mm.plan(*operands, mesh)
+        assert sum(comm.allgather(priced.call_count)) == len(candidates.every_form())
+        assert comm.size == 1 or priced.call_count <= len(candidates.every_form()) / 2
+        found = [(each.row.name, each.layouts, each.bill, each.rejected) for each in plan.settled.found]
+        assert comm.bcast(str(found)) == str(found)
+        candidates._known.clear()
+        again = candidates.candidates(plan.settled.request)
+        assert [(each.row.name, each.layouts, each.bill, each.rejected) for each in again] == found
+        if comm.rank == 0:
+            candidates._known.clear()
+        rma_mm.plan(*operands, mesh)  # which one rank has forgotten
+        candidates._known.clear()
+        failing = mock.Mock(side_effect=MemoryError("full"))
+        with mock.patch.object(candidates, "_best", failing if comm.rank == 2 else pricer):
+            if comm.size > 1:
+                with pytest.raises(RuntimeError, match=r"MemoryError: full \(rank 2\)"):
+                    rma_mm.plan(*operands, mesh)
 
 
 @parallel(ranks=(2,), env=ONE_NODE)

@@ -145,7 +145,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spread.rank_sample.cache_clear()
     yield
     spread.rank_sample.cache_clear()
-    planner._candidates.cache_clear()
+    planner._known.clear()
 
 
 MESHES = [

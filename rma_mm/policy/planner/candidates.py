@@ -5,12 +5,12 @@ Every candidate is priced from its placements and work map alone, without making
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,12 @@ NO_PUSHES = "MPI has no operation that adds up elements of this type as its semi
 """Why ranks cannot."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
+KNOWN = 64
+"""Requests that are remembered with what was found."""
+Priced = dict[str, Any]
+"""What is found of a row: the fields of its `Candidate`. Can be sent to other processes, as rows cannot."""
+Each = Callable[[Callable[[int], Priced], int], list[Priced]]
+"""(what to do, count) → what becomes of 0…count − 1, whoever does it: see `here`."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,38 @@ class Candidate:
         return self.seconds if self.reads_in_place else WAITING * self.seconds
 
 
-def candidates(request: Request) -> list[Candidate]:
+def here(act: Callable[[int], Priced], count: int) -> list[Priced]:
+    """All is done by this process."""
+    return [act(n) for n in range(count)]
+
+
+def candidates(request: Request, each: Each = here) -> list[Candidate]:
     """Every row of the registry and its one-sided form on its best placements, fastest first; last those that cannot.
 
-    Of a product that was asked for before, what was found then.
+    each: who prices them, which takes most of the time. Of a product that was asked for before, and that is priced
+    here, what was found then.
     """
-    rows = every_form() if request.algorithm == "auto" else [find_algorithm(request.algorithm)]
-    return list(_candidates(request, tuple(rows)))
+    rows = _rows(request)
+    key = request, rows
+    if each is not here or key not in _known:
+        _known[key] = _candidates(request, rows, each)
+        if len(_known) > KNOWN:
+            _known.popitem(last=False)
+    _known.move_to_end(key)
+    return list(_known[key])
+
+
+def needs_pricing(request: Request) -> bool:
+    """Whether there is enough to price for several processes, and none of it was remembered."""
+    rows = _rows(request)
+    return len(rows) > 1 and (request, rows) not in _known
+
+
+def _rows(request: Request) -> tuple[Row, ...]:
+    return tuple(every_form() if request.algorithm == "auto" else [find_algorithm(request.algorithm)])
+
+
+_known: OrderedDict[tuple[Request, tuple[Row, ...]], list[Candidate]] = OrderedDict()
 
 
 def every_form() -> list[Row]:
@@ -122,33 +153,35 @@ def every_form() -> list[Row]:
     return rows
 
 
-@lru_cache(maxsize=64)
-def _candidates(request: Request, rows: tuple[Row, ...]) -> tuple[Candidate, ...]:
-    found = sorted((_best(row, request) for row in rows), key=_order)
-    refined = [_refined(candidate, request) for candidate in found[:REFINED]]
-    return tuple(sorted([*refined, *found[REFINED:]], key=_order))
+def _candidates(request: Request, rows: Sequence[Row], each: Each) -> list[Candidate]:
+    taken = [_taken_as(row, request) for row in rows]
+    priced = each(lambda n: _best(*taken[n], request), len(rows))
+    found = sorted((Candidate(row, **what) for (row, _), what in zip(taken, priced, strict=True)), key=_order)
+    finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
+    refined = [replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)]
+    return sorted([*refined, *found[REFINED:]], key=_order)
 
 
 def _order(candidate: Candidate) -> tuple[bool, float]:
     return bool(candidate.rejected), candidate.weighed
 
 
-def _refined(candidate: Candidate, request: Request) -> Candidate:
-    """The same with the panel width that serves it best."""
+def _refined(candidate: Candidate, request: Request) -> Priced:
+    """What changes with the panel width that serves it best."""
     if candidate.rejected or candidate.layouts is None:
-        return candidate
+        return {}
     problem = problem_of(request, candidate.layouts, candidate.copied)
     found = {width: account(candidate.row, problem, width) for width in NARROWER}
     bills = {width: bill(each, request.tariff) for width, each in found.items()}
     width = min(bills, key=lambda each: bills[each].seconds)
     if bills[width].seconds >= candidate.bill.seconds:
-        return candidate
-    return replace(candidate, traffic=traffic(found[width]), bill=bills[width], width=width)
+        return {}
+    return {"traffic": traffic(found[width]), "bill": bills[width], "width": width}
 
 
-def choose(request: Request) -> list[Candidate]:
+def choose(request: Request, each: Each = here) -> list[Candidate]:
     """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
-    found = candidates(request)
+    found = candidates(request, each)
     if found[0].rejected:
         if len(found) > 1 and any(each.rejected == EXCLUDED for each in found):
             raise AlgorithmError(UNSERVED)
@@ -156,21 +189,24 @@ def choose(request: Request) -> list[Candidate]:
     return found
 
 
-def _best(row: Row, request: Request) -> Candidate:
+def _taken_as(row: Row, request: Request) -> tuple[Row, str]:
+    """The row as it fits the request, and why it does not."""
+    fitted = row.fit(request) if row.fit is not None else row
+    return (row, fitted) if isinstance(fitted, str) else (fitted, "")
+
+
+def _best(row: Row, misfit: str, request: Request) -> Priced:
     """`row` on the cheapest placements that the request leaves open."""
-    if row.fit is not None:
-        fitted = row.fit(request)
-        if isinstance(fitted, str):
-            return Candidate(row, None, rejected=fitted)
-        row = fitted
+    if misfit:
+        return _rejected(misfit)
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
-        return Candidate(row, None, rejected=f"{what} in no fixed order, and deterministic=True excludes that")
+        return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
     if not (request.pushes or row.reproducible):
-        return Candidate(row, None, rejected=f"accumulates, and {NO_PUSHES}")
+        return _rejected(f"accumulates, and {NO_PUSHES}")
     options = _placements(row, request)
     if isinstance(options, str):
-        return Candidate(row, None, rejected=options)
+        return _rejected(options)
     if len(options) > CLOSEST:
         options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
     if request.speeds:
@@ -180,7 +216,7 @@ def _best(row: Row, request: Request) -> Candidate:
     found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
     able = [n for n, each in enumerate(found) if request.prefer != TWO_SIDED or not pulls_or_pushes(each)]
     if not able:
-        return Candidate(row, None, rejected=EXCLUDED)
+        return _rejected(EXCLUDED)
     bills = {n: bill(found[n], request.tariff) for n in able}
     best = min(able, key=lambda n: bills[n].seconds)
     copied, layouts = ways[best]
@@ -191,9 +227,15 @@ def _best(row: Row, request: Request) -> Candidate:
     if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
         kind = "two-sided"
     correction = request.tariff.machine.corrections.get(kind, 1.0)
-    return Candidate(
-        row, layouts, moved, bills[best], copied=copied, kind=kind, reads_in_place=reads_in_place, correction=correction
-    )
+    return {
+        "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
+        "reads_in_place": reads_in_place, "correction": correction,
+    }  # fmt: skip
+
+
+def _rejected(why: str) -> Priced:
+    """Of a row that cannot be taken."""
+    return {"layouts": None, "rejected": why}
 
 
 def _placements(row: Row, request: Request) -> list[Layouts] | str:

@@ -26,8 +26,11 @@ Speeds = tuple[float, ...]
 def round_of(comm: MPI.Intracomm, site: Site) -> Speeds:
     """How fast each rank multiplies, all at once. Collective.
 
-    Of ranks that share processors the mean: who of them has one at the moment says nothing of the next.
+    Of ranks that share processors the mean: who of them has one at the moment says nothing of the next. Where all do,
+    nothing has to be measured.
     """
+    if len(set(site.pool_of)) == 1:
+        return (1.0,) * comm.size
     barrier(comm)
     measured = comm.allgather(multiplies_a_second(site.threads))
     pools = defaultdict(list)

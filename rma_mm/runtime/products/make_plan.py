@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -21,7 +22,7 @@ from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Request, choose
+from rma_mm.policy.planner.candidates import Each, Request, choose, here, needs_pricing
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
@@ -29,10 +30,10 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.memory import fitted
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import tariff_of
-from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.agreement import agreed, shared_out
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.windows.waiting import wait
+from rma_mm.windows.waiting import largest, wait
 
 Factor = DistMatrix | Operand | NDArray[Any]
 """What is multiplied, as it is given."""
@@ -94,7 +95,7 @@ def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, optio
 def _made(mesh: Mesh, operands: Operands) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
-    found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
+    found = choose(request, _priced_by(mesh, request))
     with using_threads(mesh.threads):  # of which each has scratch
         settled = fitted(mesh, operands, request, found)
     later = []
@@ -107,6 +108,16 @@ def _made(mesh: Mesh, operands: Operands) -> Plan:
     plan = Plan(mesh, settled)
     prove(mesh, plan.schedule, "plan")
     return plan
+
+
+def _priced_by(mesh: Mesh, request: Request) -> Each:
+    """Who prices its candidates: every rank some of them, unless all ranks remember what was found. Collective.
+
+    So all ranks choose by the same figures, also where their processors round differently.
+    """
+    if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
+        return here
+    return partial(shared_out, mesh.comm, "plan")
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:

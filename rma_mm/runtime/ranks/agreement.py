@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from rma_mm.windows.waiting import wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 
 def digest(*facts: object) -> int:
@@ -152,6 +154,14 @@ def agreed(comm: MPI.Intracomm, what: str = "", **facts: object) -> Iterator[dic
     except Exception as caught:  # noqa: BLE001 - whatever it is, every rank must hear of it
         error = caught
     agree(comm, what, facts, error)
+
+
+def shared_out(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: int) -> list[T]:
+    """What becomes of 0…count − 1, each done by one rank, which sends it to all. Collective; raises as `agree` does."""
+    with agreed(comm, what):
+        mine = [act(n) for n in range(comm.rank, count, comm.size)]
+    told = comm.allgather(mine)
+    return [told[n % comm.size][n // comm.size] for n in range(count)]
 
 
 def describe(error: Exception | None) -> tuple[str, str] | None:
