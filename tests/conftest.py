@@ -27,7 +27,7 @@ hypothesis.settings.register_profile("suite", database=None, deadline=None, dera
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4
-"""The most processes that share the whole suite."""
+"""The most processes that share the whole suite: one more than there are cores, as ranks wait much of the time."""
 ON_POOL = re.compile(rf"\[\d+-({'|'.join(launch.ENVS)})\b")
 """What is in the name of a test on real ranks, and their environment."""
 
@@ -41,27 +41,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     cores = len(os.sched_getaffinity(0))
     is_whole = config.args_source is not config.ArgsSource.ARGS
     if options.numprocesses is None and is_whole and cores > 1 and not options.usepdb:
-        options.numprocesses = min(cores, WORKERS)
+        options.numprocesses = min(cores + 1, WORKERS)
 
 
 class Shares:
     """What is registered where pytest-xdist shares the tests among processes."""
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-        """Tests on ranks stay together, where there are hardly others by environment: each job starts once in one.
-
-        Those that start programs stay together too.
-        """
+        """Tests on ranks of an environment stay together: each job starts once. So do those that start programs."""
         from xdist.scheduler import LoadScopeScheduling
-
-        is_thorough = "thorough" in config.option.markexpr
 
         class OneForJobs(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
                 if not nodeid.startswith("tests/mpi/"):
                     return nodeid
                 on_pool = ON_POOL.search(nodeid)
-                return "programs" if on_pool is None else on_pool[1] if is_thorough else "pool"
+                return "programs" if on_pool is None else on_pool[1]
 
         return OneForJobs(config, log)
 

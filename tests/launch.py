@@ -44,11 +44,11 @@ rank a node of its own, and MPICH's messages over TCP as between hosts.
 VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
 """The default of `parallel`."""
 
-USUAL = {"node": (1, 4), "cliques": (6,), "nolocal": (3,), "allocated": (2,), "created": (4,), "tcp": (4,)}
+USUAL = {"node": (1, 4), "cliques": (3,), "nolocal": (3,), "allocated": (2,), "created": (3,), "tcp": (4,)}
 """Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
-MORE = {"cliques": (3,), "nolocal": (6,), "allocated": (6,), "created": (1,), "tcp": (2,)}
-"""Ranks that the thorough tests add in an environment: nodes of different sizes; and the other end of USUAL."""
+MORE = {"cliques": (6,), "nolocal": (6,), "allocated": (6,), "created": (1,), "tcp": (2,)}
+"""Ranks that the thorough tests add in an environment: more, or one by itself."""
 
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""

@@ -118,8 +118,9 @@ def _home() -> Path:
     return ((users if users.is_absolute() else Path.home() / ".cache") / "rma_mm").resolve()
 
 
+@cache
 def _sources() -> str:
-    """A name for the sources as they are now: code compiled from others must not be taken."""
+    """A name for the sources as they were at the first look: code compiled from others must not be taken."""
     found = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(file.read_bytes())

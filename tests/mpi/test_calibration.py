@@ -91,7 +91,7 @@ def segments():
     return sum("/dev/shm/" in line or "SYSV" in line for line in lines)
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques"))
+@parallel(ranks=(1, 4), env=("node", "cliques"), usual="cliques")
 def test_a_short_calibration(comm):
     nodes = node_map(comm)
     comm.Barrier()
@@ -184,7 +184,7 @@ def the_file(comm, folder):
     return file
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques"))
+@parallel(ranks=(1, 4), env=("node", "cliques"), usual="cliques")
 def test_what_was_measured_is_kept(comm):
     with surroundings(comm) as folder:
         assert looked_up(comm, may_measure=False) == (None, 0)
@@ -232,7 +232,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", usually(2, BROKEN))
+@pytest.mark.parametrize("how", usually(1, BROKEN))
 @parallel(ranks=(2,), env=("node",))
 def test_a_broken_file_is_measured_again(comm, how):
     with surroundings(comm) as folder:

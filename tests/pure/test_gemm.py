@@ -155,7 +155,7 @@ def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("shape", [(700, 40, 300), (40, 700, 300)])
-@pytest.mark.parametrize("name", ["int32", "float16"])
+@pytest.mark.parametrize("name", usually(1, ["int32", "float16"]))
 def test_threads_share_a_product(shape: tuple[int, int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "WORTH", 1 << 12)
     m, n, k = shape

@@ -15,7 +15,7 @@ from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, 
 from rma_mm.kernels import blas, elementwise, threads
 from rma_mm.kernels.choice import choice, rates
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from tests.thorough import thorough
+from tests.thorough import thorough, usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 
@@ -131,7 +131,7 @@ def test_refusals() -> None:
         kernels.bind(one, one, fixed)
 
 
-@pytest.mark.parametrize("kernel", ["auto", "numba", "numpy"])
+@pytest.mark.parametrize("kernel", usually(2, ["auto", "numpy", "numba"]))
 def test_matmul_alone(kernel: str) -> None:
     """The package by itself: types, out, scalars, an epilogue and a semiring."""
     rng = np.random.default_rng(0)

@@ -21,6 +21,7 @@ from rma_mm import kernels
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 from rma_mm.kernels import blas, blocked, threads
 from rma_mm.kernels.product import checked
+from tests.thorough import usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 STORED = ("rows", "columns", "wide rows", "wide columns", "every other column", "every third row", "backwards", "grid")
@@ -184,13 +185,18 @@ def mask_around(case: Case) -> NDArray[np.bool_]:
 # -- products ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", ["auto", *kernels.KERNELS])
-@settings(max_examples=40, deadline=None)
-@given(case=cases())
-def test_product_is_right(kernel: str, case: Case) -> None:
-    if kernel == "blas" and accumulator(case.c.dtype) not in BLAS_TYPES:
-        kernel = "auto"
-    check(case, kernel)
+@pytest.mark.parametrize(
+    ("kernel", "examples"), usually(4, [("auto", 40), ("blas", 40), ("numpy", 40), ("numba", 12), ("numba", 80)])
+)
+def test_product_is_right(kernel: str, examples: int) -> None:
+    """Fewer where nearly each is compiled first."""
+
+    @settings(max_examples=examples, deadline=None)
+    @given(case=cases())
+    def is_right(case: Case) -> None:
+        check(case, "auto" if kernel == "blas" and accumulator(case.c.dtype) not in BLAS_TYPES else kernel)
+
+    is_right()
 
 
 @settings(max_examples=80, deadline=None)

@@ -44,7 +44,7 @@ KNOWN = 64
 Priced = dict[str, Any]
 """What is found of a row: the fields of its `Candidate`. Can be sent to other processes, as rows cannot."""
 Each = Callable[[Callable[[int], Priced], int], list[Priced]]
-"""(what to do, count) → what becomes of 0…count − 1, whoever does it: see `here`."""
+"""(what to do, count) → what becomes of 0…count − 1, whoever does it."""
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,30 @@ class Candidate:
         return self.seconds if self.reads_in_place else WAITING * self.seconds
 
 
-def here(act: Callable[[int], Priced], count: int) -> list[Priced]:
+def _here(act: Callable[[int], Priced], count: int) -> list[Priced]:
     """All is done by this process."""
     return [act(n) for n in range(count)]
 
 
-def candidates(request: Request, each: Each = here) -> list[Candidate]:
+def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
     """Every row of the registry and its one-sided form on its best placements, fastest first; last those that cannot.
 
-    each: who prices them, which takes most of the time. Of a product that was asked for before, and that is priced
-    here, what was found then.
+    each: who prices them, which takes most of the time; this process where it is not given. It then remembers what was
+    found for a request before.
     """
     rows = _rows(request)
-    key = request, rows
-    if each is not here or key not in _known:
-        _known[key] = _candidates(request, rows, each)
+    if each is not None or (request, rows) not in _known:
+        each = each or _here
+        taken = [_taken_as(row, request) for row in rows]
+        priced = each(lambda n: _best(*taken[n], request), len(rows))
+        found = sorted((Candidate(row, **what) for (row, _), what in zip(taken, priced, strict=True)), key=_order)
+        finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
+        refined = [replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)]
+        _known[request, rows] = sorted([*refined, *found[REFINED:]], key=_order)
         if len(_known) > KNOWN:
             _known.popitem(last=False)
-    _known.move_to_end(key)
-    return list(_known[key])
+    _known.move_to_end((request, rows))
+    return list(_known[request, rows])
 
 
 def needs_pricing(request: Request) -> bool:
@@ -153,15 +158,6 @@ def every_form() -> list[Row]:
     return rows
 
 
-def _candidates(request: Request, rows: Sequence[Row], each: Each) -> list[Candidate]:
-    taken = [_taken_as(row, request) for row in rows]
-    priced = each(lambda n: _best(*taken[n], request), len(rows))
-    found = sorted((Candidate(row, **what) for (row, _), what in zip(taken, priced, strict=True)), key=_order)
-    finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
-    refined = [replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)]
-    return sorted([*refined, *found[REFINED:]], key=_order)
-
-
 def _order(candidate: Candidate) -> tuple[bool, float]:
     return bool(candidate.rejected), candidate.weighed
 
@@ -179,7 +175,7 @@ def _refined(candidate: Candidate, request: Request) -> Priced:
     return {"traffic": traffic(found[width]), "bill": bills[width], "width": width}
 
 
-def choose(request: Request, each: Each = here) -> list[Candidate]:
+def choose(request: Request, each: Each | None = None) -> list[Candidate]:
     """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
     found = candidates(request, each)
     if found[0].rejected:

@@ -22,7 +22,7 @@ from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Each, Request, choose, here, needs_pricing
+from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
@@ -110,13 +110,13 @@ def _made(mesh: Mesh, operands: Operands) -> Plan:
     return plan
 
 
-def _priced_by(mesh: Mesh, request: Request) -> Each:
-    """Who prices its candidates: every rank some of them, unless all ranks remember what was found. Collective.
+def _priced_by(mesh: Mesh, request: Request) -> Each | None:
+    """Who prices its candidates: each rank some of them, unless all ranks remember what was found. Collective.
 
     So all ranks choose by the same figures, also where their processors round differently.
     """
     if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
-        return here
+        return None
     return partial(shared_out, mesh.comm, "plan")
 
 
