@@ -20,6 +20,7 @@ from rma_mm.runtime.ranks.process_group import within
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
+from rma_mm.windows.channel import Channel
 from rma_mm.windows.waiting import barrier
 
 Progress = Callable[[float, float], None]
@@ -86,13 +87,15 @@ class Executable:
 
     def traffic(self) -> tuple[int, int, int, int]:
         """All that this rank ever caused through these windows, in the order of the fields of `Counters`."""
-        counted = [window.counters for window in self.windows] + [channel.counters for channel in self.setup.channels]
-        return (
-            sum([each.words_intra for each in counted]),
-            sum([each.words_inter for each in counted]),
-            sum([each.messages for each in counted]),
-            sum([each.messages_inter for each in counted]),
-        )
+        intra = inter = messages = messages_inter = 0
+        movers: list[Window | Channel] = [*self.windows, *self.setup.channels]
+        for mover in movers:
+            counters = mover.counters
+            intra += counters.words_intra
+            inter += counters.words_inter
+            messages += counters.messages
+            messages_inter += counters.messages_inter
+        return intra, inter, messages, messages_inter
 
     def close(self) -> None:
         """Free what preparing made. Local."""
