@@ -8,14 +8,14 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.adaptation import LATE, Watch
 from rma_mm.runtime.calibration import remember_correction
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.plan_cache import Key, PlanCache
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Make = Callable[[str, Layout], Plan]
 """(algorithm, placement of C) → a plan for the same product. Collective."""
 
 
-def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
+def steered(cache: PlanCache, mesh: Mesh, key: Key, make: Make) -> Plan:
     """The plan that does the product under `key` next: mostly the one that did the last. Collective where it changes.
 
     All ranks decide alike, by what the slowest of them took. A change is reported in the mesh's `fallbacks`.
@@ -24,8 +24,8 @@ def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
     if plan.predicted_seconds is None:
         return plan
     watch = cache.watches.setdefault(key, Watch(plan.algorithm, plan.settled.chosen.kind, plan.predicted_seconds))
-    if plan.last_seconds:
-        watch.note(plan.last_seconds)
+    if plan.watch.last_seconds and not plan.watch.was_slow:  # a slow rank is not the fault of transfers
+        watch.note(plan.watch.last_seconds)
     if watch.is_new:
         _learn(mesh, plan, watch)
     if watch.should_change() and (better := _two_sided(plan)):
@@ -37,8 +37,7 @@ def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
     else:
         return plan
     chosen = following.settled.chosen
-    mesh.metrics.tally.plan_changes += 1
-    mesh.fallbacks.append(watch.change(chosen.row.name, chosen.kind, chosen.seconds))
+    mesh.metrics.changed_plan(watch.change(chosen.row.name, chosen.kind, chosen.seconds))
     cache.plans[key] = following
     return following
 

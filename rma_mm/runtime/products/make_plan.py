@@ -76,8 +76,10 @@ def make_plan(
     return planned(A, B, common_mesh(mesh, A, B), layout, options)
 
 
-def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Plan:
-    """`make_plan` for such options. Collective."""
+def planned(
+    A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
+) -> Plan:
+    """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
@@ -85,18 +87,20 @@ def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, optio
         operands = operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
     while True:
-        flavour, plan = mesh.flavour, _made(mesh, operands)
+        flavour, plan = mesh.flavour, _made(mesh, operands, before)
         if mesh.flavour == flavour or not (plan.settled.request.in_place or plan.shared):
             return plan
         plan.close()  # what it was chosen for turned out too small, and other memory took over
 
 
-def _made(mesh: Mesh, operands: Operands) -> Plan:
+def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request)  # alike on all ranks: they have agreed on everything that it rests on
     with using_threads(mesh.threads):  # of which each has scratch
         settled = fitted(mesh, operands, request, found)
+    if before is not None and settled.is_like(before.settled):
+        return before
     later = []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan

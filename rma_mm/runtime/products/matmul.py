@@ -105,12 +105,16 @@ def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: 
         Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
     )
     key = (a, b, layout, mesh.window_flavour, repr(options))
+    is_open = None in (a.layout, b.layout, layout)
+    steps = mesh.metrics.relief.steps if is_open else ()
     cache = PlanCache.of(mesh)
-    plan = cache.plan(key, lambda: planned(a, b, mesh, layout, options))
+    plan, is_other = cache.plan(key, steps, lambda before: planned(a, b, mesh, layout, options, before))
+    if is_other:
+        mesh.metrics.changed_plan()
     if options.algorithm != "auto":
         return plan
 
     def make(algorithm: str, place: Layout) -> Plan:
         return planned(a, b, mesh, place, replace(options, algorithm=algorithm))
 
-    return steered(cache, mesh, key, make)
+    return steered(cache, mesh, (key, steps), make)

@@ -56,9 +56,7 @@ class Plan:
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
-        self.watch = ProductWatch(mesh.metrics)
-        self.last_seconds = 0.0
-        """What the last execution but one took on the slowest rank: the ranks tell each other when they meet again."""
+        self.watch = ProductWatch(mesh.metrics, self.given.kind)
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self.trace: Trace | None = None
@@ -221,10 +219,8 @@ class Plan:
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
         is_agreed = self.ballot.cast(hashed, error is not None, self.watch.tells())
-        told = self.ballot.told
-        self.last_seconds = 1e-9 * told[0]
         if is_agreed:
-            self.watch.hears(told)
+            self.watch.hears(self.ballot.told)
         else:
             names = ("plan", "A", "B", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)

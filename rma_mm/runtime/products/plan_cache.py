@@ -9,6 +9,9 @@ from rma_mm.policy.planner.adaptation import Watch
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 
+Steps = tuple[int, ...]
+"""By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
+Key = tuple[object, Steps]
 PLANS = 16
 """Plans that `matmul` keeps for a mesh, with their scratch memory."""
 
@@ -17,8 +20,10 @@ class PlanCache:
     """Plans by what was asked for. All ranks keep and forget alike."""
 
     def __init__(self) -> None:
-        self.plans: OrderedDict[object, Plan] = OrderedDict()
-        """Oldest use first."""
+        self.plans: OrderedDict[Key, Plan] = OrderedDict()
+        """By what was asked for, and the shares of slow ranks. Oldest use first."""
+        self._steps: dict[object, Steps] = {}
+        """The shares by which each product was done last."""
         self.set_aside: dict[object, Plan] = {}
         """Plans of products that are done by another for the time being."""
         self.watches: dict[object, Watch] = {}
@@ -31,18 +36,30 @@ class PlanCache:
         assert isinstance(found, cls)
         return found
 
-    def plan(self, key: object, make: Callable[[], Plan]) -> Plan:
-        """The plan under `key`, made where there is none."""
+    def plan(self, asked: object, steps: Steps, make: Callable[[Plan | None], Plan]) -> tuple[Plan, bool]:
+        """The plan for what is asked, with shares as in `Relief.steps`; and whether another did this product last.
+
+        make: returns the plan that it is passed, which did it last, where none is better; else a new one.
+        """
+        key, last = (asked, steps), self._steps.get(asked, steps)
+        is_other = last != steps
         if key not in self.plans:
             if len(self.plans) >= PLANS:
                 self._forget()
-            self.plans[key] = make()
+            before = self.plans.get((asked, last))
+            self.plans[key] = made = make(before)
+            if made is before:
+                del self.plans[asked, last]
+                is_other = False
         self.plans.move_to_end(key)
-        return self.plans[key]
+        self._steps[asked] = steps
+        return self.plans[key], is_other
 
     def _forget(self) -> None:
         """Drop the plan that was used longest ago, with what is known of its product."""
         key, plan = self.plans.popitem(last=False)
+        if self._steps.get(key[0]) == key[1]:
+            del self._steps[key[0]]
         plan.close()
         self.watches.pop(key, None)
         if key in self.set_aside:
@@ -51,5 +68,6 @@ class PlanCache:
     def close(self) -> None:
         """Forget all."""
         self.plans.clear()
+        self._steps.clear()
         self.set_aside.clear()
         self.watches.clear()

@@ -54,6 +54,11 @@ class Settled:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         return self.chosen.seconds if is_known(self.request.tariff, self.given) else None
 
+    def is_like(self, other: Settled) -> bool:
+        """Whether another one is the same but for prices."""
+        mine, theirs = ((x.chosen.row.name, x.problem.layouts, x.tuning) for x in (self, other))
+        return mine == theirs
+
     @property
     def shares(self) -> bool:
         """Whether ranks of a node fetch together what lies on other nodes."""
