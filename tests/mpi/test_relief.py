@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -29,10 +33,11 @@ MOST = 120
 
 
 def multiplying() -> Machine:
-    """A machine on which multiplies are all that takes time."""
-    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *TOGETHER], Cost(1e-9, 1e-15))
+    """A machine on which multiplies take most of the time."""
+    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *TOGETHER], Cost(1e-5, 1e-9))
     costs = {"own": {"copy": Cost(1e-9, 1e-15)}, "node": moves, "between": moves}
-    return Machine("multiplying", costs, {"float64 blas": Kernel(1e-9, 1e-8)}, 64, operation=0, meeting=1e-9)
+    kernels = {"float64 blas": Kernel(1e-9, 1e-8)}
+    return Machine("multiplying", costs, kernels, 64, operation=0, meeting=1e-9, measured=True)
 
 
 class Slowed:
@@ -56,16 +61,25 @@ class Slowed:
         return found
 
 
-@parallel(ranks=(3,), env=("node",))
-def test_its_share_shrinks_while_it_is_slow(comm, tmp_path):
-    """Of a product whose placements are open; when it is as fast as before, the first plan goes on."""
-    a, b = (np.arange(float(N * N)).reshape(N, N) % n - 3 for n in (7, 5))
-    path = comm.bcast(tmp_path) / "machine.json"
+@contextmanager
+def unhindered(comm) -> Iterator[rma_mm.Mesh]:
+    """A mesh of that machine."""
+    path = Path(tempfile.gettempdir()) / f"machine.{comm.bcast(os.getpid())}.json"
     if comm.rank == 0:
         path.write_text(json.dumps(multiplying().as_json()))
     comm.barrier()
+    with mock.patch.dict(os.environ, {VARIABLE: str(path)}), rma_mm.Mesh((3,), comm) as mesh:
+        yield mesh
+    if comm.rank == 0:
+        path.unlink()
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_its_share_shrinks_while_it_is_slow(comm):
+    """Of a product whose placements are open; when it is as fast as before, the first plan goes on."""
+    a, b = (np.arange(float(N * N)).reshape(N, N) % n - 3 for n in (7, 5))
     lasting = mock.patch.object(slowness, "LASTING", 0.15)
-    with mock.patch.dict(os.environ, {VARIABLE: str(path)}), lasting, rma_mm.Mesh((3,), comm) as mesh:
+    with lasting, unhindered(comm) as mesh:
         rank, relief, plans, done = Slowed(mesh), mesh.metrics.relief, PlanCache.of(mesh).plans, []
 
         def repeat(times: float, products: int, until: int | None = None) -> tuple[list[float], object]:
@@ -91,3 +105,28 @@ def test_its_share_shrinks_while_it_is_slow(comm, tmp_path):
         named, follows = mesh.fallbacks
         assert named.startswith("rank 1 on host") and "its multiplies take" in named
         assert follows.startswith("rank 1 on host") and "its share of the work shrinks" in follows
+
+
+@parallel(ranks=(3,), env=("node", "nolocal"))
+def test_what_is_placed_stays_and_who_multiplies_follows(comm):
+    """Plans on given placements go over to rows that need not share out work by them, where that pays; and back."""
+    a, b = (np.arange(400.0 * 400).reshape(400, 400) % n - 3 for n in (7, 5))
+    with unhindered(comm) as mesh:
+        A, B = (rma_mm.DistMatrix.from_numpy(x, mesh, "i, None") for x in (a, b))
+        free, ordered, kept = plans = [
+            rma_mm.plan(A, B, mesh, layout="i, None", deterministic=order) for order in (False, True, False)
+        ]
+        kept.adapt = False
+        before = [(plan.algorithm, plan.layouts) for plan in plans]
+        for steps, changes in (((0, 0, 0), 0), ((0, 3, 0), 1), ((0, 0, 0), 2)):
+            mesh.metrics.relief.steps = steps  # as if rank 1 had become slow, and fast again
+            for plan in plans:
+                for _ in range(2):
+                    C = plan.execute(A, B)
+                assert np.array_equal(C.to_numpy(), a @ b)
+            assert (free.algorithm == before[0][0]) == (not any(steps))
+            assert "ranks have become slow" in free.why or not any(steps)
+            assert mesh.metrics.tally.plan_changes == changes
+            assert [(plan.algorithm, plan.layouts) for plan in (ordered, kept)] == before[1:]
+            assert free.layouts == before[0][1]
+        assert len(mesh.fallbacks) == 1 and "rank 1 on host" in mesh.fallbacks[0]

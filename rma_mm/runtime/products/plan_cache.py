@@ -1,17 +1,15 @@
-"""The plans that `matmul` keeps of a mesh's products, and what is known of products that are repeated."""
+"""The plans that `matmul` keeps of a mesh's products."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 
-from rma_mm.policy.planner.adaptation import Watch
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Steps = tuple[int, ...]
 """By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
-Key = tuple[object, Steps]
 PLANS = 16
 """Plans that `matmul` keeps for a mesh, with their scratch memory."""
 
@@ -20,14 +18,10 @@ class PlanCache:
     """Plans by what was asked for. All ranks keep and forget alike."""
 
     def __init__(self) -> None:
-        self.plans: OrderedDict[Key, Plan] = OrderedDict()
+        self.plans: OrderedDict[tuple[object, Steps], Plan] = OrderedDict()
         """By what was asked for, and the shares of slow ranks. Oldest use first."""
         self._steps: dict[object, Steps] = {}
         """The shares by which each product was done last."""
-        self.set_aside: dict[object, Plan] = {}
-        """Plans of products that are done by another for the time being."""
-        self.watches: dict[object, Watch] = {}
-        """What is known of products that are repeated."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> PlanCache:
@@ -56,18 +50,13 @@ class PlanCache:
         return self.plans[key], is_other
 
     def _forget(self) -> None:
-        """Drop the plan that was used longest ago, with what is known of its product."""
+        """Drop the plan that was used longest ago."""
         key, plan = self.plans.popitem(last=False)
         if self._steps.get(key[0]) == key[1]:
             del self._steps[key[0]]
         plan.close()
-        self.watches.pop(key, None)
-        if key in self.set_aside:
-            self.set_aside.pop(key).close()
 
     def close(self) -> None:
         """Forget all."""
         self.plans.clear()
         self._steps.clear()
-        self.set_aside.clear()
-        self.watches.clear()
