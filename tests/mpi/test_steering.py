@@ -21,7 +21,9 @@ from rma_mm.errors import DisagreementError
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.ranks.metrics import ProductWatch
 from tests.launch import parallel
 
 
@@ -102,6 +104,18 @@ def test_plans_and_chains_change_over_where_they_may(comm):
         placed.adapt = comm.rank == 0
         with pytest.raises(DisagreementError, match="adapt: "):
             placed.execute(A, B)
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
+    """Products in which a rank multiplied slowly say nothing of the plan."""
+    with late(comm) as mesh:
+        A = rma_mm.DistMatrix.from_numpy(np.eye(48), mesh, "i, j")
+        plan, watch = rma_mm.plan(A, A, mesh, layout="i, j"), ProductWatch(mesh.metrics, "these")
+        adaptation, watch.last_seconds = Adaptation(mesh, plan.settled), 1.0
+        for watch.was_slow in [True] * 3 * LOOKS + [False] * LOOKS:
+            assert adaptation.next(plan.settled, watch) is None
+        assert adaptation.next(plan.settled, watch).chosen.kind == "two-sided"
 
 
 @parallel(ranks=(2, 4), env=("node",))

@@ -14,6 +14,7 @@ from rma_mm.policy.planner.candidates import Candidate
 from rma_mm.runtime.calibration import remember_correction
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 
@@ -42,17 +43,27 @@ class Adaptation:
         """
         if self._watch is None:
             return None
-        if self._steps != self.mesh.metrics.relief.steps:
-            return self._following(now)
-        if not watch.last_seconds or watch.was_slow:  # a slow rank is not the fault of transfers
+        follows = self._steps != self.mesh.metrics.relief.steps
+        if not (follows or self._looked(watch, self._watch)):
             return None
-        self._watch.note(watch.last_seconds)
-        if self._watch.is_new:
-            self._learn(now, self._watch)
-        if self._watch.should_change():
+        agree(self.mesh.comm, "execute", {"adapt": True})  # others may be in other calls
+        return self._following(now) if follows else self._judged(now, self._watch)
+
+    def _looked(self, product: ProductWatch, watch: Watch) -> bool:
+        """Look at one more product; whether it is time to act."""
+        if not product.last_seconds or product.was_slow:  # a slow rank is not the fault of transfers
+            return False
+        watch.note(product.last_seconds)
+        return watch.is_new or watch.should_change() or watch.should_return()
+
+    def _judged(self, now: Settled, watch: Watch) -> Settled | None:
+        """Learn from what was seen, and go over where that is better. Collective."""
+        if watch.is_new:
+            self._learn(now, watch)
+        if watch.should_change():
             self._set_aside = now
-            return self._late(self._other(now, "two-sided"), self._watch)
-        return self._late(self._set_aside, self._watch) if self._watch.should_return() else None
+            return self._late(self._other(now, "two-sided"), watch)
+        return self._late(self._set_aside, watch) if watch.should_return() else None
 
     def _late(self, other: Settled | None, watch: Watch) -> Settled | None:
         """Go over to `other` as what is in force is late; where there is none, keep that for good."""

@@ -190,8 +190,9 @@ class Plan:
         out: DistMatrix | None = None,
         progress: Progress | None = None,
     ) -> DistMatrix:
-        """Multiply. Collective; makes no window, communicator or buffer. Returns `out`, or the plan's own C.
+        """Multiply. Collective. Returns `out`, or the plan's own C.
 
+        Makes no window, communicator or buffer, but where it goes over to another way of doing the same (`adapt`).
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
         it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
