@@ -13,13 +13,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean, median
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import rma_mm
 from bench import measure
 from bench.uneven import pin
-from rma_mm import Mesh
+from rma_mm import DistMatrix, Mesh
 from rma_mm.kernels.speed import SIZE
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.speeds import round_of
@@ -83,8 +82,10 @@ class Run:
 
     def __init__(self, mesh: Mesh, shape: tuple[int, int, int], slow: int) -> None:
         m, n, k = shape
-        self.mesh, self.a, self.b = mesh, *(measure.whole_matrix(x, "float32") for x in ((m, k), (k, n)))
+        made = (DistMatrix.from_function(x, measure.whole_numbers, mesh, dtype="float32") for x in ((m, k), (k, n)))
+        self.mesh, (self.a, self.b) = mesh, made
         self.samples: list[float] = []
+        """Seconds of each product on this rank, without those in which C is placed."""
         self.steps: list[tuple[int, ...]] = []
         """By how many steps each rank's share is shrunk after a product."""
         self.notes: list[int] = []
@@ -93,8 +94,8 @@ class Run:
         with disturbed(mesh.rank == slow):
             self._repeat(TO - FROM)
         self._repeat(PRODUCTS - TO)
-        c = rma_mm.matmul(self.a, self.b, mesh).to_numpy(root=0)
-        self.is_right = bool(mesh.comm.bcast(None if c is None else bool((c == self.a @ self.b).all())))
+        c, a, b = (x.to_numpy(root=0) for x in (rma_mm.matmul(self.a, self.b), self.a, self.b))
+        self.is_right = bool(mesh.comm.bcast(None if c is None else bool((c == a @ b).all())))
         self.named = next((at for at, count in enumerate(self.notes) if count), None)
         """The product by which a rank was named."""
         self.said = list(mesh.fallbacks)
@@ -102,9 +103,8 @@ class Run:
     def _repeat(self, products: int) -> None:
         for _ in range(products):
             measure.meet(self.mesh.comm)
-            begun = perf_counter()
-            rma_mm.matmul(self.a, self.b, self.mesh)
-            self.samples.append(perf_counter() - begun)
+            rma_mm.matmul(self.a, self.b)
+            self.samples.append(self.mesh.metrics.last.seconds)
             self.steps.append(self.mesh.metrics.relief.steps)
             self.notes.append(sum("its multiplies take" in note for note in self.mesh.fallbacks))
 

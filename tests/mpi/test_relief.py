@@ -18,8 +18,10 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
+from rma_mm.geometry.shares import relative
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.products import prices
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.watching import slowness
 from rma_mm.runtime.watching.slowness import SEEN
@@ -130,3 +132,10 @@ def test_what_is_placed_stays_and_who_multiplies_follows(comm):
             assert [(plan.algorithm, plan.layouts) for plan in (ordered, kept)] == before[1:]
             assert free.layouts == before[0][1]
         assert len(mesh.fallbacks) == 1 and "rank 1 on host" in mesh.fallbacks[0]
+
+
+def test_the_scatter_of_speeds_does_not_hide_a_slow_rank():
+    """Speeds that count as equal are equal, of which a slow rank has less; else its own is less."""
+    assert prices._with(None, (1.0, 1.1, 0.95), (1.0, 0.8, 1.0)).speeds_of(3) == relative((1.0, 0.8, 1.0)) != ()
+    assert prices._with(None, (4.0, 2.0, 2.0), (1.0, 0.5, 1.0)).speeds_of(3) == pytest.approx(relative((4.0, 1.0, 2.0)))
+    assert prices._with(None, None, ()).speeds == ()
