@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -39,7 +40,7 @@ def multiplying() -> Machine:
     moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *TOGETHER], Cost(1e-5, 1e-9))
     costs = {"own": {"copy": Cost(1e-9, 1e-15)}, "node": moves, "between": moves}
     kernels = {"float64 blas": Kernel(1e-9, 1e-8)}
-    return Machine("multiplying", costs, kernels, 64, operation=0, meeting=1e-9, measured=True)
+    return Machine("multiplying", costs, kernels, 64, operation=0, meeting=1e-9)
 
 
 class Slowed:
@@ -64,11 +65,11 @@ class Slowed:
 
 
 @contextmanager
-def unhindered(comm) -> Iterator[rma_mm.Mesh]:
-    """A mesh of that machine."""
+def unhindered(comm, measured: bool) -> Iterator[rma_mm.Mesh]:
+    """A mesh of that machine; only where that was `measured` products can be late."""
     path = Path(tempfile.gettempdir()) / f"machine.{comm.bcast(os.getpid())}.json"
     if comm.rank == 0:
-        path.write_text(json.dumps(multiplying().as_json()))
+        path.write_text(json.dumps(replace(multiplying(), measured=measured).as_json()))
     comm.barrier()
     with mock.patch.dict(os.environ, {VARIABLE: str(path)}), rma_mm.Mesh((3,), comm) as mesh:
         yield mesh
@@ -81,7 +82,7 @@ def test_its_share_shrinks_while_it_is_slow(comm):
     """Of a product whose placements are open; when it is as fast as before, the first plan goes on."""
     a, b = (np.arange(float(N * N)).reshape(N, N) % n - 3 for n in (7, 5))
     lasting = mock.patch.object(slowness, "LASTING", 0.15)
-    with lasting, unhindered(comm) as mesh:
+    with lasting, unhindered(comm, measured=False) as mesh:
         rank, relief, plans, done = Slowed(mesh), mesh.metrics.relief, PlanCache.of(mesh).plans, []
 
         def repeat(times: float, products: int, until: int | None = None) -> tuple[list[float], object]:
@@ -113,7 +114,7 @@ def test_its_share_shrinks_while_it_is_slow(comm):
 def test_what_is_placed_stays_and_who_multiplies_follows(comm):
     """Plans on given placements go over to rows that need not share out work by them, where that pays; and back."""
     a, b = (np.arange(400.0 * 400).reshape(400, 400) % n - 3 for n in (7, 5))
-    with unhindered(comm) as mesh:
+    with unhindered(comm, measured=True) as mesh:
         A, B = (rma_mm.DistMatrix.from_numpy(x, mesh, "i, None") for x in (a, b))
         free, ordered, kept = plans = [
             rma_mm.plan(A, B, mesh, layout="i, None", deterministic=order) for order in (False, True, False)
