@@ -87,9 +87,10 @@ class Job:
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
         plan = self._plan(mesh, shape)
+        plan.adapt = False  # what is reported is of one plan
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
-        if note := memory_note(plan):  # before the system ends a rank without a word
+        if note := memory_note(mesh, plan.settled):  # before the system ends a rank without a word
             mesh.fallbacks.append(note)
             self.frame.complain(note)
         self._check_start(plan)
@@ -107,7 +108,7 @@ class Job:
         verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self._require_unchanged()
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
-        if late := late_note(plan, seconds):
+        if late := late_note(plan.settled, seconds):
             mesh.fallbacks.append(late)
         facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
         is_right = verdict is None or verdict.ok

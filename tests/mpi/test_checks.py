@@ -52,7 +52,8 @@ def drop(plan: Plan, rank: int, is_fault: Callable[[Op], bool]) -> None:
     program = plan.schedule.program
     lost = [op for op in program(rank) if is_fault(op)][-1]
     ops = [op for op in program(rank) if op is not lost]
-    plan.schedule = replace(plan.schedule, program=lambda r: ops if r == rank else program(r))
+    schedule = replace(plan.schedule, program=lambda r: ops if r == rank else program(r))
+    plan.prepared.settled = replace(plan.settled, schedule=schedule)
 
 
 def some(mesh: Mesh, shape=(13, 11), dtype=float, layout=None, seed=0) -> DistMatrix:
@@ -157,7 +158,7 @@ def spoiled(where: Callable[[Mesh], bool], spoil: Callable[[np.ndarray], None]) 
     def run(plan, executable, progress):
         true(plan, executable, progress)
         if where(plan.mesh):
-            tile = next(iter(plan.bound.values())).memory.result
+            tile = next(iter(plan.prepared.bound.values())).memory.result
             spoil(tile)
 
     return run

@@ -168,7 +168,7 @@ def test_half_precision_summands_are_cast_in_counted_memory(comm):
         C = plan.execute(A, x)
         assert (C.to_numpy() == comm.size * n).all()
         assert plan.peak_bytes >= n * n * (2 + 4)
-        assert "cast A" in plan.frames
+        assert "cast A" in plan.prepared.frames
 
 
 @parallel(ranks=(2, 3), env=("node", "nolocal"))

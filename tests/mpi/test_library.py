@@ -27,8 +27,7 @@ from rma_mm.policy.model.price import TYPICALLY
 from rma_mm.policy.planner import candidates
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
-from rma_mm.runtime.products import make_plan as planning
-from rma_mm.runtime.products import memory
+from rma_mm.runtime.products import memory, settling
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.launch import VARIANTS, parallel
@@ -306,7 +305,7 @@ def needs_of_every_plan(comm, mesh, a, b, name):
     """Tuning → bytes of a rank, of all plans of an algorithm, each lowered."""
     plan = rma_mm.plan(a, b, mesh, algorithm=name)
     widths = [plan.settled.tuning.width, *(width for width in memory.WIDTHS if width < plan.settled.tuning.width)]
-    request, found = planning.request_of(mesh, plan.given, TYPICALLY), plan.settled.found
+    request, found = settling.request_of(mesh, plan.given, TYPICALLY), plan.settled.found
     trial = memory.Fitting(mesh, plan.given, request, found, plan.settled.chosen)
     found = {}
     for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:

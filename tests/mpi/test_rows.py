@@ -209,7 +209,7 @@ def check_product(mesh, name, product, allowed=BY_GROUPS | ONE_SIDED):
 
 def counters(plan):
     """Words and messages that the windows, and those that the channels, of a plan have counted on this rank so far."""
-    (bound,) = plan.bound.values()
+    (bound,) = plan.prepared.bound.values()
     sides = [[each.counters for each in side] for side in (bound.windows, bound.setup.channels)]
     return [
         figure

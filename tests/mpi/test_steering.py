@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -15,10 +17,13 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
+from rma_mm.errors import DisagreementError
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.ranks.metrics import ProductWatch
 from tests.launch import parallel
 
 
@@ -31,14 +36,23 @@ def too_fast() -> Machine:
     return Machine("too fast", costs, kernels, 64, operation=0, meeting=1e-9, piece=0, packed=0, measured=True)
 
 
-@parallel(ranks=(2, 4, 6), env=("node",))
-def test_a_late_product_changes_to_groups(comm):
+@contextmanager
+def late(comm) -> Iterator[rma_mm.Mesh]:
+    """A mesh on which every product is late."""
     path = Path(tempfile.gettempdir()) / f"machine.{comm.bcast(os.getpid())}.json"
     if comm.rank == 0:
         path.write_text(json.dumps(too_fast().as_json()))
-    a, b = (np.arange(48.0 * 48).reshape(48, 48) % n - 3 for n in (7, 5))
     grid = (2, comm.size // 2)
     with mock.patch.dict(os.environ, {VARIABLE: str(path)}), rma_mm.Mesh(grid, comm, window="allocated") as mesh:
+        yield mesh
+    if comm.rank == 0:
+        path.unlink()
+
+
+@parallel(ranks=(2, 4, 6), env=("node",))
+def test_a_late_product_changes_to_groups(comm):
+    a, b = (np.arange(48.0 * 48).reshape(48, 48) % n - 3 for n in (7, 5))
+    with late(comm) as mesh:
         A, B = (rma_mm.DistMatrix.from_numpy(x, mesh, "i, j") for x in (a, b))
         kinds, algorithms = [], []
         for _ in range(3 * LOOKS + 9):
@@ -55,8 +69,53 @@ def test_a_late_product_changes_to_groups(comm):
         assert "times the seconds predicted" in mesh.fallbacks[0]
         assert comm.allgather(algorithms) == [algorithms] * comm.size
         assert plan.predicted_seconds > 0
-    if comm.rank == 0:
-        path.unlink()
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_plans_and_chains_change_over_where_they_may(comm):
+    """On the same placements; what they tell is of what is in force. With adapt=False they stay as they are."""
+    a, b = (np.arange(48.0 * 48).reshape(48, 48) % n - 3 for n in (7, 5))
+    with late(comm) as mesh:
+        A, B = (rma_mm.DistMatrix.from_numpy(x, mesh, "i, j") for x in (a, b))
+        arrays, placed, kept, named, poor = plans = [
+            rma_mm.plan(a, b, mesh, layout="i, j"),
+            *(rma_mm.plan(A, B, mesh, layout="i, j", algorithm=name) for name in ("auto", "auto", "stationary_c")),
+            rma_mm.plan(A, B, mesh, layout="i, j", memory_limit=rma_mm.plan(A, B, mesh, layout="i, j").peak_bytes),
+        ]
+        chain = rma_mm.plan_chain(["C = A @ B", "D = C @ A"], mesh, A=A, B=B, layouts={"C": "i, j", "D": "i, j"})
+        kept.adapt = False
+        before = [(plan.layouts, plan.algorithm) for plan in plans]
+        seen = {plan: [] for plan in [*plans, *chain.plans]}
+        for _ in range(2 * LOOKS + 6):
+            for plan in plans:
+                operands = (a, b) if plan is arrays else (A, B)
+                assert np.array_equal(plan.execute(*operands).to_numpy(), a @ b)
+            assert np.array_equal(chain.execute(A=A, B=B)["D"].to_numpy(), a @ b @ a)
+            for plan, names in seen.items():
+                names.append(plan.algorithm)
+        assert [plan.layouts for plan in plans] == [layouts for layouts, _ in before]
+        changes = {plan: sum(one != other for one, other in pairwise(names)) for plan, names in seen.items()}
+        assert all(1 <= changes[plan] <= 2 for plan in (arrays, placed, *chain.plans)), changes
+        assert changes[kept] == changes[named] == 0 and poor.peak_bytes <= poor.options.memory_limit
+        assert sum("times the seconds predicted" in note for note in mesh.fallbacks) == sum(changes.values())
+        assert mesh.metrics.tally.plan_changes == sum(changes.values())
+        for plan, text in ((placed, placed.explain()), *((each, str(chain)) for each in chain.plans)):
+            assert plan.algorithm in text and plan.settled.chosen.row.name == plan.algorithm
+        placed.adapt = comm.rank == 0
+        with pytest.raises(DisagreementError, match="adapt: "):
+            placed.execute(A, B)
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
+    """Products in which a rank multiplied slowly say nothing of the plan."""
+    with late(comm) as mesh:
+        A = rma_mm.DistMatrix.from_numpy(np.eye(48), mesh, "i, j")
+        plan, watch = rma_mm.plan(A, A, mesh, layout="i, j"), ProductWatch(mesh.metrics, "these")
+        adaptation, watch.last_seconds = Adaptation(mesh, plan.settled), 1.0
+        for watch.was_slow in [True] * 3 * LOOKS + [False] * LOOKS:
+            assert adaptation.next(plan.settled, watch) is None
+        assert adaptation.next(plan.settled, watch).chosen.kind == "two-sided"
 
 
 @parallel(ranks=(2, 4), env=("node",))

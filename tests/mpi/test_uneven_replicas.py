@@ -32,7 +32,7 @@ from tests.reference import prove
 from tests.stateful import walk
 from tests.strategies import Case
 
-maker = import_module("rma_mm.runtime.products.make_plan")
+maker = import_module("rma_mm.runtime.products.prepared")
 PLACES = ("P('i:bounds(0,2,7)', 'j')", "P('i', 'j')", "P(None, None)")
 WRONG = ["summa_c", "summa_c:pull", "pumma", "cannon:pull"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rma_mm.runtime.watching.slowness import LONG, RUN, SEEN, SlowLink, Slowness
+from rma_mm.runtime.watching.slowness import LONG, RUN, SEEN, Recent, SlowLink, Slowness
 
 SLOWED = 30
 """The product from which on a rank is slow."""
@@ -73,6 +73,17 @@ def test_the_limit_is_mean_and_two_deviations_of_twenty() -> None:
         assert not slowness.is_slow
         slowness.note(176, 1)
     assert slowness.is_slow and slowness.factor == 176 / 125
+
+
+def test_products_of_all_kinds_make_a_rank_slow_together() -> None:
+    """Each held against its own kind; those of a kind that is new say nothing."""
+    slowness, kinds = Slowness(), {"large": Recent(), "small": Recent(), "new": Recent()}
+    usual = [("large", 100.0), ("small", 3.0)] * SEEN
+    for kind, pace in [*usual, *[("large", 200.0), ("new", 50.0), ("small", 6.0)] * (RUN // 2)]:
+        assert not slowness.is_slow
+        slowness.seen = kinds[kind]
+        slowness.note(pace, 1.0)
+    assert slowness.is_slow
 
 
 def test_a_link_is_slow_after_twenty_products_below_half() -> None:

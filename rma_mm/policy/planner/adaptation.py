@@ -6,6 +6,7 @@ that turns out to be no faster. So it cannot flap.
 
 from __future__ import annotations
 
+from collections import deque
 from statistics import median
 
 LATE = 1.2
@@ -26,33 +27,38 @@ class Watch:
         self.name, self.kind, self.predicted = name, kind, predicted
         self.changes = 0
         """How often the plan was changed."""
-        self._seen: list[float] = []
+        self._seen: deque[float] = deque(maxlen=LOOKS)
+        self._count = 0
         self._before: tuple[str, float] | None = None
 
     def note(self, seconds: float) -> None:
         """An execution took so long, on the slowest rank."""
         self._seen.append(seconds)
+        self._count += 1
 
     @property
     def measured(self) -> float | None:
         """What an execution takes; None before enough were seen."""
-        return median(self._seen[-LOOKS:]) if len(self._seen) > LOOKS else None
+        return median(self._seen) if self._count > LOOKS else None
 
     @property
     def is_new(self) -> bool:
         """Whether enough has been seen just now."""
-        return len(self._seen) == LOOKS + 1
+        return self._count == LOOKS + 1
 
     def should_change(self) -> bool:
         """Whether the next product is better done by a two-sided plan."""
+        if self.changes or self.kind != "one-sided":
+            return False
         measured = self.measured
-        is_late = measured is not None and measured > LATE * self.predicted
-        return is_late and self.kind == "one-sided" and not self.changes
+        return measured is not None and measured > LATE * self.predicted
 
     def should_return(self) -> bool:
         """Whether what it was changed to is slower than what it was changed from."""
+        if self.changes != 1 or self._before is None:
+            return False
         measured = self.measured
-        return self.changes == 1 and measured is not None and self._before is not None and measured > self._before[1]
+        return measured is not None and measured > self._before[1]
 
     def change(self, name: str, kind: str, predicted: float) -> str:
         """It is done by another plan from now on. What is to be reported of that."""
@@ -61,7 +67,8 @@ class Watch:
         ratio, before = measured / self.predicted, self.name
         self._before = before, measured
         self.name, self.kind, self.predicted = name, kind, predicted
-        self._seen = []
+        self._seen.clear()
+        self._count = 0
         self.changes += 1
         return f"{before}: took {ratio:.2f} times the seconds predicted; {name} does the next products"
 

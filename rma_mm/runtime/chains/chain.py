@@ -103,23 +103,41 @@ class ChainPlan:
         self._in_place: set[str] = set()
         """Inputs that are read where they lie on node-mates."""
         self._is_closed = False
+        self._last: list[tuple[str, float]] = []
+        """What was in force for each step when the chain was closed."""
         self._prices = prices
         try:
             self.peak_bytes = self._prepared()
-            """Bytes that the fullest rank holds at most: all matrices, copies, and the products' scratch."""
+            """Bytes that the fullest rank holds at most, as made: all matrices, copies, and the products' scratch."""
         except RmaError:  # the same on every rank
             self.close()
             raise
         self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
-        self._chosen = [(plan.algorithm, plan.settled.chosen.seconds) for plan in self.plans]
-        self._seconds = sum(seconds for _, seconds in self._chosen)
-        self._seconds += sum(each.seconds for each in answer.conversions)
+
+    @property
+    def adapt(self) -> bool:
+        """Whether steps may go over to other ways of doing the same, as plans do; to be set alike on all ranks."""
+        return all(plan.adapt for plan in self.plans)
+
+    @adapt.setter
+    def adapt(self, value: bool) -> None:
+        for plan in self.plans:
+            plan.adapt = value
 
     @property
     def predicted_seconds(self) -> float | None:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         return self._seconds if self._prices.is_known else None
+
+    @property
+    def _chosen(self) -> list[tuple[str, float]]:
+        """Algorithm and seconds of each step."""
+        return [(plan.algorithm, plan.settled.chosen.seconds) for plan in self.plans] or self._last
+
+    @property
+    def _seconds(self) -> float:
+        return sum(seconds for _, seconds in self._chosen) + sum(each.seconds for each in self.answer.conversions)
 
     @property
     def greedy_seconds(self) -> float | None:
@@ -170,7 +188,7 @@ class ChainPlan:
 
         Local, and may be repeated.
         """
-        self._is_closed = True
+        self._is_closed, self._last = True, self._chosen
         self._actions.clear()
         for plan in self.plans:
             plan.close()
@@ -281,13 +299,14 @@ class ChainPlan:
             rows.append([str(number + 1), str(step), algorithm, *layouts, seconds_text(seconds)])
         rows += [_conversion_row(each) for each in self.answer.last]
         known = "predicted" if self._prices.is_known else "by figures that were not measured here"
-        ratio = self.greedy.seconds / self._seconds if self._seconds else 1.0
+        seconds = self._seconds
+        ratio = self.greedy.seconds / seconds if seconds else 1.0
         how = "" if self.answer.is_exact else " (the best of what was looked at: too many states for all)"
         greedy = f"by greedy choice {seconds_text(self.greedy.seconds)}, {ratio:.3g} times as long"
         lines = [
             f"chain of {len(self._chosen)} products on a mesh of {self.mesh.shape}",
             table(rows),
-            f"{known} {seconds_text(self._seconds)}{how}; {greedy}",
+            f"{known} {seconds_text(seconds)}{how}; {greedy}",
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
         ]
         return "\n".join(lines)

@@ -31,8 +31,9 @@ from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.make_plan import operand_of, operands_of, request_of, with_kernel
+from rma_mm.runtime.products.make_plan import operand_of, operands_of, with_kernel
 from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
+from rma_mm.runtime.products.settling import request_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.row import Layouts

@@ -104,6 +104,13 @@ class Operands:
         return (*self.c.shape, rows if self.options.transpose_a else cols)
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What tells local products apart that take different times for a multiply-add, wherever operands lie."""
+        o = self.options
+        turns = o.transpose_a, o.transpose_b
+        return self.shape, *turns, self.a.dtype.name, self.b.dtype.name, self.summed.name, self.kernel, o.semiring
+
+    @property
     def product_dtype(self) -> np.dtype[Any]:
         """The element type of the product; an epilogue may store C in another. Raises DtypeError."""
         compute = self.options.compute_dtype

@@ -1,68 +1,133 @@
-"""Products that are repeated: what they take is held against what was predicted, and late one-sided plans are left."""
+"""Products that are repeated: late one-sided plans are left, and plans in force follow ranks that become slow.
+
+All ranks decide alike: by what the slowest of them took, and by the shares that slow ranks are left with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from rma_mm.geometry.layout import Layout
+from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.adaptation import LATE, Watch
+from rma_mm.policy.planner.candidates import Candidate
 from rma_mm.runtime.calibration import remember_correction
-from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import ProductWatch
 
-Make = Callable[[str, Layout], Plan]
-"""(algorithm, placement of C) → a plan for the same product. Collective."""
-
-
-def steered(cache: PlanCache, mesh: Mesh, key: object, make: Make) -> Plan:
-    """The plan that does the product under `key` next: mostly the one that did the last. Collective where it changes.
-
-    All ranks decide alike, by what the slowest of them took. A change is reported in the mesh's `fallbacks`.
-    """
-    plan = cache.plans[key]
-    if plan.predicted_seconds is None:
-        return plan
-    watch = cache.watches.setdefault(key, Watch(plan.algorithm, plan.settled.chosen.kind, plan.predicted_seconds))
-    if plan.last_seconds:
-        watch.note(plan.last_seconds)
-    if watch.is_new:
-        _learn(mesh, plan, watch)
-    if watch.should_change() and (better := _two_sided(plan)):
-        cache.set_aside[key] = plan
-        following = make(better, plan.layouts["C"])
-    elif watch.should_return() and key in cache.set_aside:
-        following = cache.set_aside.pop(key)
-        plan.close()
-    else:
-        return plan
-    chosen = following.settled.chosen
-    mesh.metrics.tally.plan_changes += 1
-    mesh.fallbacks.append(watch.change(chosen.row.name, chosen.kind, chosen.seconds))
-    cache.plans[key] = following
-    return following
+WORTH = 1.1
+"""How many times as long as the best a plan takes, at least, that is left as ranks have become slow."""
 
 
-def _two_sided(plan: Plan) -> str | None:
-    """The fastest candidate that moves operands by groups, and leaves C where it is."""
-    here = plan.settled.chosen.layouts and plan.settled.chosen.layouts[2]
-    others = (c for c in plan.settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
-    return next((c.row.name for c in others), None)
+class Adaptation:
+    """When a plan that "auto" chose is left for another on the same placements, and for which."""
+
+    def __init__(self, mesh: Mesh, settled: Settled) -> None:
+        self.mesh = mesh
+        seconds = settled.predicted_seconds
+        self._watch: Watch | None = None
+        """None where nothing is to change."""
+        if settled.given.options.algorithm == "auto" and seconds is not None:
+            self._watch = _watch(settled.chosen)
+        self._steps = self._first_steps = mesh.metrics.relief.steps
+        self._usual = self._set_aside = settled
+        """What is in force with the shares of the first execution; and what was left as it was late."""
+
+    def next(self, now: Settled, watch: ProductWatch) -> Settled | None:
+        """What is to go on in place of `now`; None as a rule. Called once a product; collective where it changes.
+
+        watch: of the products that were done so. A change is reported in the mesh's `fallbacks`.
+        """
+        if self._watch is None:
+            return None
+        follows = self._steps != self.mesh.metrics.relief.steps
+        if not (follows or self._looked(watch, self._watch)):
+            return None
+        agree(self.mesh.comm, "execute", {"adapt": True})  # others may be in other calls
+        return self._following(now) if follows else self._judged(now, self._watch)
+
+    def _looked(self, product: ProductWatch, watch: Watch) -> bool:
+        """Look at one more product; whether it is time to act."""
+        if not product.last_seconds or product.was_slow:  # a slow rank is not the fault of transfers
+            return False
+        watch.note(product.last_seconds)
+        return watch.is_new or watch.should_change() or watch.should_return()
+
+    def _judged(self, now: Settled, watch: Watch) -> Settled | None:
+        """Learn from what was seen, and go over where that is better. Collective."""
+        if watch.is_new:
+            self._learn(now, watch)
+        if watch.should_change():
+            self._set_aside = now
+            return self._late(self._other(now, "two-sided"), watch)
+        return self._late(self._set_aside, watch) if watch.should_return() else None
+
+    def _late(self, other: Settled | None, watch: Watch) -> Settled | None:
+        """Go over to `other` as what is in force is late; where there is none, keep that for good."""
+        if other is None:
+            self._watch = None
+            return None
+        chosen = other.chosen
+        text = watch.change(chosen.row.name, chosen.kind, chosen.seconds)
+        self.mesh.metrics.changed_plan(text)
+        return replace(other, instead=text)
+
+    def _following(self, now: Settled) -> Settled | None:
+        """Go over to what is best by the shares that slow ranks are left with now. Collective."""
+        if self._steps == self._first_steps:
+            self._usual = now
+        self._steps = self.mesh.metrics.relief.steps
+        other = self._usual if self._steps == self._first_steps else self._better(now)
+        if other is None or other.is_like(now):
+            return None
+        assert self._watch is not None
+        self._watch = _watch(other.chosen, self._watch.changes)
+        self.mesh.metrics.changed_plan()
+        return other
+
+    def _better(self, now: Settled) -> Settled | None:
+        """What takes so much less than `now`, by the present shares, that the change is worth it. Collective."""
+        other = self._other(now)
+        if other is None:
+            return None
+        name = now.chosen.row.name
+        seconds = min((each.seconds for each in other.found if each.row.name == name), default=0.0)
+        text = f"{name} takes longer as ranks have become slow"
+        return replace(other, instead=text) if seconds > WORTH * other.chosen.seconds else None
+
+    def _other(self, now: Settled, kind: str = "") -> Settled | None:
+        """The best on the placements of `now`, of one `kind` if given; None where there is none. Collective."""
+        try:
+            other = settle(self.mesh, now.placed, kind)
+        except (AlgorithmError, MemoryLimitError):
+            return None
+        new = [x for x in "AB" if other.reads_in_place(x) and not now.reads_in_place(x)]
+        return None if any(other.operands[x].in_place is None for x in new) else other  # may come from anywhere
+
+    def _learn(self, now: Settled, watch: Watch) -> None:
+        """Correct the calibration by what was observed. Collective."""
+        mesh, corrected = self.mesh, watch.correction(now.chosen.correction)
+        if corrected is not None:
+            kind = now.chosen.kind
+            remember_correction(mesh.comm, mesh.node_of, threads=mesh.threads, corrections={kind: corrected})
 
 
-def late_note(plan: Plan, seconds: Sequence[float]) -> str:
+def _watch(chosen: Candidate, changes: int = 0) -> Watch:
+    watch = Watch(chosen.row.name, chosen.kind, chosen.seconds)
+    watch.changes = changes
+    return watch
+
+
+def late_note(settled: Settled, seconds: Sequence[float]) -> str:
     """What is to be said of a plan that was chosen and took these seconds: nothing, unless it is one-sided and late."""
-    predicted, better = plan.predicted_seconds, _two_sided(plan)
-    if predicted is None or plan.settled.chosen.kind != "one-sided" or better is None:
+    predicted, chosen = settled.predicted_seconds, settled.chosen
+    here = chosen.layouts and chosen.layouts[2]
+    others = (c for c in settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
+    better = next((c.row.name for c in others), None)
+    if predicted is None or chosen.kind != "one-sided" or better is None:
         return ""
-    ratio = min(seconds) / predicted
-    return f"{plan.algorithm}: took {ratio:.2f} times the seconds predicted; try {better}" if ratio > LATE else ""
-
-
-def _learn(mesh: Mesh, plan: Plan, watch: Watch) -> None:
-    """Correct the calibration by what was observed."""
-    kind = plan.settled.chosen.kind
-    before = plan.settled.chosen.correction
-    corrected = watch.correction(before)
-    if corrected is not None:
-        remember_correction(mesh.comm, mesh.node_of, threads=mesh.threads, corrections={kind: corrected})
+    ratio, name = min(seconds) / predicted, chosen.row.name
+    return f"{name}: took {ratio:.2f} times the seconds predicted; try {better}" if ratio > LATE else ""

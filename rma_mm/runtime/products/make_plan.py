@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -21,19 +20,15 @@ from rma_mm.kernels.choice.choice import NAMES
 from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
-from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.memory import fitted
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.prices import tariff_of
-from rma_mm.runtime.ranks.agreement import agreed, shared_out
+from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.windows.waiting import largest, wait
+from rma_mm.windows.waiting import wait
 
 Factor = DistMatrix | Operand | NDArray[Any]
 """What is multiplied, as it is given."""
@@ -77,27 +72,26 @@ def make_plan(
     return planned(A, B, common_mesh(mesh, A, B), layout, options)
 
 
-def planned(A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Plan:
-    """`make_plan` for such options. Collective."""
+def planned(
+    A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
+) -> Plan:
+    """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
         operands = operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
-    while True:
-        flavour, plan = mesh.flavour, _made(mesh, operands)
-        if mesh.flavour == flavour or not (plan.settled.request.in_place or plan.shared):
-            return plan
-        plan.close()  # what it was chosen for turned out too small, and other memory took over
+    while (plan := _made(mesh, operands, before)).prepared.is_outdated:
+        plan.close()
+    return plan
 
 
-def _made(mesh: Mesh, operands: Operands) -> Plan:
+def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
-    request = request_of(mesh, operands, tariff_of(mesh, operands))
-    found = choose(request, _priced_by(mesh, request))
-    with using_threads(mesh.threads):  # of which each has scratch
-        settled = fitted(mesh, operands, request, found)
+    settled = settle(mesh, operands)
+    if before is not None and settled.is_like(before.settled):
+        return before
     later = []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
@@ -105,19 +99,7 @@ def _made(mesh: Mesh, operands: Operands) -> Plan:
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    plan = Plan(mesh, settled)
-    prove(mesh, plan.schedule, "plan")
-    return plan
-
-
-def _priced_by(mesh: Mesh, request: Request) -> Each | None:
-    """Who prices its candidates: each rank some of them, unless all ranks remember what was found. Collective.
-
-    So all ranks choose by the same figures, also where their processors round differently.
-    """
-    if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
-        return None
-    return partial(shared_out, mesh.comm, "plan")
+    return Plan(mesh, settled)
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
@@ -224,29 +206,6 @@ def _with_epilogue(operands: Operands) -> Operands:
     if o.beta != 0:
         check_cast(stored, operands.summed, "C, which beta adds,", "the sum")
     return replace(operands, c=replace(c, dtype=stored))
-
-
-def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
-    """The question to the planner, in terms of op(A), op(B) and C."""
-    o = operands.options
-    a, b = operands.a.layout, operands.b.layout
-    layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
-    ours = mesh.flavour.loads_on_node
-    in_place = copyable = ""
-    for x, operand in (("A", operands.a), ("B", operands.b)):
-        is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
-        if ours if is_made_here else operand.in_place:
-            in_place += x
-        elif ours and len(set(mesh.shape.nodes)) < mesh.shape.size:
-            copyable += x
-    itemsize = max(operands.dtype(x).itemsize for x in "ABC")
-    memory = None if o.memory_limit is None else o.memory_limit // itemsize
-    return Request(
-        operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
-        shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
-        copyable=copyable, tariff=tariff, pushes=operands.may_push,
-        prefer=o.prefer or mesh.prefer,
-    )  # fmt: skip
 
 
 def _probe(operands: Operands) -> None:

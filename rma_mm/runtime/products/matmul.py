@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.adaptation import steered
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, planned
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.plan_cache import PlanCache
@@ -105,12 +103,10 @@ def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: 
         Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
     )
     key = (a, b, layout, mesh.window_flavour, repr(options))
+    is_open = None in (a.layout, b.layout, layout)
+    steps = mesh.metrics.relief.steps if is_open else ()
     cache = PlanCache.of(mesh)
-    plan = cache.plan(key, lambda: planned(a, b, mesh, layout, options))
-    if options.algorithm != "auto":
-        return plan
-
-    def make(algorithm: str, place: Layout) -> Plan:
-        return planned(a, b, mesh, place, replace(options, algorithm=algorithm))
-
-    return steered(cache, mesh, key, make)
+    plan, is_other = cache.plan(key, steps, lambda before: planned(a, b, mesh, layout, options, before))
+    if is_other:
+        mesh.metrics.changed_plan()
+    return plan

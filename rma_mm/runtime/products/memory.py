@@ -16,7 +16,6 @@ from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, prob
 from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone
 from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
-from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.lowering.fitted import Fitted
@@ -35,13 +34,17 @@ WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
 
-def fitted(mesh: Mesh, operands: Operands, request: Request, found: list[Candidate]) -> Settled:
+def fitted(
+    mesh: Mesh, operands: Operands, request: Request, found: list[Candidate], able: list[Candidate]
+) -> Settled:  # fmt: skip
     """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
+
+    found: all candidates; able: those of them that may be taken.
 
     Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none does as it is asked for.
     """
     limit = operands.options.memory_limit
-    able = [each for each in found if not each.rejected and each.layouts is not None]
+    able = [each for each in able if not each.rejected and each.layouts is not None]
     trials = [Fitting(mesh, operands, request, found, each) for each in able]
     if limit is not None:
         for trial, least in zip(trials, largest(mesh.comm, [trial.standing for trial in trials]), strict=True):
@@ -57,10 +60,9 @@ def fitted(mesh: Mesh, operands: Operands, request: Request, found: list[Candida
     )
 
 
-def memory_note(plan: Plan) -> str:
+def memory_note(mesh: Mesh, settled: Settled) -> str:
     """What a plan's ranks need together on a node that does not allow it, in a sentence; else empty. Collective."""
-    mesh = plan.mesh
-    own = peak_bytes(mesh, plan.schedule, plan.settled.given)
+    own = peak_bytes(mesh, settled.schedule, settled.given)
     told = mesh.comm.allgather((own, memory_allowed()))
     for node in dict.fromkeys(mesh.node_of):
         mates = [rank for rank, each in enumerate(mesh.node_of) if each == node]
@@ -126,7 +128,7 @@ class Fitting:
             if limit is None or self.least[tuning] <= limit:
                 return Settled(
                     self.operands, self.request, self.found, self.candidate, self.problem, schedule, tuning,
-                    self.least[tuning], is_ordered,
+                    self.least[tuning], is_ordered, self.mesh.flavour,
                 )  # fmt: skip
         return None
 

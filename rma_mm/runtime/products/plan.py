@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from operator import sub
 from time import perf_counter_ns
@@ -15,69 +14,104 @@ from rma_mm.errors import ClosedError, LayoutError, OptionError, ShapeError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
-from rma_mm.runtime.execution.accumulators import Sums
-from rma_mm.runtime.execution.addressing import Memory, Tickets
-from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable, Listener, Progress
-from rma_mm.runtime.execution.needs import frames_of, groups_of, movement
+from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
-from rma_mm.runtime.execution.operands import frame_dtype
+from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
+from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.latest import OWN, Latest
+from rma_mm.runtime.products.prepared import Prepared
 from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
-from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn, spoil
 from rma_mm.runtime.verification.checked_product import checked_product, verified_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
-from rma_mm.schedule.schedule import STAGE
+from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
-
-BOUND = 8
-"""Sets of operands that a plan keeps bound."""
 
 
 class Plan:
-    """C = alpha · op(A) @ op(B) + beta · C, settled and prepared. Made by `make_plan`; collective to execute."""
+    """C = alpha · op(A) @ op(B) + beta · C, settled and prepared. Made by `make_plan`; collective to execute.
+
+    Where it was chosen by "auto" and turns out late, it may go over to another way of doing the same, twice at most, on
+    the same placements and within the same memory limit, as `mesh.fallbacks` then says; likewise where a rank becomes
+    slow. All that it tells is of what is in force. Set `adapt` to False to keep it as it is.
+    """
 
     def __init__(self, mesh: Mesh, settled: Settled) -> None:
-        self.mesh, self.settled, self.given, self.options = mesh, settled, settled.given, settled.given.options
-        self.schedule, self.layouts, self.peak_bytes = settled.schedule, settled.layouts, settled.peak_bytes
-        self.predicted_seconds = settled.predicted_seconds
-        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        self.mesh, self.options = mesh, settled.given.options
+        self.prepared = Prepared(mesh, settled)
+        """What is in force."""
+        self._adaptation = Adaptation(mesh, settled)
+        self._adapt, self._may_adapt = True, False
+        """What was set, and whether ranks have agreed on it."""
+        self.layouts = settled.layouts
+        """Placements of A, B and C, each in its own orientation."""
         self.serial = mesh.next_serial()
-        self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
-        self.watch = ProductWatch(mesh.metrics)
-        self.last_seconds = 0.0
-        """What the last execution but one took on the slowest rank: the ranks tell each other when they meet again."""
+        self.watch = ProductWatch(mesh.metrics, self.given.kind)
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self.trace: Trace | None = None
         """Where to note what this rank does when; to be set before anything is bound."""
         self._own_c: DistMatrix | None = None
         self._latest: Latest | None = None
-        self._added: dict[str, DistMatrix] = self._allocate()
-        self.shared = Shared(mesh, settled.schedule, settled.given) if settled.shares else None
-        """Scratch for what ranks of a node fetch together; None where nothing is."""
-        self.frames = self._scratch()
-        self.tickets = Tickets(self._added["ticket"].block) if self.schedule.pool else None
-        if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
-            mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
+        self._arrays = {x: self._allocated(x) for x in self.options.arrays}
+        """The matrices of operands that come as arrays."""
         self._is_closed = False
         self._done = 0
         """Products that it was asked to check each N-th of."""
         mesh.prepared.add(self)
 
     # -- what was decided -------------------------------------------------------------------------
+
+    @property
+    def adapt(self) -> bool:
+        """Whether it may go over to another way of doing the same; to be set alike on all ranks."""
+        return self._adapt
+
+    @adapt.setter
+    def adapt(self, value: bool) -> None:
+        self._adapt, self._may_adapt, self._latest = bool(value), False, None
+
+    @property
+    def settled(self) -> Settled:
+        """What was asked, what the planner found, and what was taken."""
+        return self.prepared.settled
+
+    @property
+    def given(self) -> Operands:
+        """What was asked."""
+        return self.settled.given
+
+    @property
+    def schedule(self) -> Schedule:
+        """The operations of all ranks."""
+        return self.settled.schedule
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest rank holds while the product runs."""
+        return self.settled.peak_bytes
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        return self.settled.predicted_seconds
+
+    @property
+    def shared(self) -> Shared | None:
+        """Scratch for what ranks of a node fetch together; None where nothing is."""
+        return self.prepared.shared
 
     @property
     def algorithm(self) -> str:
@@ -156,14 +190,17 @@ class Plan:
         out: DistMatrix | None = None,
         progress: Progress | None = None,
     ) -> DistMatrix:
-        """Multiply. Collective; makes no window, communicator or buffer. Returns `out`, or the plan's own C.
+        """Multiply. Collective. Returns `out`, or the plan's own C.
 
+        Makes no window, communicator or buffer, but where it goes over to another way of doing the same (`adapt`).
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
         it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
         plan was made with `check`, VerificationError.
         """
+        if self._may_adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
+            self._go_over(other)
         latest = self._latest
         if latest is None or not latest.names(A, B, out):
             A, B, out = self._agreed(A, B, out)
@@ -207,7 +244,7 @@ class Plan:
                     self._check(name, matrix)
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
-            facts = (self.serial, A.facts, B.facts, out.facts if out is not None else OWN)
+            facts = (self.serial, self._adapt, A.facts, B.facts, out.facts if out is not None else OWN)
             for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
                 window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
@@ -215,18 +252,17 @@ class Plan:
         if facts != self.agreed[0]:
             self.agreed = (facts, digest(facts))
         self._vote(*self.agreed, error)
+        self._may_adapt = self._adapt
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
         is_agreed = self.ballot.cast(hashed, error is not None, self.watch.tells())
-        told = self.ballot.told
-        self.last_seconds = 1e-9 * told[0]
         if is_agreed:
-            self.watch.hears(told)
+            self.watch.hears(self.ballot.told)
         else:
-            names = ("plan", "A", "B", "C")
+            names = ("plan", "adapt", "A", "B", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
 
     def _checks(self, *matrices: DistMatrix) -> AbstractContextManager[None]:
@@ -251,26 +287,32 @@ class Plan:
         self.words = Counters(*map(sub, executable.traffic(), before))
         self.watch.note(elapsed, seen, self.words)
 
+    def _go_over(self, settled: Settled) -> None:
+        """Do the product as `settled` from now on, in place of what is in force. Collective."""
+        while True:
+            self._latest = None
+            self.prepared.close()
+            self.prepared = Prepared(self.mesh, settled)
+            if not self.prepared.is_outdated:
+                break
+            settled = settle(self.mesh, settled.placed)
+        self.watch = ProductWatch(self.mesh.metrics, self.given.kind)
+
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
 
         Local, and may be repeated.
         """
         self._is_closed = True
-        for executable in self.bound.values():
-            executable.close()
-        self.bound.clear()
         self._latest = None
-        self.frames.clear()
-        self.shared = None
-        for matrix in self._added.values():
+        self.prepared.close()
+        for matrix in self._arrays.values():
             matrix.close()
         self._own_c = None
 
     def forget(self, window: Window) -> None:
         """Drop what is bound to a window that is about to be closed."""
-        for key in [key for key, executable in self.bound.items() if window in executable.windows]:
-            self.bound.pop(key).close()
+        self.prepared.forget(window)
         self._latest = None
 
     def __enter__(self) -> Plan:
@@ -281,45 +323,24 @@ class Plan:
 
     # -- preparing --------------------------------------------------------------------------------
 
-    def _allocate(self) -> dict[str, DistMatrix]:
-        """What a plan needs in windows: its own operands, summed operands, C's shadow, the ticket. Collective."""
-        added = {}
-        for name in self.options.arrays:
-            operand = self.settled.operands[name]
-            assert operand.layout is not None
-            added[name] = DistMatrix.allocated(self.mesh, operand.shape, operand.dtype, operand.layout)
-        for name in "AB":
-            if name + STAGE in self.schedule.homes:
-                home = self.schedule.homes[name + STAGE]
-                dtype = self.given.dtype(name + STAGE)
-                added[name + STAGE] = DistMatrix.allocated(self.mesh, home.shape, dtype, home.layout)
-        if self.given.summed != self.c_dtype:
-            home = self.schedule.homes["C"]
-            added["shadow"] = DistMatrix.allocated(self.mesh, home.shape, self.given.summed, home.layout)
-        if self.schedule.pool:
-            added["ticket"] = DistMatrix.allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
-            added["ticket"].tile[...] = 0
-        return added
-
-    def _scratch(self) -> dict[str, NDArray[Any]]:
-        """Frames of scratch memory, flat."""
-        sizes = frames_of(self.schedule, self.mesh)
-        return {frame: np.empty(n, frame_dtype(self.given, self.schedule, frame)) for frame, n in sizes.items()}
-
     def _c(self) -> DistMatrix:
         """The plan's own C, made when first wanted. Collective then."""
         if self._own_c is None:
-            c = self.settled.operands["C"]
-            assert c.layout is not None
-            self._own_c = DistMatrix.allocated(self.mesh, c.shape, c.dtype, c.layout)
+            self._own_c = self._allocated("C")
             self._own_c.tile[...] = 0
         return self._own_c
+
+    def _allocated(self, name: str) -> DistMatrix:
+        """A new matrix for an operand, or for C. Collective."""
+        x = self.settled.operands[name]
+        assert x.layout is not None
+        return DistMatrix.allocated(self.mesh, x.shape, x.dtype, x.layout)
 
     def _staged_input(self, name: str, x: DistMatrix | NDArray[Any]) -> DistMatrix:
         """An operand given as an array, copied into the plan's own matrix."""
         if isinstance(x, DistMatrix):
             return x
-        if name not in self._added:
+        if name not in self._arrays:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistMatrix")
         operand = self.settled.operands[name]
         array = np.asarray(x)
@@ -327,7 +348,7 @@ class Plan:
             raise ShapeError(
                 f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {operand.dtype} of {operand.shape}"
             )
-        made = self._added[name]
+        made = self._arrays[name]
         made.tile[...] = array[made.region.selector()]
         return made
 
@@ -338,32 +359,4 @@ class Plan:
         check_matrix(name, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
-        key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))
-        found = self.bound.get(key)
-        if found is None:
-            if len(self.bound) >= BOUND:
-                self.bound.popitem(last=False)[1].close()
-            with using_threads(self.mesh.threads):  # products are cut for them
-                found = self.bound[key] = self._bind(A, B, C)
-        self.bound.move_to_end(key)
-        return found
-
-    def _bind(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
-        o = self.options
-        # a bound plan must not keep a dropped matrix alive, so it holds the memory and not the blocks
-        homes: dict[str, Block] = {name: x.block.unheld() for name, x in (("A", A), ("B", B), ("C", C))}
-        homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
-        flips = {"A": A.flipped != o.transpose_a, "B": B.flipped != o.transpose_b, "C": C.flipped}
-        memory = Memory(
-            homes,
-            homes["C"].local.T if C.flipped else homes["C"].local,
-            self._added["shadow"].block if "shadow" in self._added else None,
-            frozenset(name for name, flipped in flips.items() if flipped),
-            self.frames,
-            self.tickets,
-            self.shared,
-        )
-        sums = Sums(self.given.semiring, pushed=self.settled.chosen.row.result != "here")
-        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, self.kernel, sums, o.epilogue)
-        machine = self.settled.request.tariff.machine
-        return Executable(self.schedule, self.mesh, memory, scalars, self.trace, machine if machine.measured else None)
+        return self.prepared.executable(A, B, C, self.trace)

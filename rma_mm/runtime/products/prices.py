@@ -44,13 +44,22 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
     )  # fmt: skip
     sizes = [operands.dtype(x).itemsize for x in "AB"]
-    return Tariff(_with(machine, mesh.speeds), dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
+    machine = _with(machine, mesh.speeds, mesh.metrics.relief.factors)
+    return Tariff(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
 
 
-def _with(machine: Machine | None, speeds: tuple[float, ...] | None) -> Machine:
-    """The machine, or what is typical, on which ranks have the speeds that were given."""
+def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
+    """The machine, or what is typical, on which ranks have the speeds that were given, and some have become slow.
+
+    factors: of each rank of the grid, what is left of its speed; empty where all of it is.
+    """
     machine = machine or TYPICAL
-    return machine if speeds is None else replace(machine, speeds=relative(speeds))
+    if speeds is not None:
+        machine = replace(machine, speeds=relative(speeds))
+    if factors:  # of speeds as slices are cut by them: what they scatter by must not hide that a rank is slow
+        usual = machine.speeds_of(len(factors)) or (1.0,) * len(factors)
+        machine = replace(machine, speeds=tuple(speed * left for speed, left in zip(usual, factors, strict=True)))
+    return machine
 
 
 def best_grid(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from rma_mm.flavours import Flavour
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.choice.choice import reason
 from rma_mm.policy.planner.candidates import Candidate, Request, adds_in_any_order
@@ -35,6 +36,10 @@ class Settled:
     """What the fullest rank holds while the product runs."""
     is_ordered: bool
     """Whether no rank adds to another's memory, where sums come in any order."""
+    flavour: Flavour
+    """Of the windows that the mesh had."""
+    instead: str = ""
+    """Why it took over from another plan; empty where it did not."""
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -50,9 +55,20 @@ class Settled:
         return {name: replace(x, layout=self.layouts[name]) for name, x in each}
 
     @property
+    def placed(self) -> Operands:
+        """What was asked, with A, B and C where they are to lie."""
+        each = self.operands
+        return replace(self.given, a=each["A"], b=each["B"], c=each["C"])
+
+    @property
     def predicted_seconds(self) -> float | None:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
         return self.chosen.seconds if is_known(self.request.tariff, self.given) else None
+
+    def is_like(self, other: Settled) -> bool:
+        """Whether another one is the same but for prices."""
+        mine, theirs = ((x.chosen.row.name, x.problem.layouts, x.tuning) for x in (self, other))
+        return mine == theirs
 
     @property
     def shares(self) -> bool:
@@ -74,6 +90,8 @@ class Settled:
     @property
     def why(self) -> str:
         """Why it was chosen."""
+        if self.instead:
+            return self.instead
         if self.given.options.algorithm != "auto":
             return "it was named"
         first = self.found[0]

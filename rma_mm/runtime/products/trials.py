@@ -18,8 +18,9 @@ from rma_mm.policy.planner.candidates import problem_of
 from rma_mm.policy.planner.preference import AUTO
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.make_plan import make_plan, request_of
+from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settling import request_of
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier, reduced
 

@@ -1,20 +1,24 @@
 """The metrics of a mesh: what its products take and move on each rank, who became slow, and a file that says so.
 
 Ranks count for themselves. In the allreduce that opens every product they tell each other what has to be known at once:
-seconds of the slowest rank, how much the least slowed down, a rank or a link that became slow, and that a file is due.
+seconds of the slowest rank, how much the least and the most slowed down, a rank or a link that became slow, that a file
+is due, and that shares are to be looked at.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import OrderedDict
+from collections.abc import Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rma_mm.errors import FileFormatError, named
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.runtime.watching.slowness import SlowLink, Slowness
+from rma_mm.runtime.watching.relief import Relief
+from rma_mm.runtime.watching.slowness import LEAST, Recent, SlowLink, Slowness
 from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
 from rma_mm.runtime.watching.totals import Totals, require_client
 from rma_mm.unfinished import check_target, write_whole
@@ -35,6 +39,8 @@ SILENT = -(2**62)
 """Told by a rank whose multiplies say nothing."""
 MOST = 1e6
 """How many times as long a rank is said to take at most."""
+KINDS = 256
+"""Kinds of products whose usual pace is remembered."""
 BITS = 32
 """Of a rank in what is told of it."""
 
@@ -70,6 +76,11 @@ class Metrics:
         self.mesh, self._comm = mesh, mesh.comm
         self.tally = Tally()
         """This rank's counts."""
+        self.slowness = Slowness()
+        """This rank's multiplies."""
+        self.relief = Relief(mesh.shape.size)
+        """What slow ranks are spared."""
+        self._usual: OrderedDict[Hashable, Recent] = OrderedDict()
         self._last: tuple[int, int, int, Counters] | None = None
         self._links = {link: SlowLink() for link in FAR_LINKS}
         self._used = dict.fromkeys(FAR_LINKS, (0, 0.0))
@@ -122,18 +133,28 @@ class Metrics:
 
     # -- what plans tell --------------------------------------------------------------------------
 
-    def tells(self, elapsed: int, relative: float, slowness: Slowness) -> tuple[int, ...]:
+    def usual(self, kind: Hashable) -> Recent:
+        """What products of this kind take on this rank: it outlives their plans."""
+        found = self._usual.pop(kind, None) or Recent()
+        self._usual[kind] = found
+        if len(self._usual) > KINDS:
+            self._usual.popitem(last=False)
+        return found
+
+    def tells(self, elapsed: int, relative: float) -> tuple[int, ...]:
         """What this rank tells when a product begins, of which the largest counts; see `hears`."""
-        slow = 0
+        slow, slowness = 0, self.slowness
         if slowness.is_slow and self.mesh.rank not in self._named:
             slow = int(100 * min(slowness.factor, MOST)) << BITS | self.mesh.rank
         is_due = bool(self._path) and self.mesh.rank == 0 and monotonic() >= self._next
-        return elapsed, -int(FINE * relative) if relative else SILENT, slow, self._slow_link, int(is_due)
+        fine = int(FINE * min(relative, MOST))
+        known = (-fine, fine) if relative else (SILENT, SILENT)
+        return elapsed, *known, slow, self._slow_link, int(is_due), int(self.relief.is_due(slowness.is_slow))
 
     def hears(self, told: list[int]) -> None:
-        """Name who became slow, on every rank alike; write the file where it is due. Collective."""
-        _, _, slow, link, is_due = told
-        if not (slow or link or is_due):
+        """Name who became slow, on every rank alike; write the file, and follow with shares, where due. Collective."""
+        slow, link, is_due, follows = told[3:]
+        if not (slow or link or is_due or follows):
             return
         rank = (slow or link) & (1 << BITS) - 1
         if slow:
@@ -151,6 +172,21 @@ class Metrics:
             )
         if is_due:
             self._again()
+        if follows:
+            paces = self._comm.allgather((self.slowness.pace, self.slowness.is_slow))
+            self.relief.follow(paces[: self.mesh.shape.size])
+
+    def changed_plan(self, *notes: str) -> None:
+        """A repeated product goes on with another plan, for which there are these notes, or as ranks became slow."""
+        self.tally.plan_changes += 1
+        self.mesh.fallbacks.extend(notes)
+        for rank, steps in enumerate(self.relief.steps):
+            if steps:
+                self._report(
+                    ("share", rank),
+                    f"rank {rank} on host {self.mesh.hosts[rank]}: its share of the work shrinks until it keeps up, "
+                    f"and grows back when it is no longer slow",
+                )
 
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> float:
         """A product took so many nanoseconds; those of a multiply-add, or 0. before: `now` as it began."""
@@ -221,20 +257,29 @@ _SUSPECTS = {
 class ProductWatch:
     """The products of one plan, as the metrics of its mesh see them."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, kind: Hashable) -> None:
+        """kind: what tells products apart that take different times for a multiply-add."""
         self.metrics = metrics
-        self.slowness = Slowness()
+        self.last_seconds = 0.0
+        """What the product before the last took on the slowest rank: ranks tell each other when they meet again."""
+        self.was_slow = False
+        """Whether that was as multiplies took longer than usual on some rank."""
+        self._usual = metrics.usual(kind)
         self._elapsed, self._pace = 0, 0.0
 
     def tells(self) -> tuple[int, ...]:
         """What this rank tells as the next product begins."""
-        return self.metrics.tells(self._elapsed, self.slowness.relative(self._pace), self.slowness)
+        slowness = self.metrics.slowness
+        slowness.seen = self._usual
+        return self.metrics.tells(self._elapsed, slowness.relative(self._pace))
 
     def hears(self, told: list[int]) -> None:
         """What the ranks told. Collective."""
+        self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
+        slowness = self.metrics.slowness
         if self._pace:
-            self.slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
-            self.metrics.tally.is_slow = self.slowness.is_slow
+            slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
+            self.metrics.tally.is_slow = slowness.is_slow
         self.metrics.hears(told)
 
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:

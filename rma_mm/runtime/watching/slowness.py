@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import fsum, inf, sqrt
-from statistics import median
+from statistics import fmean, median
 
 SEEN = 20
 """Products that the next is held against."""
@@ -19,6 +19,8 @@ BESIDE = 1.4
 """How many times as much as on the rank that slowed down least."""
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
+PACES = 10
+"""Products of which a rank's pace is the mean, but for the two fastest and the two slowest."""
 LASTING = 0.3
 """Seconds that this lasts at least: the system may take a core away for several short products."""
 POOR, LONG = 0.5, 20
@@ -59,14 +61,25 @@ class Recent:
 
 
 class Slowness:
-    """One rank's multiplies in products of one kind."""
+    """One rank's multiplies."""
 
     def __init__(self) -> None:
         self.is_slow = False
         self.factor = 1.0
         """What the last late product took over what products took on average before."""
         self.seen = Recent()
+        """What products of the kind at hand took: each kind has its own."""
+        self._paces: deque[float] = deque(maxlen=PACES)
         self._turning, self._lasting = 0, 0.0
+
+    @property
+    def pace(self) -> float:
+        """What multiplies took lately, of products of any kind, over what they take as a rule; 0 before that is known.
+
+        It outlives plans: another plan for the same products goes on with what was seen of them.
+        """
+        paces = sorted(self._paces)
+        return fmean(paces[2:-2] or paces) if paces else 0.0
 
     def relative(self, own: float) -> float:
         """What a product took for a multiply-add over what products took before; 0 before enough was seen."""
@@ -74,13 +87,18 @@ class Slowness:
 
     def note(self, own: float, least: float, seconds: float = LASTING) -> None:
         """A product of so many seconds took so long for a multiply-add; least: the smallest `relative` of any rank."""
-        is_late = own > self.seen.limit and self.relative(own) > BESIDE * least
+        relative = self.relative(own)
+        if not relative:  # of a kind that is new to a rank that is slow: as it would be else
+            self.seen.add(own / self.pace if self.is_slow else own)
+            return
+        self._paces.append(relative)
+        is_late = own > self.seen.limit and relative > BESIDE * least
         self._turning = self._turning + 1 if is_late != self.is_slow else max(0, self._turning - 1)
         self._lasting = self._lasting + seconds if self._turning else 0.0
         if self._turning >= RUN and self._lasting >= LASTING:
             self.is_slow, self._turning = is_late, 0
         if is_late:
-            self.factor = self.relative(own)
+            self.factor = relative
         elif not self.is_slow:
             self.seen.add(own)
 

@@ -1,0 +1,121 @@
+"""A product prepared: its scratch and windows, and its operations bound to operands, to be run many times."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.kernels.threads import using_threads
+from rma_mm.runtime.execution.accumulators import Sums
+from rma_mm.runtime.execution.addressing import Memory, Tickets
+from rma_mm.runtime.execution.binding import Scalars
+from rma_mm.runtime.execution.executor import Executable
+from rma_mm.runtime.execution.needs import frames_of, groups_of
+from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.execution.operands import frame_dtype
+from rma_mm.runtime.execution.proving import prove
+from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.matrices.arguments import pinned
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.ranks.arena import Block
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.schedule import STAGE
+from rma_mm.windows import Window
+
+BOUND = 8
+"""Sets of operands that a product is kept bound to."""
+
+
+class Prepared:
+    """A settled product on a mesh. Collective to make; raises ScheduleError where it would not be right."""
+
+    def __init__(self, mesh: Mesh, settled: Settled) -> None:
+        self.mesh, self.settled = mesh, settled
+        self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
+        self._added: dict[str, DistMatrix] = self._allocate()
+        self.shared = Shared(mesh, settled.schedule, settled.given) if settled.shares else None
+        """Scratch for what ranks of a node fetch together; None where nothing is."""
+        self.frames = self._scratch()
+        self.tickets = Tickets(self._added["ticket"].block) if settled.schedule.pool else None
+        if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
+            mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
+        prove(mesh, settled.schedule, "plan")
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the memory that it was chosen for turned out too small, and other took over."""
+        return self.mesh.flavour != self.settled.flavour and bool(self.settled.request.in_place or self.shared)
+
+    def executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
+        """The operations on these operands, bound when first wanted. trace: where to note what this rank does when."""
+        key = tuple((*matrix.block.key, matrix.flipped) for matrix in (A, B, C))
+        found = self.bound.get(key)
+        if found is None:
+            if len(self.bound) >= BOUND:
+                self.bound.popitem(last=False)[1].close()
+            with using_threads(self.mesh.threads):  # products are cut for them
+                found = self.bound[key] = self._bind(A, B, C, trace)
+        self.bound.move_to_end(key)
+        return found
+
+    def _bind(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
+        settled, o = self.settled, self.settled.given.options
+        # a bound plan must not keep a dropped matrix alive, so it holds the memory and not the blocks
+        homes: dict[str, Block] = {name: x.block.unheld() for name, x in (("A", A), ("B", B), ("C", C))}
+        homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
+        flips = {"A": A.flipped != o.transpose_a, "B": B.flipped != o.transpose_b, "C": C.flipped}
+        memory = Memory(
+            homes,
+            homes["C"].local.T if C.flipped else homes["C"].local,
+            self._added["shadow"].block if "shadow" in self._added else None,
+            frozenset(name for name, flipped in flips.items() if flipped),
+            self.frames,
+            self.tickets,
+            self.shared,
+        )
+        sums = Sums(settled.given.semiring, pushed=settled.chosen.row.result != "here")
+        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, settled.given.kernel, sums, o.epilogue)
+        machine = settled.request.tariff.machine
+        return Executable(settled.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
+
+    def forget(self, window: Window) -> None:
+        """Drop what is bound to a window that is about to be closed."""
+        for key in [key for key, executable in self.bound.items() if window in executable.windows]:
+            self.bound.pop(key).close()
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        for executable in self.bound.values():
+            executable.close()
+        self.bound.clear()
+        self.frames.clear()
+        self.shared = None
+        for matrix in self._added.values():
+            matrix.close()
+
+    def _allocate(self) -> dict[str, DistMatrix]:
+        """What it needs in windows: summed or copied operands, C's shadow, the ticket. Collective."""
+        added, given, schedule = {}, self.settled.given, self.settled.schedule
+        for name in "AB":
+            if name + STAGE in schedule.homes:
+                home = schedule.homes[name + STAGE]
+                added[name + STAGE] = DistMatrix.allocated(
+                    self.mesh, home.shape, given.dtype(name + STAGE), home.layout
+                )
+        if given.summed != given.c.dtype:
+            home = schedule.homes["C"]
+            added["shadow"] = DistMatrix.allocated(self.mesh, home.shape, given.summed, home.layout)
+        if schedule.pool:
+            added["ticket"] = DistMatrix.allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
+            added["ticket"].tile[...] = 0
+        return added
+
+    def _scratch(self) -> dict[str, NDArray[Any]]:
+        """Frames of scratch memory, flat."""
+        given, schedule = self.settled.given, self.settled.schedule
+        sizes = frames_of(schedule, self.mesh)
+        return {frame: np.empty(n, frame_dtype(given, schedule, frame)) for frame, n in sizes.items()}

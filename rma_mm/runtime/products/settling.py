@@ -1,0 +1,65 @@
+"""Settling a product: the question to the planner, and the best of its answers that fits the memory."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rma_mm.errors import AlgorithmError
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
+from rma_mm.runtime.execution.operands import Operands
+from rma_mm.runtime.products.memory import fitted
+from rma_mm.runtime.products.prices import tariff_of
+from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.ranks.agreement import shared_out
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.windows.waiting import largest
+
+
+def settle(mesh: Mesh, operands: Operands, kind: str = "") -> Settled:
+    """The best on the memory that the mesh has now; of candidates of one `kind` only, if given. Collective.
+
+    Alike on all ranks, which have agreed on everything that it rests on. Raises AlgorithmError where none can serve,
+    MemoryLimitError where none fits.
+    """
+    request = request_of(mesh, operands, tariff_of(mesh, operands))
+    found = choose(request, _priced_by(mesh, request))
+    able = [each for each in found if kind in ("", each.kind)]
+    if not able:
+        raise AlgorithmError(f"no {kind} plan can serve")
+    with using_threads(mesh.threads):  # of which each has scratch
+        return fitted(mesh, operands, request, found, able)
+
+
+def _priced_by(mesh: Mesh, request: Request) -> Each | None:
+    """Who prices its candidates: each rank some of them, unless all ranks remember what was found. Collective.
+
+    So all ranks choose by the same figures, also where their processors round differently.
+    """
+    if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
+        return None
+    return partial(shared_out, mesh.comm, "plan")
+
+
+def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
+    """The question to the planner, in terms of op(A), op(B) and C."""
+    o = operands.options
+    a, b = operands.a.layout, operands.b.layout
+    layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
+    ours = mesh.flavour.loads_on_node
+    in_place = copyable = ""
+    for x, operand in (("A", operands.a), ("B", operands.b)):
+        is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
+        if ours if is_made_here else operand.in_place:
+            in_place += x
+        elif ours and len(set(mesh.shape.nodes)) < mesh.shape.size:
+            copyable += x
+    itemsize = max(operands.dtype(x).itemsize for x in "ABC")
+    memory = None if o.memory_limit is None else o.memory_limit // itemsize
+    return Request(
+        operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
+        shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
+        copyable=copyable, tariff=tariff, pushes=operands.may_push,
+        prefer=o.prefer or mesh.prefer,
+    )  # fmt: skip
