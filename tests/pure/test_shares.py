@@ -25,6 +25,7 @@ from rma_mm.policy.planner.candidates import Candidate, Request, candidates, def
 from rma_mm.policy.planner.sweep import SweepRequest, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import settled
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
 from tests.strategies import meshes, pure
@@ -42,7 +43,7 @@ def slowest(candidate: Candidate, request: Request) -> float:
     """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
     assert candidate.layouts is not None
     mesh, found = request.mesh, problem_of(request, candidate.layouts)
-    work = candidate.row.work(found.summed)
+    work = Fitted.of(candidate.row, found).work
     speeds = request.speeds or (1.0,) * mesh.size
     times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
     return max(times) * mesh.size / (request.shape[0] * request.shape[1] * request.shape[2])
@@ -272,5 +273,38 @@ def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
     assert best.row.result == "accumulate"
     assert best.layouts is not None
     prove(lower(best.row, problem_of(elsewhere, best.layouts)))
-    with pytest.raises(AlgorithmError, match=r"forms :rows .* and :columns"):
-        find_algorithm("weighted:2d")
+    with pytest.raises(AlgorithmError, match=r"forms :rows .*, :columns and :2d"):
+        find_algorithm("weighted:3d")
+
+
+@pytest.mark.parametrize(
+    ("grid", "speeds", "columns"),
+    [((4,), (4, 1, 1, 2), (5, 3)), ((2, 2), (4, 1, 1, 1), (5, 2)), ((3, 2), (5, 1, 2, 1, 1, 3), (8, 5)),
+     ((1, 3), (4, 2, 1), (7,)), ((2, 2), (1, 1, 1, 1), (1, 1)), ((4, 4), (8, *(1,) * 15), (11, 4, 4, 4))],
+)  # fmt: skip
+def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], columns: tuple[int, ...]) -> None:
+    """Columns as wide as their ranks are fast together, cut by the speeds of each; a C that is placed stays."""
+    mesh, shape = MeshShape(grid), (3000, 2000, 1024)
+    request = uneven(shape, mesh, speeds, algorithm="weighted:2d")
+    best = candidates(request)[0]
+    assert best.layouts is not None
+    assert slowest(best, request) <= 1.01
+    cuts = slices(2000, columns, floor=1)
+    found = {best.layouts[2].region(shape[:2], mesh, rank)[1].runs for rank in mesh.ranks}
+    assert sorted(found) == [((a, b),) for a, b in pairwise(cuts)]
+    schedule = lower(best.row, problem_of(request, best.layouts), Tuning(width=best.width))
+    prove(schedule)
+    assert 0.8 < best.seconds / simulate(schedule, request.tariff.machine).seconds < 1.25
+    c = parse_layout("*, " + ", ".join(f"{axis}=0" for axis in mesh.names), mesh)
+    placed = candidates(replace(request, layouts=(None, None, c)))[0]
+    assert placed.layouts is not None
+    assert placed.layouts[2] == c
+
+
+def test_open_blocks_are_cut_by_column() -> None:
+    """A fast rank on a grid of two axes is loaded as it is fast, which cuts that are alike everywhere cannot."""
+    mesh, shape = MeshShape((2, 2)), (2048, 2048, 2048)
+    request = uneven(shape, mesh, (4, 1, 1, 1), algorithm="stationary_c")
+    assert slowest(candidates(request)[0], request) <= 1.01
+    grouped = replace(request, algorithm="summa_c")  # whose groups want the same slices
+    assert slowest(candidates(grouped)[0], grouped) > 1.3
