@@ -9,13 +9,12 @@ networks of heterogeneous computers" (2001), and in two dimensions O. Beaumont, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from numbers import Real
 from statistics import fmean
 
 import numpy as np
 
-from rma_mm.geometry.layout import Split
+from rma_mm.geometry.layout import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 
 FLOOR = 512
@@ -78,18 +77,19 @@ def cuts_by_speed(
     splits: Sequence[Split], extents: Sequence[int], grid: MeshShape, speeds: Sequence[float], floor: int = FLOOR,
     by_column: bool = True,
 ) -> tuple[Split, ...]:  # fmt: skip
-    """Even cuts over single levels, made in proportion to the speeds of the ranks that have each part; others stay.
+    """Even cuts, made in proportion to the speeds of the ranks that have each part; others stay.
 
     by_column: where two dimensions are cut, the parts of the second are columns of ranks, as wide as their ranks are
     fast together, and each of them cuts the first by the speeds of its own; else each is cut alike everywhere.
     """
     found, each = list(splits), np.array(speeds[: grid.size]).reshape(grid.shape)
-    is_open = [len(split) == 1 and split[0].kind == "even" and not split[0].skew for split in splits]
-    dims = [dim for dim, split in enumerate(splits) if is_open[dim]]
+    is_even = [all(level.kind == "even" and not level.skew for level in split) for split in splits]
+    axes = {dim: sum((level.axes for level in splits[dim]), ()) for dim in range(len(splits)) if is_even[dim]}
+    dims = [dim for dim in axes if axes[dim]]
     for dim in dims:
-        (level,), extent = splits[dim], extents[dim]
-        columns = splits[dims[1]][0].axes if by_column and len(dims) == 2 and dim == dims[0] else ()
-        at = [grid.names.index(axis) for axis in (*columns, *level.axes)]
+        extent = extents[dim]
+        columns = axes[dims[1]] if by_column and len(dims) == 2 and dim == dims[0] else ()
+        at = [grid.names.index(axis) for axis in (*columns, *axes[dim])]
         others = tuple(axis for axis in range(len(grid.names)) if axis not in at)
         summed = each.sum(axis=others).transpose(np.argsort(np.argsort(at)))
         rows = summed.reshape(grid.index(columns, dict.fromkeys(columns, 0))[1], -1)
@@ -98,5 +98,5 @@ def cuts_by_speed(
         if any(edges != slices(extent, [1.0] * rows.shape[1]) for edges in lists):
             lists, skew = (lists, columns) if any(edges != lists[0] for edges in lists) else (lists[:1], ())
             args = tuple(float(edge) for edges in lists for edge in edges)
-            found[dim] = (replace(level, kind="bounds", args=args, skew=skew),)
+            found[dim] = (Level(axes[dim], "bounds", args, skew),)
     return tuple(found)

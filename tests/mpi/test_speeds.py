@@ -56,6 +56,25 @@ def test_blocks_follow_speeds(comm):
                 assert np.array_equal(rma_mm.matmul(c, c, mesh, transpose_a=True).to_numpy(), (a @ b).T @ (a @ b))
 
 
+@parallel(ranks=(3,), env=("cliques",))
+def test_chains_follow_speeds(comm):
+    """What is between two products of an FFN lies as its ranks are fast; what comes out is NumPy's."""
+    rng = np.random.default_rng(0)
+    shapes = {"X": (600, 200), "W1": (200, 900), "W2": (900, 300)}
+    arrays = {name: rng.integers(-4, 5, shape).astype(np.float64) for name, shape in shapes.items()}
+    free = {name: (shape, "float64") for name, shape in shapes.items()}
+    steps = ["H = X @ W1", "Y = H @ W2"]
+    mesh = Mesh((3,), comm, speeds=(4, 2, 1))
+    with mesh, rma_mm.plan_chain(steps, mesh, outputs=["H"], **free) as chain:
+        given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in arrays.items()}
+        found = chain.execute(**given)
+        sizes = comm.allgather(found["H"].tile.size / (600 * 900))
+        assert sizes == pytest.approx([4 / 7, 2 / 7, 1 / 7], rel=0.05)
+        hidden = arrays["X"] @ arrays["W1"]
+        assert np.array_equal(found["H"].to_numpy(), hidden)
+        assert np.array_equal(found["Y"].to_numpy(), hidden @ arrays["W2"])
+
+
 @parallel(ranks=(2,), env=("node",))
 def test_speeds_that_are_none(comm):
     for speeds in ((1,), (1, 0), (1, float("nan")), (1, -2), "12", (1, 2, 3)):
