@@ -17,7 +17,7 @@ from rma_mm.errors import AlgorithmError, MachineError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
-from rma_mm.policy.model.machine import TYPICAL, Machine
+from rma_mm.policy.model.machine import TYPICAL, Cost, Machine
 from rma_mm.policy.model.machine_file import HETEROGENEOUS, from_toml
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.volumes import account
@@ -232,6 +232,12 @@ def test_what_crosses_a_slow_wire_takes_longer() -> None:
         ({"group": [{"nodes": 16, "gflops": 0}]}, "group 1.gflops is 0"),
         ({"group": [{"nodes": 8}, {"gflops": 9}]}, "group 2.nodes is missing"),
         ({"group": [{"nodes": 16, "speed": 2}]}, "group 1.speed is not known"),
+        ({"group": [{"nodes": 16}]}, "group_link.bandwidth joins 1 groups; it takes two at least"),
+        ({"group_link": {"latency": 0}}, "group_link.bandwidth is missing"),
+        ({"group_link": {"bandwidth": -1}}, "group_link.bandwidth is -1"),
+        ({"group_link": {"bandwidth": 1e9, "speed": 2}}, "group_link.speed is not known"),
+        ({"group": [{"nodes": 8, "memory": 2**30}, {"nodes": 8}]}, "group 2.memory is missing"),
+        ({"group": [{"nodes": 8, "latency": -1}, {"nodes": 8}]}, "group 1.latency is -1"),
         ({"group": 3}, "group is 3; they are tables, each begun by"),
         ({"group": [3]}, "they are tables"),
     ],
@@ -241,11 +247,61 @@ def test_groups_that_do_not_fit(changes: dict[str, object], told: str) -> None:
         het(**changes)
 
 
+FOUR = {"nodes": 4, "ranks_per_node": 2, "cores": 2, "group": [{"nodes": 2}] * 2}
+
+
+def priced(name: str, grid: tuple[int, ...], extent: int, machine: Machine) -> tuple[float, float]:
+    """Seconds of a square product on four nodes, by price and simulated."""
+    mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(8)))
+    request = Request((extent,) * 3, mesh, algorithm=name, tariff=Tariff(machine))
+    best = candidates(request)[0]
+    return best.seconds, simulated(best, request)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("stationary_c", (8,)), ("stationary_a", (2, 4)), ("summa_c", (2, 4)), ("summa_a", (4, 2)),
+     ("data_parallel", (8,)), ("cannon:pull", (4, 2)), ("weighted", (8,))],
+)  # fmt: skip
+def test_what_goes_group_link_takes_what_joins_them(name: str, grid: tuple[int, ...]) -> None:
+    """In prices and simulated alike: their bandwidth, and latencies of groups and of what joins them."""
+    free, narrow = het(**FOUR, group_link={}), het(**FOUR, group_link={"bandwidth": 1e9})
+    (usual, _), (price, seconds) = priced(name, grid, 1024, free), priced(name, grid, 1024, narrow)
+    assert 0.8 < price / seconds < 1.25
+    assert price > 1.15 * usual
+    far = het(**FOUR, group_link={"bandwidth": 1e12, "latency": 200e-6})
+    slow = het(**FOUR | {"group": [{"nodes": 2, "latency": 203e-6}, {"nodes": 2}]}, group_link={})
+    usual, least = priced(name, grid, 64, free)
+    for machine in (far, slow):
+        price, seconds = priced(name, grid, 64, machine)
+        assert min(price - usual, seconds - least) >= 150e-6
+
+
+def test_groups_are_kept_and_have_memory_of_their_own() -> None:
+    machine = het()
+    assert Machine.from_json(machine.as_json()) == machine
+    assert (machine.memory, set(machine.rooms), set(machine.groups)) == (64 * 2**30, {1.0, 0.5}, {0, 1})
+    assert sorted({*machine.delays}) == pytest.approx([0, 1e-6])
+    assert machine.joint == Cost(2e-6, 1 / 40e9)
+    for name, wrong in {"delays": [-1], "groups": ["a"], "joint": [1], "rooms": [0]}.items():
+        with pytest.raises(MachineError, match=name):
+            Machine.from_json(machine.as_json() | {name: wrong})
+    question = SweepRequest((8192,) * 3, 64, Tariff(machine), 4, (64,), "data_parallel", memory=17 * 10**6)
+    (fits,) = prices(replace(question, tariff=Tariff(replace(machine, rooms=()))))
+    assert not fits.why_not
+    (tight,) = prices(question)
+    assert tight.why_not == "needs 8.75 MiB a rank, and 8.106 MiB may be held"
+    small = from_toml(tomllib.loads(HETEROGENEOUS)).of(None, 2)
+    assert small.machine.speeds == machine.speeds[::2]
+    assert small.machine.wires == machine.wires
+
+
 def test_one_group_is_all_nodes() -> None:
-    machine = het(group=[{"nodes": 16, "gflops": 250}])
+    machine = het(group=[{"nodes": 16, "gflops": 250}], group_link={})
     assert set(machine.speeds) == {2.0}
     assert machine.speeds_of(64) == ()
-    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, het(group=[])))
+    plain = het(group=[], group_link={})
+    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, plain))
     assert candidates(fast)[0].bill.multiplying < 0.6 * candidates(usual)[0].bill.multiplying
 
 
