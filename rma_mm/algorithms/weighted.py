@@ -61,7 +61,7 @@ def _fit_blocks(setting: Setting) -> Row:
     mesh, c = setting.mesh, setting.layouts[2]
     rows, columns = min(grids(mesh.size, 2), key=lambda grid: grid[1] * m + grid[0] * n)
     grid = mesh if mesh.shape == (rows, columns) else MeshShape((rows, columns), AXIS_NAMES[:2])
-    even = [(Level((axis,)),) for axis in grid.names]
+    even = tuple((Level((axis,)),) for axis in grid.names)
     cut = cuts_by_speed(even, (m, n), grid, setting.speeds or (1.0,) * mesh.size)
     layout = None if c else Layout(cut, grid=None if grid is mesh else grid)
     return replace(BLOCKS, placements=lambda _: (None, None, layout), fit=None)

@@ -9,6 +9,8 @@ networks of heterogeneous computers" (2001), and in two dimensions O. Beaumont, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from numbers import Real
 from statistics import fmean
 
@@ -69,12 +71,13 @@ def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float 
         below = {n: share for n, share in beyond.items() if share == floor}
         fixed |= below or beyond
     shares |= fixed
-    edges = [round(sum(shares[n] for n in range(upto))) for upto in range(count + 1)]
+    edges = [round(edge) for edge in accumulate((shares[n] for n in range(count)), initial=0)]
     return [*edges[:-1], extent]
 
 
+@lru_cache(maxsize=16)
 def cuts_by_speed(
-    splits: Sequence[Split], extents: Sequence[int], grid: MeshShape, speeds: Sequence[float], floor: int = FLOOR,
+    splits: tuple[Split, ...], extents: tuple[int, ...], grid: MeshShape, speeds: tuple[float, ...], floor: int = FLOOR,
     by_column: bool = True,
 ) -> tuple[Split, ...]:  # fmt: skip
     """Even cuts, made in proportion to the speeds of the ranks that have each part; others stay.

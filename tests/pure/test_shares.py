@@ -74,6 +74,13 @@ def test_equal_speeds_have_equal_slices() -> None:
     assert slices(4 * FLOOR, [9, 1, 1, 1]) == [0, FLOOR, 2 * FLOOR, 3 * FLOOR, 4 * FLOOR]
 
 
+def test_a_hundred_thousand_ranks_have_slices() -> None:
+    """In a moment: what is summed for one edge is not summed again for the next."""
+    edges = slices(3 * 10**7, [2.0, 1.0] * 50_000, floor=1)
+    assert edges[:3] == [0, 400, 600]
+    assert edges[-2:] == [3 * 10**7 - 200, 3 * 10**7]
+
+
 @pytest.mark.parametrize(
     "given", [(), (1, 2), (1, 2, 0), (1, 2, -1), (1, 2, float("nan")), (1, 2, float("inf")), (1, 2, 10**400),
               (1, 2, 1e-300), "421", 4, None, (1, 2, "3"), (1, 2, True), {1: 1, 2: 2, 3: 3}],

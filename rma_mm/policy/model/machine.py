@@ -17,13 +17,14 @@ The laws behind the figures, which calibration inverts and every price obeys:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
 
 from rma_mm.errors import MachineError, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
+from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import relative, speeds_problem
 
 LINKS = ("own", "node", "between")
@@ -159,10 +160,6 @@ class Machine:
         """Whether local products of this type were measured."""
         return f"{dtype} {kernel}" in self.kernels
 
-    def group_of(self, node: int) -> int:
-        """The group of a node; of one that it does not tell of, the last."""
-        return self.groups[min(node, len(self.groups) - 1)] if self.groups else 0
-
     def meet(self, ranks: int) -> float:
         """Seconds in which so many ranks meet."""
         return self.meeting * max(1.0, log2(max(1, ranks)))
@@ -218,6 +215,12 @@ class Machine:
 @lru_cache
 def _first(speeds: tuple[float, ...], ranks: int) -> tuple[float, ...]:
     return relative(speeds[:ranks]) if len(speeds) >= ranks else ()
+
+
+@lru_cache(maxsize=64)
+def by_group(mesh: MeshShape, groups: tuple[int, ...]) -> MeshShape:
+    """A mesh with the group of each rank's node for a node; of nodes that nothing is told of, the last."""
+    return replace(mesh, nodes=tuple(groups[min(node, len(groups) - 1)] if groups else 0 for node in mesh.nodes))
 
 
 @lru_cache
@@ -305,4 +308,4 @@ TYPICAL = described(
 )
 """A node of today and its network, for choices where nothing was measured."""
 
-__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "described"]
+__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "by_group", "described"]

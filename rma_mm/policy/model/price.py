@@ -6,14 +6,14 @@ nodes goes on behind the multiplies, but for the first panel. The laws are those
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2
 
 import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
-from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 
@@ -107,12 +107,11 @@ def _crossing(found: Account, tariff: Tariff) -> list[Cost]:
 
     While one owner after the other sends, its own group receives nothing.
     """
-    machine, mesh = tariff.machine, found.sample.mesh
-    groups = tuple(map(machine.group_of, mesh.nodes)) if machine.groups and found.on else ()
-    count = len(set(groups))
-    if found.on is None or count < 2:
+    machine = tariff.machine
+    mesh = by_group(found.sample.mesh, machine.groups)
+    if mesh.is_one_node or found.on is None:
         return [Cost(0.0, 0.0)] * len(found.phases)
-    other, costs = found.on(replace(mesh, nodes=groups)), []
+    other, count, costs = found.on(mesh), len(set(mesh.nodes)), []
     for phase in other.phases:
         nbytes, calls = np.zeros(other.sample.count), np.zeros(other.sample.count)
         for moved in phase.moved:

@@ -227,7 +227,7 @@ def _by_speed(row: Row, request: Request, layouts: Layouts) -> list[Layouts]:
     """
     work = row.work(problem_of(request, layouts).summed)
     grid, order = work.mesh(request.mesh), (0, 2, 1)
-    old, extents = [work.splits[dim] for dim in order], [request.shape[dim] for dim in order]
+    old, extents = tuple(work.splits[dim] for dim in order), tuple(request.shape[dim] for dim in order)
     ways = (False, True) if not row.grouped and not any(layout.skew_axes for layout in layouts) else (False,)
     found = []
     for by_column in ways:

@@ -122,7 +122,7 @@ def outputs_of(steps: Sequence[Step], named: Sequence[str]) -> tuple[str, ...]:
 
 
 def placements(
-    mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: Sequence[float] = ()
+    mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: tuple[float, ...] = ()
 ) -> tuple[Layout, ...]:
     """The placements that a matrix may have: those known, then those that hold each element once in equal shares.
 
@@ -138,7 +138,7 @@ def placements(
     return tuple(found)
 
 
-def _cut_singles(mesh: MeshShape, shape: Shape, speeds: Sequence[float]) -> list[Layout]:
+def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> list[Layout]:
     """The placements that hold each element once; by speed also with cuts that are alike everywhere, as groups need."""
     ways = (True, False) if speeds else ()
     cut = [

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rma_mm.errors import ScheduleError
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
-from rma_mm.policy.model.machine import Kernel, Machine
+from rma_mm.policy.model.machine import Kernel, Machine, by_group
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
 from rma_mm.schedule.ops import Broadcast, GroupOp, Move, Op, Ref, foreign
@@ -52,8 +52,8 @@ class World:
         hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
         paces = dict(enumerate(machine.wires))
         self.inward, self.outward = ({n: Server(clock, pace=paces.get(n, 1.0)) for n in nodes} for _ in range(2))
-        self.group_of = {node: machine.group_of(node) for node in nodes}
-        self.joints = {(group, way): Server(clock) for group in set(self.group_of.values()) for way in ("in", "out")}
+        self.groups = by_group(schedule.mesh, machine.groups).nodes
+        self.joints = {(group, way): Server(clock) for group in set(self.groups) for way in ("in", "out")}
         """What joins each group of nodes to the others."""
         delays = dict(enumerate(machine.delays))
         self.delays = {node: delays.get(node, 0.0) for node in nodes}
@@ -112,7 +112,7 @@ class World:
     def wires(self, source: Rank, sink: Rank, seconds: float, nbytes: int, is_tree: bool = False) -> Wires:
         """What a transfer between nodes takes, and for how long: of one in a tree its receiver's side."""
         sides = [(self.inward[sink.node], seconds), (self.outward[source.node], seconds)]
-        ends = self.group_of[source.node], self.group_of[sink.node]
+        ends = self.groups[source.number], self.groups[sink.number]
         if ends[0] != ends[1]:
             crossing = self.machine.joint.beta * nbytes
             sides += [(self.joints[ends[1], "in"], crossing), (self.joints[ends[0], "out"], crossing)]
@@ -120,7 +120,7 @@ class World:
 
     def delay(self, source: Rank, sink: Rank) -> float:
         """Seconds more than usual until a transfer between nodes begins to arrive."""
-        is_joint = self.group_of[source.node] != self.group_of[sink.node]
+        is_joint = self.groups[source.number] != self.groups[sink.number]
         return max(self.delays[source.node], self.delays[sink.node]) + self.machine.joint.alpha * is_joint
 
     def meet(self, where: str) -> Signal:
