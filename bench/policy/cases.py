@@ -54,6 +54,11 @@ class Case:
         return where + (f", own {self.own}" if self.own else "")
 
     @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """How fast its ranks are, as they are pinned; None where that is to be measured."""
+        return tuple(1 / self.cores.count(core) for core in self.cores) or None
+
+    @property
     def title(self) -> str:
         """The case, unlike any other of its table."""
         return f"{self.name} on {self.setting}"

@@ -175,6 +175,7 @@ def test_uneven_cases_pin_more_ranks_to_one_core_than_to_the_other(tmp_path):
     assert len({case.title for case in cases}) == 20
     assert all(0 < case.cores.count(0) < case.ranks / 2 and case.ranks == len(case.cores) for case in cases)
     assert {case.nodes for case in cases} == {1, 2}
+    assert Case("", "", (1, 1, 1), 3, cores=(0, 1, 1)).speeds == (1, 0.5, 0.5)
     assert cases[0] == Case.from_json(json.loads(json.dumps(asdict(cases[0]))))
     _check_places(cases)
     with jobs.Job(cases[:1], True, None) as job:
