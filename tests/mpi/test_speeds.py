@@ -41,7 +41,7 @@ def test_blocks_follow_speeds(comm):
     m, n, k = SHAPE
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float64) for shape in ((m, k), (k, n)))
-    cases = ((4,), "weighted:2d", "shared"), ((2, 2), "stationary_c", "created"), ((2, 2), "auto", "shared")
+    cases = ((4,), "weighted:2d", "shared"), ((2, 2), "weighted:2d", "created"), ((2, 2), "auto", "shared")
     for grid, named, window in cases:
         with Mesh(grid, comm, speeds=(4, 1, 1, 2), window=window) as mesh:
             c = rma_mm.matmul(a, b, mesh, algorithm=named)
