@@ -94,9 +94,21 @@ def layouts(
         dim = draw(st.sampled_from((0, 1)))
         others = [axis for axis in mesh.names if axis not in axes[dim]]
         if splits[dim] and others:
-            splits[dim] = draw(_skewed(splits[dim], others))
+            splits[dim] = draw(_skewed(mesh, splits[dim], others))
     pins = tuple((axis, draw(st.integers(0, mesh.axis_size(axis) - 1))) for axis in role if role[axis] == "pinned")
     layout = Layout(tuple(splits), pins, tuple(axis for axis in role if role[axis] == "sum"))
+    layout.check(extents, mesh)
+    return layout
+
+
+@st.composite
+def by_column(draw: DrawFn, mesh: MeshShape, extents: tuple[int, int]) -> Layout:
+    """Blocks on a mesh of two axes: columns of any width, each cut into rows of its own; or that transposed."""
+    rows, columns = extents
+    (i, j), (heights, widths) = mesh.names, mesh.shape
+    lists = draw(st.lists(_arguments("bounds", heights, rows), min_size=widths, max_size=widths))
+    cut = Level((i,), "bounds", tuple(edge for edges in lists for edge in edges), (j,))
+    layout = Layout(((cut,), (Level((j,), "bounds", draw(_arguments("bounds", widths, columns))),)))
     layout.check(extents, mesh)
     return layout
 
@@ -142,15 +154,19 @@ def _arguments(kind: str, count: int, extent: int) -> SearchStrategy[tuple[float
 
 
 @st.composite
-def _skewed(draw: DrawFn, split: Split, others: list[str]) -> Split:
-    """`split` with one of its levels shifted by axes that do not cut the dimension, mostly not."""
+def _skewed(draw: DrawFn, mesh: MeshShape, split: Split, others: list[str]) -> Split:
+    """`split` with one of its levels shifted by axes that do not cut the dimension, mostly not; or bounds for each."""
     if draw(st.integers(0, 3)):
         return split
     chosen = draw(st.integers(0, len(split) - 1))
     skew = tuple(draw(st.lists(st.sampled_from(others), min_size=1, unique=True)))
-    return tuple(
-        Level(level.axes, level.kind, level.args, skew if n == chosen else ()) for n, level in enumerate(split)
-    )
+    shifted = replace(split[chosen], skew=skew)
+    if shifted.kind == "bounds" and draw(st.integers(0, 2)):
+        count = prod(mesh.axis_size(axis) for axis in skew)
+        drawn = _arguments("bounds", len(shifted.args) - 1, int(shifted.args[-1]))
+        lists = draw(st.lists(drawn, min_size=count, max_size=count))
+        shifted = replace(shifted, args=tuple(edge for edges in lists for edge in edges))
+    return (*split[:chosen], shifted, *split[chosen + 1 :])
 
 
 # -- products -------------------------------------------------------------------------------------

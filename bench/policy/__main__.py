@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import measure
 from bench.policy import report
-from bench.policy.cases import SETTINGS, Case, drawn, table
+from bench.policy.cases import SETTINGS, Case, drawn, table, uneven
 from bench.policy.jobs import Job, JobError
 from bench.policy.plot import plot
 
@@ -59,6 +59,7 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
     add("--calibrated", action="store_true", help="price by what was calibrated before, or is in the course of this")
     add("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
     add("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="so many drawn cases in place of the table")
+    add("--uneven", nargs=2, type=int, metavar=("SEED", "COUNT"), help="the same on ranks that are pinned unevenly")
     add("--budget", type=float, metavar="SECONDS", help="leave out what does not fit")
     add("--limit", type=float, default=180, metavar="SECONDS", help="give a job up that takes longer for a case (180)")
     add("--plot", type=Path, metavar="FILE", help="draw measured against predicted, and the regrets")
@@ -72,6 +73,8 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
 
 def selected(options: Namespace) -> list[Case]:
     """The cases that were asked for."""
+    if options.uneven:
+        return uneven(*options.uneven)
     settings = [(ranks, nodes) for ranks, nodes in SETTINGS if ranks in options.ranks and nodes in options.nodes]
     if options.random:
         seed, count = options.random
@@ -87,10 +90,8 @@ def measure_all(
     """Run job after job; what each found is added to `where`, `results` and `faults`."""
     end = None if options.budget is None else time.monotonic() + options.budget
     left = len(cases)
-    for ranks, nodes in SETTINGS:
-        group = [case for case in cases if (case.ranks, case.nodes) == (ranks, nodes)]
-        if not group:
-            continue
+    for ranks, nodes, cores in dict.fromkeys((case.ranks, case.nodes, case.cores) for case in cases):
+        group = [case for case in cases if (case.ranks, case.nodes, case.cores) == (ranks, nodes, cores)]
         share = None if end is None else max(0.0, end - time.monotonic()) * len(group) / left
         left -= len(group)
         print(f"{ranks} ranks, {nodes} nodes: {len(group)} cases", file=sys.stderr, flush=True)

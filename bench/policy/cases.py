@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -42,13 +42,21 @@ class Case:
     """Operands that lie in the caller's own arrays, exposed in place."""
     direct: bool = False
     """Whether `matmul` that chooses is also timed against `matmul` that is told."""
+    cores: tuple[int, ...] = ()
+    """To which of two cores each rank is pinned; empty where they may run on any."""
 
     @property
     def setting(self) -> str:
         """Where it runs, in words."""
         where = f"{self.ranks} ranks" + (f", {self.nodes} nodes" if self.nodes > 1 else "")
         where += f", {self.window}" if self.window != "shared" else ""
+        where += f", cores {''.join(map(str, self.cores))}" if self.cores else ""
         return where + (f", own {self.own}" if self.own else "")
+
+    @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """How fast its ranks are, as they are pinned; None where that is to be measured."""
+        return tuple(1 / self.cores.count(core) for core in self.cores) or None
 
     @property
     def title(self) -> str:
@@ -71,7 +79,7 @@ class Case:
         """The case that `dataclasses.asdict` and JSON made a dict of."""
         m, n, k = given["shape"]
         a, b, c = given["layouts"]
-        return cls(**{**given, "shape": (m, n, k), "layouts": (a, b, c)})
+        return cls(**{**given, "shape": (m, n, k), "layouts": (a, b, c), "cores": tuple(given["cores"])})
 
 
 # -- the fixed table ------------------------------------------------------------------------------
@@ -207,6 +215,27 @@ def drawn(seed: int, count: int, settings: Sequence[tuple[int, int]] = SETTINGS)
     """`count` random cases, the same for a seed: shape, type, mesh, placements, window."""
     random = Random(seed)
     return [_draw(random, f"random {seed}.{number}", settings) for number in range(count)]
+
+
+JOBS = 5
+"""Jobs over which drawn cases of uneven machines are spread: each is calibrated once."""
+
+
+def uneven(seed: int, count: int) -> list[Case]:
+    """`count` random cases on ranks of different speed: more of them are pinned to one core than to the other.
+
+    Half of them leave grid and placements to the planner.
+    """
+    random, cases = Random(seed), []
+    for job in range(JOBS):
+        ranks = random.randint(3, 6)
+        first = random.randint(1, (ranks - 1) // 2)
+        cores = tuple(random.sample([0] * first + [1] * (ranks - first), ranks))
+        settings = [(ranks, 2 if job % 2 else 1)]
+        for number in range(job, count, JOBS):
+            case = replace(_draw(random, f"uneven {seed}.{number}", settings), own="", cores=cores)
+            cases.append(replace(case, mesh=OWN, layouts=FREE) if random.random() < 0.5 else case)
+    return cases
 
 
 def _draw(random: Random, name: str, settings: Sequence[tuple[int, int]]) -> Case:

@@ -156,7 +156,7 @@ class Contest:
 
     def enter(self, grid: tuple[int, ...], is_own: bool) -> None:
         """Ask the planner on a mesh of this shape."""
-        mesh = rma_mm.Mesh(grid, self.comm, window=self.case.window)
+        mesh = rma_mm.Mesh(grid, self.comm, window=self.case.window, speeds=self.case.speeds)
         self.meshes.append(mesh)
         set_threads(mesh.threads)  # else it is done anew for each product
         matrices = Matrices(self.case, mesh, self.whole)
@@ -319,7 +319,7 @@ def own_grid(case: Case, comm: MPI.Intracomm) -> tuple[int, ...]:
     """The mesh of a case, or the one that the planner would take."""
     if case.mesh not in (OWN, ANY):
         return measure.grid(case.mesh)
-    return best_grid(comm, case.shape, case.dtype)
+    return best_grid(comm, case.shape, case.dtype, speeds=case.speeds)
 
 
 def program(plan: rma_mm.Plan) -> tuple[object, ...]:

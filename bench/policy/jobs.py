@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.policy.cases import Case
 from bench.processes import clean_environment, kill_marked, mpiexec_of
+from rma_mm.kernels.threads import cores
 
 MARKER = "BENCH_POLICY_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
@@ -48,7 +49,8 @@ class Job:
         environment = clean_environment(CONTROLLED) | {MARKER: self.marker}
         if cases[0].nodes > 1:
             environment["MPIR_CVAR_NUM_CLIQUES"] = str(cases[0].nodes)
-        self.environment, self.ranks = environment, [mpiexec, "-n", str(cases[0].ranks), sys.executable, "-m"]
+        self.environment, self.mpiexec = environment, mpiexec
+        self.ranks, self.cores = cases[0].ranks, [str((sorted(cores()) * 2)[n]) for n in cases[0].cores]
         self.worker = ["bench.policy.worker", str(given), str(self.file)]
         self.worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
         self.process: subprocess.Popen[bytes] | None = None
@@ -69,10 +71,17 @@ class Job:
     def start(self, module: Sequence[str]) -> subprocess.Popen[bytes]:
         """Run a module on all ranks."""
         self.process = subprocess.Popen(
-            [*self.ranks, *module],
+            [self.mpiexec, *self.programs([sys.executable, "-m", *module])],
             env=self.environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         )  # fmt: skip
         return self.process
+
+    def programs(self, program: Sequence[str]) -> list[str]:
+        """What mpiexec is told to start: all ranks alike, or each pinned to its core."""
+        if not self.cores:
+            return ["-n", str(self.ranks), *program]
+        pinned = [["-n", "1", "taskset", "-c", core, *program] for core in self.cores]
+        return [word for rank in pinned for word in (":", *rank)][1:]
 
     def calibrate(self) -> str | None:
         """Measure what these ranks can do here: what went wrong, if anything did."""

@@ -1,4 +1,4 @@
-"""Slices by speed: faster ranks take more rows of A and C, or columns of B and C; the other operand is pulled.
+"""Slices by speed: faster ranks take more rows of A and C, columns of B and C, or larger blocks of C.
 
 Source: A. Kalinov and A. Lastovetsky (2001), as `rma_mm.geometry.shares` has it. The planner cuts the open placements
 of every row so where ranks differ; this one cuts over all ranks in order, and is there by name.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from rma_mm.algorithms.stationary import STATIONARY_C
 from rma_mm.geometry.layout import Layout, Level, Split
-from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
-from rma_mm.geometry.shares import slices
+from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, grids
+from rma_mm.geometry.shares import cuts_by_speed, slices
 from rma_mm.schedule.row import Row, Setting, Wanted, stationary
 
 
@@ -54,9 +55,30 @@ COLUMNS = replace(
 )
 
 
+def _fit_blocks(setting: Setting) -> Row:
+    """Blocks of C by speed, on the grid on which ranks pull least; of a C that is placed already, the parts it has."""
+    m, n, _ = setting.shape
+    mesh, c = setting.mesh, setting.layouts[2]
+    rows, columns = min(grids(mesh.size, 2), key=lambda grid: grid[1] * m + grid[0] * n)
+    grid = mesh if mesh.shape == (rows, columns) else MeshShape((rows, columns), AXIS_NAMES[:2])
+    even = tuple((Level((axis,)),) for axis in grid.names)
+    cut = cuts_by_speed(even, (m, n), grid, setting.speeds or (1.0,) * mesh.size)
+    layout = None if c else Layout(cut, grid=None if grid is mesh else grid)
+    return replace(BLOCKS, placements=lambda _: (None, None, layout), fit=None)
+
+
+BLOCKS = replace(
+    STATIONARY_C,
+    name="weighted:2d",
+    source="Kalinov and Lastovetsky 2001; Beaumont, Boudet, Rastello and Robert 2001",
+    summary="C in columns of ranks, as wide as those are fast together, cut by the speeds of each; A and B are pulled",
+    fit=_fit_blocks,
+)
+
+
 def _form(text: str) -> Row | str:
-    forms = {"rows": ROWS, "columns": COLUMNS}
-    return forms.get(text, "weighted has the forms :rows (as it is) and :columns")
+    forms = {"rows": ROWS, "columns": COLUMNS, "2d": BLOCKS}
+    return forms.get(text, "weighted has the forms :rows (as it is), :columns and :2d")
 
 
 WEIGHTED = replace(ROWS, form=_form)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -153,8 +153,9 @@ def questions(options: SimulateOptions) -> list[SweepRequest]:
         raise OptionError(f"--ranks-per-node: is missing; {options.machine} does not say how many ranks a node has")
     if options.algorithm != "auto":
         find_algorithm(options.algorithm)
+    machine = replace(known.machine, rooms=()) if options.memory_limit else known.machine
     question = SweepRequest(
-        options.shape, _most(options, known), _tariff(known.machine, options.dtype), known.ranks_per_node,
+        options.shape, _most(options, known), _tariff(machine, options.dtype), known.ranks_per_node,
         options.mesh, options.algorithm, (options.layout_a, options.layout_b, options.layout_c),
         options.memory_limit or known.machine.memory,
     )  # fmt: skip

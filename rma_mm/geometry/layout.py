@@ -28,31 +28,36 @@ class Level:
     axes: tuple[str, ...]
     """The mesh axes whose combined coordinate numbers the parts."""
     kind: CutKind = "even"
-    """even; cyclic (args: block[, offset[, source]]); weights (args: one per part); bounds (args: 0, …, extent)."""
+    """even; cyclic (args: block[, offset[, source]]); weights (args: one per part); bounds (args: 0, …, extent, or such
+    a list for each coordinate along `skew`)."""
     args: tuple[float, ...] = ()
     """What the kind needs."""
     skew: tuple[str, ...] = ()
-    """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows."""
+    """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows. Of bounds that are
+    several lists, axes that say which: columns of ranks that cut their rows each in another way."""
 
     def part(self, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
         """Positions 0…extent − 1 that belong to the part at `coords`."""
-        index, count = 0, 1
-        for axis in self.axes:
-            size = mesh.axis_size(axis)
-            index, count = index * size + coords[axis], count * size
+        index, count = mesh.index(self.axes, coords)
         if self.kind == "cyclic":
             block, *rest = map(int, self.args)
             part = Span.cyclic(extent, block, count, index, *rest)
         elif self.kind == "bounds":
-            part = Span.range(int(self.args[index]), int(self.args[index + 1]))
+            at = index + mesh.index(self.skew, coords)[0] * (count + 1) * self.is_table(mesh)
+            part = Span.range(int(self.args[at]), int(self.args[at + 1]))
         elif self.kind == "weights":
             total = sum(self.args)
             edges = [round(extent * sum(self.args[:n]) / total) for n in (index, index + 1)]
             part = Span.range(*edges)
         else:
             part = even_part(extent, index, count)
-        shift = sum(coords[axis] * extent // mesh.axis_size(axis) for axis in self.skew)
-        return _rotated(part, shift, extent) if self.skew else part
+        if not self.skew or self.is_table(mesh):
+            return part
+        return _rotated(part, sum(coords[axis] * extent // mesh.axis_size(axis) for axis in self.skew), extent)
+
+    def is_table(self, mesh: MeshShape) -> bool:
+        """Whether the parts lie elsewhere for each coordinate along `skew`, rather than shifted."""
+        return self.kind == "bounds" and len(self.args) > 1 + prod(mesh.axis_size(axis) for axis in self.axes)
 
     def check(self, extent: int, mesh: MeshShape) -> None:
         """Raise LayoutError where this cut cannot cut `extent` indices over this mesh."""
@@ -73,11 +78,14 @@ class Level:
                 f"weights: got {len(self.args)} for {count} parts over {self.axes}; one is needed per part"
             )
         if self.kind == "bounds":
-            edges = list(self.args)
-            if len(edges) != count + 1 or edges != sorted(edges) or edges[0] != 0 or edges[-1] != extent:
+            lists = [list(self.args[at : at + count + 1]) for at in range(0, max(1, len(self.args)), count + 1)]
+            most = prod(mesh.axis_size(axis) for axis in self.skew)
+            is_right = all(len(x) > count and x == sorted(x) and (x[0], x[-1]) == (0, extent) for x in lists)
+            if not is_right or len(lists) not in (1, most):
+                more = f", or {most} such lists one behind the other" if most > 1 else ""
                 raise LayoutError(
-                    f"bounds: got {tuple(edges)} for {count} parts of {extent} indices; "
-                    f"{count + 1} ascending bounds are needed, from 0 to {extent}"
+                    f"bounds: got {self.args} for {count} parts of {extent} indices; "
+                    f"{count + 1} ascending bounds are needed, from 0 to {extent}{more}"
                 )
 
 

@@ -103,6 +103,14 @@ class MeshShape:
             rank, coords[name] = divmod(rank, extent)
         return {name: coords[name] for name in self.names}
 
+    def index(self, axes: tuple[str, ...], coords: Mapping[str, int]) -> tuple[int, int]:
+        """The combined coordinate along some axes, row-major, and how many of them there are."""
+        index, count = 0, 1
+        for axis in axes:
+            size = self.axis_size(axis)
+            index, count = index * size + coords[axis], count * size
+        return index, count
+
     def rank(self, coords: Mapping[str, int]) -> int:
         """The rank at these coordinates."""
         rank = 0

@@ -6,6 +6,7 @@
     P('i:cyclic(32)', None)     blocks of 32 rows dealt out round robin
     P('i:cyclic(32, 5, 1)', None)  … from row 5 of a block on, which part 1 has (a ScaLAPACK sub-matrix)
     P('i+j:cyclic(32)', None)   the same over i and j taken as one axis
+    P('i:bounds(0, 9, 30, 0, 20, 30):skew(j)', 'j')  rows are cut otherwise in each column of ranks
     P('i:weights(1, 2)', None)  uneven shares;  'i:bounds(0, 10, 30)' says where to cut
     P('i', 'j:skew(i)')         columns in circular windows shifted by i (Cannon)
     P('i', 'j', l=0)            pinned to the coordinate 0 of the axis l

@@ -1,14 +1,23 @@
 """Shares of a dimension in proportion to the speeds of those who take them.
 
 Source: A. Kalinov and A. Lastovetsky, "Heterogeneous distribution of computations solving linear algebra problems on
-networks of heterogeneous computers" (2001); floor, cap and tolerance as in published runtimes (algorithms.md §6).
+networks of heterogeneous computers" (2001), and in two dimensions O. Beaumont, V. Boudet, F. Rastello and Y. Robert,
+"Matrix multiplication on heterogeneous platforms" (2001); floor, cap and tolerance as in published runtimes
+(algorithms.md §6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from numbers import Real
 from statistics import fmean
+
+import numpy as np
+
+from rma_mm.geometry.layout import Level, Split
+from rma_mm.geometry.mesh import MeshShape
 
 FLOOR = 512
 """Indices that every rank takes at least, where there are enough."""
@@ -62,5 +71,35 @@ def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float 
         below = {n: share for n, share in beyond.items() if share == floor}
         fixed |= below or beyond
     shares |= fixed
-    edges = [round(sum(shares[n] for n in range(upto))) for upto in range(count + 1)]
+    edges = [round(edge) for edge in accumulate((shares[n] for n in range(count)), initial=0)]
     return [*edges[:-1], extent]
+
+
+@lru_cache(maxsize=16)
+def cuts_by_speed(
+    splits: tuple[Split, ...], extents: tuple[int, ...], grid: MeshShape, speeds: tuple[float, ...], floor: int = FLOOR,
+    by_column: bool = True,
+) -> tuple[Split, ...]:  # fmt: skip
+    """Even cuts, made in proportion to the speeds of the ranks that have each part; others stay.
+
+    by_column: where two dimensions are cut, the parts of the second are columns of ranks, as wide as their ranks are
+    fast together, and each of them cuts the first by the speeds of its own; else each is cut alike everywhere.
+    """
+    found, each = list(splits), np.array(speeds[: grid.size]).reshape(grid.shape)
+    is_even = [all(level.kind == "even" and not level.skew for level in split) for split in splits]
+    axes = {dim: sum((level.axes for level in splits[dim]), ()) for dim in range(len(splits)) if is_even[dim]}
+    dims = [dim for dim in axes if axes[dim]]
+    for dim in dims:
+        extent = extents[dim]
+        columns = axes[dims[1]] if by_column and len(dims) == 2 and dim == dims[0] else ()
+        at = [grid.names.index(axis) for axis in (*columns, *axes[dim])]
+        others = tuple(axis for axis in range(len(grid.names)) if axis not in at)
+        summed = each.sum(axis=others).transpose(np.argsort(np.argsort(at)))
+        rows = summed.reshape(grid.index(columns, dict.fromkeys(columns, 0))[1], -1)
+        least = min(floor, int(extent / CAP / rows.shape[1]))
+        lists = [slices(extent, row, floor=least) for row in rows.tolist()]
+        if any(edges != slices(extent, [1.0] * rows.shape[1]) for edges in lists):
+            lists, skew = (lists, columns) if any(edges != lists[0] for edges in lists) else (lists[:1], ())
+            args = tuple(float(edge) for edges in lists for edge in edges)
+            found[dim] = (Level(axes[dim], "bounds", args, skew),)
+    return tuple(found)

@@ -1,7 +1,7 @@
 """`bench.policy` times real products, tells wrong ones, and reckons regrets; whether bars are met is not asked here."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import sqrt
 
 import numpy as np
@@ -11,11 +11,12 @@ from bench import measure
 from bench.policy import jobs, report
 from bench.policy.__main__ import code_of, main, selected
 from bench.policy.__main__ import parsed as options_of
-from bench.policy.cases import ANY, OWN, PLACEMENTS, SETTINGS, Case, drawn, table
+from bench.policy.cases import ANY, OWN, PLACEMENTS, SETTINGS, Case, drawn, table, uneven
 from bench.policy.contest import QUICK, Contest
 from bench.processes import marked
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.kernels.threads import cores
 from tests.launch import parallel
 from tests.thorough import thorough
 
@@ -168,9 +169,26 @@ def test_drawn_cases_are_the_same_for_a_seed():
     _check_places(cases)
 
 
+def test_uneven_cases_pin_more_ranks_to_one_core_than_to_the_other(tmp_path):
+    cases = uneven(3, 20)
+    assert cases == uneven(3, 20)
+    assert len({case.title for case in cases}) == 20
+    assert all(0 < case.cores.count(0) < case.ranks / 2 and case.ranks == len(case.cores) for case in cases)
+    assert {case.nodes for case in cases} == {1, 2}
+    assert Case("", "", (1, 1, 1), 3, cores=(0, 1, 1)).speeds == (1, 0.5, 0.5)
+    assert cases[0] == Case.from_json(json.loads(json.dumps(asdict(cases[0]))))
+    _check_places(cases)
+    with jobs.Job(cases[:1], True, None) as job:
+        ranks = " ".join(job.programs(["x"])).split(" : ")
+    core = {word.split()[4] for word in ranks}
+    assert len(ranks) == cases[0].ranks
+    assert len(core) == min(2, len(cores()))
+
+
 def test_selection():
     assert {case.ranks for case in selected(options_of(["--ranks", "2", "6", "--nodes", "1"]))} == {2, 6}
     assert len(selected(options_of(["--random", "1", "7"]))) == 7
+    assert len(selected(options_of(["--uneven", "1", "7"]))) == 7
     with pytest.raises(SystemExit):
         options_of(["--only", "no such case"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 from dataclasses import replace
 from itertools import product
-from math import inf
+from math import inf, prod
 from random import Random
 
 import numpy as np
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rma_mm.errors import AlgorithmError, OptionError, ShapeError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.policy.model.machine import described
+from rma_mm.policy.model.machine import TYPICAL, described
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner import chain_search as placing
 from rma_mm.policy.planner import chain_steps as chains
-from rma_mm.policy.planner.candidates import Request
+from rma_mm.policy.planner.candidates import Request, candidates, problem_of
 from rma_mm.policy.planner.chain_search import Question, greedily, jointly
 from rma_mm.policy.planner.chain_steps import (
     Factor,
@@ -32,6 +32,7 @@ from rma_mm.policy.planner.chain_steps import (
     problem,
     product_seconds,
 )
+from rma_mm.schedule.lowering.fitted import Fitted
 from tests.strategies import meshes, pure
 
 MLP = ["H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"]
@@ -293,7 +294,9 @@ CLUSTER = described(
 TARIFF = Tariff(CLUSTER)
 
 
-def real_question(mesh: MeshShape, steps: list[str], shapes: dict, given: dict[str, str]) -> Question:
+def real_question(
+    mesh: MeshShape, steps: list[str], shapes: dict, given: dict[str, str], tariff: Tariff = TARIFF
+) -> Question:
     """A chain whose products and conversions the planner prices."""
     found, shapes, problems = parsed(steps, tuple(shapes)), dict(shapes), []
     for step in found:
@@ -302,17 +305,19 @@ def real_question(mesh: MeshShape, steps: list[str], shapes: dict, given: dict[s
     turned = {factor.name for step in found for factor in (step.a, step.b) if factor.turn}
     places = {name: parse_layout(text, mesh) for name, text in given.items()}
     options = {
-        name: placements(mesh, shape, name in turned, [places[name]] if name in places else [])
+        name: placements(
+            mesh, shape, name in turned, [places[name]] if name in places else [], tariff.machine.speeds_of(mesh.size)
+        )
         for name, shape in shapes.items()
     }
 
     def price(number: int, layouts: tuple) -> float:
         step, (a, b, c) = found[number], layouts
         a, b = a.T if step.a.turn else a, b.T if step.b.turn else b
-        return product_seconds(Request(problems[number], mesh, (a, b, c), tariff=TARIFF))
+        return product_seconds(Request(problems[number], mesh, (a, b, c), tariff=tariff))
 
     return Question(
-        found, options, places, {}, price, lambda name, p, q: conversion_seconds(mesh, shapes[name], p, q, TARIFF)
+        found, options, places, {}, price, lambda name, p, q: conversion_seconds(mesh, shapes[name], p, q, tariff)
     )
 
 
@@ -364,3 +369,25 @@ def test_conversions_cost_their_words() -> None:
     summands = parse_layout("P(None, None, i=sum)", mesh)
     assert seconds(summands, rows) > 3 * wire
     assert np.isfinite(conversion_seconds(mesh, (0, 5), rows, cols, TARIFF))
+
+
+@pytest.mark.parametrize("given", [{}, dict.fromkeys(("X", "W1", "W2"), "P('i', None)")], ids=["free", "rows"])
+@pytest.mark.parametrize(("grid", "speeds"), [((3,), (4, 2, 1)), ((2, 2), (4, 1, 1, 1))])
+def test_what_is_between_two_products_is_cut_by_speed(
+    grid: tuple[int, ...], speeds: tuple[float, ...], given: dict[str, str]
+) -> None:
+    """An FFN: wherever its inputs are, what ranks multiply is within 5 % of what they should by their speeds."""
+    mesh, total = MeshShape(grid), sum(speeds)
+    tariff = Tariff(replace(TYPICAL, speeds=tuple(speed * mesh.size / total for speed in speeds)))
+    shapes = {"X": (1024, 1536), "W1": (1536, 4096), "W2": (4096, 1536)}
+    question = real_question(mesh, ["H = X @ W1", "Y = H @ W2"], shapes, given, tariff)
+    answer = jointly(question)
+    (m, n), (_, p) = (1024, 4096), shapes["W2"]
+    for step, shape in zip(answer.steps, [(m, n, 1536), (m, p, n)], strict=True):
+        request = Request(shape, mesh, step.layouts, tariff=tariff)
+        best = next(each for each in candidates(request) if each.row.order != "ticket")
+        work = Fitted.of(best.row, problem_of(request, step.layouts)).work
+        late = [work.region(shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
+        assert max(late) * total / prod(shape) <= 1.05
+    shares = [answer.steps[0].layouts[2].region((m, n), mesh, rank).size for rank in mesh.ranks]
+    assert [total * share / (m * n) for share in shares] == pytest.approx(speeds, rel=0.05)

@@ -181,6 +181,18 @@ def test_cannons_windows() -> None:
     assert held == [[0, 1], [2, 3], [4, 5], [3, 4], [0, 5], [1, 2]]
 
 
+def test_columns_of_ranks_cut_their_rows_each_in_another_way() -> None:
+    layout = parse_layout("i:bounds(0, 1, 4, 0, 3, 4, 0, 4, 4):skew(j), j", MESH)
+    layout.check((4, 6), MESH)
+    held = [layout.region((4, 6), MESH, rank) for rank in MESH.ranks]
+    assert [len(region[0]) for region in held] == [1, 3, 4, 3, 1, 0]
+    turned = [layout.T.region((6, 4), MESH, rank) for rank in MESH.ranks]
+    assert [(cols, rows) for rows, cols in turned] == [tuple(region) for region in held]
+    wanted = Region((Span.range(0, 4), Span.range(0, 6)))
+    given = layout.overlapping((4, 6), MESH, wanted, 0)
+    assert sorted((rank, part.size) for rank, part in given) == [(0, 2), (1, 6), (2, 8), (3, 6), (4, 2)]
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -196,6 +208,10 @@ def test_cannons_windows() -> None:
         ("P('i:bounds(0, 5, 4)', None)", ["ascending"]),
         ("P('i:bounds(1, 2, 4)', None)", ["from 0 to 4"]),
         ("P(('i', 'j:bounds(0, 1, 1, 2)'), None)", ["first cut"]),
+        ("P('i:bounds(0, 2, 4, 0, 1, 4):skew(j)', 'j')", ["3 ascending", "or 3 such lists one behind"]),
+        ("P('i:bounds(0, 2, 4, 0, 1, 4):skew(l)', 'j')", ["the axis 'l'"]),
+        ("P('i:bounds(0, 2, 4, 0, 1, 4)', 'j')", ["3 ascending bounds are needed, from 0 to 4"]),
+        ("P('i:bounds(0, 2, 4, 0, 1, 4, 1, 2, 4):skew(j)', 'j')", ["from 0 to 4"]),
         ("P('i:skew(i)', None)", ["do not cut it"]),
         ("P('i:skew(j)', 'j:skew(i)')", ["only one dimension may be skewed"]),
     ],

@@ -64,6 +64,9 @@ FORMS = {
     "P('i:weights(1, 2)', None)": Layout(((_level("i", kind="weights", args=(1, 2)),), ())),
     "'i:bounds(0, 10, 30)'": Layout(((_level("i", kind="bounds", args=(0, 10, 30)),), ())),
     "P('i', 'j:skew(i)')": Layout(((ROWS,), (_level("j", skew=("i",)),))),
+    "P('i:bounds(0, 9, 30, 0, 20, 30):skew(j)', 'j')": Layout(
+        ((_level("i", kind="bounds", args=(0, 9, 30, 0, 20, 30), skew=("j",)),), (_level("j"),))
+    ),
     "P('i', 'j', l=0)": Layout(((ROWS,), (COLS,)), pins=(("l", 0),)),
     "P('i', None, j=sum)": Layout(((ROWS,), ()), partial=("j",)),
     "i,j": Layout(((ROWS,), (COLS,))),

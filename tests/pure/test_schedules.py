@@ -28,7 +28,7 @@ from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
-from tests.strategies import Case, cases, layouts, meshes, problems, pure, seeds
+from tests.strategies import Case, by_column, cases, layouts, meshes, problems, pure, seeds
 
 LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
 """Limits of `rma_mm.schedule.lowering.fitted`, as they are or so small that tiny matrices are cut like large ones."""
@@ -231,6 +231,24 @@ def test_the_planner_prices_the_words_that_move(name: str) -> None:
 
     check()
     check_recut()
+
+
+@pytest.mark.parametrize("name", ["stationary_c", "stationary_a", "stationary_b", "queue"])
+def test_columns_of_ranks_that_cut_their_rows_each_in_another_way(name: str) -> None:
+    """Right, and priced to the word, whichever of A, B and C are placed so, or B transposed so."""
+
+    @pure(60)
+    @given(meshes(12, axes=(2,)), st.tuples(*(st.integers(1, 20) for _ in "mnk")), LIMITS, seeds, st.data())
+    def check(mesh: MeshShape, shape: tuple[int, int, int], changed: dict[str, int], seed: int, data: Any) -> None:
+        m, n, k = shape
+        a, b, c = (data.draw(by_column(mesh, extents) | layouts(mesh, extents)) for extents in ((m, k), (n, k), (m, n)))
+        problem = Problem(shape, mesh, (a, b.T, c), in_place="")
+        if name != "queue":
+            assert_price_is_exact(ALGORITHMS[name], problem)
+        with limits(changed):
+            run(Case(ALGORITHMS[name], problem, Tuning(), 1, 0, "", seed), seed)
+
+    check()
 
 
 def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:

@@ -17,7 +17,7 @@ from rma_mm.errors import AlgorithmError, MachineError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
-from rma_mm.policy.model.machine import TYPICAL, Machine
+from rma_mm.policy.model.machine import TYPICAL, Cost, Machine
 from rma_mm.policy.model.machine_file import HETEROGENEOUS, from_toml
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.volumes import account
@@ -25,6 +25,7 @@ from rma_mm.policy.planner.candidates import Candidate, Request, candidates, def
 from rma_mm.policy.planner.sweep import SweepRequest, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import settled
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
 from tests.strategies import meshes, pure
@@ -42,7 +43,7 @@ def slowest(candidate: Candidate, request: Request) -> float:
     """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
     assert candidate.layouts is not None
     mesh, found = request.mesh, problem_of(request, candidate.layouts)
-    work = candidate.row.work(found.summed)
+    work = Fitted.of(candidate.row, found).work
     speeds = request.speeds or (1.0,) * mesh.size
     times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
     return max(times) * mesh.size / (request.shape[0] * request.shape[1] * request.shape[2])
@@ -71,6 +72,13 @@ def test_slices_follow_speeds_between_floor_and_cap(extent: int, speeds: list[fl
 def test_equal_speeds_have_equal_slices() -> None:
     assert slices(1000, [1, 1.1, 0.95]) == [0, 333, 666, 1000]
     assert slices(4 * FLOOR, [9, 1, 1, 1]) == [0, FLOOR, 2 * FLOOR, 3 * FLOOR, 4 * FLOOR]
+
+
+def test_a_hundred_thousand_ranks_have_slices() -> None:
+    """In a moment: what is summed for one edge is not summed again for the next."""
+    edges = slices(3 * 10**7, [2.0, 1.0] * 50_000, floor=1)
+    assert edges[:3] == [0, 400, 600]
+    assert edges[-2:] == [3 * 10**7 - 200, 3 * 10**7]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +129,10 @@ def test_speeds_that_hardly_differ_change_nothing() -> None:
 
 
 def test_a_grid_is_chosen_by_speed() -> None:
-    """One fast rank in six is best used where one dimension is cut over all of them."""
-    tariff = Tariff(replace(PLENTY, speeds=(5, 1, 1, 1, 1, 1)))
-    assert default_mesh(6, (8192, 512, 512), algorithm="stationary_c", tariff=tariff) == (6, 1)
+    """Cut alike everywhere, one fast rank in six is best used where one dimension is cut over all of them."""
+    for speeds, grid in (((), (3, 2)), ((5, 1, 1, 1, 1, 1), (6, 1))):
+        tariff = Tariff(replace(PLENTY, speeds=speeds))
+        assert default_mesh(6, (4096, 4096, 512), algorithm="summa_c", tariff=tariff) == grid
 
 
 @pure(30)
@@ -230,6 +239,12 @@ def test_what_crosses_a_slow_wire_takes_longer() -> None:
         ({"group": [{"nodes": 16, "gflops": 0}]}, "group 1.gflops is 0"),
         ({"group": [{"nodes": 8}, {"gflops": 9}]}, "group 2.nodes is missing"),
         ({"group": [{"nodes": 16, "speed": 2}]}, "group 1.speed is not known"),
+        ({"group": [{"nodes": 16}]}, "group_link.bandwidth joins 1 groups; it takes two at least"),
+        ({"group_link": {"latency": 0}}, "group_link.bandwidth is missing"),
+        ({"group_link": {"bandwidth": -1}}, "group_link.bandwidth is -1"),
+        ({"group_link": {"bandwidth": 1e9, "speed": 2}}, "group_link.speed is not known"),
+        ({"group": [{"nodes": 8, "memory": 2**30}, {"nodes": 8}]}, "group 2.memory is missing"),
+        ({"group": [{"nodes": 8, "latency": -1}, {"nodes": 8}]}, "group 1.latency is -1"),
         ({"group": 3}, "group is 3; they are tables, each begun by"),
         ({"group": [3]}, "they are tables"),
     ],
@@ -239,11 +254,61 @@ def test_groups_that_do_not_fit(changes: dict[str, object], told: str) -> None:
         het(**changes)
 
 
+FOUR = {"nodes": 4, "ranks_per_node": 2, "cores": 2, "group": [{"nodes": 2}] * 2}
+
+
+def priced(name: str, grid: tuple[int, ...], extent: int, machine: Machine) -> tuple[float, float]:
+    """Seconds of a square product on four nodes, by price and simulated."""
+    mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(8)))
+    request = Request((extent,) * 3, mesh, algorithm=name, tariff=Tariff(machine))
+    best = candidates(request)[0]
+    return best.seconds, simulated(best, request)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("stationary_c", (8,)), ("stationary_a", (2, 4)), ("summa_c", (2, 4)), ("summa_a", (4, 2)),
+     ("data_parallel", (8,)), ("cannon:pull", (4, 2)), ("weighted", (8,))],
+)  # fmt: skip
+def test_what_goes_group_link_takes_what_joins_them(name: str, grid: tuple[int, ...]) -> None:
+    """In prices and simulated alike: their bandwidth, and latencies of groups and of what joins them."""
+    free, narrow = het(**FOUR, group_link={}), het(**FOUR, group_link={"bandwidth": 1e9})
+    (usual, _), (price, seconds) = priced(name, grid, 1024, free), priced(name, grid, 1024, narrow)
+    assert 0.8 < price / seconds < 1.25
+    assert price > 1.15 * usual
+    far = het(**FOUR, group_link={"bandwidth": 1e12, "latency": 200e-6})
+    slow = het(**FOUR | {"group": [{"nodes": 2, "latency": 203e-6}, {"nodes": 2}]}, group_link={})
+    usual, least = priced(name, grid, 64, free)
+    for machine in (far, slow):
+        price, seconds = priced(name, grid, 64, machine)
+        assert min(price - usual, seconds - least) >= 150e-6
+
+
+def test_groups_are_kept_and_have_memory_of_their_own() -> None:
+    machine = het()
+    assert Machine.from_json(machine.as_json()) == machine
+    assert (machine.memory, set(machine.rooms), set(machine.groups)) == (64 * 2**30, {1.0, 0.5}, {0, 1})
+    assert sorted({*machine.delays}) == pytest.approx([0, 1e-6])
+    assert machine.joint == Cost(2e-6, 1 / 40e9)
+    for name, wrong in {"delays": [-1], "groups": ["a"], "joint": [1], "rooms": [0]}.items():
+        with pytest.raises(MachineError, match=name):
+            Machine.from_json(machine.as_json() | {name: wrong})
+    question = SweepRequest((8192,) * 3, 64, Tariff(machine), 4, (64,), "data_parallel", memory=17 * 10**6)
+    (fits,) = prices(replace(question, tariff=Tariff(replace(machine, rooms=()))))
+    assert not fits.why_not
+    (tight,) = prices(question)
+    assert tight.why_not == "needs 8.75 MiB a rank, and 8.106 MiB may be held"
+    small = from_toml(tomllib.loads(HETEROGENEOUS)).of(None, 2)
+    assert small.machine.speeds == machine.speeds[::2]
+    assert small.machine.wires == machine.wires
+
+
 def test_one_group_is_all_nodes() -> None:
-    machine = het(group=[{"nodes": 16, "gflops": 250}])
+    machine = het(group=[{"nodes": 16, "gflops": 250}], group_link={})
     assert set(machine.speeds) == {2.0}
     assert machine.speeds_of(64) == ()
-    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, het(group=[])))
+    plain = het(group=[], group_link={})
+    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, plain))
     assert candidates(fast)[0].bill.multiplying < 0.6 * candidates(usual)[0].bill.multiplying
 
 
@@ -272,5 +337,38 @@ def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
     assert best.row.result == "accumulate"
     assert best.layouts is not None
     prove(lower(best.row, problem_of(elsewhere, best.layouts)))
-    with pytest.raises(AlgorithmError, match=r"forms :rows .* and :columns"):
-        find_algorithm("weighted:2d")
+    with pytest.raises(AlgorithmError, match=r"forms :rows .*, :columns and :2d"):
+        find_algorithm("weighted:3d")
+
+
+@pytest.mark.parametrize(
+    ("grid", "speeds", "columns"),
+    [((4,), (4, 1, 1, 2), (5, 3)), ((2, 2), (4, 1, 1, 1), (5, 2)), ((3, 2), (5, 1, 2, 1, 1, 3), (8, 5)),
+     ((1, 3), (4, 2, 1), (7,)), ((2, 2), (1, 1, 1, 1), (1, 1)), ((4, 4), (8, *(1,) * 15), (11, 4, 4, 4))],
+)  # fmt: skip
+def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], columns: tuple[int, ...]) -> None:
+    """Columns as wide as their ranks are fast together, cut by the speeds of each; a C that is placed stays."""
+    mesh, shape = MeshShape(grid), (3000, 2000, 1024)
+    request = uneven(shape, mesh, speeds, algorithm="weighted:2d")
+    best = candidates(request)[0]
+    assert best.layouts is not None
+    assert slowest(best, request) <= 1.01
+    cuts = slices(2000, columns, floor=1)
+    found = {best.layouts[2].region(shape[:2], mesh, rank)[1].runs for rank in mesh.ranks}
+    assert sorted(found) == [((a, b),) for a, b in pairwise(cuts)]
+    schedule = lower(best.row, problem_of(request, best.layouts), Tuning(width=best.width))
+    prove(schedule)
+    assert 0.8 < best.seconds / simulate(schedule, request.tariff.machine).seconds < 1.25
+    c = parse_layout("*, " + ", ".join(f"{axis}=0" for axis in mesh.names), mesh)
+    placed = candidates(replace(request, layouts=(None, None, c)))[0]
+    assert placed.layouts is not None
+    assert placed.layouts[2] == c
+
+
+def test_open_blocks_are_cut_by_column() -> None:
+    """A fast rank on a grid of two axes is loaded as it is fast, which cuts that are alike everywhere cannot."""
+    mesh, shape = MeshShape((2, 2)), (2048, 2048, 2048)
+    request = uneven(shape, mesh, (4, 1, 1, 1), algorithm="stationary_c")
+    assert slowest(candidates(request)[0], request) <= 1.01
+    grouped = replace(request, algorithm="summa_c")  # whose groups want the same slices
+    assert slowest(candidates(grouped)[0], grouped) > 1.3

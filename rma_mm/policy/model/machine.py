@@ -17,13 +17,14 @@ The laws behind the figures, which calibration inverts and every price obeys:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
 
 from rma_mm.errors import MachineError, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
+from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import relative, speeds_problem
 
 LINKS = ("own", "node", "between")
@@ -34,6 +35,8 @@ TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
 """Fields of a machine that are one figure each."""
+FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
+"""Fields that are factors, and of what each has one."""
 COPY = "copy"
 """The one movement within a rank's own memory."""
 PAGE = 4096
@@ -115,9 +118,18 @@ class Machine:
     """How fast each rank multiplies while all do, over what `kernels` tells; empty where all are alike."""
     wires: tuple[float, ...] = ()
     """The bandwidth of each node's wire, over what `costs` tells; empty where all are alike."""
+    delays: tuple[float, ...] = ()
+    """Seconds that a transfer from or to each node takes more than `costs` tells, of two nodes the more; as wires."""
+    rooms: tuple[float, ...] = ()
+    """The memory of each rank, over `memory`; empty where all have that."""
+    groups: tuple[int, ...] = ()
+    """The group of each node, where something narrower joins groups than nodes; empty where nothing does."""
+    joint: Cost = Cost(0.0, 0.0)
+    """Seconds more of a transfer between groups, and a byte of all that goes into a group, or out of it, at once."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.cores, self.threads, self.operation, self.meeting, self.speeds, self.wires))
+        figures = (self.name, self.cores, self.threads, self.operation, self.meeting)
+        return hash((*figures, self.speeds, self.wires, self.delays, self.groups, self.joint))
 
     def speeds_of(self, ranks: int) -> tuple[float, ...]:
         """The speeds of the first ranks over their mean; empty where they hardly differ, or are not known."""
@@ -163,7 +175,8 @@ class Machine:
             "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
             "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
             "corrections": dict(self.corrections),
-            "speeds": list(self.speeds), "wires": list(self.wires),
+            **{name: list(getattr(self, name)) for name in FACTORS},
+            "delays": list(self.delays), "groups": list(self.groups), "joint": [self.joint.alpha, self.joint.beta],
         }  # fmt: skip
 
     @classmethod
@@ -181,23 +194,33 @@ class Machine:
         for name, correction in corrections.items():
             if not correction:
                 raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
-        memory, speeds, wires = given.get("memory"), given.get("speeds", []), given.get("wires", [])
-        for name, what, each in (("speeds", speeds, "rank"), ("wires", wires, "node")):
-            if what and (problem := speeds_problem(what, each=each)):
+        memory, factors = given.get("memory"), {name: given.get(name, []) for name in FACTORS}
+        for name, what in factors.items():
+            if what and (problem := speeds_problem(what, each=FACTORS[name])):
                 raise MachineError(f"machine: {name} is {quoted(what)}; {problem}")
+        delays, groups = ([*given.get(name, [])] for name in ("delays", "groups"))
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
-        figures = {name: _number(given, name) for name in FIGURES}
+        figures: dict[str, Any] = {name: _number(given, name) for name in FIGURES}
+        figures |= {name: tuple(map(float, what)) for name, what in factors.items()}
         return cls(
             str(given.get("name", "")), costs, kernels, cores, threads, nodes,
             memory=None if memory is None else _count(memory, "memory"), measured=bool(given.get("measured")),
-            corrections=corrections, speeds=tuple(map(float, speeds)), wires=tuple(map(float, wires)),
-            **figures,
+            corrections=corrections, **figures,
+            delays=tuple(_figures(delays, "delays", len(delays))),
+            groups=tuple(map(int, _figures(groups, "groups", len(groups)))),
+            joint=Cost(*_figures(given.get("joint", [0, 0]), "joint", 2)),
         )  # fmt: skip
 
 
 @lru_cache
 def _first(speeds: tuple[float, ...], ranks: int) -> tuple[float, ...]:
     return relative(speeds[:ranks]) if len(speeds) >= ranks else ()
+
+
+@lru_cache(maxsize=64)
+def by_group(mesh: MeshShape, groups: tuple[int, ...]) -> MeshShape:
+    """A mesh with the group of each rank's node for a node; of nodes that nothing is told of, the last."""
+    return replace(mesh, nodes=tuple(groups[min(node, len(groups) - 1)] if groups else 0 for node in mesh.nodes))
 
 
 @lru_cache
@@ -285,4 +308,4 @@ TYPICAL = described(
 )
 """A node of today and its network, for choices where nothing was measured."""
 
-__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "described"]
+__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "by_group", "described"]

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rma_mm.errors import MachineError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.policy.model.machine import ONE_SIDED, TOGETHER, TYPICAL, Cost, Machine, described
+from rma_mm.policy.model.machine_figures import Table, bytes_a_second, nbytes, positive, seconds, share
 
 EXAMPLE = """\
 # A machine, as `python -m rma_mm.simulate --machine FILE` reads it. A figure is a number, in seconds, bytes or
@@ -54,12 +54,18 @@ hidden = 0.9                # ? the share of a transfer that goes on behind a mu
 # [[group]]
 # nodes = 5000
 # gflops = 300              # ?
+# memory = "16 GiB"         # ? of a rank
+# latency = "2 us"          # ? between its nodes; between nodes of two groups it is that of the slower
 # bandwidth = "50 GB/s"     # ? of the wire of a node
+#
+# [group_link]          # ? what joins each group to the others
+# latency = "2 us"          # ? on top of that of their nodes
+# bandwidth = "200 GB/s"    # of all its nodes together, in and out at once
 """
 """What `--example` prints."""
 
 HETEROGENEOUS = """\
-# Eight fast nodes on a fast fabric, and eight slow ones on a slow one.
+# Eight fast nodes on a fast fabric, and eight slow ones on a slow one; four cables join the two.
 
 name = "heterogeneous"
 nodes = 16
@@ -73,10 +79,17 @@ network = { latency = "3 us", bandwidth = "10 GB/s", hidden = 0.9 }
 [[group]]
 nodes = 8
 gflops = 300
+memory = "64 GiB"
+latency = "2 us"
 bandwidth = "25 GB/s"
 
 [[group]]
 nodes = 8
+memory = "32 GiB"
+
+[group_link]
+latency = "2 us"
+bandwidth = "40 GB/s"
 """
 """What `--example heterogeneous` prints."""
 
@@ -84,22 +97,6 @@ LARGEST = 2**22
 """Characters of a machine's file."""
 SHOWN = 4
 """Faults of a file that are told at once."""
-MOST = 1e30
-"""What no figure is above, so that what is made of it is finite."""
-
-Convert = Callable[[Any], float]
-"""A figure in seconds, bytes or bytes a second. Raises ValueError where it is none."""
-
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
-_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
-    f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTP", 1)
-}
-_BYTES = {"": 1.0, **{f"{prefix}B": float(size) for prefix, size in _PREFIXES.items()}}
-_RATES = {"": 1.0, **{f"{unit}/s": size for unit, size in _BYTES.items() if unit}} | {
-    f"{prefix}{bit}/s": size / 8 for prefix, size in _PREFIXES.items() for bit in ("b", "bit")
-}
-
-
 @dataclass(frozen=True)
 class Description:
     """A machine, and how many ranks it has."""
@@ -111,8 +108,16 @@ class Description:
     """None where it is not known."""
 
     def of(self, nodes: int | None, ranks_per_node: int | None) -> Description:
-        """The same with other numbers of ranks, where they are given."""
-        return replace(self, nodes=nodes or self.nodes, ranks_per_node=ranks_per_node or self.ranks_per_node)
+        """The same with other numbers of ranks, where they are given: each as the ranks of its node are."""
+        old, new = self.ranks_per_node, ranks_per_node or self.ranks_per_node
+        machine = self.machine
+        if old and new and old != new:
+            speeds, rooms = (
+                tuple(figure for figure in figures[::old] for _ in range(new))
+                for figures in (machine.speeds, machine.rooms)
+            )
+            machine = replace(machine, speeds=speeds, rooms=rooms)
+        return replace(self, machine=machine, nodes=nodes or self.nodes, ranks_per_node=new)
 
 
 TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)
@@ -152,43 +157,94 @@ def machine_text(path: str) -> str:
 
 def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
     """The machine of a table like `EXAMPLE`. Raises MachineError naming all its faults."""
-    top = _Table(given, "", [])
+    top = Table(given, "", [])
     node, network, movements = (top.table(key) for key in ("node", "network", "movements"))
-    groups = top.tables("group")
+    groups, joint = top.tables("group"), top.table("group_link")
     counts = {key: top.count(key) for key in ("nodes", "ranks_per_node", "cores")}
     cores, ranks = counts["cores"], counts["ranks_per_node"]
     threads = top.count("threads", max(1, cores // ranks))
-    rate, gflops = top.figure("memory_rate", _rate), top.figure("gflops", _number)
-    bandwidth = network.figure("bandwidth", _rate)
+    rate, gflops = top.figure("memory_rate", bytes_a_second), top.figure("gflops", positive)
+    memory, latency = top.whole("memory", nbytes), network.figure("latency", seconds)
+    bandwidth = network.figure("bandwidth", bytes_a_second)
+    kinds = _Kinds.of(groups, gflops, memory, latency, bandwidth)
     machine = described(
         top.text("name", name), cores=cores, threads=threads, gflops=gflops, memory_rate=rate,
-        latency=network.figure("latency", _time), bandwidth=bandwidth,
-        memory=top.whole("memory", _size), node_latency=node.figure("latency", _time),
-        node_rate=node.figure("bandwidth", _rate, rate), hidden=network.figure("hidden", _share, 1.0),
+        latency=min(kinds.latencies, default=latency), bandwidth=bandwidth,
+        memory=max(kinds.memories, default=memory), node_latency=node.figure("latency", seconds),
+        node_rate=node.figure("bandwidth", bytes_a_second, rate), hidden=network.figure("hidden", share, 1.0),
     )  # fmt: skip
     refined = {link: _refined(movements.table(link), machine.costs[link]) for link in ("node", "between")}
-    operation = top.figure("operation", _time, machine.operation)
-    meeting = top.figure("meeting", _time, machine.meeting)
-    sizes = [group.count("nodes") for group in groups]
-    paces = [group.figure("gflops", _number, gflops) / gflops for group in groups]
-    wires = [group.figure("bandwidth", _rate, bandwidth) / bandwidth for group in groups]
-    if groups and sum(sizes) != counts["nodes"]:
-        top.fault("nodes", f"is {counts['nodes']}", f"the groups have {sum(sizes)} together")
-    for table in (node, network, movements, *groups, top):
+    operation = top.figure("operation", seconds, machine.operation)
+    meeting = top.figure("meeting", seconds, machine.meeting)
+    if groups and sum(kinds.sizes) != counts["nodes"]:
+        top.fault("nodes", f"is {counts['nodes']}", f"the groups have {sum(kinds.sizes)} together")
+    joined = _joined(joint, len(groups))
+    for table in (node, network, movements, joint, *groups, top):
         table.close()
     if top.faults:
         more = len(top.faults) - SHOWN
         rest = [f"and {more} more; --example prints a file that is complete"] * (more > 0)
         raise MachineError("\n".join([*top.faults[:SHOWN], *rest]))
     machine = replace(machine, costs={**machine.costs, **refined}, operation=operation, meeting=meeting)
-    if {*paces, *wires} - {1.0}:
-        speeds = tuple(pace for pace, size in zip(paces, sizes, strict=True) for _ in range(size * ranks))
-        each = tuple(wire for wire, size in zip(wires, sizes, strict=True) for _ in range(size))
-        machine = replace(machine, speeds=speeds, wires=each)
-    return Description(machine, counts["nodes"], ranks)
+    return Description(kinds.told_by(machine, ranks, joined), counts["nodes"], ranks)
 
 
-def _refined(given: _Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
+@dataclass(frozen=True)
+class _Kinds:
+    """What groups of nodes have, each in their order; empty where there are none."""
+
+    sizes: list[int]
+    """Nodes of each."""
+    paces: list[float]
+    """How fast its ranks are, over the usual."""
+    memories: list[int]
+    """Bytes of its ranks; empty where nothing says."""
+    latencies: list[float]
+    wires: list[float]
+    """The bandwidth of its nodes, over the usual."""
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[Table], gflops: float, memory: int | None, latency: float, bandwidth: float
+    ) -> _Kinds:
+        """Those of tables, in which some figures may be left out; one that says what others must, too, is a fault."""
+        is_said = memory is not None or any("memory" in group.given for group in groups)
+        return cls(
+            [group.count("nodes") for group in groups],
+            [group.figure("gflops", positive, gflops) / gflops for group in groups],
+            [int(group.figure("memory", nbytes, memory)) for group in groups if is_said],
+            [group.figure("latency", seconds, latency) for group in groups],
+            [group.figure("bandwidth", bytes_a_second, bandwidth) / bandwidth for group in groups],
+        )
+
+    def told_by(self, machine: Machine, ranks: int, joint: Cost | None) -> Machine:
+        """The machine with what differs. ranks: of a node. joint: what joins groups, if anything does."""
+        rooms = [memory / max(self.memories) for memory in self.memories]
+        delays = [latency - min(self.latencies) for latency in self.latencies]
+        return replace(
+            machine,
+            speeds=self._each(self.paces, ranks, 1.0), rooms=self._each(rooms, ranks, 1.0),
+            wires=self._each(self.wires, 1, 1.0), delays=self._each(delays, 1, 0.0),
+            groups=tuple(n for n, size in enumerate(self.sizes) for _ in range(size)) if joint else (),
+            joint=joint or machine.joint,
+        )  # fmt: skip
+
+    def _each(self, figures: Sequence[float], times: int, usual: float) -> tuple[float, ...]:
+        """The figures of groups for each of their nodes, so many times; empty where all are as usual."""
+        found = zip(figures, self.sizes, strict=True) if {*figures} - {usual} else ()
+        return tuple(figure for figure, size in found for _ in range(size * times))
+
+
+def _joined(table: Table, groups: int) -> Cost | None:
+    """What joins groups, if the file says; a fault where there is nothing to join."""
+    if not table.given:
+        return None
+    if groups < 2:
+        table.fault("bandwidth", f"joins {groups} groups", "it takes two at least, each begun by [[group]]")
+    return Cost(table.figure("latency", seconds, 0.0), 1 / table.figure("bandwidth", bytes_a_second))
+
+
+def _refined(given: Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
     """The costs of a class of link with those that are named in their place."""
     known = {f"{flavour}.{move}{busy}" for flavour in FLAVOURS for move in ONE_SIDED for busy in ("", " busy")}
     found = dict(costs)
@@ -197,142 +253,9 @@ def _refined(given: _Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
             given.fault(name, "is no movement", f"there are shared.get, created.put busy, {', '.join(TOGETHER)}, …")
             continue
         table = given.table(name)
-        found[name] = Cost(table.figure("latency", _time), 1 / table.figure("bandwidth", _rate))
+        found[name] = Cost(table.figure("latency", seconds), 1 / table.figure("bandwidth", bytes_a_second))
         table.close()
     return found
 
-
-# -- figures --------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Table:
-    """A table of a file: what is asked for of it, and what is wrong with it."""
-
-    given: Mapping[str, Any]
-    name: str
-    """Its name in the file; empty for the file itself."""
-    faults: list[str]
-    """Shared by all tables of a file."""
-    asked: set[str] = field(default_factory=set)
-
-    def fault(self, key: str, problem: str, fits: str) -> None:
-        """Note what is wrong with an entry."""
-        where = f"{self.name}.{key}" if self.name else key
-        self.faults.append(f"{where} {problem}; {fits}")
-
-    def names(self) -> list[str]:
-        """All its entries, which count as asked for."""
-        self.asked |= set(self.given)
-        return list(self.given)
-
-    def table(self, key: str) -> _Table:
-        """A table within it; an empty one where there is none."""
-        self.asked.add(key)
-        found = self.given.get(key, {})
-        if not isinstance(found, dict):
-            self.fault(key, f"is {found!r}", f"it is a table, as [{key}] or {{ latency = …, bandwidth = … }}")
-            found = {}
-        return _Table(found, f"{self.name}.{key}" if self.name else key, self.faults)
-
-    def tables(self, key: str) -> list[_Table]:
-        """Tables of one name, as [[group]]; none where there is none."""
-        self.asked.add(key)
-        found = self.given.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            self.fault(key, f"is {found!r}", f"they are tables, each begun by [[{key}]]")
-            return []
-        return [_Table(each, f"{key} {n}", self.faults) for n, each in enumerate(found, 1)]
-
-    def figure(self, key: str, convert: Convert, default: float | None = None) -> float:
-        """A figure; where it is not there and has no default, or is wrong, a fault is noted, and it is 1."""
-        self.asked.add(key)
-        fits = _FITS[convert]
-        if key not in self.given:
-            if default is None:
-                self.fault(key, "is missing", f"it is {fits}")
-            return 1.0 if default is None else default
-        try:
-            return convert(self.given[key])
-        except (ValueError, OverflowError):
-            self.fault(key, f"is {self.given[key]!r}", f"it is {fits}")
-            return 1.0
-
-    def whole(self, key: str, convert: Convert) -> int | None:
-        """A figure without its fraction; None where it is not there."""
-        return int(self.figure(key, convert)) if key in self.given else None
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        return int(self.figure(key, _count, default))
-
-    def text(self, key: str, default: str) -> str:
-        """A text."""
-        self.asked.add(key)
-        found = self.given.get(key, default)
-        if not isinstance(found, str):
-            self.fault(key, f"is {found!r}", "it is a text")
-        return str(found)
-
-    def close(self) -> None:
-        """Note entries that nobody asked for."""
-        for key in self.given:
-            if key not in self.asked:
-                self.fault(key, "is not known", f"known are {', '.join(sorted(self.asked))}")
-
-
-def _measure(value: Any, units: Mapping[str, float]) -> float:
-    """A number, or a text of a number and a unit. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    if not isinstance(value, str):
-        return float(value)
-    found = re.fullmatch(r"\s*([-+0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([^\s0-9]*)\s*", value)
-    if found is None or found[2] not in units:
-        raise ValueError
-    return float(found[1]) * units[found[2]]
-
-
-def _within(number: float, least: float, most: float = MOST) -> float:
-    if not least <= number <= most:
-        raise ValueError
-    return number
-
-
-def _time(value: Any) -> float:
-    return _within(_measure(value, _SECONDS), 0)
-
-
-def _rate(value: Any) -> float:
-    return _within(_measure(value, _RATES), 1)
-
-
-def _size(value: Any) -> float:
-    return _within(_measure(value, _BYTES), 1)
-
-
-def _number(value: Any) -> float:
-    return _within(_measure(value, {"": 1.0}), 1e-6)
-
-
-def _share(value: Any) -> float:
-    return _within(_measure(value, {"": 1.0}), 0, 1)
-
-
-def _count(value: Any) -> float:
-    if not isinstance(value, int):
-        raise ValueError
-    return _within(_measure(value, {}), 1)
-
-
-_FITS: dict[Convert, str] = {
-    _time: 'a time of at least 0, as "1.5 us" or 1.5e-6',
-    _rate: 'a rate of at least a byte a second, as "25 GB/s" or 25e9',
-    _size: 'a size of at least a byte, as "64 GiB"',
-    _number: "a number of at least 1e-6, as 100",
-    _share: "a share from 0 to 1, as 0.9",
-    _count: "a whole number of at least 1",
-}
-"""What figures have to be."""
 
 __all__ = ["EXAMPLE", "HETEROGENEOUS", "TYPICALLY", "Description", "from_toml", "read_machine"]

@@ -13,7 +13,7 @@ from math import ceil, log2
 import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
-from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Kernel, Machine
+from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 
@@ -92,7 +92,8 @@ class _Load:
 
 def bill(found: Account, tariff: Tariff) -> Bill:
     """The seconds of an account."""
-    bills = [_phase(found, phase, tariff) for phase in found.phases]
+    crossing = _crossing(found, tariff)
+    bills = [_phase(found, phase, tariff, late) for phase, late in zip(found.phases, crossing, strict=True)]
     meeting = 2 * tariff.machine.meet(found.sample.mesh.size)
     return Bill(
         sum(each.multiplying for each in bills),
@@ -101,8 +102,30 @@ def bill(found: Account, tariff: Tariff) -> Bill:
     )
 
 
-def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
-    """The seconds of a phase."""
+def _crossing(found: Account, tariff: Tariff) -> list[Cost]:
+    """What goes between groups of nodes in each phase: seconds of latencies (alpha), and of what joins them (beta).
+
+    While one owner after the other sends, its own group receives nothing.
+    """
+    machine = tariff.machine
+    mesh = by_group(found.sample.mesh, machine.groups)
+    if mesh.is_one_node or found.on is None:
+        return [Cost(0.0, 0.0)] * len(found.phases)
+    other, count, costs = found.on(mesh), len(set(mesh.nodes)), []
+    for phase in other.phases:
+        nbytes, calls = np.zeros(other.sample.count), np.zeros(other.sample.count)
+        for moved in phase.moved:
+            if moved.how != "view":
+                in_turn = np.minimum(moved.rounds, count / (count - 1))
+                nbytes += tariff.bytes_of(moved.x) * moved.between * in_turn
+                calls += moved.messages * moved.between / np.maximum(1.0, moved.node + moved.between)
+        joint = machine.joint
+        costs.append(Cost(joint.alpha * float(calls.max()), joint.beta * other.sample.by_node(nbytes)))
+    return costs
+
+
+def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill:
+    """The seconds of a phase. crossing: those of what goes between groups of nodes."""
     machine, sample = tariff.machine, found.sample
     speeds = machine.speeds_of(sample.mesh.size)
     load = _load(found, phase, tariff)
@@ -122,7 +145,8 @@ def _phase(found: Account, phase: Phase, tariff: Tariff) -> Bill:
 
     multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
     busy = together(load.processor + load.operations * machine.operation)
-    wire = max(sample.by_node(load.wire), sample.by_node(load.serving)) + float(load.waiting.max())
+    wire = max(sample.by_node(load.wire), sample.by_node(load.serving), crossing.beta)
+    wire += float(load.waiting.max()) + crossing.alpha
     behind = 0.0
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
@@ -139,28 +163,29 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
         if machine.speeds:
-            speeds = _of_each(machine.speeds, found.sample.ranks[: found.sample.count])
+            speeds = of_each(machine.speeds, found.sample.ranks[: found.sample.count], 1.0)
             load.multiplying /= speeds.mean() if phase.is_shared else speeds
         if phase.is_shared:
             load.multiplying /= found.sample.mesh.size
             calls = calls / found.sample.mesh.size
         load.processor += load.multiplying
         load.operations += calls
+    delays = of_each(machine.delays, found.sample.nodes, 0.0) if machine.delays else 0.0
     for moved in phase.moved:
-        _move(load, moved, phase, tariff)
+        _move(load, moved, phase, tariff, delays)
     if phase.claims:
         link = "between" if found.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
     if machine.wires:
-        wires = _of_each(machine.wires, found.sample.nodes)
+        wires = of_each(machine.wires, found.sample.nodes, 1.0)
         load.wire /= wires
         load.serving /= wires
     return load
 
 
-def _of_each(factors: tuple[float, ...], numbers: Numbers) -> Figures:
-    """The factors of these ranks, or nodes; 1 of those that the machine does not tell of."""
-    return np.where(numbers < len(factors), np.array(factors)[np.minimum(numbers, len(factors) - 1)], 1.0)
+def of_each(figures: tuple[float, ...], numbers: Numbers, default: float) -> Figures:
+    """The figures of these ranks, or nodes; the default for those that the machine does not tell of."""
+    return np.where(numbers < len(figures), np.array(figures)[np.minimum(numbers, len(figures) - 1)], default)
 
 
 def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:
@@ -173,8 +198,8 @@ def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:
     return kernel.call * calls + kernel.point * m * n * k + touched * (calls > 0), calls
 
 
-def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
-    """Add what a movement costs the ranks."""
+def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figures | float) -> None:
+    """Add what a movement costs the ranks. delays: seconds more of the latency of each one's node."""
     if moved.how == "view":
         return
     machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
@@ -201,7 +226,7 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff) -> None:
     each = max(wire.beta, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
     load.serving += each * moved.served
-    load.waiting += wire.alpha * far * rounds
+    load.waiting += (wire.alpha + delays) * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step
         late = max(0.0, machine.cost("node", moved.how, flavour.name, busy=True).alpha - node.alpha)
         waits = late * np.minimum(near, phase.steps) + max(0.0, busy.alpha - wire.alpha) * np.minimum(far, phase.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
@@ -102,7 +102,7 @@ def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers
     for level in split:
         base, length = begin, end - begin
         begin, end = (base + edge for edge in _cut(level, length, extent, grid, at))
-        for axis in level.skew:
+        for axis in level.skew if not level.is_table(grid) else ():
             shift = shift + at[axis] * length // grid.axis_size(axis)
     if not np.any(shift):
         return begin[:, None], end[:, None]
@@ -118,10 +118,7 @@ def _cut(
     level: Level, length: Numbers | np.int64, extent: int, grid: MeshShape, at: Mapping[str, Numbers]
 ) -> tuple[Numbers, Numbers]:
     """Where parts of a level begin and end, in positions of the level before."""
-    index: Numbers = np.int64(0) * next(iter(at.values()))
-    count = 1
-    for axis in level.axes:
-        index, count = index * grid.axis_size(axis) + at[axis], count * grid.axis_size(axis)
+    index, count = _index(level.axes, grid, at)
     if level.kind == "even":
         return index * length // count, (index + 1) * length // count
     found = level.args
@@ -129,7 +126,15 @@ def _cut(
         sums = [0.0, *accumulate(level.args)]
         found = tuple(round(extent * upto / sums[-1]) for upto in sums)
     edges = np.array(found).astype(np.int64)
+    if level.is_table(grid):
+        index = index + _index(level.skew, grid, at)[0] * (count + 1)
     return edges[index], edges[index + 1]
+
+
+def _index(axes: tuple[str, ...], grid: MeshShape, at: Mapping[str, Numbers]) -> tuple[Numbers, int]:
+    """The combined coordinates along some axes, and how many there are, as `MeshShape.index` has them."""
+    sizes = [grid.axis_size(axis) for axis in axes]
+    return np.asarray(np.ravel_multi_index([at[axis] for axis in axes], sizes)), prod(sizes)
 
 
 def _dealt(layout: Layout, dim: int, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows:
@@ -156,9 +161,10 @@ def _different(low: Numbers, high: Numbers) -> tuple[Windows, Numbers]:
 
 
 def _edges(split: Split, extent: int, grid: MeshShape) -> Numbers:
-    """Where parts begin that are not empty, as they lie where none is shifted."""
-    plain = tuple(Level(level.axes, level.kind, level.args) for level in split)
-    return _edges_of(plain, extent, tuple((axis, grid.axis_size(axis)) for level in split for axis in level.axes))
+    """Where parts begin that are not empty, as they lie where none is shifted; of several lists of bounds, of all."""
+    plain = tuple(level if level.is_table(grid) else replace(level, skew=()) for level in split)
+    axes = [axis for level in plain for axis in (*level.axes, *level.skew)]
+    return _edges_of(plain, extent, tuple((axis, grid.axis_size(axis)) for axis in axes))
 
 
 @lru_cache(maxsize=16)
@@ -169,7 +175,7 @@ def _edges_of(split: Split, extent: int, sizes: tuple[tuple[str, int], ...]) -> 
     found = windows(split, extent, grid, dict(zip(grid.names, at, strict=True)))
     assert found is not None, "what is shifted was made of windows"
     low, high = found
-    return low[low < high]
+    return np.unique(low[low < high])
 
 
 # -- two of them ----------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ wants them, the walk itself, pushing C, gathering a replicated C. Every figure i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.locality import RankSample
 from rma_mm.policy.model.spans import Figures
 
@@ -81,6 +83,8 @@ class Account:
     phases: list[Phase]
     held: Figures
     """Elements that a rank holds."""
+    on: Callable[[MeshShape], Account] | None = None
+    """The same on ranks that live elsewhere: on groups of nodes for nodes it tells what goes between those."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ AHEAD, LINGERING = 3, 2
 
 def account(row: Row, problem: Problem, width: int = WIDTH) -> Account:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
-    return _Volumes(Fitted.of(row, problem, width)).account()
+    found = _Volumes(Fitted.of(row, problem, width)).account()
+    return replace(found, on=lambda mesh: account(row, replace(problem, mesh=mesh, shares=False), width))
 
 
 def distance(row: Row, problem: Problem) -> float:

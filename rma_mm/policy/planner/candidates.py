@@ -12,13 +12,11 @@ from itertools import product
 from math import prod
 from typing import Any, cast
 
-import numpy as np
-
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout, Level, Split, everywhere
 from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.geometry.shares import CAP, slices
+from rma_mm.geometry.shares import cuts_by_speed
 from rma_mm.policy.model.machine import TOGETHER
 from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
@@ -206,7 +204,7 @@ def _best(row: Row, misfit: str, request: Request) -> Priced:
     if len(options) > CLOSEST:
         options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
     if request.speeds:
-        options += [cut for layouts in options if (cut := _by_speed(row, request, layouts)) != layouts]
+        options += [cut for layouts in options for cut in _by_speed(row, request, layouts)]
     copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
     ways = list(product(copies, options))
     found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
@@ -260,33 +258,31 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
     return list(product(a, b, c))
 
 
-def _by_speed(row: Row, request: Request, layouts: Layouts) -> Layouts:
-    """The same placements, of which those that are open cut m, n and k by the speeds of who multiplies what."""
+def _by_speed(row: Row, request: Request, layouts: Layouts) -> list[Layouts]:
+    """The same placements, of which those that are open cut m, n and k by the speeds of who multiplies what.
+
+    Where operands move one by one also by column: their groups want the same slices.
+    """
     work = row.work(problem_of(request, layouts).summed)
-    grid = work.mesh(request.mesh)
-    speeds = np.array(request.speeds[: grid.size]).reshape(grid.shape)
-    for dim, split in enumerate(work.splits):
-        if len(split) != 1 or split[0].kind != "even" or split[0].skew:
-            continue
-        axes = [grid.names.index(axis) for axis in split[0].axes]
-        others = tuple(axis for axis in range(len(grid.names)) if axis not in axes)
-        together = speeds.sum(axis=others).transpose(np.argsort(np.argsort(axes))).reshape(-1)
-        extent = request.shape[dim]
-        edges = slices(extent, together.tolist(), floor=min(NARROW, int(extent / CAP / len(together))))
-        if edges == slices(extent, [1.0] * len(together)):
-            continue
-        cut = (replace(split[0], kind="bounds", args=tuple(map(float, edges))),)
-        layouts = cast(Layouts, tuple(
-            _recut(x, layout, dim, split, cut) if given is None and layout.mesh(request.mesh) == grid else layout
+    grid, order = work.mesh(request.mesh), (0, 2, 1)
+    old, extents = tuple(work.splits[dim] for dim in order), tuple(request.shape[dim] for dim in order)
+    ways = (False, True) if not row.grouped and not any(layout.skew_axes for layout in layouts) else (False,)
+    found = []
+    for by_column in ways:
+        new = cuts_by_speed(old, extents, grid, request.speeds, NARROW, by_column)
+        changed = [change for change in zip(order, old, new, strict=True) if change[1] != change[2]]
+        found.append(cast(Layouts, tuple(
+            _recut(x, layout, changed) if given is None and layout.mesh(request.mesh) == grid else layout
             for x, layout, given in zip("ABC", layouts, request.layouts, strict=True)
-        ))  # fmt: skip
-    return layouts
+        )))  # fmt: skip
+    return [each for each in dict.fromkeys(found) if each != layouts]
 
 
-def _recut(x: str, layout: Layout, dim: int, split: Split, cut: Split) -> Layout:
-    """A placement of an operand whose cut of m, n or k, if it is this one, is replaced."""
-    at = [dim == each and found == split for each, found in zip(OPERAND_DIMS[x], layout.splits, strict=True)]
-    return replace(layout, splits=tuple(cut if is_it else old for is_it, old in zip(at, layout.splits, strict=True)))
+def _recut(x: str, layout: Layout, changed: Sequence[tuple[int, Split, Split]]) -> Layout:
+    """A placement of an operand whose cuts of m, n and k are replaced where they are those: (dim, from, to)."""
+    to = {(dim, old): new for dim, old, new in changed}
+    splits = zip(OPERAND_DIMS[x], layout.splits, strict=True)
+    return replace(layout, splits=tuple(to.get((dim, split), split) for dim, split in splits))
 
 
 def placements_taken(row: Row, request: Request) -> list[Layouts]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -16,11 +16,13 @@ import numpy as np
 from rma_mm.errors import OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.shares import cuts_by_speed
 from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
 from rma_mm.policy.model.volumes import summed
 from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
+from rma_mm.schedule.lowering.fitted import NARROW
 from rma_mm.schedule.row import same_place
 
 NAME = r"[^\W\d]\w*"
@@ -119,17 +121,31 @@ def outputs_of(steps: Sequence[Step], named: Sequence[str]) -> tuple[str, ...]:
 # -- what may be chosen, and what it costs --------------------------------------------------------
 
 
-def placements(mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = ()) -> tuple[Layout, ...]:
+def placements(
+    mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: tuple[float, ...] = ()
+) -> tuple[Layout, ...]:
     """The placements that a matrix may have: those known, then those that hold each element once in equal shares.
 
-    is_turned: whether some product reads it transposed, so that what is blocks to that one is among them.
+    is_turned: whether some product reads it transposed, so that what is blocks to that one is among them. speeds: of
+    ranks that differ in speed, whose shares then do as well.
     """
-    singles = list(single_layouts(mesh))
+    singles = _cut_singles(mesh, shape, speeds)
+    turned = _cut_singles(mesh, shape[::-1], speeds) if is_turned else []
     found: list[Layout] = []
-    for layout in (*known, *singles, *(each.T for each in singles if is_turned)):
+    for layout in (*known, *singles, *(each.T for each in turned)):
         if not any(same_place(layout, other, shape, mesh) for other in found):
             found.append(layout)
     return tuple(found)
+
+
+def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> list[Layout]:
+    """The placements that hold each element once; by speed also with cuts that are alike everywhere, as groups need."""
+    ways = (True, False) if speeds else ()
+    cut = [
+        replace(layout, splits=cuts_by_speed(layout.splits, shape, mesh, speeds, NARROW, by_column))
+        for layout in single_layouts(mesh) for by_column in ways
+    ]  # fmt: skip
+    return cut or list(single_layouts(mesh))
 
 
 @lru_cache(maxsize=4096)

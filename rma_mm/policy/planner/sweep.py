@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import nsmallest
 from importlib import import_module
 from itertools import chain, islice, repeat
 from math import prod
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from rma_mm.algorithms.search import cosma_grids
 from rma_mm.errors import MeshError, OptionError, RmaError
@@ -17,7 +19,8 @@ from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.lower_bounds import least_words
-from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.model.price import Tariff, of_each
+from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -109,12 +112,24 @@ class Price:
     @property
     def why_not(self) -> str:
         """Why it cannot be done; empty where it can."""
-        memory = self.question.memory
         if self.candidate.rejected:
             return self.candidate.rejected
-        if memory is not None and self.held > memory:
-            return f"needs {_bytes(self.held)} a rank, and {_bytes(memory)} may be held"
+        held, room = self.tightest
+        if room is not None and held > room:
+            return f"needs {_bytes(held)} a rank, and {_bytes(room)} may be held"
         return ""
+
+    @cached_property
+    def tightest(self) -> tuple[float, float | None]:
+        """Bytes that the rank holds which has least room for them, and that it may; None where nobody counts."""
+        memory, rooms, candidate = self.question.memory, self.question.tariff.machine.rooms, self.candidate
+        if memory is None or not rooms or candidate.layouts is None:
+            return self.held, memory
+        problem = problem_of(self.request, candidate.layouts, candidate.copied)
+        found = account(candidate.row, problem, candidate.width)
+        each = of_each(rooms, found.sample.ranks[: found.sample.count], 1.0)
+        at = int(np.argmax(found.held / each))
+        return float(found.held[at]) * self.question.element, memory * float(each[at])
 
     def schedule(self) -> Schedule:
         """All operations of all ranks, for a candidate that can serve."""
@@ -183,7 +198,8 @@ def _requests(question: SweepRequest) -> list[Request]:
     Memory of a node is shared, as by default when products run.
     """
     nodes = node_map(question.ranks, question.per_node)
-    memory = question.memory // question.element if question.memory is not None else None
+    least = min(question.tariff.machine.rooms, default=1.0)
+    memory = int(least * question.memory) // question.element if question.memory is not None else None
     asked, refused = [], []
     for grid in [question.mesh] if question.mesh else default_grids(question.shape, question.ranks):
         mesh = MeshShape(grid, nodes=nodes)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rma_mm.errors import ScheduleError
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
-from rma_mm.policy.model.machine import Kernel, Machine
+from rma_mm.policy.model.machine import Kernel, Machine, by_group
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
 from rma_mm.schedule.ops import Broadcast, GroupOp, Move, Op, Ref, foreign
@@ -32,6 +32,10 @@ class Noted(NamedTuple):
     """The operation in words."""
 
 
+Wires = Sequence[tuple[Server, float]]
+"""Wires that a transfer takes, and for how many seconds each."""
+
+
 class World:
     """The machine with all ranks of a schedule, and what is between them."""
 
@@ -48,6 +52,11 @@ class World:
         hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
         paces = dict(enumerate(machine.wires))
         self.inward, self.outward = ({n: Server(clock, pace=paces.get(n, 1.0)) for n in nodes} for _ in range(2))
+        self.groups = by_group(schedule.mesh, machine.groups).nodes
+        self.joints = {(group, way): Server(clock) for group in set(self.groups) for way in ("in", "out")}
+        """What joins each group of nodes to the others."""
+        delays = dict(enumerate(machine.delays))
+        self.delays = {node: delays.get(node, 0.0) for node in nodes}
         self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
         self.signals: dict[tuple[int, str, int], Signal] = {}
@@ -99,6 +108,20 @@ class World:
         if rank == other:
             return "own"
         return "node" if self.nodes[rank] == self.nodes[other] else "between"
+
+    def wires(self, source: Rank, sink: Rank, seconds: float, nbytes: int, is_tree: bool = False) -> Wires:
+        """What a transfer between nodes takes, and for how long: of one in a tree its receiver's side."""
+        sides = [(self.inward[sink.node], seconds), (self.outward[source.node], seconds)]
+        ends = self.groups[source.number], self.groups[sink.number]
+        if ends[0] != ends[1]:
+            crossing = self.machine.joint.beta * nbytes
+            sides += [(self.joints[ends[1], "in"], crossing), (self.joints[ends[0], "out"], crossing)]
+        return sides[::2] if is_tree else sides
+
+    def delay(self, source: Rank, sink: Rank) -> float:
+        """Seconds more than usual until a transfer between nodes begins to arrive."""
+        is_joint = self.groups[source.number] != self.groups[sink.number]
+        return max(self.delays[source.node], self.delays[sink.node]) + self.machine.joint.alpha * is_joint
 
     def meet(self, where: str) -> Signal:
         """One more rank has come to where all meet: over when all have, and have met."""
@@ -201,13 +224,13 @@ class Rank:
 
 
 class Flow:
-    """A transfer between nodes: after its latency, its seconds of each wire that it takes."""
+    """A transfer between nodes: after its latency, so many seconds of each wire that it takes."""
 
     def __init__(
-        self, rank: Rank, latency: float, seconds: float, wires: Sequence[Server], movement: str, x: str
+        self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str
     ) -> None:
         """It is `rank`'s own: no multiply of another rank is held up."""
-        self.rank, self.seconds, self.wires = rank, seconds, wires
+        self.rank, self.wires = rank, wires
         self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
         self.unseen = seconds
@@ -219,8 +242,8 @@ class Flow:
 
     def _move(self) -> None:
         parts = Countdown(len(self.wires), self._end)
-        for wire in self.wires:
-            wire.add(self.seconds, parts.one)
+        for wire, seconds in self.wires:
+            wire.add(seconds, parts.one)
 
     def _end(self) -> None:
         if self.late:
@@ -253,9 +276,9 @@ class Letter:
     def _move(self) -> None:
         is_direct = self.rounds == 1
         if self.source.node != self.target.node:
-            seconds, inward = self.cost.beta * self.nbytes, self.world.inward[self.target.node]
-            latency = self.rounds * self.cost.alpha + (self.rounds - 1) * seconds
-            wires = (inward, self.world.outward[self.source.node]) if is_direct else (inward,)
+            seconds, alpha = self.cost.beta * self.nbytes, self.cost.alpha + self.world.delay(self.source, self.target)
+            latency = self.rounds * alpha + (self.rounds - 1) * seconds
+            wires = self.world.wires(self.source, self.target, seconds, self.nbytes, not is_direct)
             Flow(self.target, latency, seconds, wires, self.movement, self.x).over.then(self.over.end)
             return
         ranks = (self.source, self.target) if is_direct else (self.target,)

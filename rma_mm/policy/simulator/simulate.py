@@ -186,8 +186,8 @@ class _Program:
             yield cost.seconds(nbytes)
             return None
         source, sink = (rank, target) if movement == "accumulate" else (target, rank)
-        wires = world.outward[source.node], world.inward[sink.node]
-        return Flow(rank, cost.alpha, cost.beta * nbytes, wires, movement, x).over
+        seconds, latency = cost.beta * nbytes, cost.alpha + world.delay(source, sink)
+        return Flow(rank, latency, seconds, world.wires(source, sink, seconds, nbytes), movement, x).over
 
     def start(self, op: ops.OneSidedOp) -> Generator[Signal | float, None, Signal | None]:
         """Start a Copy or an Accumulate."""
@@ -299,8 +299,9 @@ class _Program:
         is_inside = all(world.nodes[q] == rank.node for q in op.group)
         cost = world.cost("node" if is_inside else "between", op.kind)
         if not is_inside:
-            wires, x = (world.outward[rank.node],), op.parts[0].operand
-            return Flow(rank, times * cost.alpha, times * cost.beta * nbytes, wires, op.kind, x).over
+            seconds, latency = times * cost.beta * nbytes, times * (cost.alpha + world.delays[rank.node])
+            wires, x = [(world.outward[rank.node], seconds)], op.parts[0].operand
+            return Flow(rank, latency, seconds, wires, op.kind, x).over
         over = Signal(world.clock)
         rank.processor.add(times * cost.seconds(nbytes), over.end)
         return over

@@ -146,7 +146,8 @@ class Fitted:
         grid = self.work.mesh(mesh)
         if layout.mesh(mesh) != grid:
             return ()
-        taken = {axis for dim in OPERAND_DIMS[x] for level in self.work.splits[dim] for axis in level.axes}
+        levels = [level for dim in OPERAND_DIMS[x] for level in self.work.splits[dim]]
+        taken = {axis for level in levels for axis in (*level.axes, *level.skew)}
         if x != "C":  # every replica has its own source
             taken.update(layout.replicated_axes(grid))
         return tuple(axis for axis in grid.names if axis not in taken)
