@@ -19,6 +19,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from rma_mm.windows.heartbeat import Heartbeat
+from rma_mm.windows.liveness import BLOCKS, CELLS
 from rma_mm.windows.waiting import wait_until
 
 INTERVAL = 5e-3
@@ -58,7 +59,7 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        helps = is_needed and can_help()
+        helps = (is_needed or heartbeat is not None) and can_help()
         self._is_alone = is_needed and not helps
         if helps:
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
@@ -66,6 +67,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._depth += 1
+        CELLS[BLOCKS] += 1
         if self._heartbeat is not None and self._depth == 1:
             self._heartbeat.begin()
         self._awake.set()
@@ -75,6 +77,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        CELLS[BLOCKS] -= 1
         if not self._depth:
             self._awake.clear()
 

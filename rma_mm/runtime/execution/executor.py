@@ -20,6 +20,7 @@ from rma_mm.runtime.ranks.process_group import within
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
+from rma_mm.windows.liveness import BARRIER, CELLS, DOING, END
 from rma_mm.windows.waiting import barrier
 
 Progress = Callable[[float, float], None]
@@ -54,7 +55,7 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
-        leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm))
+        leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
         self.leave = call_noted(trace, leave, "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""
         self.tasks: dict[int, Binding] = {}
@@ -117,6 +118,7 @@ class Executable:
     def meet(self) -> None:
         """A barrier of the schedule: everything before it is visible after it."""
         self.settle()
+        CELLS[DOING] = BARRIER
         barrier(self.mesh.active)
         self.sync()
 

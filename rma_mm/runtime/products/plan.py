@@ -37,6 +37,7 @@ from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import STAGE
 from rma_mm.windows import Counters, Window
+from rma_mm.windows.liveness import CELLS, PRODUCT
 
 BOUND = 8
 """Sets of operands that a plan keeps bound."""
@@ -240,6 +241,7 @@ class Plan:
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
+        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         with using_threads(self.mesh.threads):
             try:
                 executable.run(progress)

@@ -14,6 +14,7 @@ from rma_mm.errors import DisagreementError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.ranks.deadlock import Wait
 from rma_mm.runtime.ranks.process_group import require_usable, seat_of, spoil
+from rma_mm.windows.liveness import BEGIN, CELLS, DOING
 from rma_mm.windows.waiting import wait
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Ballot:
         if self.seat is not None:
             value ^= self.seat.number * MESH
             self.seat.group.calls += 1
-        self._late = None
+        self._late, CELLS[DOING] = None, BEGIN
         self.mine[:] = value, -value, failed, *told
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
+from rma_mm.windows.liveness import call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -138,16 +139,20 @@ def in_turn(call: Callable[P, R]) -> Callable[P, R]:
 
     Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
     """
+    name = call_name(call.__qualname__.removesuffix(".__init__"))
 
     @functools.wraps(call)
     def turned(*args: P.args, **kwargs: P.kwargs) -> R:
         with _turn:
+            enter_call(name)
             try:
                 return call(*args, **kwargs)
             except (MemoryError, KeyboardInterrupt) as error:  # which come at any place, and to one rank alone
                 if not isinstance(error, RmaError):
                     spoil(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
                 raise
+            finally:
+                leave_call()
 
     return turned
 

@@ -8,16 +8,18 @@ from time import perf_counter_ns as clock
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
 from rma_mm.windows.base import Transfer
+from rma_mm.windows.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity
 
 LARGE = 2**16
 """Bytes from which on a get tells of its link's bandwidth."""
+KINDS = {"get": GET, "accumulate": ACCUMULATE, "group": GROUP}
 
 
-def timed(tally: Tally, wait: Callable[[], None]) -> Callable[[], None]:
-    """A wait, timed."""
+def timed(tally: Tally, wait: Callable[[], None], kind: int) -> Callable[[], None]:
+    """A wait, timed; its kind is one of `ACTIVITIES`."""
 
     def waited() -> None:
-        start = clock()
+        start, CELLS[DOING] = clock(), kind
         wait()
         tally.waited(clock() - start)
 
@@ -27,8 +29,10 @@ def timed(tally: Tally, wait: Callable[[], None]) -> Callable[[], None]:
 class WatchedTransfer:
     """A transfer (see `windows.Transfer`) that is timed from its start until it was seen to be over."""
 
-    def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool) -> None:
+    def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool, rank: int = 0) -> None:
+        """rank: with whom; of a group's, any."""
         self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
+        self.activity = activity(KINDS[operation], rank)
         self.is_slice = is_slice
         """Whether it moves words that this rank counts."""
         self.link: LinkUse | None = None
@@ -38,7 +42,7 @@ class WatchedTransfer:
 
     def start(self) -> None:
         """Begin, on whatever thread."""
-        begun = clock()
+        begun, CELLS[DOING] = clock(), self.activity
         self.inner.start()
         now = clock()
         self._begun = begun
@@ -62,7 +66,7 @@ class WatchedTransfer:
             self.inner.wait()
             self._end(clock(), False)
             return
-        start = clock()
+        start, CELLS[DOING] = clock(), self.activity
         self.inner.wait()
         now = clock()
         self.tally.waited(now - start)
