@@ -64,6 +64,11 @@ def activity(kind: int, rank: int) -> int:
     return kind | rank << 8
 
 
+def activity_text(value: int) -> str:
+    """The same in words."""
+    return ACTIVITIES[value & 255].format(value >> 8)
+
+
 def timeout_of(given: object, environment: Mapping[str, str]) -> float:
     """Seconds: what was given, or what the environment says, or 20. Raises OptionError."""
     name, value = ("timeout", given) if given is not None else (VARIABLE, environment.get(VARIABLE) or USUAL)
@@ -163,8 +168,7 @@ def operation(page: bytes) -> str:
     cells = memoryview(page).cast("q")
     call = page[NAME].rstrip(b"\0").decode(errors="replace")
     number = f"product {cells[PRODUCT]}" if cells[PRODUCT] else ""
-    kind, rank = cells[DOING] & 255, cells[DOING] >> 8
-    doing = ACTIVITIES[kind].format(rank) if cells[CALLS] else ""
+    doing = activity_text(cells[DOING]) if cells[CALLS] else ""
     words = ", ".join(filter(None, (call, number, doing)))
     return words if cells[CALLS] or not words else f"a computation of its own after {words}"
 

@@ -8,10 +8,8 @@ multiplying alone with 0.5 ms between two looks, 1.09 with 2 ms, 1.05 with 5 ms,
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
@@ -20,7 +18,7 @@ from mpi4py import MPI
 
 from rma_mm.windows.heartbeat import Heartbeat
 from rma_mm.windows.liveness import BLOCKS, CELLS
-from rma_mm.windows.waiting import wait_until
+from rma_mm.windows.waiting import HELPERS, WHEN_LATE, wait_until
 
 INTERVAL = 5e-3
 """Seconds between two looks."""
@@ -136,9 +134,11 @@ class Progress:
 
     def _look(self) -> None:
         """The thread."""
+        HELPERS.add(threading.get_ident())
         while True:
             self._awake.wait()
             if self._is_closed:
+                HELPERS.discard(threading.get_ident())
                 return
             time.sleep(INTERVAL)
             try:
@@ -147,7 +147,17 @@ class Progress:
                 self.poll()
                 if self._heartbeat is not None and self._awake.is_set():
                     self._heartbeat.look()
-            except BaseException:  # noqa: BLE001 - nobody else would hear of it, and the other ranks would wait for ever
-                traceback.print_exc()
-                sys.stderr.flush()
-                MPI.COMM_WORLD.Abort(1)
+            except Exception as error:  # noqa: BLE001 - whoever waits for what was to be done here raises it
+                _failures.append(error)
+
+
+_failures: list[Exception] = []
+"""Of helper threads."""
+
+
+def _raise_failures() -> None:
+    if _failures:
+        raise _failures[0]
+
+
+WHEN_LATE.append(_raise_failures)

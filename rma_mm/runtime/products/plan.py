@@ -31,7 +31,7 @@ from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import in_turn, spoil
+from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.runtime.verification.checked_product import checked_product, verified_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
@@ -243,11 +243,7 @@ class Plan:
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
         CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         with using_threads(self.mesh.threads):
-            try:
-                executable.run(progress)
-            except BaseException as error:
-                spoil(f"rank {self.mesh.rank} left a product in its midst ({type(error).__name__}: {error})")
-                raise
+            executable.run(progress)
         elapsed = perf_counter_ns() - begun
         self.claims = executable.claims
         self.words = Counters(*map(sub, executable.traffic(), before))
