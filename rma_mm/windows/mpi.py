@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -187,25 +185,32 @@ class MpiWindow:
         self.require_open()
         check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
         origin, result = ([part, 1, MPI.INT64_T] for part in (self._tickets[:1], self._tickets[1:]))
-        with self.lock, self.failing(WindowError):
+        with self.lock:
             # a request, and not Fetch_and_op with a flush: those spin inside MPI until a busy target answers
             self._tickets[0] = value
-            with self.failing(NotBegunError):
+            failing: type[WindowError] = NotBegunError
+            try:
                 request = self._win.Rget_accumulate(origin, result, rank, (offset, 1, MPI.INT64_T), MPI.SUM)
-            wait(request)
+                failing = WindowError
+                wait(request)
+            except MPI.Exception as error:
+                raise failing(f"{self.flavour}: {error}") from error
             self.count(rank, words=0)
             return int(self._tickets[1])
 
     def flush(self) -> None:
         """See `base.Window`."""
         self.require_open()
-        with self.lock, self.failing(WindowError):
-            # waiting for the requests first keeps the spinning inside Flush short
-            for queue in self._queues.values():
-                while queue:
-                    wait(queue.popleft())
-            for rank in self._unflushed:
-                self._win.Flush(rank)
+        with self.lock:
+            try:
+                # waiting for the requests first keeps the spinning inside Flush short
+                for queue in self._queues.values():
+                    while queue:
+                        wait(queue.popleft())
+                for rank in self._unflushed:
+                    self._win.Flush(rank)
+            except MPI.Exception as error:
+                raise WindowError(f"{self.flavour}: {error}") from error
             self._unflushed.clear()
 
     def sync(self) -> None:
@@ -263,14 +268,6 @@ class MpiWindow:
         except MPI.Exception as error:
             self.failures[id(request)] = error
             return True
-
-    @contextmanager
-    def failing(self, kind: type[WindowError]) -> Iterator[None]:
-        """What fails in MPI fails as an error of this kind."""
-        try:
-            yield
-        except MPI.Exception as error:
-            raise kind(f"{self.flavour}: {error}") from error
 
     def _check(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
         self.require_open()

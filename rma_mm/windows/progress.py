@@ -148,11 +148,11 @@ class Progress:
                 if self._heartbeat is not None and self._awake.is_set():
                     self._heartbeat.look()
             except Exception as error:  # noqa: BLE001 - whoever waits for what was to be done here raises it
-                _failures.append(error)
+                _failures[:1] = [error]
 
 
 _failures: list[Exception] = []
-"""Of helper threads."""
+"""The last of helper threads."""
 
 
 def _raise_failures() -> None:
