@@ -38,6 +38,8 @@ QUIET = 0.6
 """Seconds without a beat after which the process is looked at."""
 STUCK = 3.0
 """Seconds that MPI_Abort may take before the process ends itself."""
+HEARD = 0.3
+"""Seconds for mpiexec to read the message, which it loses where the job ends before."""
 
 PAGE, SHOWN = 4096, 128
 """Bytes of a page, and those that are used."""
@@ -293,6 +295,7 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
     os.write(2, f"\nrma_mm: {text}; the job ends{missing and '; ' + missing}\n".encode())
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI_Abort would add a line that says less
+    time.sleep(HEARD)
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(1)
