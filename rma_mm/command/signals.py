@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from rma_mm.windows.liveness import machine
+from rma_mm.windows.liveness import is_ending, machine
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"
@@ -36,7 +36,7 @@ class Interruption:
 
     - tell the other ranks of this machine, since a signal may have been sent to one of them only;
     - remove the unfinished output file and this job's shared memory segments;
-    - say so, on rank 0.
+    - say so, on rank 0, unless another rank has said why the job ends.
 
     Until then they end it at once: MPI_Init holds the GIL, so that no thread could act, and there is little to clean.
     """
@@ -107,7 +107,7 @@ class Interruption:
         for sibling in self._siblings:
             with suppress(OSError):
                 os.kill(sibling, number)
-        if self.rank == 0:
+        if self.rank == 0 and not is_ending():
             lost = f"; {self.losing} was not written" if self.losing else ""
             with suppress(OSError):
                 os.write(2, f"\nrma_mm: interrupted by {signal.Signals(number).name}{lost}\n".encode())

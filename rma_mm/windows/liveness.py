@@ -43,8 +43,9 @@ HEARD = 0.3
 
 PAGE, SHOWN = 4096, 128
 """Bytes of a page, and those that are used."""
-BEATS, CALLS, BLOCKS, PRODUCT, DOING = range(5)
-"""What the cells of a page hold: beats; calls and other blocks that the rank is in; product; what it does in it."""
+BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING = range(6)
+"""What the cells of a page hold: beats; calls and other blocks that the rank is in; product; what it does in it;
+whether another has said why the job ends."""
 NAME = slice(64, SHOWN)
 """Where the name of the call is."""
 ACTIVITIES = (
@@ -149,6 +150,11 @@ def call_name(name: str) -> bytes:
     """A name as `enter_call` takes it."""
     length = SHOWN - NAME.start
     return name.encode()[:length].ljust(length, b"\0")
+
+
+def is_ending() -> bool:
+    """Whether another rank of this node has said that the job ends, and why."""
+    return bool(CELLS[ENDING])
 
 
 def shown() -> bytes:
@@ -266,7 +272,10 @@ class NodeWatch:
             f"rank {lost} on host {self.identities[lost].host} (process {mate.process}) has stood still for "
             f"{self.timeout:g} s: {reason}; it was last in {operation(mate.page[:SHOWN])}"
         )
-        end_job(text, self.when_lost, self._is_first(lost))
+        is_first = self._is_first(lost)
+        for other in self.mates.values():
+            other.cells[ENDING] = 1
+        end_job(text, self.when_lost, is_first)
 
     def _is_first(self, lost: int) -> bool:
         """Whether no other rank of the node is about to say the same: who says it locks a page of theirs."""
