@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,13 @@ import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import WindowError
 from rma_mm.flavours import CREATED, Flavour
+from rma_mm.geometry.span import Span
+from rma_mm.runtime.watching import retries
+from rma_mm.runtime.watching.retries import again
+from rma_mm.runtime.watching.tally import Tally
+from rma_mm.windows import open_window
 from rma_mm.windows.allocated import AllocatedWindow
+from rma_mm.windows.base import NotBegunError, Patch
 from tests.launch import parallel
 from tests.mpi.test_flavours import registered
 from tests.processes import is_open_mpi, mpirun
@@ -133,12 +140,54 @@ def product(comm: MPI.Intracomm, algorithm: str, how: str, only: str, count: int
 @parallel(ranks=(2,), env=("node",))
 def test_what_fails_twice_is_done_at_the_third_time(comm) -> None:
     """The result is that without faults, to the bit."""
-    with registered(FAULTY):
+    with registered(FAULTY), mock.patch.object(retries, "PAUSES", (0.01,) * 3):
         for algorithm, only, how in CASES:
             wanted, *_ = product(comm, algorithm, "", "", 0)
-            got, left, retries = product(comm, algorithm, how, only, 2)
-            assert (left, retries) == (0, 2), (algorithm, only, how)
+            got, left, times = product(comm, algorithm, how, only, 2)
+            assert (left, times) == (0, 2), (algorithm, only, how)
             assert np.array_equal(got, wanted), (algorithm, only, how)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_a_failure_is_that_of_its_own_transfer(comm) -> None:
+    """Also where MPI tells of it while another transfer to the same rank begins, which is none the worse for it."""
+    with registered(FAULTY):
+        window = open_window("faulty", comm, 64)
+        window.local.view(np.int64)[:] = 10 * comm.rank + np.arange(8)
+        window.sync()
+        comm.Barrier()
+        row, got = (Span.range(0, 1), Span.range(0, 4)), np.zeros((2, 1, 4), np.int64)
+        gets = [window.get(1 - comm.rank, Patch(32 * n, (4, 1), *row), got[n], *row) for n in range(2)]
+        Faults.how, Faults.only, Faults.left = "Test", "Rget", 1
+        for each in gets:
+            each.start()
+        assert not Faults.left
+        with pytest.raises(WindowError, match=r"^faulty: "):
+            gets[0].wait()
+        gets[1].wait()
+        gets[0].wait()  # nothing is under way
+        gets[0].start()
+        gets[0].wait()
+        assert np.array_equal(got.reshape(8), 10 * (1 - comm.rank) + np.arange(8))
+        window.close()
+
+
+@pytest.mark.parametrize(("fault", "repeats"), [(OSError, True), (OSError, False), (NotBegunError, False)])
+def test_how_often(fault: type[Exception], repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had not begun, and gets, three times within the seconds that are given."""
+    times = 3 * (repeats or fault is NotBegunError)
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 0.0, 0.0))
+    tally = Tally()
+
+    def attempt() -> None:
+        raise fault("again")
+
+    with pytest.raises(WindowError, match=r"^get: failed 4 times: again$" if times else "^get: failed, and cannot be"):
+        again(fault("first"), attempt, "get", tally, repeats)
+    assert tally.retries == times
+    monkeypatch.setattr(retries, "PAUSES", (0.0, 9.0))
+    with pytest.raises(WindowError, match="^get: failed 2 times: again" if times else "cannot be repeated: first"):
+        again(fault("first"), attempt, "get", tally, repeats)
 
 
 PROGRAM = """
