@@ -163,7 +163,8 @@ class Plan:
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
         it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
-        plan was made with `check`, VerificationError.
+        plan was made with `check`, VerificationError; where a transfer fails for good, WindowError, on all ranks, which
+        can agree on nothing more.
         """
         latest = self._latest
         if latest is None or not latest.names(A, B, out):
