@@ -22,7 +22,8 @@ MARKER = "RMA_MM_TEST_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
 
 OPEN_MPI_SAYS = re.compile(
-    r"^-{60,}\nprterun detected that one or more processes exited with non-zero status,\n(?:.*\n)*?-{60,}\n"
+    r"^-{60,}\n(?:prterun detected that one or more processes exited with non-zero status,"
+    r"|MPI_ABORT was invoked on rank .*|prterun has exited due to process rank .*)\n(?:.*\n)*?-{60,}\n\0?"
     r"|^\[.*\] plm:ssh: Warning: setpgid.*\n|^\[.*\] PMIX ERROR: PMIX_ERR_UNREACH.*\n|^\[warn\] Epoll MOD.*\n",
     re.MULTILINE,
 )

@@ -19,6 +19,8 @@ from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
 from rma_mm.policy.planner.preference import PREFERENCES
+from rma_mm.windows.liveness import USUAL, timeout_of
+from rma_mm.windows.liveness import VARIABLE as TIMEOUT
 
 PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)
@@ -66,6 +68,8 @@ class RunOptions:
     kernel: str
     threads: int | None
     speeds: tuple[float, ...] | None
+    timeout: float | None
+    """Seconds."""
     verify: bool
     explain: str
     frontier: bool
@@ -233,6 +237,8 @@ def _add_method(add: Any) -> None:
     add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
     add("--speeds", type=speeds, metavar="4,2,1", help="how fast each rank multiplies, by which its share is cut; as "
         "rma_mm.calibrate measured it when not given")  # fmt: skip
+    add("--timeout", type=timeout, metavar="SECONDS", help="end the job where a rank stands still for so long "
+        f"({TIMEOUT}, {USUAL:g})")  # fmt: skip
 
 
 # -- what a flag takes: text in, a value out, or ArgumentTypeError with the rule -------------------
@@ -280,6 +286,14 @@ def speeds(text: str) -> tuple[float, ...]:
     if speeds_problem(found):
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, {rule}")
     return found
+
+
+def timeout(text: str) -> float:
+    """For how long a rank may stand still."""
+    try:
+        return timeout_of(text, {})
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("timeout: ")) from None
 
 
 def dtype(text: str) -> str:

@@ -82,7 +82,8 @@ class Job:
         shape = self._shape()
         dtype = self._made_dtype()
         grid = o.mesh or best_grid(self.comm, shape, dtype, o.algorithm, o.threads, o.prefer, o.speeds)
-        mesh = open_things.enter_context(Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds))
+        mesh = Mesh(grid, self.comm, window=o.window, threads=o.threads, speeds=o.speeds, timeout=o.timeout)
+        open_things.enter_context(mesh)
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other

@@ -11,14 +11,14 @@ import glob
 import math
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+from rma_mm.windows.liveness import is_ending, machine
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"
@@ -36,7 +36,7 @@ class Interruption:
 
     - tell the other ranks of this machine, since a signal may have been sent to one of them only;
     - remove the unfinished output file and this job's shared memory segments;
-    - say so, on rank 0.
+    - say so, on rank 0, unless another rank has said why the job ends.
 
     Until then they end it at once: MPI_Init holds the GIL, so that no thread could act, and there is little to clean.
     """
@@ -54,9 +54,9 @@ class Interruption:
     def enlist(self, comm: Any) -> None:
         """Learn the processes of the other ranks of this machine, and start to watch. Collective."""
         self.rank = comm.rank
-        machine = socket.gethostname(), _boot_id()
-        found = comm.allgather((machine, os.getpid()))
-        self._siblings = [pid for where, pid in found if where == machine and pid != os.getpid()]
+        here = machine()
+        found = comm.allgather((here, os.getpid()))
+        self._siblings = [pid for where, pid in found if where == here and pid != os.getpid()]
         if self._old:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -107,7 +107,7 @@ class Interruption:
         for sibling in self._siblings:
             with suppress(OSError):
                 os.kill(sibling, number)
-        if self.rank == 0:
+        if self.rank == 0 and not is_ending():
             lost = f"; {self.losing} was not written" if self.losing else ""
             with suppress(OSError):
                 os.write(2, f"\nrma_mm: interrupted by {signal.Signals(number).name}{lost}\n".encode())
@@ -153,10 +153,3 @@ def mapped_segments(process: str = "self") -> set[str]:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """The handler in Python: the thread does the work."""
-
-
-def _boot_id() -> str:
-    """Tells machines of one name apart."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return sys.platform

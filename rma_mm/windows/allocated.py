@@ -5,7 +5,8 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from rma_mm.flavours import ALLOCATED
-from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes, window_bytes
+from rma_mm.windows.base import window_bytes
+from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
 
 
 class AllocatedWindow(MpiWindow):

@@ -19,6 +19,9 @@ from rma_mm.geometry.span import Span
 
 Array = NDArray[Any]
 
+ALIGNMENT = 64
+"""Byte alignment of memory that windows allocate themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patch:
@@ -78,11 +81,18 @@ class Counters:
             self.messages += messages
 
 
+class NotBegunError(WindowError):
+    """An accumulate, or a fetch-and-add, failed before anything of it was under way: it may be tried again."""
+
+
 class Transfer(Protocol):
     """A prepared one-sided operation: made once, started many times, one start at a time.
 
     It keeps the origin buffer alive. A get is done when the data have landed; an accumulate is done when the
     origin buffer may be changed, and is complete at its target only after `Window.flush`.
+
+    What fails raises WindowError or OSError, from `start`, `done` or `wait`; `wait` returns when nothing of it is under
+    way any more, and `start` begins it again.
     """
 
     def start(self) -> None:
@@ -219,3 +229,15 @@ def view_on(
         )
     array: Array = np.ndarray(shape, element, buffer=base.data, offset=offset, strides=byte_strides)
     return array
+
+
+def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """Uninitialised private memory that starts at a multiple of `ALIGNMENT`."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    shift = -raw.ctypes.data % ALIGNMENT
+    return raw[shift : shift + nbytes]
+
+
+def window_bytes(memory: Any, nbytes: int) -> NDArray[np.uint8]:
+    """The first `nbytes` bytes of the memory of an MPI window, an MPI.buffer (Open MPI rounds its size up)."""
+    return np.frombuffer(memory, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)

@@ -10,7 +10,8 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from rma_mm.flavours import CREATED
-from rma_mm.windows.mpi import Exposed, MpiWindow, aligned_bytes, exposed_sizes
+from rma_mm.windows.base import aligned_bytes
+from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
 
 
 class CreatedWindow(MpiWindow):

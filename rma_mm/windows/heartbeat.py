@@ -1,62 +1,60 @@
 """How ranks notice that a host is gone: TCP alone says nothing for minutes when a link drops.
 
-Rank 0 and the first rank of every other node tell each other every few seconds that they are there, and tell the ranks
-of their own node. The helper thread does it, so that a long multiply does not look like a dead host.
+Ranks of one node see each other (`liveness`). Rank 0 and the first rank of every other node tell each other every few
+seconds that they are there, and what they are in. The helper thread does it, so that a long multiply does not look like
+a dead host; and only while products run: in a computation of its own a rank may hold the GIL for as long as it likes.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
 
+from rma_mm.windows.liveness import SHOWN, Identity, end_job, operation, shown
 from rma_mm.windows.waiting import wait
 
 BEAT = 5.0
-"""Seconds between two beats."""
-PATIENCE = 20.0
-"""Seconds of silence after which a rank counts as lost."""
-LOOK = 0.2
+"""Seconds between two beats at most."""
+LOOK = 0.1
 """Seconds between two looks for beats."""
+NEARER = 3.0
+"""Seconds by which ranks of other nodes wait longer than those of the same, who can say more."""
 TAG = 5
 """Of beats."""
-STUCK = 3.0
-"""Seconds that MPI_Abort may take before the process ends itself."""
 
 
 class Heartbeat:
     """One rank's beats, sent and awaited while products run."""
 
     def __init__(
-        self, comm: MPI.Intracomm, node_of: Sequence[int], hosts: Sequence[str], when_lost: Callable[[], str]
-    ) -> None:
+        self, comm: MPI.Intracomm, seen: Sequence[int], identities: Sequence[Identity], timeout: float,
+        when_lost: Callable[[], str],
+    ) -> None:  # fmt: skip
         """Collective over `comm`, which is duplicated.
 
-        hosts: the names of the ranks' hosts. when_lost: called before the job ends; says what the user will miss.
+        seen: as `by_sight` says. timeout: seconds of silence after which a rank is lost. when_lost: see `end_job`.
         """
         self._comm: MPI.Intracomm = comm.Dup()
-        self.rank, self.hosts = comm.rank, hosts
-        leaders = [node_of.index(node) for node in dict.fromkeys(node_of)]
-        leader = node_of.index(node_of[self.rank])
-        mates = [q for q, node in enumerate(node_of) if node == node_of[self.rank] and q != leader]
+        self.rank, self.identities, self.timeout, self.when_lost = comm.rank, identities, timeout, when_lost
+        leaders = [seen.index(number) for number in dict.fromkeys(seen)]
         others = leaders[1:] if self.rank == 0 else [0]
-        is_leader = self.rank == leader
-        self.heard_by = [*others, *mates] if is_leader else []
-        self.listens = others if is_leader else [leader]
-        self.speaks = self.rank in leaders[:2]
+        self.peers = others if self.rank in leaders else []
+        """Whom it hears, and who hear it."""
+        self.limits = {q: timeout + NEARER * (seen.count(seen[q]) > 1) for q in self.peers}
+        self.is_first = self.rank in leaders[:2]
         """Whether it says so when a rank is lost: one of those that remain."""
-        self.when_lost = when_lost
-        self._byte = np.zeros(1, np.uint8)
-        self._rooms = {q: np.zeros(1, np.uint8) for q in self.listens}
+        self._beat = min(BEAT, timeout / 4)
+        self._rooms = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._waiting = {q: self._comm.Irecv(room, q, TAG) for q, room in self._rooms.items()}
-        self._got = dict.fromkeys(self.listens, 0)
+        self._last = dict.fromkeys(self.peers, b"")
+        """What each showed last."""
+        self._got = dict.fromkeys(self.peers, 0)
         """Beats received so far, by rank."""
-        self._sent: dict[int, int] = dict.fromkeys(self.heard_by, 0)
+        self._sent: dict[int, int] = dict.fromkeys(self.peers, 0)
+        self._own = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._sending: dict[int, MPI.Request] = {}
         self._heard: dict[int, float] = {}
         self._looked = self._told = 0.0
@@ -65,46 +63,43 @@ class Heartbeat:
         """A product begins: everyone was there a moment ago."""
         now = time.monotonic()
         self._looked = self._told = now
-        self._heard = dict.fromkeys(self.listens, now)
+        self._heard = dict.fromkeys(self.peers, now)
 
     def look(self) -> None:
         """Send and receive what is due, and end the job where a rank has been silent for too long."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
-        if now - self._looked > BEAT:  # this process itself stood still
-            self._heard = dict.fromkeys(self.listens, now)
+        if now - self._looked > self._beat:  # this process itself stood still
+            self._heard = dict.fromkeys(self.peers, now)
         self._looked = now
         for q, request in self._waiting.items():
             if request.Test():
-                self._heard[q] = now
+                self._heard[q], self._last[q] = now, self._rooms[q].tobytes()
                 self._got[q] += 1
                 self._waiting[q] = self._comm.Irecv(self._rooms[q], q, TAG)
-        if now - self._told >= BEAT:
+        if now - self._told >= self._beat:
             self._told = now
-            for q in self.heard_by:
-                if q not in self._sending or self._sending[q].Test():
-                    self._sending[q] = self._comm.Isend(self._byte, q, TAG)
-                    self._sent[q] += 1
+            self._tell()
         for q, heard in self._heard.items():
-            if now - heard > PATIENCE:
-                self.lose(q)
+            if now - heard > self.limits[q]:
+                self._lose(q)
 
-    def lose(self, lost: int) -> None:
-        """End the job because a rank is gone."""
-        missing = self.when_lost()
-        if self.speaks:
-            text = (
-                f"rma_mm: nothing was heard of rank {lost} on host {self.hosts[lost]} for {PATIENCE:g} s by rank "
-                f"{self.rank} on host {self.hosts[self.rank]}: that host or the link to it is gone; the job ends"
-            )
-            os.write(2, f"\n{text}{missing and '; ' + missing}\n".encode())
-        sys.stderr.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI_Abort would add a line that says less
-        last_resort = threading.Timer(STUCK, os._exit, [1])
-        last_resort.daemon = True
-        last_resort.start()
-        MPI.COMM_WORLD.Abort(1)
+    def _tell(self) -> None:
+        """Send a beat to everyone who has taken the one before."""
+        for q in self.peers:
+            if q not in self._sending or self._sending[q].Test():
+                self._own[q][:] = np.frombuffer(shown(), np.uint8)
+                self._sending[q] = self._comm.Isend(self._own[q], q, TAG)
+                self._sent[q] += 1
+
+    def _lose(self, lost: int) -> None:
+        there, here, last = self.identities[lost], self.identities[self.rank], self._last[lost]
+        text = (
+            f"nothing was heard of rank {lost} on host {there.host} (process {there.process}) for {self.timeout:g} s "
+            f"by rank {self.rank} on host {here.host}: it stands still, or that host or the link to it is gone"
+        )
+        end_job(text + (f"; it was last in {operation(last)}" if last else ""), self.when_lost, self.is_first)
 
     def close(self) -> None:
         """Free the communicator. Collective.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
     Array,
     Counters,
+    NotBegunError,
     Patch,
     Transfer,
     check_addable,
@@ -24,7 +26,7 @@ from rma_mm.windows.base import (
     view_on,
 )
 from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
-from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed, operation, trusted
+from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Box, Placed, axes, chunks, operation, trusted
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
@@ -33,8 +35,6 @@ EMULATED_BYTES = 2**21
 """Most bytes of an accumulate to memory out of reach."""
 OUTSTANDING = 64
 """Most requests under way to one target: Open MPI over UCX aborts at 255."""
-ALIGNMENT = 64
-"""Byte alignment of memory that windows allocate themselves."""
 
 
 def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
@@ -74,18 +74,6 @@ def exposed_sizes(comm: MPI.Intracomm, nbytes: int, problem: str | None = None) 
     if problems:
         raise WindowError("; ".join(problems))
     return tuple(size for size, _ in told)
-
-
-def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Uninitialised private memory that starts at a multiple of `ALIGNMENT`."""
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    shift = -raw.ctypes.data % ALIGNMENT
-    return raw[shift : shift + nbytes]
-
-
-def window_bytes(memory: Any, nbytes: int) -> NDArray[np.uint8]:
-    """The first `nbytes` bytes of the memory of an MPI window, an MPI.buffer (Open MPI rounds its size up)."""
-    return np.frombuffer(memory, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
 
 
 class Call(NamedTuple):
@@ -140,6 +128,8 @@ class MpiWindow:
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
         self._unflushed: set[int] = set()
+        self.failures: dict[int, MPI.Exception] = {}
+        """By identity of their requests, which their transfers have not seen yet."""
         self.lock = RLock()
         self._tickets = np.empty(2, np.int64)
         self._is_closed = False
@@ -194,18 +184,17 @@ class MpiWindow:
         """See `base.Window`."""
         self.require_open()
         check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
+        origin, result = ([part, 1, MPI.INT64_T] for part in (self._tickets[:1], self._tickets[1:]))
         with self.lock:
             # a request, and not Fetch_and_op with a flush: those spin inside MPI until a busy target answers
             self._tickets[0] = value
-            wait(
-                self._win.Rget_accumulate(
-                    [self._tickets[:1], 1, MPI.INT64_T],
-                    [self._tickets[1:], 1, MPI.INT64_T],
-                    rank,
-                    (offset, 1, MPI.INT64_T),
-                    MPI.SUM,
-                )
-            )
+            failing: type[WindowError] = NotBegunError
+            try:
+                request = self._win.Rget_accumulate(origin, result, rank, (offset, 1, MPI.INT64_T), MPI.SUM)
+                failing = WindowError
+                wait(request)
+            except MPI.Exception as error:
+                raise failing(f"{self.flavour}: {error}") from error
             self.count(rank, words=0)
             return int(self._tickets[1])
 
@@ -213,12 +202,15 @@ class MpiWindow:
         """See `base.Window`."""
         self.require_open()
         with self.lock:
-            # waiting for the requests first keeps the spinning inside Flush short
-            for queue in self._queues.values():
-                while queue:
-                    wait(queue.popleft())
-            for rank in self._unflushed:
-                self._win.Flush(rank)
+            try:
+                # waiting for the requests first keeps the spinning inside Flush short
+                for queue in self._queues.values():
+                    while queue:
+                        wait(queue.popleft())
+                for rank in self._unflushed:
+                    self._win.Flush(rank)
+            except MPI.Exception as error:
+                raise WindowError(f"{self.flavour}: {error}") from error
             self._unflushed.clear()
 
     def sync(self) -> None:
@@ -253,18 +245,29 @@ class MpiWindow:
     def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
         """Make one MPI call, after the oldest one to the same target if too many are under way."""
         queue = self._queues.setdefault(rank, deque())
-        while queue and queue[0].Test():
+        while queue and self._is_over(queue[0]):
             queue.popleft()
         while len(queue) >= OUTSTANDING:
-            wait(queue.popleft())
-        if op is None:
-            request = self._win.Rget(call.origin, rank, call.target)
-        else:
-            request = self._win.Raccumulate(call.origin, rank, call.target, op)
-            self._unflushed.add(rank)
+            wait_until(partial(self._is_over, queue.popleft()))
+        try:
+            if op is None:
+                request = self._win.Rget(call.origin, rank, call.target)
+            else:
+                request = self._win.Raccumulate(call.origin, rank, call.target, op)
+                self._unflushed.add(rank)
+        except MPI.Exception as error:
+            raise NotBegunError(f"{self.flavour}: {error}") from error
         queue.append(request)
         self.count(rank, call.words, call.messages)
         return request
+
+    def _is_over(self, request: MPI.Request) -> bool:
+        """Whether a request is complete; that it failed is for its transfer to hear."""
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self.failures[id(request)] = error
+            return True
 
     def _check(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
         self.require_open()
@@ -303,7 +306,7 @@ class MpiTransfer:
         self._is_closed = False
         self._calls = [
             self._call(element, target.part(*there), here, is_first=n == 0)
-            for piece in _chunks(target, rows, cols, origin.itemsize, self._chunk_bytes())
+            for piece in chunks(target, rows, cols, origin.itemsize, self._chunk_bytes())
             for n, (there, here) in enumerate(self._parted(*piece, target.strides))
         ]
 
@@ -321,16 +324,26 @@ class MpiTransfer:
         with window.lock:
             if not self.done():
                 raise WindowError("transfer: started again before it was done; wait for it first")
-            self._pending = [window.issue(self._rank, call, self._op) for call in self._calls]
+            self._pending = []
+            try:
+                for call in self._calls:
+                    self._pending.append(window.issue(self._rank, call, self._op))
+            except NotBegunError as error:
+                raise error if not self._pending else WindowError(str(error)) from error
 
     def done(self) -> bool:
         """See `base.Transfer`."""
         if not self._pending:
             return True
         with self._window.lock:
-            pending = self._pending
-            while pending and pending[-1].Test():
-                pending.pop()
+            pending, failures = self._pending, self._window.failures
+            try:
+                while pending and pending[-1].Test():
+                    request = pending.pop()
+                    if failures and (failure := failures.pop(id(request), None)):
+                        raise failure
+            except MPI.Exception as error:
+                raise WindowError(f"{self._window.flavour}: {error}") from error
             return not pending
 
     def wait(self) -> None:
@@ -348,7 +361,7 @@ class MpiTransfer:
         """A get in pieces that MPI may be trusted with (`datatypes.trusted`)."""
         if self._op is not None:
             return [(there, here)]
-        slow, fast = _axes(strides)
+        slow, fast = axes(strides)
         far, near = (
             ((box[slow], step[slow]), (box[fast], step[fast]))
             for box, step in ((there, strides), (here, strided_elements(self._origin)))
@@ -362,7 +375,7 @@ class MpiTransfer:
     def _call(self, element: MPI.Datatype, target: Patch, here: Box, is_first: bool) -> Call:
         """Both sides visit the elements along the target's closest axis first, so that they pair up."""
         itemsize = self._origin.itemsize
-        slow, fast = _axes(target.strides)
+        slow, fast = axes(target.strides)
         there = (target.rows, target.cols)
         strides = strided_elements(self._origin)
         far = Placed(element, itemsize, (there[slow], target.strides[slow]), (there[fast], target.strides[fast]))
@@ -378,23 +391,3 @@ class MpiTransfer:
             int(is_first),
         )
 
-
-Box = tuple[Span, Span]
-
-
-def _axes(strides: tuple[int, int]) -> tuple[int, int]:
-    """The axes of a 2-D array, the one with the longer stride first."""
-    return (0, 1) if strides[1] <= strides[0] else (1, 0)
-
-
-def _chunks(target: Patch, rows: Span, cols: Span, itemsize: int, chunk_bytes: int) -> list[tuple[Box, Box]]:
-    """(target positions, origin positions) of pieces of at most `chunk_bytes`: whole rows where one row fits."""
-    if not (rows and cols):
-        return []
-    wide = max(1, chunk_bytes // itemsize)
-    high = max(1, wide // len(cols))
-    return [
-        ((far_rows, far_cols), (near_rows, near_cols))
-        for far_rows, near_rows in zip(target.rows.pieces(high), rows.pieces(high), strict=True)
-        for far_cols, near_cols in zip(target.cols.pieces(wide), cols.pieces(wide), strict=True)
-    ]

@@ -8,10 +8,8 @@ multiplying alone with 0.5 ms between two looks, 1.09 with 2 ms, 1.05 with 5 ms,
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
@@ -19,7 +17,8 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from rma_mm.windows.heartbeat import Heartbeat
-from rma_mm.windows.waiting import wait_until
+from rma_mm.windows.liveness import BLOCKS, CELLS
+from rma_mm.windows.waiting import HELPERS, WHEN_LATE, wait_until
 
 INTERVAL = 5e-3
 """Seconds between two looks."""
@@ -58,7 +57,7 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        helps = is_needed and can_help()
+        helps = (is_needed or heartbeat is not None) and can_help()
         self._is_alone = is_needed and not helps
         if helps:
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
@@ -66,6 +65,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._depth += 1
+        CELLS[BLOCKS] += 1
         if self._heartbeat is not None and self._depth == 1:
             self._heartbeat.begin()
         self._awake.set()
@@ -75,6 +75,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        CELLS[BLOCKS] -= 1
         if not self._depth:
             self._awake.clear()
 
@@ -133,9 +134,11 @@ class Progress:
 
     def _look(self) -> None:
         """The thread."""
+        HELPERS.add(threading.get_ident())
         while True:
             self._awake.wait()
             if self._is_closed:
+                HELPERS.discard(threading.get_ident())
                 return
             time.sleep(INTERVAL)
             try:
@@ -144,7 +147,17 @@ class Progress:
                 self.poll()
                 if self._heartbeat is not None and self._awake.is_set():
                     self._heartbeat.look()
-            except BaseException:  # noqa: BLE001 - nobody else would hear of it, and the other ranks would wait for ever
-                traceback.print_exc()
-                sys.stderr.flush()
-                MPI.COMM_WORLD.Abort(1)
+            except Exception as error:  # noqa: BLE001 - whoever waits for what was to be done here raises it
+                _failures[:1] = [error]
+
+
+_failures: list[Exception] = []
+"""The last of helper threads."""
+
+
+def _raise_failures() -> None:
+    if _failures:
+        raise _failures[0]
+
+
+WHEN_LATE.append(_raise_failures)

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
-from rma_mm.windows.mpi import Exposed, MpiWindow, aligned_bytes, exposed_sizes, window_bytes
+from rma_mm.windows.base import aligned_bytes, window_bytes
+from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
 from rma_mm.windows.room import SEGMENTS, free_segment_bytes
 
 PAGE = 4096

@@ -7,6 +7,7 @@ waited for, and Python's signal handlers cannot run inside the call.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,16 @@ LAST_SLEEP = 0.5e-3
 """Seconds of the longest sleep."""
 LATE = 1.0
 """Seconds after which, and between which, a waiter asks what keeps the others."""
+WHEN_LATE: list[Callable[[], None]] = []
+"""What those ask who were told of nothing else to ask; may raise."""
+HELPERS: set[int] = set()
+"""Threads that ask nothing: nobody would hear what they raise."""
 
 
 def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
     """Return when `done()` is true; `done` should give MPI progress.
 
-    when_late: called about once a second after the first; may raise.
+    when_late: called about once a second after the first, in place of `WHEN_LATE`; may raise.
     """
     if done():
         return
@@ -47,9 +52,15 @@ def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = 
     while not any(done() for _ in range(BURST)):
         time.sleep(pause)
         pause = min(2 * pause, LAST_SLEEP)
-        if when_late is not None and clock() > next_look:
-            when_late()
+        if clock() > next_look:
+            (when_late or _ask)()
             next_look = clock() + LATE
+
+
+def _ask() -> None:
+    if threading.get_ident() not in HELPERS:
+        for ask in WHEN_LATE:
+            ask()
 
 
 def wait(request: MPI.Request, when_late: Callable[[], None] | None = None) -> None:

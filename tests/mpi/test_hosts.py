@@ -14,6 +14,8 @@ from bench.hosts import Cluster, ClusterError, obstacle
 from bench.hosts.link import link_rate
 from bench.hosts.namespaces import parent_of
 from bench.processes import marked
+from tests.mpi.test_command_line import is_rank
+from tests.mpi.test_standstill import rank_of
 from tests.processes import MARKER, ROOT, is_open_mpi, job_environment
 from tests.thorough import thorough, usually
 
@@ -182,6 +184,36 @@ def test_time_limit(cluster):
     with pytest.raises(subprocess.TimeoutExpired):
         cluster.run(1, [sys.executable, "-c", "import time; time.sleep(60)"], timeout=1)
     assert all(host.processes() == [] for host in cluster.hosts)
+
+
+@thorough
+@pytest.mark.parametrize("stopped", [None, 2, 3])
+def test_a_cut_link_and_a_stopped_rank_end_the_job_with_one_message(cluster, tmp_path, stopped):
+    """Of a stopped rank its node-mates tell; nothing is left under the output's name."""
+    line = ["-m", "rma_mm.run", "--shape", "2000,2000,2000", "--repeat", "100000", "--quiet", "--timeout", "2", "-o"]
+    log = tmp_path / "log"
+    with open(log, "w") as out:
+        words = [sys.executable, *line, str(tmp_path / "C.npy")]
+        job = cluster.start(2, words, env=variables(), stdout=out, stderr=out)
+    wait_for(lambda: any(name.endswith(".partial") for name in os.listdir(tmp_path)) or job.poll() is not None, 40)
+    time.sleep(2)
+    begun = time.monotonic()
+    if stopped is None:
+        cluster.cut(2)
+    else:
+        pids = filter(is_rank, cluster.host(2).processes())
+        os.kill(next(pid for pid in pids if rank_of(pid) == stopped), signal.SIGSTOP)
+    try:
+        assert job.wait(15) == 1
+        assert time.monotonic() - begun < 7
+    finally:
+        cluster.kill_all()
+        cluster.mend(2)
+    (said,) = filter(None, log.read_text().splitlines())
+    what = "nothing was heard of rank 2 on host h2" if stopped is None else f"rank {stopped} on host h2 (process "
+    assert said.startswith(f"rma_mm: {what}"), said
+    assert ("it is stopped" in said) == (stopped is not None)
+    assert os.listdir(tmp_path) == ["log"]
 
 
 # -- nothing left behind --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def some() -> Totals:
         tally.traffic = Counters(10 * rank, 5, 3, 1)
         tally.moving, tally.exposed = 1000, 250
         tally.latencies["get"].add(2000 * (rank + 1))
-        tally.slices, tally.plan_changes, tally.check_failures = 2, 1, 1
+        tally.slices, tally.plan_changes, tally.check_failures, tally.retries = 2, 1, 1, rank
     tallies[1].is_slow = True
     tallies[0].links["between"].begin(100, 50.0)
     tallies[0].links["between"].end(200, True)
@@ -49,7 +49,7 @@ def test_what_is_counted_is_what_is_read() -> None:
         ("rma_mm_words_total", "between"): 15, ("rma_mm_messages_total", "node"): 6,
         ("rma_mm_messages_total", "between"): 3, ("rma_mm_multiply_seconds_total", "min"): 0.1,
         ("rma_mm_multiply_seconds_total", "max"): 0.2, ("rma_mm_hidden_ratio",): 0.75, ("rma_mm_ranks",): 3,
-        ("rma_mm_bandwidth_ratio", "between"): 0.5, ("rma_mm_straggler", "two", "1"): 1,
+        ("rma_mm_retries_total",): 3, ("rma_mm_bandwidth_ratio", "between"): 0.5, ("rma_mm_straggler", "two", "1"): 1,
         ("rma_mm_rma_latency_seconds_count", "get"): 3, ("rma_mm_rma_latency_seconds_sum", "get"): 12e-6,
         ("rma_mm_rma_latency_seconds_bucket", "+Inf", "get"): 3,
     }  # fmt: skip

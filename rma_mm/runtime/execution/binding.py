@@ -31,6 +31,7 @@ from rma_mm.schedule.ops import Op, Slot
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
+from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
 
@@ -111,7 +112,7 @@ class Binding:
         """What is under way under these names must be over before the next call."""
         for op in self.gates:
             meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
-            self.act(timed(self.setup.mesh.metrics.tally, meeting), op)
+            self.act(timed(self.setup.mesh.metrics.tally, meeting, NODE), op)
         self.gates = []
         self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
 
@@ -135,8 +136,8 @@ class Binding:
         mesh, machine = self.setup.mesh, self.setup.machine
         if isinstance(op, ops.Copy) and op.src.rank == self.rank:
             return transfer
-        kind = op.kind if isinstance(op, ops.OneSidedOp) else "group"
-        timed_one = WatchedTransfer(transfer, mesh.metrics.tally, kind, bool(ops.foreign(op, self.rank)))
+        kind, rank = (op.kind, op.remote.rank) if isinstance(op, ops.OneSidedOp) else ("group", 0)
+        timed_one = WatchedTransfer(transfer, mesh.metrics.tally, kind, bool(ops.foreign(op, self.rank)), rank)
         if isinstance(op, ops.Copy) and machine is not None:
             is_far = mesh.node_of[op.src.rank] != mesh.node_of[self.rank]
             where: Sequence[object] = mesh.node_of if is_far else mesh.hosts
@@ -293,7 +294,7 @@ class Binding:
         helper, done, tally = self.setup.mesh.progress, self.setup.done, self.setup.mesh.metrics.tally
 
         def multiply() -> None:
-            begun = clock()
+            begun, CELLS[DOING] = clock(), MULTIPLY
             helper.during(product)
             tally.multiplying += clock() - begun
             tally.work += work

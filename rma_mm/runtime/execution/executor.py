@@ -11,16 +11,19 @@ from collections.abc import Callable
 from functools import partial
 
 from rma_mm.policy.model.machine import Machine
-from rma_mm.runtime.execution.addressing import Memory, Places
+from rma_mm.runtime.execution.addressing import Memory, Places, Tickets
 from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
 from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
+from rma_mm.runtime.ranks.agreement import left
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import within
+from rma_mm.runtime.ranks.process_group import spoil, within
+from rma_mm.runtime.watching.retries import FAULTS, again
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.channel import Channel
+from rma_mm.windows.liveness import BARRIER, CELLS, DOING, END
 from rma_mm.windows.waiting import barrier
 
 Progress = Callable[[float, float], None]
@@ -55,7 +58,7 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
-        leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm))
+        leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
         self.leave = call_noted(trace, leave, "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""
         self.tasks: dict[int, Binding] = {}
@@ -64,14 +67,24 @@ class Executable:
             self.setup.total_work /= schedule.mesh.size  # an equal share is expected
 
     def run(self, progress: Progress | None = None) -> None:
-        """Run the program once, and meet. Collective over the mesh's communicator; the caller has met before."""
+        """Run the program once, and meet. Collective over the mesh's communicator; the caller has met before.
+
+        What one rank cannot do all raise, and nothing can be agreed on any more.
+        """
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.shared is not None and self.memory.shared.blocks:
             self.memory.shared.begin()
-        with self.mesh.progress:
-            self.call(self.program.actions)
-            self.leave()
+        try:
+            with self.mesh.progress:
+                self.call(self.program.actions)
+                self.leave()
+        except Exception as error:
+            raise left(self.mesh.group, error, self) from error
+        except BaseException as error:
+            spoil(f"rank {self.rank} left a product in its midst ({type(error).__name__})", self)
+            self.mesh.group.leave((type(error).__name__, str(error)))
+            raise
         self.count_views(self.program.viewed)
 
     def sync(self) -> None:
@@ -120,6 +133,7 @@ class Executable:
     def meet(self) -> None:
         """A barrier of the schedule: everything before it is visible after it."""
         self.settle()
+        CELLS[DOING] = BARRIER
         barrier(self.mesh.active)
         self.sync()
 
@@ -127,12 +141,19 @@ class Executable:
         """Run tasks until none is left; every rank gets one ticket too many."""
         pool, tickets = self.schedule.pool, self.memory.tickets
         assert pool is not None and tickets is not None
-        next_task = call_noted(self.setup.trace, tickets.next_task, "claim")
+        next_task = call_noted(self.setup.trace, partial(self.next_task, tickets), "claim")
         while (task := next_task()) < pool.tasks:
             self.claims.append(task)
             self.call(self.tasks[task].actions)
             self.count_views(self.tasks[task].viewed)
         tickets.first += pool.tasks + self.schedule.mesh.size
+
+    def next_task(self, tickets: Tickets) -> int:
+        """A ticket; where asking for one fails at once it is asked for again."""
+        try:
+            return tickets.next_task()
+        except FAULTS as fault:
+            return again(fault, tickets.next_task, "fetch-and-add to rank 0", self.mesh.metrics.tally)
 
     def count_views(self, viewed: Counters) -> None:
         """Add words read in place to the traffic of the first window."""

@@ -28,12 +28,13 @@ from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import in_turn, spoil
+from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.runtime.verification.checked_product import checked_product, verified_product
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
+from rma_mm.windows.liveness import CELLS, PRODUCT
 
 
 class Plan:
@@ -197,7 +198,8 @@ class Plan:
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
         it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
-        plan was made with `check`, VerificationError.
+        plan was made with `check`, VerificationError; where a transfer fails for good, WindowError, on all ranks, which
+        can agree on nothing more.
         """
         if self._may_adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
             self._go_over(other)
@@ -276,12 +278,9 @@ class Plan:
 
     def _run(self, executable: Executable, progress: Progress | None) -> None:
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
+        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         with using_threads(self.mesh.threads):
-            try:
-                executable.run(progress)
-            except BaseException as error:
-                spoil(f"rank {self.mesh.rank} left a product in its midst ({type(error).__name__}: {error})")
-                raise
+            executable.run(progress)
         elapsed = perf_counter_ns() - begun
         self.claims = executable.claims
         self.words = Counters(*map(sub, executable.traffic(), before))

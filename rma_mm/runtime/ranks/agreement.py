@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -12,8 +13,9 @@ import numpy as np
 from rma_mm import errors
 from rma_mm.errors import DisagreementError, RmaError
 from rma_mm.geometry.layout import Layout
-from rma_mm.runtime.ranks.deadlock import Wait
-from rma_mm.runtime.ranks.process_group import require_usable, seat_of, spoil
+from rma_mm.runtime.ranks.deadlock import Wait, receive
+from rma_mm.runtime.ranks.process_group import ProcessGroup, require_usable, seat_of, spoil
+from rma_mm.windows.liveness import BEGIN, CELLS, DOING
 from rma_mm.windows.waiting import wait
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ TOLD = 7
 """Numbers that a rank tells with a ballot."""
 MESH = 0x1000193
 """Keeps equal calls on two meshes apart."""
+PARTING = 5.0
+"""Seconds in which ranks that leave a product hear why the others do."""
 END = "the end of the program"
 """What a rank is in that has nothing more to call."""
 
@@ -70,14 +74,13 @@ class Ballot:
         if self.seat is not None:
             value ^= self.seat.number * MESH
             self.seat.group.calls += 1
-        self._late = None
+        self._late, CELLS[DOING] = None, BEGIN
         self.mine[:] = value, -value, failed, *told
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:
             wait(request, self._when_late)
         except BaseException:
-            _abandoned.append((request, self))  # MPI may still write there
-            spoil(f"rank {self.comm.rank} left {self.what} before all ranks had come")
+            spoil(f"rank {self.comm.rank} left {self.what} before all ranks had come", request, self)
             raise
         return bool(self.all[0] == -self.all[1] and not self.all[2])
 
@@ -86,10 +89,6 @@ class Ballot:
         if self.seat is not None:
             self._late = self._late or Wait(self.seat.group, f"{self.what} of {self.seat.name}")
             self._late.look()
-
-
-_abandoned: list[object] = []
-"""Votes that nobody waits for any more."""
 
 
 def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Exception | None = None) -> None:
@@ -162,6 +161,24 @@ def shared_out(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: i
         mine = [act(n) for n in range(comm.rank, count, comm.size)]
     told = comm.allgather(mine)
     return [told[n % comm.size][n // comm.size] for n in range(count)]
+
+
+def left(group: ProcessGroup, error: Exception, kept: object) -> Exception:
+    """What is raised by a rank that leaves a product in its midst, by an error of its own or because another did.
+
+    All ranks of the group hear of it, and raise the error of the lowest that has one of its own, if all come within
+    some seconds. Nothing can be agreed on any more. kept: see `spoil`.
+    """
+    has_heard = isinstance(error, DisagreementError) and bool(group.left)
+    group.leave(None if has_heard else describe(error))
+    deadline = time.monotonic() + PARTING
+    while len(group.left) < group.comm.size and time.monotonic() < deadline:
+        receive()
+        time.sleep(0.005)
+    failures = {rank: failure for rank, failure in sorted(group.left.items()) if failure}
+    error = shared_error(failures, group.comm.size) if failures else error
+    spoil(f"a product failed: {error}", kept, is_told=True)
+    return error
 
 
 def describe(error: Exception | None) -> tuple[str, str] | None:

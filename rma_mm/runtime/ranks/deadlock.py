@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rma_mm.errors import DisagreementError
-from rma_mm.runtime.ranks.process_group import GROUPS, ProcessGroup, broken, spoil
+from rma_mm.runtime.ranks.process_group import GROUPS, Left, ProcessGroup, broken, spoil
+from rma_mm.windows.waiting import WHEN_LATE
 
 
 class Probe(NamedTuple):
@@ -42,7 +43,7 @@ class Wait:
 
     def look(self) -> None:
         """Ask, and pass questions on; raise DisagreementError where ranks wait for one another."""
-        self._receive()
+        receive()
         if len(GROUPS) > 1 and not self._has_asked:
             self._has_asked = True
             self._ask(Probe(self.me, self.number, 0, ()))
@@ -54,21 +55,12 @@ class Wait:
             elif (question.asker, question.wait) not in self._passed_on:
                 self._passed_on.add((question.asker, question.wait))
                 self._ask(question)
-        if broken():
-            raise DisagreementError(broken())
+        _require_unbroken()
 
     def _ask(self, question: Probe) -> None:
         """Send a question to the ranks that this one waits for, and others."""
         path = (*question.path, (self.me, self.what))
         self.group.tell(question._replace(call=self.group.calls, path=path))
-
-    def _receive(self) -> None:
-        for group in list(GROUPS):
-            for message in group.heard():
-                if isinstance(message, Probe):
-                    _open[id(group), message.asker] = group, message
-                else:
-                    _tell_all(str(message))
 
     def _say(self, path: tuple[tuple[int, str], ...]) -> None:
         waits = " and ".join(f"{what} on rank {rank}" for rank, what in sorted(path))
@@ -86,3 +78,32 @@ def _tell_all(verdict: str) -> None:
         spoil(verdict)
         for group in list(GROUPS):
             group.tell(verdict)
+
+
+def receive() -> None:
+    """Take what other ranks have told."""
+    for group in list(GROUPS):
+        for message in group.heard():
+            if isinstance(message, Probe):
+                _open[id(group), message.asker] = group, message
+            elif isinstance(message, Left):
+                group.left[message.rank] = message.failure
+            else:
+                _tell_all(str(message))
+
+
+def _hear() -> None:
+    """Raise DisagreementError where another rank has left the product in which this one waits for it."""
+    receive()
+    _require_unbroken()
+    for group in GROUPS:
+        for rank in group.left:
+            raise DisagreementError(f"rank {rank} left a product in its midst")
+
+
+def _require_unbroken() -> None:
+    if broken():
+        raise DisagreementError(broken())
+
+
+WHEN_LATE.append(_hear)

@@ -25,6 +25,8 @@ from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
 from rma_mm.windows.checks.checked import SWITCH
+from rma_mm.windows.liveness import VARIABLE as TIMEOUT
+from rma_mm.windows.liveness import Identity, NodeWatch, by_sight, timeout_of
 from rma_mm.windows.room import segment_problem
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ _OPEN: list[Mesh] = []
 _HELD: list[Mesh] = []
 """Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 SETTINGS = (
-    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH, *VARIABLES,
+    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH, TIMEOUT,
+    *VARIABLES,
 )  # fmt: skip
 """Variables of the environment that must be the same on all ranks."""
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -52,6 +55,7 @@ class Mesh:
     not given. window: shared, allocated, created, or a registered one; RMA_MM_WINDOW, or shared, when not given.
     threads: BLAS threads of a rank; by ranks per node when not given. speeds: how fast each rank of the grid
     multiplies, in any unit, by which `auto` cuts what is not placed yet; as calibration measured it when not given.
+    timeout: seconds for which a rank may stand still before the job ends; RMA_MM_TIMEOUT, or 20, when not given.
 
     Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
     ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
@@ -68,6 +72,7 @@ class Mesh:
         window: str | None = None,
         threads: int | None = None,
         speeds: Sequence[float] | None = None,
+        timeout: float | None = None,
     ) -> None:
         if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
             raise MeshError(problem)  # the import below would end in a bus error
@@ -79,9 +84,10 @@ class Mesh:
         check_launcher()
         name = window or os.environ.get("RMA_MM_WINDOW") or DEFAULT.name
         facts = {"shape": shape, "names": names, "window": name, "threads": threads, "speeds": speeds} | environment()
+        facts["timeout"] = timeout
         facts["flavours"] = {each.name: digest(each) for each in FLAVOURS.values()}
         group = ProcessGroup.on(parent)
-        wrong = self._problem(shape, names, name, threads, speeds, parent.size)
+        wrong = self._problem(shape, names, name, threads, speeds, timeout, parent.size)
         agree(group.comm if group else parent, "Mesh", facts, wrong)
         self.flavour = find_flavour(name)
         """Of the windows that its matrices lie in; another from then on where its memory turns out too small."""
@@ -92,7 +98,9 @@ class Mesh:
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.node_of = node_map(self.comm)
-        self.hosts: list[str] = self.comm.allgather(MPI.Get_processor_name())
+        self.identities: list[Identity] = self.comm.allgather(Identity.own(MPI.Get_processor_name()))
+        """Where each rank's process is."""
+        self.hosts = [each.host for each in self.identities]
         """The name of each rank's host."""
         self.shape = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
         """The grid: shape, axis names, nodes."""
@@ -105,6 +113,8 @@ class Mesh:
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
         """How fast each rank of the grid multiplies, where that was given."""
+        self.timeout = timeout_of(timeout, os.environ)
+        """Seconds for which a rank may stand still."""
         self.checks = Checks() if Checks.wanted() else None
         """What is checked of transfers and products; None where nothing is."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
@@ -120,9 +130,11 @@ class Mesh:
         self.metrics = Metrics(self)
         """What its products take and move on each rank, and who became slow."""
         self.when_lost: Callable[[], str] = str
-        """Called when a host is gone, just before the job ends; says what the user will miss."""
-        self.progress = self._progress()
+        """Called when a rank is lost, just before the job ends; says what the user will miss."""
+        seen = by_sight(self.node_of, self.identities)
+        self.progress = self._progress(seen)
         """What goes on while this rank multiplies."""
+        self._watch = NodeWatch(self.rank, self.identities, seen, self.timeout, self._last)
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}
         _closed_at_exit(self)
@@ -138,6 +150,7 @@ class Mesh:
         window: str,
         threads: int | None,
         speeds: Sequence[float] | None,
+        timeout: float | None,
         size: int,
     ) -> Exception | None:
         try:
@@ -158,6 +171,7 @@ class Mesh:
             Checks.wanted()
             find_flavour(window)
             preferred(os.environ)
+            timeout_of(timeout, os.environ)
         except (OptionError, WindowError) as error:
             return error
         if speeds is not None and (wrong := speeds_problem(speeds, mesh.size)):
@@ -181,8 +195,8 @@ class Mesh:
         self.require_open()
         return Arena(self)
 
-    def _progress(self) -> Progress:
-        """What goes on while this rank multiplies. Collective."""
+    def _progress(self, seen: Sequence[int]) -> Progress:
+        """What goes on while this rank multiplies. seen: see `Heartbeat`. Collective."""
         from rma_mm.windows.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
@@ -191,8 +205,8 @@ class Mesh:
         if is_needed and not threads:
             self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
         heartbeat = None
-        if self.nodes > 1 and threads:
-            heartbeat = Heartbeat(self.comm, self.node_of, self.hosts, self._last)
+        if len(set(seen)) > 1 and threads:
+            heartbeat = Heartbeat(self.comm, seen, self.identities, self.timeout, self._last)
         return Progress(self.comm, is_needed, heartbeat)
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
@@ -251,6 +265,7 @@ class Mesh:
         _HELD.append(self)
         _free_held(self._comm)
         self.group.dismiss()
+        self._watch.end()
 
     def leave(self) -> None:
         """Close at the end of the program: ranks that still call hear that this one has ended. Collective.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
+from rma_mm.windows.liveness import call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,6 +37,13 @@ class Seat(NamedTuple):
     name: str
 
 
+class Left(NamedTuple):
+    """What a rank tells when it leaves a product in its midst; see `ProcessGroup.left`."""
+
+    rank: int
+    failure: tuple[str, str] | None
+
+
 class ProcessGroup:
     """The ranks of a communicator, in its order. Collective to make and to close."""
 
@@ -55,6 +63,8 @@ class ProcessGroup:
         self.sent = [0] * parent.size
         """Messages to each rank, by `tell`."""
         self.received = [0] * parent.size
+        self.left: dict[int, tuple[str, str] | None] = {}
+        """Who left a product in its midst, and by which error of its own: its class and text."""
         self._sending: list[MPI.Request] = []
         self._number(self.comm, Seat(self, 0, ""))
         GROUPS.append(self)
@@ -90,6 +100,11 @@ class ProcessGroup:
             if rank != self.comm.rank:
                 self._sending.append(self.comm.isend(message, rank, TAG))
                 self.sent[rank] += 1
+
+    def leave(self, failure: tuple[str, str] | None) -> None:
+        """Tell the others that this rank has left a product in its midst."""
+        self.left[self.comm.rank] = failure
+        self.tell(Left(self.comm.rank, failure))
 
     def heard(self) -> list[Any]:
         """The messages that have arrived."""
@@ -138,16 +153,20 @@ def in_turn(call: Callable[P, R]) -> Callable[P, R]:
 
     Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
     """
+    name = call_name(call.__qualname__.removesuffix(".__init__"))
 
     @functools.wraps(call)
     def turned(*args: P.args, **kwargs: P.kwargs) -> R:
         with _turn:
+            enter_call(name)
             try:
                 return call(*args, **kwargs)
             except (MemoryError, KeyboardInterrupt) as error:  # which come at any place, and to one rank alone
                 if not isinstance(error, RmaError):
                     spoil(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
                 raise
+            finally:
+                leave_call()
 
     return turned
 
@@ -160,6 +179,10 @@ class _State:
 
     broken = ""
     """Why no call can be agreed on any more."""
+    is_told = False
+    """Whether all ranks have raised that."""
+    kept: tuple[object, ...] = ()
+    """What transfers may still write to that nobody waits for any more."""
     within = ""
     """What of the user's runs in the midst of a call."""
 
@@ -172,9 +195,14 @@ def broken() -> str:
     return _state.broken
 
 
-def spoil(why: str) -> None:
-    """This rank left a call in its midst, or waits for ever: nothing can be agreed on any more."""
+def spoil(why: str, *kept: object, is_told: bool = False) -> None:
+    """This rank left a call in its midst, or waits for ever: nothing can be agreed on any more.
+
+    kept: what transfers under way may still write to. is_told: whether all ranks raise the same, and need not hear it.
+    """
     _state.broken = _state.broken or why
+    _state.kept += kept
+    _state.is_told |= is_told
 
 
 def require_usable() -> None:
@@ -196,7 +224,8 @@ def end_broken_job() -> None:
 
     if not _state.broken:
         return
-    os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {_state.broken}; the job ends\n".encode())
+    if not _state.is_told:
+        os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {_state.broken}; the job ends\n".encode())
     sys.stdout.flush()
     sys.stderr.flush()
     deadline = time.monotonic() + LAST_WORDS

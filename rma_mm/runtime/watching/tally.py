@@ -96,7 +96,7 @@ class Tally:
         """From the start of transfers until they were seen to be over; and of that, in which nothing else was done."""
         self.traffic = Counters()
         """Words and messages of products."""
-        self.slices = self.plan_changes = self.check_failures = 0
+        self.slices = self.plan_changes = self.check_failures = self.retries = 0
         self.latencies = {operation: Histogram() for operation in OPERATIONS}
         self.links = {link: LinkUse() for link in FAR_LINKS}
         self.is_slow = False

@@ -103,6 +103,7 @@ def _families(totals: Totals) -> Iterator[Any]:
     counts = {
         "products": ("Products of the mesh.", totals.tallies[0].products),
         "slices_sent": ("Transfers that moved words between ranks.", totals.sum("slices")),
+        "retries": ("Transfers that failed and were tried again.", totals.sum("retries")),
         "plan_changes": ("Repeated products that another plan went on with.", totals.tallies[0].plan_changes),
         "checksum_failures": ("Results that a check found wrong.", totals.tallies[0].check_failures),
     }

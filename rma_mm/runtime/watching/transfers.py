@@ -6,18 +6,21 @@ from collections.abc import Callable
 from time import perf_counter_ns as clock
 
 from rma_mm.policy.model.machine import Machine
+from rma_mm.runtime.watching.retries import FAULTS, again
 from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
 from rma_mm.windows.base import Transfer
+from rma_mm.windows.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity, activity_text
 
 LARGE = 2**16
 """Bytes from which on a get tells of its link's bandwidth."""
+KINDS = {"get": GET, "accumulate": ACCUMULATE, "group": GROUP}
 
 
-def timed(tally: Tally, wait: Callable[[], None]) -> Callable[[], None]:
-    """A wait, timed."""
+def timed(tally: Tally, wait: Callable[[], None], kind: int) -> Callable[[], None]:
+    """A wait, timed; its kind is one of `ACTIVITIES`."""
 
     def waited() -> None:
-        start = clock()
+        start, CELLS[DOING] = clock(), kind
         wait()
         tally.waited(clock() - start)
 
@@ -27,8 +30,10 @@ def timed(tally: Tally, wait: Callable[[], None]) -> Callable[[], None]:
 class WatchedTransfer:
     """A transfer (see `windows.Transfer`) that is timed from its start until it was seen to be over."""
 
-    def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool) -> None:
+    def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool, rank: int = 0) -> None:
+        """rank: with whom; of a group's, any."""
         self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
+        self.activity, self.repeats = activity(KINDS[operation], rank), operation == "get"
         self.is_slice = is_slice
         """Whether it moves words that this rank counts."""
         self.link: LinkUse | None = None
@@ -38,36 +43,44 @@ class WatchedTransfer:
 
     def start(self) -> None:
         """Begin, on whatever thread."""
-        begun = clock()
-        self.inner.start()
+        begun, CELLS[DOING] = clock(), self.activity
+        try:
+            self.inner.start()
+            is_done = self.inner.done()
+        except FAULTS as fault:
+            is_done = self._again(fault)
         now = clock()
         self._begun = begun
         self.tally.slices += self.is_slice
         self.tally.exposed += now - begun
         if self.link is not None:
             self.link.begin(begun, self.expected)
-        if self.inner.done():
+        if is_done:
             self._end(now, True)
 
     def done(self) -> bool:
         """Whether it is over."""
-        is_done = self.inner.done()
+        try:
+            is_done = self.inner.done()
+        except FAULTS as fault:
+            is_done = self._again(fault)
         if is_done and self._begun is not None:
             self._end(clock(), False)
         return is_done
 
     def wait(self) -> None:
         """Return when it is over."""
-        if self._begun is None or self.inner.done():  # seen before, or nothing is left to wait for
+        is_over = self._begun is None or self.done()  # seen before, or nothing is left to wait for
+        start, CELLS[DOING] = clock(), self.activity
+        try:
             self.inner.wait()
-            self._end(clock(), False)
-            return
-        start = clock()
-        self.inner.wait()
+        except FAULTS as fault:
+            self._again(fault)
         now = clock()
-        self.tally.waited(now - start)
-        self.tally.exposed += now - start
-        self._end(now, True)
+        if not is_over:
+            self.tally.waited(now - start)
+            self.tally.exposed += now - start
+        self._end(now, not is_over)
 
     def hold_against(self, machine: Machine, link: str, nbytes: int, flavour: str, ranks: int) -> None:
         """Tell of the bandwidth of a get: while `ranks` move as much over the same wire, or on the same processors."""
@@ -79,6 +92,16 @@ class WatchedTransfer:
     def close(self) -> None:
         """Free what the preparation made."""
         self.inner.close()
+
+    def _again(self, fault: Exception) -> bool:
+        """It has failed: try again, until it is over. Raises WindowError."""
+        return again(fault, self._repeat, activity_text(self.activity), self.tally, self.repeats)
+
+    def _repeat(self) -> bool:
+        self.inner.wait()  # a part of it may still be under way
+        self.inner.start()
+        self.inner.wait()
+        return True
 
     def _end(self, now: int, is_seen: bool) -> None:
         """It is over; `is_seen`: now, and not some time ago."""

@@ -1,0 +1,40 @@
+"""What failed and may be repeated is tried again. No MPI here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rma_mm.errors import WindowError
+from rma_mm.runtime.watching.tally import Tally
+from rma_mm.windows.base import NotBegunError
+
+T = TypeVar("T")
+
+FAULTS = (WindowError, OSError)
+"""What windows raise of what fails."""
+PAUSES = (0.02, 0.2, 1.0)
+"""Seconds before the first, second and third time that something is tried again."""
+WITHIN = 5.0
+"""Seconds after the first failure in which it is."""
+
+
+def again(fault: Exception, attempt: Callable[[], T], what: str, tally: Tally, repeats: bool = False) -> T:
+    """Try again what has just failed. repeats: whether it may be repeated where it had begun, as a get may.
+
+    Raises WindowError where it may not, or keeps failing.
+    """
+    begun, times = time.monotonic(), 1
+    for pause in PAUSES:
+        if not (repeats or isinstance(fault, NotBegunError)) or time.monotonic() + pause - begun > WITHIN:
+            break
+        time.sleep(pause)
+        tally.retries += 1
+        times += 1
+        try:
+            return attempt()
+        except FAULTS as error:
+            fault = error
+    how = f"failed {times} times" if times > 1 else "failed, and cannot be repeated"
+    raise WindowError(f"{what}: {how}: {fault}") from fault
