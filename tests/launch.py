@@ -100,9 +100,9 @@ def parallel(
 
 
 def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
-    """Whether one of a test's kinds is run each time: some numbers of ranks; of three or four environments two."""
+    """Whether one of a test's kinds is run each time: some numbers of ranks; of several environments two or three."""
     envs = list(dict.fromkeys(other.env for other in kinds))
-    if len(envs) < len(VARIANTS) and kind.env not in (envs[0], envs[-1]):
+    if kind.env not in (envs[0], envs[-1], *envs[1 : 2 * (len(envs) >= len(VARIANTS))]):
         return False
     return is_nearest(kind, kinds, (USUAL,))
 

@@ -35,7 +35,7 @@ def test_shares_follow_speeds(comm, beta):
         assert str(placed.layout) == "P('i', None)"
 
 
-@parallel(ranks=(4,), env=("node", "cliques"))
+@parallel(ranks=(4,), env=("node", "cliques"), usual="cliques")
 def test_blocks_follow_speeds(comm):
     """Each column of ranks cuts its rows by its own speeds; C, and what is moved to where it lies, is NumPy's."""
     m, n, k = SHAPE

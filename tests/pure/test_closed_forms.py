@@ -55,7 +55,7 @@ def messages(schedule: Schedule) -> list[int]:
 # -- the counts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factors", [(2, 3, 4), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize("factors", usually(1, [(2, 3, 4), (1, 2, 1)], several=False), ids=str)
 @pytest.mark.parametrize(("form", "grid"), CASES)
 def test_words_and_messages(form: Form, grid: Grid, factors: Extents) -> None:
     shape = even_shape(grid, *factors)
