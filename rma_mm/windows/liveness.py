@@ -224,13 +224,13 @@ class Mate:
 def _state_of(process: int) -> tuple[str, int]:
     """The state of a process, and the processor time that it has used; ("", 0) where that cannot be read."""
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
+        text = Path(f"/proc/{process}/stat").read_bytes()  # its name may be cut in the midst of a character
     except FileNotFoundError:
         return "X", 0
     except OSError:
         return "", 0
-    words = text[text.rindex(")") + 2 :].split()
-    return words[0], int(words[11]) + int(words[12])
+    words = text[text.rindex(b")") + 2 :].split()
+    return words[0].decode(), int(words[11]) + int(words[12])
 
 
 class NodeWatch:
