@@ -297,10 +297,12 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
     """
     last_resort = threading.Timer(STUCK, os._exit, [1])
     last_resort.daemon = True
-    last_resort.start()
+    with suppress(RuntimeError):  # some versions of Python start no thread at the end of the program
+        last_resort.start()
     missing = when_lost()
     if not is_first:
-        last_resort.join()
+        time.sleep(STUCK)
+        os._exit(1)
     os.write(2, f"\nrma_mm: {text}; the job ends{missing and '; ' + missing}\n".encode())
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI_Abort would add a line that says less
