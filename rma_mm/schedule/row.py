@@ -166,7 +166,7 @@ class Row:
         """Whether sums are formed in a fixed order: no accumulate."""
         return self.result != "accumulate"
 
-    @property
+    @cached_property
     def pulled(self) -> Row:
         """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
         return replace(

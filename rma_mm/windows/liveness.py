@@ -224,13 +224,13 @@ class Mate:
 def _state_of(process: int) -> tuple[str, int]:
     """The state of a process, and the processor time that it has used; ("", 0) where that cannot be read."""
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
+        text = Path(f"/proc/{process}/stat").read_bytes()  # its name may be cut in the midst of a character
     except FileNotFoundError:
         return "X", 0
     except OSError:
         return "", 0
-    words = text[text.rindex(")") + 2 :].split()
-    return words[0], int(words[11]) + int(words[12])
+    words = text[text.rindex(b")") + 2 :].split()
+    return words[0].decode(), int(words[11]) + int(words[12])
 
 
 class NodeWatch:
@@ -297,10 +297,12 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
     """
     last_resort = threading.Timer(STUCK, os._exit, [1])
     last_resort.daemon = True
-    last_resort.start()
+    with suppress(RuntimeError):  # some versions of Python start no thread at the end of the program
+        last_resort.start()
     missing = when_lost()
     if not is_first:
-        last_resort.join()
+        time.sleep(STUCK)
+        os._exit(1)
     os.write(2, f"\nrma_mm: {text}; the job ends{missing and '; ' + missing}\n".encode())
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI_Abort would add a line that says less

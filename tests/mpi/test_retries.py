@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_what_fails_twice_is_done_at_the_third_time(comm) -> None:
             got, left, times = product(comm, algorithm, how, only, 2)
             assert (left, times) == (0, 2), (algorithm, only, how)
             assert np.array_equal(got, wanted), (algorithm, only, how)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_what_is_tried_again_is_checked_when_it_has_come(comm) -> None:
+    """With RMA_MM_CHECK=1 a get that failed, and came in the end, is not found wrong."""
+    with registered(FAULTY), mock.patch.dict(os.environ, RMA_MM_CHECK="1"):
+        _, left, times = product(comm, "stationary_c", "Test", "Rget", 1)
+        assert (left, times) == (0, 1)
 
 
 @parallel(ranks=(2,), env=("node",))

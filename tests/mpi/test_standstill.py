@@ -119,6 +119,27 @@ def test_a_program_with_a_stopped_rank(tmp_path: Path, stopped: int, where: str)
     assert said.endswith(f"it was last in {last}; the job ends; the answer is lost")
 
 
+ENDING = """
+import os, signal
+from mpi4py import MPI
+import numpy as np
+import rma_mm
+mesh = rma_mm.Mesh((2,))
+rma_mm.matmul(np.eye(8), np.eye(8), mesh)
+if mesh.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_that_is_stopped_before_the_end(tmp_path: Path) -> None:
+    """Those who have come to the end of the program wait for it, and find it."""
+    program = tmp_path / "program.py"
+    program.write_text(ENDING)
+    done = mpirun(2, [str(program)], variables={"RMA_MM_TIMEOUT": "1"} | QUIET)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.match(STOPPED.format(1), one_message(done.stderr))
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_who_computes_between_calls_is_no_hang(comm) -> None:
     """For more than the limit, while others wait: asleep, in Python, in C with the GIL and without the processor."""

@@ -106,6 +106,20 @@ def test_plans_and_chains_change_over_where_they_may(comm):
             placed.execute(A, B)
 
 
+@parallel(ranks=(4,), env=("node",))
+def test_deterministic_products_keep_their_plans_and_bits(comm):
+    """However late they are, and whichever rank becomes slow."""
+    a, b = np.random.default_rng(0).standard_normal((2, 150, 150))
+    with late(comm) as mesh:
+        A, B = (rma_mm.DistMatrix.from_numpy(x, mesh, "i, j") for x in (a, b))
+        plan, seen = rma_mm.plan(A, B, mesh, layout="i, j", deterministic=True), set()
+        for n in range(2 * LOOKS + 3):
+            mesh.metrics.relief.steps = (0, 3 * (n > LOOKS), 0, 0)
+            made = plan.execute(A, B), rma_mm.matmul(A, B, mesh, deterministic=True)
+            seen.add((plan.algorithm, str(made[1].layout), *(C.to_numpy().tobytes() for C in made)))
+        assert len(seen) == 1 and not mesh.fallbacks
+
+
 @parallel(ranks=(2,), env=("nolocal",))
 def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
     """Products in which a rank multiplied slowly say nothing of the plan."""

@@ -89,6 +89,12 @@ def test_who_is_lost(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     assert child.mate.state == "X"
 
 
+def test_a_name_that_is_no_text(child: Child) -> None:
+    """The system cuts names of processes after 15 bytes, which may be in the midst of a character."""
+    child.do(r"import ctypes; ctypes.CDLL(None).prctl(15, b'na\xc3', 0, 0, 0)")
+    assert liveness._state_of(child.process.pid)[0]
+
+
 def test_the_thread_beats() -> None:
     """From the first mesh of several ranks on."""
     here = Identity.own("here")

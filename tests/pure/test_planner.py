@@ -20,6 +20,7 @@ from rma_mm.policy.planner.candidates import (
     candidates,
     choose,
     default_mesh,
+    needs_pricing,
     problem_of,
     single_layouts,
 )
@@ -182,6 +183,14 @@ def test_default_mesh_is_square_for_squares() -> None:
 
 
 # -- the table ------------------------------------------------------------------------------------
+
+
+def test_what_was_found_is_remembered() -> None:
+    request = Request((113, 57, 91), NODE)
+    assert needs_pricing(request)
+    first = candidates(request)
+    assert not needs_pricing(request)
+    assert candidates(request) == first
 
 
 def test_the_table_has_every_row_and_a_reason() -> None:

@@ -290,7 +290,7 @@ def test_groups_are_kept_and_have_memory_of_their_own() -> None:
     assert (machine.memory, set(machine.rooms), set(machine.groups)) == (64 * 2**30, {1.0, 0.5}, {0, 1})
     assert sorted({*machine.delays}) == pytest.approx([0, 1e-6])
     assert machine.joint == Cost(2e-6, 1 / 40e9)
-    for name, wrong in {"delays": [-1], "groups": ["a"], "joint": [1], "rooms": [0]}.items():
+    for name, wrong in {"delays": [-1], "groups": 5, "joint": [1], "rooms": 0}.items():
         with pytest.raises(MachineError, match=name):
             Machine.from_json(machine.as_json() | {name: wrong})
     question = SweepRequest((8192,) * 3, 64, Tariff(machine), 4, (64,), "data_parallel", memory=17 * 10**6)

@@ -196,9 +196,9 @@ class Machine:
                 raise MachineError(f"machine: corrections.{name} is {correction!r}; a factor is above 0")
         memory, factors = given.get("memory"), {name: given.get(name, []) for name in FACTORS}
         for name, what in factors.items():
-            if what and (problem := speeds_problem(what, each=FACTORS[name])):
+            if what != [] and (problem := speeds_problem(what, each=FACTORS[name])):
                 raise MachineError(f"machine: {name} is {quoted(what)}; {problem}")
-        delays, groups = ([*given.get(name, [])] for name in ("delays", "groups"))
+        delays, groups = (_at({name: [], **given}, name, list) for name in ("delays", "groups"))
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
         figures: dict[str, Any] = {name: _number(given, name) for name in FIGURES}
         figures |= {name: tuple(map(float, what)) for name, what in factors.items()}

@@ -107,10 +107,12 @@ def _crossing(found: Account, tariff: Tariff) -> list[Cost]:
 
     While one owner after the other sends, its own group receives nothing.
     """
-    machine = tariff.machine
+    machine, nothing = tariff.machine, [Cost(0.0, 0.0)] * len(found.phases)
+    if not machine.groups or found.on is None:  # a mesh may have millions of ranks
+        return nothing
     mesh = by_group(found.sample.mesh, machine.groups)
-    if mesh.is_one_node or found.on is None:
-        return [Cost(0.0, 0.0)] * len(found.phases)
+    if mesh.is_one_node:
+        return nothing
     other, count, costs = found.on(mesh), len(set(mesh.nodes)), []
     for phase in other.phases:
         nbytes, calls = np.zeros(other.sample.count), np.zeros(other.sample.count)

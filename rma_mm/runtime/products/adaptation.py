@@ -23,14 +23,18 @@ WORTH = 1.1
 
 
 class Adaptation:
-    """When a plan that "auto" chose is left for another on the same placements, and for which."""
+    """When a plan that "auto" chose is left for another on the same placements, and for which.
+
+    One with deterministic=True is kept: another gives other bits.
+    """
 
     def __init__(self, mesh: Mesh, settled: Settled) -> None:
         self.mesh = mesh
         seconds = settled.predicted_seconds
         self._watch: Watch | None = None
         """None where nothing is to change."""
-        if settled.given.options.algorithm == "auto" and seconds is not None:
+        options = settled.given.options
+        if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(settled.chosen)
         self._steps = self._first_steps = mesh.metrics.relief.steps
         self._usual = self._set_aside = settled

@@ -42,7 +42,8 @@ class Plan:
 
     Where it was chosen by "auto" and turns out late, it may go over to another way of doing the same, twice at most, on
     the same placements and within the same memory limit, as `mesh.fallbacks` then says; likewise where a rank becomes
-    slow. All that it tells is of what is in force. Set `adapt` to False to keep it as it is.
+    slow. All that it tells is of what is in force. Set `adapt` to False to keep it as it is, which
+    deterministic=True does.
     """
 
     def __init__(self, mesh: Mesh, settled: Settled) -> None:

@@ -44,7 +44,8 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
     )  # fmt: skip
     sizes = [operands.dtype(x).itemsize for x in "AB"]
-    machine = _with(machine, mesh.speeds, mesh.metrics.relief.factors)
+    factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
+    machine = _with(machine, mesh.speeds, factors)
     return Tariff(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
 
 

@@ -19,14 +19,14 @@ from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
 from rma_mm.policy.planner.preference import VARIABLES, preferred
-from rma_mm.runtime.ranks.agreement import agree, agree_to_end, digest
+from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.liveness import VARIABLE as TIMEOUT
-from rma_mm.windows.liveness import Identity, NodeWatch, by_sight, timeout_of
+from rma_mm.windows.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
 from rma_mm.windows.room import segment_problem
 
 if TYPE_CHECKING:
@@ -274,9 +274,13 @@ class Mesh:
         """
         error = getattr(sys, "last_value", None)
         how = "" if error is None else f" ({type(error).__name__}: {cut(error)})"
-        while not agree_to_end(self._comm, how):
-            pass  # the others have raised; they call again, or end
-        self._close()
+        enter_call(call_name(END))
+        try:
+            while not agree_to_end(self._comm, how):
+                pass  # the others have raised; they call again, or end
+            self._close()
+        finally:
+            leave_call()
 
     def __enter__(self) -> Mesh:
         return self

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rma_mm.windows.mpi import MpiWindow
 else:
     MpiWindow = object  # windows are known without MPI
+
+T = TypeVar("T")
 
 SWITCH = "RMA_MM_CHECK"
 """Environment variable: 1 to check, 0 or nothing not to."""
@@ -107,15 +109,23 @@ class CheckedGet(CheckedTransfer):
 
     def done(self) -> bool:
         """See `base.Transfer`."""
-        is_done = self.inner.done()
+        is_done = self._tried(self.inner.done)
         if is_done:
             self._compare()
         return is_done
 
     def wait(self) -> None:
         """See `base.Transfer`."""
-        self.inner.wait()
+        self._tried(self.inner.wait)
         self._compare()
+
+    def _tried(self, act: Callable[[], T]) -> T:
+        """What `act` returns; where it fails, what came is not to be compared."""
+        try:
+            return act()
+        except Exception:
+            self.is_under_way = False
+            raise
 
     def _compare(self) -> None:
         if not self.is_under_way:
