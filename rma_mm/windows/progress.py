@@ -66,8 +66,10 @@ class Progress:
     def __enter__(self) -> Progress:
         self._depth += 1
         CELLS[BLOCKS] += 1
-        if self._heartbeat is not None and self._depth == 1:
-            self._heartbeat.begin()
+        if self._depth == 1:
+            _failures.clear()
+            if self._heartbeat is not None:
+                self._heartbeat.begin()
         self._awake.set()
         return self
 
@@ -152,7 +154,7 @@ class Progress:
 
 
 _failures: list[Exception] = []
-"""The last of helper threads."""
+"""The last of helper threads, since the last product began."""
 
 
 def _raise_failures() -> None:

@@ -17,10 +17,11 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
-from rma_mm.errors import DisagreementError
+from rma_mm.errors import DisagreementError, WindowError
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.products import plan as plans
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -127,9 +128,31 @@ def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
         A = rma_mm.DistMatrix.from_numpy(np.eye(48), mesh, "i, j")
         plan, watch = rma_mm.plan(A, A, mesh, layout="i, j"), ProductWatch(mesh.metrics, "these")
         adaptation, watch.last_seconds = Adaptation(mesh, plan.settled), 1.0
-        for watch.was_slow in [True] * 3 * LOOKS + [False] * LOOKS:
+        for watch.heard, watch.was_slow in enumerate([True] * 3 * LOOKS + [False] * LOOKS, 1):
             assert adaptation.next(plan.settled, watch) is None
+        watch.heard += 1
         assert adaptation.next(plan.settled, watch).chosen.kind == "two-sided"
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_after_calls_that_fail_ranks_still_agree_on_when_to_change(comm):
+    """One rank was in another call before each execution; and where the other plan cannot be made, this one goes on."""
+    a = np.arange(48.0 * 48).reshape(48, 48) % 7
+    with late(comm) as mesh:
+        A = rma_mm.DistMatrix.from_numpy(a, mesh, "i, j")
+        whole, hindered = (rma_mm.plan(A, A, mesh, layout="i, j") for _ in range(2))
+        for _ in range(2 * LOOKS + 3):
+            with pytest.raises(DisagreementError, match="different calls"):
+                rma_mm.matmul(A, A, mesh) if comm.rank else whole.execute(A, A)
+            assert np.array_equal(whole.execute(A, A).to_numpy(), a @ a)
+        assert "times the seconds predicted" in mesh.fallbacks[0]
+        made, first = plans.Prepared, hindered.algorithm
+        for _ in range(LOOKS + 3):
+            failing = [WindowError("no memory"), *[mock.DEFAULT] * 9]
+            with mock.patch.object(plans, "Prepared", wraps=made, side_effect=failing):
+                assert np.array_equal(hindered.execute(A, A).to_numpy(), a @ a)
+        assert hindered.algorithm == first and not hindered.adapt
+        assert f"no memory; {first} goes on" in mesh.fallbacks[-1]
 
 
 @parallel(ranks=(2, 4), env=("node",))

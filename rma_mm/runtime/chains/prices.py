@@ -128,7 +128,7 @@ class Prices:
             for tariff in found.values()
         )  # fmt: skip
         turned = {factor.name for step in chain.steps for factor in (step.a, step.b) if factor.turn}
-        speeds = next(iter(self.tariffs[0].values())).machine.speeds_of(mesh.size)
+        speeds = next(iter(self.tariffs[0].values())).machine.speeds_of(mesh.shape.size)
         options = {
             name: placements(mesh.shape, x.shape, name in turned, () if x.layout is None else (x.layout,), speeds)
             for name, x in chain.matrices.items()

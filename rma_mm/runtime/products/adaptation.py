@@ -36,6 +36,8 @@ class Adaptation:
         options = settled.given.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(settled.chosen)
+        self._heard, self._is_due = 0, False
+        """Which product was looked at, and whether it is time to act since then."""
         self._steps = self._first_steps = mesh.metrics.relief.steps
         self._usual = self._set_aside = settled
         """What is in force with the shares of the first execution; and what was left as it was late."""
@@ -51,14 +53,17 @@ class Adaptation:
         if not (follows or self._looked(watch, self._watch)):
             return None
         agree(self.mesh.comm, "execute", {"adapt": True})  # others may be in other calls
+        self._is_due = False
         return self._following(now) if follows else self._judged(now, self._watch)
 
     def _looked(self, product: ProductWatch, watch: Watch) -> bool:
         """Look at one more product; whether it is time to act."""
-        if not product.last_seconds or product.was_slow:  # a slow rank is not the fault of transfers
-            return False
-        watch.note(product.last_seconds)
-        return watch.is_new or watch.should_change() or watch.should_return()
+        if self._heard != product.heard:  # else an execution failed, at which others may not have looked
+            self._heard, self._is_due = product.heard, False
+            if product.last_seconds and not product.was_slow:  # a slow rank is not the fault of transfers
+                watch.note(product.last_seconds)
+                self._is_due = watch.is_new or watch.should_change() or watch.should_return()
+        return self._is_due
 
     def _judged(self, now: Settled, watch: Watch) -> Settled | None:
         """Learn from what was seen, and go over where that is better. Collective."""

@@ -51,7 +51,8 @@ def matmul(
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
     A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
-    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses. algorithm: a
+    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses, which may
+    choose otherwise when a rank becomes slow. algorithm: a
     name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
     again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import ClosedError, LayoutError, OptionError, ShapeError
+from rma_mm.errors import ClosedError, LayoutError, OptionError, RmaError, ShapeError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
@@ -288,7 +288,18 @@ class Plan:
         self.watch.note(elapsed, seen, self.words)
 
     def _go_over(self, settled: Settled) -> None:
-        """Do the product as `settled` from now on, in place of what is in force. Collective."""
+        """Do the product as `settled` from now on; as before where that cannot be prepared. Collective."""
+        before = self.settled
+        try:
+            self._put(settled)
+        except RmaError as error:  # the same on every rank, as in memory that is not there
+            self.mesh.fallbacks.append(f"{settled.chosen.row.name}: {error}; {before.chosen.row.name} goes on")
+            self.adapt = False
+            self._put(before)
+        self.watch = ProductWatch(self.mesh.metrics, self.given.kind)
+
+    def _put(self, settled: Settled) -> None:
+        """Prepare `settled` in place of what was prepared, whose memory may be needed. Collective."""
         while True:
             self._latest = None
             self.prepared.close()
@@ -296,7 +307,6 @@ class Plan:
             if not self.prepared.is_outdated:
                 break
             settled = settle(self.mesh, settled.placed)
-        self.watch = ProductWatch(self.mesh.metrics, self.given.kind)
 
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.

@@ -260,6 +260,8 @@ class ProductWatch:
     def __init__(self, metrics: Metrics, kind: Hashable) -> None:
         """kind: what tells products apart that take different times for a multiply-add."""
         self.metrics = metrics
+        self.heard = 0
+        """How often ranks told each other."""
         self.last_seconds = 0.0
         """What the product before the last took on the slowest rank: ranks tell each other when they meet again."""
         self.was_slow = False
@@ -275,6 +277,7 @@ class ProductWatch:
 
     def hears(self, told: list[int]) -> None:
         """What the ranks told. Collective."""
+        self.heard += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
         slowness = self.metrics.slowness
         if self._pace:
