@@ -14,6 +14,7 @@ from tests.launch import parallel
 from tests.processes import mpirun
 from tests.stateful import DRAWN, RULES, Player, walk
 from tests.strategies_mpi import shared_programs
+from tests.thorough import thorough
 
 NUMBERS = st.tuples(*[st.integers(0, 255)] * DRAWN)
 
@@ -101,7 +102,8 @@ def test_windows_that_nothing_shows_are_freed_as_the_process_ends(window):
     assert (done.returncode, done.stdout) == (0, "held 0;" * 2), done
 
 
-@parallel(ranks=(4,), env=("node", "cliques"), timeout=120, usual="cliques")
+@thorough
+@parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
 def test_many_meshes_one_after_the_other(comm):
     """MPI has about 2000 communicators: what a mesh takes is given back."""
     for n in range(150):
