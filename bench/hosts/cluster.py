@@ -75,10 +75,14 @@ class Cluster:
         port = _port(number)
         self.keeper.network(
             "ip",
-            f"link add {port} type veth peer name {INTERFACE} netns {host.process.pid}\n"
+            f"link add {port} type veth peer name {INTERFACE} address {_station(number)} netns {host.process.pid}\n"
             f"link set {port} master switch\nlink set {port} up\n",
         )
         host.network("ip", f"link set lo up\naddr add {host.address}/24 dev {INTERFACE}\nlink set {INTERFACE} up\n")
+        # asked for, they would be found missing while a cable is out, and "no route" told for a while after
+        others = [other for other in range(1, self.count + 1) if other != number]
+        known = "neigh add {}.{} lladdr {} dev {} nud permanent\n"
+        host.network("ip", "".join(known.format(NETWORK, q, _station(q), INTERFACE) for q in others))
         for holder, device in ((self.keeper, port), (host, INTERFACE)):
             limit = f"qdisc add dev {device} root tbf rate {self.rate} burst {BURST} latency {LATENCY}\n"
             holder.network("tc", limit)
@@ -204,3 +208,8 @@ def mpich_mpiexec() -> str:
 def _port(number: int) -> str:
     """The switch's end of a host's link."""
     return f"port{number}"
+
+
+def _station(number: int) -> str:
+    """The hardware address of a host."""
+    return f"02:00:00:00:00:{number:02x}"

@@ -201,8 +201,9 @@ def test_a_cut_link_and_a_stopped_rank_end_the_job_with_one_message(cluster, tmp
     if stopped is None:
         cluster.cut(2)
     else:
-        pids = filter(is_rank, cluster.host(2).processes())
-        os.kill(next(pid for pid in pids if rank_of(pid) == stopped), signal.SIGSTOP)
+        ranks = {rank_of(pid): pid for pid in filter(is_rank, cluster.host(2).processes())}
+        assert stopped in ranks, log.read_text()
+        os.kill(ranks[stopped], signal.SIGSTOP)
     try:
         assert job.wait(15) == 1
         assert time.monotonic() - begun < 7
