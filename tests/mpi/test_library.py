@@ -414,7 +414,7 @@ def test_ranks_price_rows_together(comm):
         failing = mock.Mock(side_effect=MemoryError("full"))
         with mock.patch.object(candidates, "_best", failing if comm.rank == 2 else pricer):
             if comm.size > 1:
-                with pytest.raises(RuntimeError, match=r"MemoryError: full \(rank 2\)"):
+                with pytest.raises(MemoryLimitError, match=r"memory: full \(rank 2\)"):
                     rma_mm.plan(*operands, mesh)
 
 

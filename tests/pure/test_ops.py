@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.errors import ScheduleError
+from rma_mm.errors import MemoryLimitError, ScheduleError
 from rma_mm.policy.simulator.simulate import _Program
 from rma_mm.runtime.execution.binding import Binding
 from rma_mm.runtime.ranks.agreement import describe, shared_error
@@ -82,3 +84,14 @@ def test_a_fault_keeps_its_code_on_its_way_to_other_ranks() -> None:
     error = shared_error({1: told}, 2)
     assert isinstance(error, ScheduleError)
     assert (error.code, str(error)) == ("race", "race: rank 1, Copy: too early (rank 1)")
+
+
+def test_missing_memory_is_a_memory_error_on_every_rank() -> None:
+    """NumPy raises one of a class of its own."""
+    with pytest.raises(MemoryError) as caught:
+        np.empty(1 << 59)
+    told = describe(caught.value)
+    assert told is not None
+    error = shared_error({2: told}, 4)
+    assert isinstance(error, MemoryLimitError)
+    assert re.fullmatch(r"memory: Unable to allocate .* \(rank 2\)", str(error))

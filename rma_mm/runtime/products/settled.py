@@ -67,7 +67,7 @@ class Settled:
 
     def is_like(self, other: Settled) -> bool:
         """Whether another one is the same but for prices."""
-        mine, theirs = ((x.chosen.row.name, x.problem.layouts, x.tuning) for x in (self, other))
+        mine, theirs = ((x.chosen.row.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
         return mine == theirs
 
     @property

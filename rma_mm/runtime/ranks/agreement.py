@@ -183,6 +183,8 @@ def left(group: ProcessGroup, error: Exception, kept: object) -> Exception:
 
 def describe(error: Exception | None) -> tuple[str, str] | None:
     """The class and text of an error, to be sent."""
+    if isinstance(error, MemoryError) and not isinstance(error, RmaError):  # NumPy raises one of a class of its own
+        return errors.MemoryLimitError.__name__, f"memory: {str(error) or 'none is left'}"
     return (type(error).__name__, str(error)) if error is not None else None
 
 
