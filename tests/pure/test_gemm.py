@@ -117,7 +117,7 @@ def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> NDAr
 
 
 @thorough
-@settings(max_examples=60, deadline=None)  # nearly each is compiled first
+@settings(max_examples=24, deadline=None)  # nearly each is compiled first
 @given(case=semiring_cases())
 def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]) -> None:
     name, a, b, c, beta = case
