@@ -150,10 +150,17 @@ class Layout:
         """Axes that cut some dimension, in the order of the dimensions."""
         return tuple(axis for split in self.splits for level in split for axis in level.axes)
 
-    @property
-    def outline(self) -> tuple[object, ...]:
-        """Which axes cut, shift, pin and sum what: the placement but for where its cuts are."""
-        cuts = tuple(tuple((level.axes, level.skew) for level in split) for split in self.splits)
+    def outline(self, mesh: MeshShape, by_column: bool = False) -> tuple[object, ...]:
+        """Which axes cut, shift, pin and sum what: the placement but for where its cuts are.
+
+        by_column: it may also be in another place in each column of ranks.
+        """
+        mesh = self.mesh(mesh)
+        free = [[by_column and level.is_table(mesh) for level in split] for split in self.splits]
+        cuts = tuple(
+            tuple((level.axes, () if is_free else level.skew) for level, is_free in zip(split, each, strict=True))
+            for split, each in zip(self.splits, free, strict=True)
+        )
         return cuts, self.pins, self.partial, self.grid
 
     @property

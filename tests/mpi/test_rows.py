@@ -307,6 +307,19 @@ def check_auto(mesh, a, b):
         assert np.array_equal(plan.execute(A, B).to_numpy(), x @ x.T)
 
 
+@parallel(ranks=(4,), env=("node",))
+def test_blocks_that_differ_from_column_to_column_serve_who_moves_them_one_by_one(comm):
+    """As auto places them on ranks that differ in speed; groups want the same slices."""
+    x, y = (whole_numbers(np.random.default_rng(seed), (30, 30)) for seed in (1, 2))
+    by_column, even = "P('i:bounds(0, 9, 30, 0, 20, 30):skew(j)', 'j')", "P('i', 'j')"
+    with Mesh((2, 2), comm) as mesh:
+        for a, b, c in ((by_column, even, by_column), (even, by_column, even)):
+            A, B = DistMatrix.from_numpy(x, mesh, a), DistMatrix.from_numpy(y, mesh, b)
+            for name in ("srumma", "cannon:pull", "summa_c:pull", "pblas:pull"):
+                assert np.array_equal(rma_mm.matmul(A, B, mesh, algorithm=name, layout=c).to_numpy(), x @ y), name
+            assert "redistribute it, or name a stationary form" in refusal_or_none(A, B, "summa_c")
+
+
 def refusal_or_none(A, B, name):
     """Why a row refuses these matrices when it is named; None where it takes them."""
     try:

@@ -245,7 +245,7 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         taken = _taken(row, request, x, wanted)
         if given is None or wanted is None:
             options.append(taken[:1] or _open(request, given))
-        elif any(_fits(request, x, given, layout) for layout in taken):
+        elif any(_fits(request, x, given, layout, not row.grouped) for layout in taken):
             options.append([given])
         else:
             fits = " or ".join(dict.fromkeys(map(str, taken)))
@@ -313,9 +313,12 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
     return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" and dense else [])]
 
 
-def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:
-    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
-    alike = given.outline == taken.outline
+def _fits(request: Request, x: str, given: Layout, taken: Layout, by_column: bool) -> bool:
+    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts.
+
+    by_column: the blocks may differ from column to column of ranks, whose operands move one by one.
+    """
+    alike = given.outline(request.mesh, by_column) == taken.outline(request.mesh, by_column)
     return alike or same_place(given, taken, _extents(request, x), request.mesh)
 
 
