@@ -284,3 +284,40 @@ def test_what_a_helper_thread_fetches_fails_for_all(tmp_path: Path) -> None:
     said = set(done.stdout.splitlines())
     assert len(said) == 1, done
     assert re.fullmatch(r"get from rank \d: failed 4 times: the network is gone \(rank 1\)", said.pop())
+
+
+AT_THE_END = """
+import os, sys, time
+import numpy as np
+from mpi4py import MPI
+import rma_mm
+from rma_mm.errors import DisagreementError
+comm = MPI.COMM_WORLD
+mesh = rma_mm.Mesh((2, 1), comm)
+A = rma_mm.DistMatrix.from_numpy(np.ones((8, 8)), mesh)
+plan = rma_mm.plan(A, A, mesh)
+plan.execute(A, A)
+if comm.rank == 1:
+    executable = plan._latest.executable
+    leave = executable.leave
+    def interrupted():
+        leave()
+        raise KeyboardInterrupt
+    executable.leave = interrupted
+try:
+    plan.execute(A, A)
+    plan.execute(A, A)
+except KeyboardInterrupt:
+    time.sleep(60)
+except DisagreementError as error:
+    print(error, flush=True)
+    comm.Abort(5)
+"""
+
+
+def test_who_left_when_the_product_was_over_is_missed_at_the_next(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(AT_THE_END)
+    done = mpirun(2, [str(program)], timeout=20)
+    assert done.returncode == 5, done
+    assert done.stdout.splitlines()[:1] == ["rank 1 left a product in its midst"]

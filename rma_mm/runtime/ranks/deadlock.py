@@ -55,7 +55,7 @@ class Wait:
             elif (question.asker, question.wait) not in self._passed_on:
                 self._passed_on.add((question.asker, question.wait))
                 self._ask(question)
-        _require_unbroken()
+        _require_all()
 
     def _ask(self, question: Probe) -> None:
         """Send a question to the ranks that this one waits for, and others."""
@@ -93,17 +93,17 @@ def receive() -> None:
 
 
 def _hear() -> None:
-    """Raise DisagreementError where another rank has left the product in which this one waits for it."""
+    """Raise DisagreementError where another rank has left a product, which this one waits for."""
     receive()
-    _require_unbroken()
+    _require_all()
+
+
+def _require_all() -> None:
+    if broken():
+        raise DisagreementError(broken())
     for group in GROUPS:
         for rank in group.left:
             raise DisagreementError(f"rank {rank} left a product in its midst")
-
-
-def _require_unbroken() -> None:
-    if broken():
-        raise DisagreementError(broken())
 
 
 WHEN_LATE.append(_hear)
