@@ -104,6 +104,11 @@ class Setting:
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
 
+    def extent(self, x: str) -> tuple[int, int]:
+        """(rows, columns) of op(A), op(B) or C."""
+        rows, cols = OPERAND_DIMS[x]
+        return self.shape[rows], self.shape[cols]
+
     @property
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank multiplies, over the mean; empty where none differs."""
@@ -181,6 +186,11 @@ def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:
     """The one-sided form of the row that `fit` gives."""
     fitted = fit(setting)
     return fitted if isinstance(fitted, str) else fitted.pulled
+
+
+def is_placed_as(given: Layout, taken: Layout, shape: tuple[int, int], mesh: MeshShape) -> bool:
+    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
+    return given.outline == taken.outline or same_place(given, taken, shape, mesh)
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
-from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
+from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, is_placed_as
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
@@ -245,7 +245,7 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         taken = _taken(row, request, x, wanted)
         if given is None or wanted is None:
             options.append(taken[:1] or _open(request, given))
-        elif any(_fits(request, x, given, layout) for layout in taken):
+        elif any(is_placed_as(given, layout, request.extent(x), request.mesh) for layout in taken):
             options.append([given])
         else:
             fits = " or ".join(dict.fromkeys(map(str, taken)))
@@ -313,25 +313,13 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
     return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" and dense else [])]
 
 
-def _fits(request: Request, x: str, given: Layout, taken: Layout) -> bool:
-    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts."""
-    alike = given.outline == taken.outline
-    return alike or same_place(given, taken, _extents(request, x), request.mesh)
-
-
 def _misfit(request: Request, x: str, wanted: Layout) -> str:
     """Why operand `x` cannot be placed so; empty where it can."""
     try:
-        wanted.check(_extents(request, x), request.mesh)
+        wanted.check(request.extent(x), request.mesh)
     except LayoutError as error:
         return str(error)
     return ""
-
-
-def _extents(request: Request, x: str) -> tuple[int, int]:
-    """Rows and columns of op(A), op(B) or C."""
-    rows, cols = OPERAND_DIMS[x]
-    return request.shape[rows], request.shape[cols]
 
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
