@@ -47,11 +47,15 @@ def surveyed(
         return {x: place(text, _FACES[x], mesh, axes) for x, text in (also or {}).items()}
 
     def stage(problem: Problem) -> dict[str, Layout]:
-        return {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
+        texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
+        upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
+        found = {x: layout for x, layout in upright.items() if problem.layout(x).outline == layout.T.outline}
+        return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
 
+    turned = more.get("turned", "") if more.get("order") != "plain" else ""
     row = Row(
         name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,
-        stage=stage if brought else None, **more,
+        stage=stage if brought or turned else None, **more,
     )  # fmt: skip
     return replace(row, form=one_sided(row)) if row.grouped else row
 

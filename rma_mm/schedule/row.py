@@ -153,6 +153,8 @@ class Row:
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
     also: Callable[[MeshShape], dict[str, Layout]] | None = None
     """Further placements that it takes, by operand."""
+    turned: str = ""
+    """The operands that may lie transposed on the same grid."""
     stage: Callable[[Problem], Mapping[str, Layout]] | None = None
     """Placements that A or B is brought to before the product, unless it lies so already."""
     grouped: str = ""
