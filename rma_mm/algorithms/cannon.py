@@ -24,7 +24,8 @@ CANNON = surveyed(
     work="m→i, n→j",
     over="k",
     grouped="AB",
-    # blocks that lie plain are skewed first
+    # blocks that lie plain, or transposed on the same grid, are skewed first
+    turned="AB",
     also={"A": "m→i, k→j", "B": "k→i, n→j"},
     brought={"A": "m→i, k→j:skew(i)", "B": "k→i:skew(j), n→j"},
 )

@@ -1,20 +1,100 @@
 """Products whose collective goes on while they multiply, in pieces round a ring.
 
+    gather_gemm              goes round   by        C and work     gemm_scatter   C is scattered by
+    :a (as it is)            A  m→i       rows      n→i            :rows          rows, m→i (as it is)
+    :a,columns               A  k→i       columns   n→i            :columns       columns, n→i
+    :b                       B  n→i       columns   m→i
+    :b,rows                  B  k→i       rows      m→i            A and B are k→i
+
+Without a form it is that one whose placements are given, and of those the one that moves least. A transposed operand
+counts as what it is multiplied as: rows of Aᵀ are columns of A. The form `:pull` does the same by one-sided transfers.
+
 Source: NVIDIA's cuBLASMp (AG+GEMM and GEMM+RS, 2024), after S. Wang et al., "Overlap communication with dependent
 computation via decomposition in large deep learning models" (ASPLOS 2023). Block counts, shapes and transposes are
-free here. The form `:pull` does the same by one-sided transfers.
+free here. Its two worked examples on 4 ranks multiply D = AᵀB. With A (2 × 8) and B (2 × 4) cut by columns B goes
+round, and D (8 × 4) is cut by rows; with A (8 × 2) and B (8 × 4) cut by rows the sums of D (2 × 4) do, to its columns:
+
+    >>> from rma_mm.geometry.mesh import MeshShape
+    >>> from rma_mm.schedule.lowering.lower import lower
+    >>> from rma_mm.schedule.row import Problem
+    >>> def first(row, m, n, k):
+    ...     mesh = MeshShape((4,))
+    ...     return lower(row, Problem((m, n, k), mesh, row.placements(mesh))).program(0)
+    >>> for op in first(GATHERS["b"], 8, 4, 2)[:3]:
+    ...     print(op)
+    [B0]@0[0:2, 1:2] := shift from 1, B@0[0:2, 0:1] to 3
+    C@0[0:2, 0:1] := A@0[0:2, 0:2] @ B@0[0:2, 0:1]
+    [B1]@0[0:2, 2:3] := shift from 1, [B0]@0[0:2, 1:2] to 3
+    >>> for op in first(SCATTERS["columns"], 2, 4, 8)[2:5]:
+    ...     print(op)
+    [C0]@0[0:2, 1:2] := A@0[0:2, 0:2] @ B@0[0:2, 1:2]
+    [C1]@0[0:2, 2:3] := shift from 1, [C0]@0[0:2, 1:2] to 3
+    [C1]@0[0:2, 2:3] += A@0[0:2, 0:2] @ B@0[0:2, 2:3]
 """
 
-from rma_mm.algorithms.survey import surveyed
+from __future__ import annotations
 
-_SOURCE = "cuBLASMp 2024; Wang et al. 2023"
+from dataclasses import replace
+from functools import partial
+from math import prod
 
-GATHER_GEMM = surveyed(
-    "gather_gemm", _SOURCE, "rows of A go round a ring, each block multiplied as it passes; C by columns",
-    axes=1, a="m→i", b="n→i", c="n→i", work="n→i", over="m", grouped="A", pieces=2,
-)  # fmt: skip
+from rma_mm.algorithms.survey import best_placed, surveyed
+from rma_mm.schedule.row import Row, Setting
 
-GEMM_SCATTER = surveyed(
-    "gemm_scatter", _SOURCE, "k is shared out; sums of C go round a ring, each rank adding its part, to their owner",
-    axes=1, a="k→i", b="k→i", c="m→i", work="k→i", over="m", own_last=True, result="reduce", grouped="C", pieces=2,
-)  # fmt: skip
+_ring = partial(surveyed, source="cuBLASMp 2024; Wang et al. 2023", axes=1, pieces=2)
+_of_a = partial(_ring, b="n→i", c="n→i", work="n→i", grouped="A")
+_of_b = partial(_ring, a="m→i", c="m→i", work="m→i", grouped="B")
+_of_c = partial(_ring, a="k→i", b="k→i", work="k→i", grouped="C", own_last=True, result="reduce")
+
+GATHERS = {
+    "a": _of_a(
+        "gather_gemm", a="m→i", over="m",
+        summary="rows of A go round a ring, each block multiplied as it passes; C by columns",
+    ),
+    "b": _of_b(
+        "gather_gemm:b", b="n→i", over="n",
+        summary="columns of B go round a ring, each block multiplied as it passes; C by rows",
+    ),
+    "a,columns": _of_a(
+        "gather_gemm:a,columns", a="k→i", over="k",
+        summary="columns of A go round a ring, each block multiplied as it passes; C by columns",
+    ),
+    "b,rows": _of_b(
+        "gather_gemm:b,rows", b="k→i", over="k",
+        summary="rows of B go round a ring, each block multiplied as it passes; C by rows",
+    ),
+}  # fmt: skip
+SCATTERS = {
+    "rows": _of_c(
+        "gemm_scatter", c="m→i", over="m",
+        summary="k is shared out; sums of C go round a ring, each rank adding its part, to the owners of its rows",
+    ),
+    "columns": _of_c(
+        "gemm_scatter:columns", c="n→i", over="n",
+        summary="k is shared out; sums of C go round a ring, each rank adding its part, to the owners of its columns",
+    ),
+}  # fmt: skip
+
+
+def _by_placement(forms: dict[str, Row]) -> Row:
+    """The row that is whichever of `forms` suits the placements; of equals the one that moves the smaller operand."""
+    first = next(iter(forms.values()))
+
+    def fit(setting: Setting) -> Row:
+        rows = sorted(forms.values(), key=lambda row: prod(setting.extent(row.grouped)))
+        return replace(best_placed(rows, setting), name=first.name)
+
+    def form(text: str) -> Row | str:
+        name, _, pull = text.rpartition(":") if text.endswith(":pull") else (text, "", "")
+        found = row if name == "pull" else forms.get(name)
+        if found is None:
+            names = ", ".join(f":{each}" for each in (*forms, "pull"))
+            return f"{first.name} has the forms {names} (one-sided), and :pull behind each of the others"
+        return found.pulled if "pull" in (name, pull) else found
+
+    row = replace(first, fit=fit, form=form)
+    return row
+
+
+GATHER_GEMM = _by_placement(GATHERS)
+GEMM_SCATTER = _by_placement(SCATTERS)

@@ -4,7 +4,9 @@ Sources: R. van de Geijn and J. Watts, "SUMMA: scalable universal matrix multipl
 with A or B stationary after M. Schatz, R. van de Geijn and J. Poulson, "Parallel matrix multiplication: a systematic
 journey" (2016). J. Choi, J. Dongarra and D. Walker, "PUMMA: parallel universal matrix multiplication algorithms on
 distributed memory concurrent computers" (1994), after G. Fox's broadcast-multiply-roll. Blocks may be uneven, cyclic,
-and cut differently in A and B.
+and cut differently in A and B. An operand may lie transposed on the same grid, as where C = AᵀB and A is stored by
+k→i, m→j: its owners then join the groups that want their slices. In PUMMA, whose rows of the mesh start at different
+places, it is brought upright first.
 """
 
 from rma_mm.algorithms.survey import surveyed
@@ -15,21 +17,23 @@ _FLAME = "Schatz, van de Geijn and Poulson 2016"
 SUMMA_C = surveyed(
     "summa_c", _SUMMA, "C stationary; panels of A are broadcast along rows of the mesh, of B along columns",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", order="plain", grouped="AB",
+    turned="AB",
 )  # fmt: skip
 
 SUMMA_A = surveyed(
     "summa_a", _FLAME, "A stationary; panels of B are broadcast along columns of the mesh, of C summed along rows",
     axes=2, a="m→i, k→j", b="k→j, n→i", c="m→i, n→j", work="m→i, k→j", over="n", order="plain", result="reduce",
-    grouped="BC", also={"B": "k→i, n→j"},
+    grouped="ABC", turned="AB",
 )  # fmt: skip
 
 SUMMA_B = surveyed(
     "summa_b", _FLAME, "B stationary; panels of A are broadcast along rows of the mesh, of C summed along columns",
     axes=2, a="m→j, k→i", b="k→i, n→j", c="m→i, n→j", work="k→i, n→j", over="m", order="plain", result="reduce",
-    grouped="AC", also={"A": "m→i, k→j"},
+    grouped="ABC", turned="AB",
 )  # fmt: skip
 
 PUMMA = surveyed(
     "pumma", "Choi, Dongarra and Walker 1994", "C stationary; blocks of A are broadcast, those of B roll upwards",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", by=("i",), grouped="AB",
+    turned="AB",
 )  # fmt: skip

@@ -11,7 +11,7 @@ A row for one axis runs on any mesh: its ranks are taken in order, as one ring.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rma_mm.geometry.layout import Layout, Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, divisors
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, WorkMap
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Setting, Wanted, WorkMap, is_placed_as
 
 _ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}
@@ -47,11 +47,18 @@ def surveyed(
         return {x: place(text, _FACES[x], mesh, axes) for x, text in (also or {}).items()}
 
     def stage(problem: Problem) -> dict[str, Layout]:
-        return {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
+        def outline(layout: Layout) -> tuple[object, ...]:
+            return layout.outline(problem.mesh)
 
+        texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
+        upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
+        found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.T)}
+        return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
+
+    turned = more.get("turned", "") if more.get("order") != "plain" else ""
     row = Row(
         name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,
-        stage=stage if brought else None, **more,
+        stage=stage if brought or turned else None, **more,
     )  # fmt: skip
     return replace(row, form=one_sided(row)) if row.grouped else row
 
@@ -59,6 +66,21 @@ def surveyed(
 def one_sided(row: Row) -> Callable[[str], Row | str]:
     """The form `pull` of a row that moves operands by groups."""
     return lambda form: row.pulled if form == "pull" else f"{row.name} has the form {row.name}:pull (one-sided)"
+
+
+def best_placed(rows: Sequence[Row], setting: Setting) -> Row:
+    """The row that takes most of the placements that are given; of equals the first."""
+
+    def taken(row: Row) -> int:
+        wanted = row.placements(setting.mesh) if row.placements else ""
+        if isinstance(wanted, str):
+            return 0
+        return sum(
+            given is not None and layout is not None and is_placed_as(given, layout, setting.extent(x), setting.mesh)
+            for x, given, layout in zip("ABC", setting.layouts, wanted, strict=True)
+        )
+
+    return max(rows, key=taken)
 
 
 def whole_numbers(text: str, count: int) -> list[int] | None:

@@ -104,6 +104,11 @@ class Setting:
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
 
+    def extent(self, x: str) -> tuple[int, int]:
+        """(rows, columns) of op(A), op(B) or C."""
+        rows, cols = OPERAND_DIMS[x]
+        return self.shape[rows], self.shape[cols]
+
     @property
     def speeds(self) -> tuple[float, ...]:
         """How fast each rank multiplies, over the mean; empty where none differs."""
@@ -148,6 +153,8 @@ class Row:
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
     also: Callable[[MeshShape], dict[str, Layout]] | None = None
     """Further placements that it takes, by operand."""
+    turned: str = ""
+    """The operands that may lie transposed on the same grid."""
     stage: Callable[[Problem], Mapping[str, Layout]] | None = None
     """Placements that A or B is brought to before the product, unless it lies so already."""
     grouped: str = ""
@@ -181,6 +188,16 @@ def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:
     """The one-sided form of the row that `fit` gives."""
     fitted = fit(setting)
     return fitted if isinstance(fitted, str) else fitted.pulled
+
+
+def is_placed_as(
+    given: Layout, taken: Layout, shape: tuple[int, int], mesh: MeshShape, by_column: bool = False
+) -> bool:
+    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts.
+
+    by_column: the blocks may differ from column to column of ranks, whose operands move one by one.
+    """
+    return given.outline(mesh, by_column) == taken.outline(mesh, by_column) or same_place(given, taken, shape, mesh)
 
 
 @lru_cache(maxsize=4096)

@@ -13,10 +13,11 @@ those of blocks of k that are narrower than `rma_mm.schedule.lowering.fitted.NAR
 from .blocks import ONE_AXIS, STATIONARY_AB, STATIONARY_C, skewing
 from .form import Extents, Form, Grid, even_shape
 from .layers import THREE_AXES
+from .turned import TURNED
 
-__all__ = ["FORMS", "MESHES", "Extents", "Form", "Grid", "even_shape", "skewing"]
+__all__ = ["FORMS", "MESHES", "TURNED", "Extents", "Form", "Grid", "even_shape", "skewing"]
 
-FORMS: dict[str, Form] = {form.label: form for form in (*ONE_AXIS, *STATIONARY_C, *STATIONARY_AB, *THREE_AXES)}
+FORMS: dict[str, Form] = {form.label: form for form in (*ONE_AXIS, *STATIONARY_C, *STATIONARY_AB, *TURNED, *THREE_AXES)}
 """Every closed form, by label."""
 
 MESHES: dict[int, list[Grid]] = {

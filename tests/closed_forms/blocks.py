@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .form import Form, Seat, common, none, parts_in
+from .form import Figure, Form, Seat, common, none, parts_in
 
 # -- one axis: P = R ranks in a ring ----------------------------------------------------------------
 
@@ -27,9 +27,9 @@ def others(r: Seat) -> int:
     return r.P - 1
 
 
-def in_pieces(r: Seat) -> int:
-    """A block of rows travels in two pieces, one row cannot."""
-    return min(2, r.M // r.P) * (r.P - 1)
+def in_pieces(dim: str) -> Figure:
+    """A block travels in two pieces along the dimension that is walked, one index cannot."""
+    return lambda r: min(2, getattr(r, dim) // r.P) * (r.P - 1)
 
 
 ONE_AXIS = [
@@ -44,8 +44,12 @@ ONE_AXIS = [
         "row_parallel, C everywhere", "row_parallel", 1, ("k→i", "k→i", ""),
         lambda r: 2 * scattered_c(r), lambda r: 2 * others(r),
     ),
-    Form("gather_gemm", "gather_gemm", 1, ("m→i", "n→i", "n→i"), gathered_a, in_pieces),
-    Form("gemm_scatter", "gemm_scatter", 1, ("k→i", "k→i", "m→i"), scattered_c, in_pieces),
+    Form("gather_gemm", "gather_gemm", 1, ("m→i", "n→i", "n→i"), gathered_a, in_pieces("M")),
+    Form("gather_gemm:a,columns", "gather_gemm:a,columns", 1, ("k→i", "n→i", "n→i"), gathered_a, in_pieces("K")),
+    Form("gather_gemm:b", "gather_gemm:b", 1, ("m→i", "n→i", "m→i"), gathered_b, in_pieces("N")),
+    Form("gather_gemm:b,rows", "gather_gemm:b,rows", 1, ("m→i", "k→i", "m→i"), gathered_b, in_pieces("K")),
+    Form("gemm_scatter", "gemm_scatter", 1, ("k→i", "k→i", "m→i"), scattered_c, in_pieces("M")),
+    Form("gemm_scatter:columns", "gemm_scatter:columns", 1, ("k→i", "k→i", "n→i"), scattered_c, in_pieces("N")),
 ]  # fmt: skip
 
 

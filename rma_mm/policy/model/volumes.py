@@ -125,8 +125,8 @@ class _Volumes:
         return prod(grid.axis_size(axis) for axis in axes)
 
     def group(self, x: str) -> int:
-        """Ranks that work on the same slices of A or B, or add to the same part of C."""
-        return self.size(self.fitted.work, self.fitted.group_axes(x))
+        """Ranks that work on the same slices of A or B, with an owner who joins them, or add to the same part of C."""
+        return self.size(self.fitted.work, self.fitted.group_axes(x)) + self.fitted.joins(x)
 
     @property
     def opened(self) -> Figures:

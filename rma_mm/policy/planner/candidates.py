@@ -23,7 +23,7 @@ from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
-from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, same_place
+from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, is_placed_as
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
@@ -245,7 +245,7 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         taken = _taken(row, request, x, wanted)
         if given is None or wanted is None:
             options.append(taken[:1] or _open(request, given))
-        elif any(_fits(request, x, given, layout, not row.grouped) for layout in taken):
+        elif any(is_placed_as(given, layout, request.extent(x), request.mesh, not row.grouped) for layout in taken):
             options.append([given])
         else:
             fits = " or ".join(dict.fromkeys(map(str, taken)))
@@ -309,32 +309,19 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
         return []
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
     others = row.also(request.mesh) if row.also else {}
+    more = [others[x]] if x in others else []
+    more += [layout.T for layout in (more or [wanted]) if x in row.turned]
     dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
-    return [single, wanted, *([others[x]] if x in others else []), *([everywhere()] if x == "C" and dense else [])]
-
-
-def _fits(request: Request, x: str, given: Layout, taken: Layout, by_column: bool) -> bool:
-    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts.
-
-    by_column: the blocks may differ from column to column of ranks, whose operands move one by one.
-    """
-    alike = given.outline(request.mesh, by_column) == taken.outline(request.mesh, by_column)
-    return alike or same_place(given, taken, _extents(request, x), request.mesh)
+    return [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
 
 
 def _misfit(request: Request, x: str, wanted: Layout) -> str:
     """Why operand `x` cannot be placed so; empty where it can."""
     try:
-        wanted.check(_extents(request, x), request.mesh)
+        wanted.check(request.extent(x), request.mesh)
     except LayoutError as error:
         return str(error)
     return ""
-
-
-def _extents(request: Request, x: str) -> tuple[int, int]:
-    """Rows and columns of op(A), op(B) or C."""
-    rows, cols = OPERAND_DIMS[x]
-    return request.shape[rows], request.shape[cols]
 
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:

@@ -192,6 +192,16 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
     return a is b or (np.may_share_memory(a.local, b.local) and np.shares_memory(a.local, b.local))
 
 
+def check_added(c: DistMatrix | None, A: DistMatrix, B: DistMatrix, out: DistMatrix | None) -> None:
+    """Raise LayoutError where what a product adds is the memory of its result, or of an operand."""
+    if c is None:
+        return
+    if out is not None and overlap(c, out):
+        raise LayoutError("c: it shares memory with out, which would not leave it as it was; pass it as out alone")
+    if overlap(c, A) or overlap(c, B):
+        raise LayoutError("c: it shares memory with an operand; pass a copy of it")
+
+
 def _fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
     """Fill this rank's part, a few rows at a time."""
     if not region:

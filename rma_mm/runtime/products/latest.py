@@ -16,22 +16,21 @@ class Latest:
 
     def __init__(
         self,
-        A: DistMatrix,
-        B: DistMatrix,
-        out: DistMatrix,
+        matrices: tuple[DistMatrix, DistMatrix, DistMatrix, DistMatrix | None],
         executable: Executable,
         facts: tuple[object, ...],
         digest: int,
     ) -> None:
+        """matrices: A, B, the result, and what is added to it where that is another."""
         self.executable, self.facts, self.digest = executable, facts, digest
-        self._known = [(ref(matrix), ref(matrix.block)) for matrix in (A, B, out)]
+        self._known = [(ref(matrix), ref(matrix.block)) for matrix in matrices if matrix is not None]
         self._is_own = facts[-1] == OWN
 
-    def names(self, A: object, B: object, out: object) -> bool:
+    def names(self, A: object, B: object, out: object, c: object) -> bool:
         """Whether these are the same matrices, still open; `out` is None where the plan's own C was meant."""
-        if (out is None) != self._is_own:
+        if (out is None) != self._is_own or (c is None) != (len(self._known) == 3):
             return False
-        given = (A, B, self._known[2][0]() if out is None else out)
+        given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))
         for matrix, (known, block) in zip(given, self._known, strict=True):
             if matrix is not known() or not isinstance(matrix, DistMatrix):
                 return False
@@ -40,14 +39,13 @@ class Latest:
         return True
 
     @property
-    def matrices(self) -> list[DistMatrix]:
+    def matrices(self) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """A, B and the result, which must be alive."""
-        found = [known() for known, _ in self._known]
-        return [matrix for matrix in found if matrix is not None]
+        A, B, out = (known() for known, _ in self._known[:3])
+        assert A is not None and B is not None and out is not None
+        return A, B, out
 
     @property
     def out(self) -> DistMatrix:
         """The result matrix."""
-        found = self._known[2][0]()
-        assert found is not None
-        return found
+        return self.matrices[2]

@@ -47,12 +47,14 @@ def matmul(
     epilogue: Epilogue | None = None,
     check: bool | str = False,
     prefer: str | None = None,
+    c: DistMatrix | None = None,
 ) -> DistMatrix:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
     A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
-    out: where C goes (needed for beta ≠ 0); else a new matrix, placed by `layout` or as the plan chooses, which may
-    choose otherwise when a rank becomes slow. algorithm: a
+    out: where C goes, and what beta multiplies; else a new matrix, placed by `layout` or as the plan chooses, which may
+    choose otherwise when a rank becomes slow. c: what beta multiplies in place of `out`, placed as that, or as the new
+    matrix then is; it stays as it was, and is not read where beta is 0. algorithm: a
     name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
     compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
     again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha
@@ -71,10 +73,11 @@ def matmul(
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
         check_epilogue(epilogue)
-        facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out)}
+        facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out), "c": describe(c)}
         place = _place(mesh, out, layout)
-        if out is None and np.any(beta != 0):
-            raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out")
+        place = _place(mesh, c, place, "c") if c is not None and out is None else place
+        if out is None and c is None and np.any(beta != 0):
+            raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out, or c")
     plan = _cached(mesh, given, place, options)
     left, right = (
         x if isinstance(x, DistMatrix) else DistMatrix.from_numpy(x, mesh, plan.layouts[name])
@@ -82,19 +85,21 @@ def matmul(
     )
     if out is None:
         out = DistMatrix.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
-    return plan.execute(left, right, out)
+    return plan.execute(left, right, out, c=c)
 
 
-def _place(mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None) -> str | Layout | None:
-    """C's placement, as far as the caller says. Raises LayoutError."""
+def _place(
+    mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None, name: str = "out"
+) -> str | Layout | None:  # fmt: skip
+    """C's placement, as far as the caller says, by `layout` and by a matrix. Raises LayoutError."""
     if out is not None and not isinstance(out, DistMatrix):
-        raise LayoutError(f"out: got {type(out).__name__}; it is a DistMatrix")
+        raise LayoutError(f"{name}: got {type(out).__name__}; it is a DistMatrix")
     if layout is not None and not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
     if out is None:
         return layout
     if layout is not None and placed(layout, out.shape, mesh) != out.layout:
-        raise LayoutError(f"layout: got {layout}; out is placed as {out.layout}; leave one of them out")
+        raise LayoutError(f"layout: got {layout}; {name} is placed as {out.layout}; leave one of them out")
     return out.layout
 
 

@@ -19,7 +19,7 @@ from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_added, check_matrix, overlap
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.latest import OWN, Latest
 from rma_mm.runtime.products.prepared import Prepared
@@ -191,9 +191,12 @@ class Plan:
         B: DistMatrix | NDArray[Any],
         out: DistMatrix | None = None,
         progress: Progress | None = None,
+        *,
+        c: DistMatrix | None = None,
     ) -> DistMatrix:
         """Multiply. Collective. Returns `out`, or the plan's own C.
 
+        c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0.
         Makes no window, communicator or buffer, but where it goes over to another way of doing the same (`adapt`).
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
         every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
@@ -205,19 +208,20 @@ class Plan:
         if self._may_adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
             self._go_over(other)
         latest = self._latest
-        if latest is None or not latest.names(A, B, out):
-            A, B, out = self._agreed(A, B, out)
-            latest = self._latest = Latest(A, B, out, self._executable(A, B, out), *self.agreed)
+        if latest is None or not latest.names(A, B, out, c):
+            A, B, out = self._agreed(A, B, out, c)
+            latest = self._latest = Latest((A, B, out, c), self._executable(A, B, out), *self.agreed)
         else:  # checked and bound already: only the other ranks remain to be asked
             latest.executable.sync()
             self._vote(latest.facts, latest.digest, None)
             out = latest.out
         listener = None if progress is None else Listener(progress)
+        added = c if self.options.beta != 0 else None
         if self.mesh.checks is None and not self.options.check:
-            self._run(latest.executable, listener)
+            self._run(latest.executable, listener, out, added)
         else:
-            with using_threads(self.mesh.threads), self._checks(*latest.matrices):
-                self._run(latest.executable, listener)
+            with using_threads(self.mesh.threads), self._checks(*latest.matrices, added):
+                self._run(latest.executable, listener, out, added)
         if listener is not None and listener.error is not None:
             raise listener.error
         return out
@@ -230,7 +234,11 @@ class Plan:
         self._executable(*self._agreed(A, B, out))
 
     def _agreed(
-        self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None
+        self,
+        A: DistMatrix | NDArray[Any],
+        B: DistMatrix | NDArray[Any],
+        out: DistMatrix | None,
+        c: DistMatrix | None = None,
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
@@ -239,15 +247,17 @@ class Plan:
         try:
             if self._is_closed:
                 raise ClosedError("plan: it is closed; make a new one")
-            if out is None and self.options.beta != 0:
-                raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out")
+            if out is None and c is None and self.options.beta != 0:
+                raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
             A, B = self._staged_input("A", A), self._staged_input("B", B)
-            for name, matrix in (("A", A), ("B", B), ("C", out)):
+            for name, matrix, said in (("A", A, "A"), ("B", B, "B"), ("C", out, "C"), ("C", c, "c")):
                 if matrix is not None:
-                    self._check(name, matrix)
+                    self._check(name, matrix, said)
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
-            facts = (self.serial, self._adapt, A.facts, B.facts, out.facts if out is not None else OWN)
+            check_added(c, A, B, out if out is not None else self._own_c)
+            added = None if c is None else c.facts
+            facts = (self.serial, self._adapt, A.facts, B.facts, added, out.facts if out is not None else OWN)
             for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
                 window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
@@ -265,19 +275,25 @@ class Plan:
         if is_agreed:
             self.watch.hears(self.ballot.told)
         else:
-            names = ("plan", "adapt", "A", "B", "C")
+            names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
 
-    def _checks(self, *matrices: DistMatrix) -> AbstractContextManager[None]:
-        """What is checked of the next product."""
+    def _checks(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None
+    ) -> AbstractContextManager[None]:
+        """What is checked of the next product. added: what beta adds, where that is not C."""
         if self.mesh.checks is not None:
-            return checked_product(self.algorithm, self.given, self.serial, *matrices)
+            return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
         self._done += 1
         if self._done % self.options.checked_every:
             return nullcontext()
-        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), *matrices)
+        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
 
-    def _run(self, executable: Executable, progress: Progress | None) -> None:
+    def _run(
+        self, executable: Executable, progress: Progress | None, out: DistMatrix, added: DistMatrix | None
+    ) -> None:  # fmt: skip
+        if added is not None:
+            out.tile[...] = added.tile
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
         CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         with using_threads(self.mesh.threads):
@@ -362,11 +378,12 @@ class Plan:
         made.tile[...] = array[made.region.selector()]
         return made
 
-    def _check(self, name: str, matrix: DistMatrix) -> None:
+    def _check(self, name: str, matrix: DistMatrix, said: str) -> None:
+        """Raise where a matrix, which the caller calls `said`, is not A, B or C (`name`) of this plan."""
         operand = self.settled.operands[name]
         assert operand.layout is not None
         facts = (operand.dtype, operand.shape, operand.layout)
-        check_matrix(name, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
+        check_matrix(said, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
 
     def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
         return self.prepared.executable(A, B, C, self.trace)

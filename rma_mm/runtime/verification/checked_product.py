@@ -63,14 +63,14 @@ SHOWN = 8
 
 @contextmanager
 def checked_product(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, added: OnMesh | None = None
 ) -> Iterator[None]:
     """Around a product by the algorithm `name`, whose operands all ranks have agreed on. Collective; raises CheckError.
 
-    seed: for what is drawn, the same on every rank.
+    seed: for what is drawn, the same on every rank. added: what beta adds, where that is not C.
     """
     mesh = C.mesh
-    before = as_before(given, C)
+    before = as_before(given, C, added)
     if before is None:
         poison(C.tile)
     yield
@@ -83,13 +83,13 @@ def checked_product(
 
 @contextmanager
 def verified_product(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, added: OnMesh | None = None
 ) -> Iterator[None]:
     """The same with nothing checked but C, once it is there. Collective; raises VerificationError.
 
     Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does it.
     """
-    before = as_before(given, C)
+    before = as_before(given, C, added)
     yield
     required(name, given, seed, A, B, C, before, quick=given.options.checked_every < SELDOM)
 
@@ -118,12 +118,13 @@ def verdict_of(
     )  # fmt: skip
 
 
-def as_before(given: Operands, C: OnMesh) -> Held | None:
-    """C as it is before the product, where that enters."""
+def as_before(given: Operands, C: OnMesh, added: OnMesh | None) -> Held | None:
+    """C as it is before the product, where that enters: what is `added`, which stays as it is, or a copy."""
     if given.options.beta == 0:
         return None
-    before = held(C)
-    before.tile = C.tile.copy()
+    before = held(C if added is None else added)
+    if added is None:
+        before.tile = C.tile.copy()
     return before
 
 

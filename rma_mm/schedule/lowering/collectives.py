@@ -1,10 +1,10 @@
 """Passes that replace pulls and pushes by what a group of ranks does together, wherever both are equal.
 
-A pull may become a broadcast where, at one step, all ranks of a group want the same slice; a shift where each rank's
-next slice is what its ring neighbour just used. A push may become a reduction where all push to the same place at one
-step, and a shift where a rank adds to what its neighbour just added to. Every pass asks for the operations of all
-members, as they are before any pass, so that all members decide alike. Where the proof fails, the Copies and
-Accumulates stay.
+A pull may become a broadcast where, at one step, all ranks of a group want the same slice, of one of them or of an
+owner beside the group, who then joins it; a shift where each rank's next slice is what its ring neighbour just used. A
+push may become a reduction where all push to the same place at one step, and a shift where a rank adds to what its
+neighbour just added to. Every pass asks for the operations of all members, as they are before any pass, so that all
+members decide alike. Where the proof fails, the Copies and Accumulates stay.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from dataclasses import replace
 
 from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
 
+BESIDE = 64
+"""Owners beside a group up to which they join it, each of them in a group of its own with a communicator."""
+
 Member = Callable[[int], list[Op]]
 """A rank → its operations before any pass."""
 Pass = Callable[[list[Op], int], list[Op]]
 """(operations of a rank, the rank) → the same with group operations."""
 Parts = dict[int, tuple[Ref, ...]]
 """Step → boxes of homes that the whole group moves at it."""
+Calls = dict[int, list[tuple[tuple[Ref, ...], tuple[int, ...]]]]
+"""Step → what is sent at it by one broadcast, or all-gather, each, and among whom."""
 
 
 def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) -> Pass | None:
@@ -35,10 +40,26 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
     ring = 0 if is_all else _ring([wanted[q] for q in group], group)
     if ring and all(fills(op.dst) for q in group for op in copies[q]):
         return lambda ops, rank: _shifting(ops, rank, tuple(group), copies, ring)
-    calls: dict[int, list[tuple[Ref, ...]]] = {
-        step: [refs] if at_once else [(ref,) for ref in refs] for step, refs in parts.items()
+    calls: Calls = {
+        step: [(sent, tuple(group)) for sent in ([refs] if at_once else [(ref,) for ref in refs])]
+        for step, refs in parts.items()
     }
-    return (lambda ops, rank: _broadcasting(ops, rank, tuple(group), x, calls)) if parts else None
+    return (lambda ops, rank: _broadcasting(ops, rank, x, calls)) if parts else None
+
+
+def joins(member: Member, group: Sequence[int], x: str) -> Pass | None:
+    """The pass by which owners beside a group send it what all its members want of operand `x`; None where none can.
+
+    It is for the members, and for those owners: who sends walks through the same steps in the same order.
+    """
+    copies = {q: [op for op in member(q) if isinstance(op, Copy) and op.dst.operand == x] for q in group}
+    owners = {op.src.rank for op in copies[group[0]]}.difference(group)
+    calls: Calls = {}
+    for owner in sorted(owners) if len(owners) <= BESIDE else ():
+        members = tuple(sorted((*group, owner)))
+        for step, refs in _multicast(member, members, {**copies, owner: []}).items():
+            calls.setdefault(step, []).extend(((ref,), members) for ref in refs if ref.rank == owner)
+    return (lambda ops, rank: _broadcasting(ops, rank, x, calls)) if calls else None
 
 
 def pushes(
@@ -166,18 +187,17 @@ def _shifting(ops: list[Op], rank: int, group: tuple[int, ...], copies: dict[int
     return result
 
 
-def _broadcasting(
-    ops: list[Op], rank: int, group: tuple[int, ...], x: str, calls: dict[int, list[tuple[Ref, ...]]]
-) -> list[Op]:
+def _broadcasting(ops: list[Op], rank: int, x: str, calls: Calls) -> list[Op]:
     """Copies replaced by the calls of their step, which owners join."""
     into = {(op.step, op.src): op.dst for op in ops if isinstance(op, Copy) and op.dst.operand == x}
-    called = {(step, ref) for step, parts in calls.items() for refs in parts for ref in refs if ref.rank != rank}
+    calls = {step: [call for call in made if rank in call[1]] for step, made in calls.items()}
+    called = {(step, ref) for step, made in calls.items() for parts, _ in made for ref in parts if ref.rank != rank}
     result: list[Op] = []
     joined: set[int] = set()
     for op in ops:
         if op.step in calls and op.step not in joined:
             joined.add(op.step)
-            for parts in calls[op.step]:
+            for parts, group in calls[op.step]:
                 places = [into[op.step, part] for part in parts if part.rank != rank]
                 result.append(Broadcast(parts, _room(places), group, op.step))
         if not (isinstance(op, Copy) and op.dst.operand == x and (op.step, op.src) in called):

@@ -152,6 +152,20 @@ class Fitted:
             taken.update(layout.replicated_axes(grid))
         return tuple(axis for axis in grid.names if axis not in taken)
 
+    def joins(self, x: str) -> bool:
+        """Whether owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
+
+        That is so where what it does not walk of the operand is cut otherwise than the work, as of one that lies
+        transposed.
+        """
+        layout, row = self.layout(x), self.row
+        if x not in row.grouped or x == "C" or x in row.whole or self.start_axes or self.is_queue:
+            return False
+        if layout.mesh(self.given.mesh) != self.work.mesh(self.given.mesh):
+            return False
+        cuts = zip(OPERAND_DIMS[x], layout.splits, strict=True)
+        return any(self.work.splits[dim] != split for dim, split in cuts if dim != self.dim)
+
     def copy_axes(self, x: str, to: Layout, source: Layout) -> tuple[str, ...]:
         """The axes along which ranks get the same part of an operand by groups, from `source` to `to`, as a whole."""
         grid = to.mesh(self.given.mesh)

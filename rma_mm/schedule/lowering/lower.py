@@ -15,7 +15,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
-from rma_mm.schedule.lowering.collectives import Pass, pulls, pushes
+from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
 from rma_mm.schedule.lowering.fitted import Fitted, longest_piece
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
@@ -55,6 +55,7 @@ class _Lowering:
         self.boxes = Boxes(fitted)
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
+        self.lines: dict[str, dict[tuple[int, ...], None]] = {}
         self.fetched: dict[int, Sharings] = {}
         self.summed: dict[int, dict[int, tuple[int, ...]]] = {}
 
@@ -100,6 +101,8 @@ class _Lowering:
             group = self.along(self.work, self.fitted.group_axes(x), rank)
             pulling, pushing = partial(pulls, at_once=x in self.row.whole), partial(pushes, is_dense=self.is_dense)
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
+            for joined in self.joined(x, rank):
+                ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
         ops = prefetch(self.summing(ops, rank), self.depth)
         ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
         return frames(ops, linger=self.depth > 0)
@@ -130,10 +133,20 @@ class _Lowering:
     ) -> list[Op]:  # fmt: skip
         """`ops` moved by a group, where a pass can be: proved once for all its members. key: what, operand, group."""
         _, x, group = key
-        if len(group) > 1 and key not in self.proved:
+        if (len(group) > 1 or prove is joins) and key not in self.proved:
             self.proved[key] = prove(member, group, x)
         proof = self.proved.get(key)
         return proof(ops, rank) if proof else ops
+
+    def joined(self, x: str, rank: int) -> list[tuple[int, ...]]:
+        """The groups whose members lack slices of an operand that they work on: a rank's own, and those it may join."""
+        if not self.fitted.joins(x):
+            return []
+        if x not in self.lines:
+            axes = self.fitted.group_axes(x)
+            self.lines[x] = dict.fromkeys(self.along(self.work, axes, q) for q in self.work.mesh(self.mesh).ranks)
+        mine = held(self.fitted.layout(x), self.given.extent(x), self.mesh, rank)
+        return [line for line in self.lines[x] if rank in line or side(self.box(line[0]), x) & mine]
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
         """A rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
