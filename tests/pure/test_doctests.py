@@ -8,13 +8,14 @@ import pkgutil
 
 import pytest
 
+import rma_mm.algorithms
 import rma_mm.elements
 import rma_mm.geometry
 import rma_mm.schedule
 
 MODULES = [
     module.name
-    for package in (rma_mm.elements, rma_mm.geometry, rma_mm.schedule)
+    for package in (rma_mm.algorithms, rma_mm.elements, rma_mm.geometry, rma_mm.schedule)
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
 ]
 
