@@ -51,8 +51,8 @@ def pure(max_examples: int) -> hypothesis.settings:
 
 
 @st.composite
-def meshes(draw: DrawFn, max_ranks: int = 64, axes: Sequence[int] = (1, 2, 3)) -> MeshShape:
-    """Meshes of at most `max_ranks` ranks on one to three axes, their ranks on nodes in any way."""
+def meshes(draw: DrawFn, max_ranks: int = 64, axes: Sequence[int] = (1, 2, 3, 4)) -> MeshShape:
+    """Meshes of at most `max_ranks` ranks on one to four axes, their ranks on nodes in any way."""
     shape: list[int] = []
     limit = max_ranks if draw(st.integers(0, 3)) == 0 else min(max_ranks, 8)  # small ones mostly
     for _ in range(draw(st.sampled_from(axes))):
@@ -181,13 +181,13 @@ tunings: SearchStrategy[Tuning] = st.builds(Tuning, width=st.sampled_from((1, 3,
 def axes_of(row: Row) -> list[int]:
     """How many axes the meshes may have that `row` can use."""
     if row.placements is None:
-        return [1, 2, 3]
-    return [count for count in (1, 2, 3) if not isinstance(row.placements(MeshShape((1,) * count)), str)]
+        return [1, 2, 3, 4]
+    return [count for count in (1, 2, 3, 4) if not isinstance(row.placements(MeshShape((1,) * count)), str)]
 
 
 def some_mesh(row: Row) -> MeshShape:
     """A mesh of four ranks that `row` can use."""
-    return MeshShape({1: (4,), 2: (2, 2), 3: (2, 1, 2)}[axes_of(row)[-1]])
+    return MeshShape({1: (4,), 2: (2, 2), 3: (2, 1, 2), 4: (2, 1, 2, 1)}[axes_of(row)[-1]])
 
 
 @st.composite
@@ -199,7 +199,7 @@ def problems(
     The row is None where any may serve. recut: whether placements that it takes are also cut elsewhere.
     """
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
-    mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3)))
+    mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3, 4)))
     row, placed = draw(placements(row, (m, n, k), mesh, recut))
     in_place = draw(st.sampled_from(("", "A", "B", "AB")))
     return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))

@@ -24,7 +24,7 @@ _ON_GRID = surveyed(
 
 def on_grid(grid: Grid, setting: Setting) -> Row:
     """The row on a grid of its own; what is placed already stays where it is."""
-    shape = MeshShape(grid, AXIS_NAMES)
+    shape = MeshShape(grid, AXIS_NAMES[:3])
     native = _ON_GRID.placements(shape) if _ON_GRID.placements else ""
     assert not isinstance(native, str)
     a, b, c = (layout and replace(layout, grid=shape) for layout in native)

@@ -39,9 +39,9 @@ from functools import partial
 from math import prod
 
 from rma_mm.algorithms.survey import best_placed, surveyed
-from rma_mm.schedule.row import Row, Setting
+from rma_mm.schedule.row import Row, Setting, in_pieces
 
-_ring = partial(surveyed, source="cuBLASMp 2024; Wang et al. 2023", axes=1, pieces=2)
+_ring = partial(surveyed, source="cuBLASMp 2024; Wang et al. 2023", axes=1, grains=in_pieces(2))
 _of_a = partial(_ring, b="n→i", c="n→i", work="n→i", grouped="A")
 _of_b = partial(_ring, a="m→i", c="m→i", work="m→i", grouped="B")
 _of_c = partial(_ring, a="k→i", b="k→i", work="k→i", grouped="C", own_last=True, result="reduce")

@@ -1,17 +1,60 @@
-"""Rows written in DISTAL's words: distribution notation for the placements, scheduling words for the rest.
+"""Rows written in DISTAL's words: a statement, distribution notation for the placements, scheduling words for the rest.
 
-    blocks = product(A="xy->xy", B="xy->xy", C="xy->xy")
+    blocks = product("C(m,n) = A(m,k) * B(k,n)", A="xy->xy", B="xy->xy", C="xy->xy")
     summa = blocks.distribute(m="i", n="j").divide("k").reorder("k").communicate("A", "B", at="k")
     row = summa.rotate("k", by="ij").row("my_cannon", "Cannon 1969", "blocks go round rows and columns")
 
 Source: R. Yadav, A. Aiken and F. Kjolstad, "DISTAL: the distributed tensor algebra compiler" (2022), sections 3 and 4.
-The loops are m, n and k of C[m, n] = A[m, k] · B[k, n]; i, j, l are the first, second and third axis of the mesh,
-whatever they are called. A notation has one entry per axis, so a row is for meshes of as many axes.
+The mesh's axes are i, j, l, … here, whatever they are called, and X, Y, Z, … ranks lie along them. A notation has one
+entry per axis, so a row is for meshes of as many axes. The loops of an index k that is cut are ko and ki; ki may be
+cut again, into kio and kii. An index stands for them all: the outermost where loops are reordered, the innermost
+where they are cut or communicated at. Every word gives new loops, which print as one statement:
 
-What differs from DISTAL: k is the loop in time, and cut where owners change, unless words say otherwise. A rotated
-operand is brought to circular windows before the product (the skew of the textbooks), where DISTAL fetches the first
-slices from wherever they are. An operand is fetched by broadcasts, shifts or reductions only where it is named by
-`communicate` and they are proved equal to one-sided pulls and pushes; else it moves by these.
+>>> loops = product()
+>>> print(loops)
+forall(m, forall(n, forall(k, C(m,n) += A(m,k) * B(k,n))))
+>>> loops = loops.distribute(m="i", n="j")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(mi, forall(ni, forall(k, C(m,n) += A(m,k) * B(k,n))))), Distributed), \
+divide(m, mo, mi, X) and divide(n, no, ni, Y))
+>>> loops = loops.divide("k", "X")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(mi, forall(ni, forall(ko, forall(ki, C(m,n) += A(m,k) * B(k,n)))))), \
+Distributed), divide(m, mo, mi, X) and divide(n, no, ni, Y) and divide(k, ko, ki, X))
+>>> loops = loops.reorder("ko", "mi", "ni", "ki")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(ko, forall(mi, forall(ni, forall(ki, C(m,n) += A(m,k) * B(k,n)))))), \
+Distributed), divide(m, mo, mi, X) and divide(n, no, ni, Y) and divide(k, ko, ki, X))
+>>> loops = loops.communicate("C", at="no")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(ko, forall(mi, forall(ni, forall(ki, C(m,n) += A(m,k) * B(k,n))))), \
+transfers: transfer(C)), Distributed), divide(m, mo, mi, X) and divide(n, no, ni, Y) and divide(k, ko, ki, X))
+>>> loops = loops.communicate("A", at="ko")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(ko, forall(mi, forall(ni, forall(ki, C(m,n) += A(m,k) * B(k,n)))), \
+transfers: transfer(A)), transfers: transfer(C)), Distributed), \
+divide(m, mo, mi, X) and divide(n, no, ni, Y) and divide(k, ko, ki, X))
+>>> loops = loops.communicate("B", at="ko")
+>>> print(loops)
+suchthat(forall(mo, forall(no, forall(ko, forall(mi, forall(ni, forall(ki, C(m,n) += A(m,k) * B(k,n)))), \
+transfers: transfer(A), transfer(B)), transfers: transfer(C)), Distributed), \
+divide(m, mo, mi, X) and divide(n, no, ni, Y) and divide(k, ko, ki, X))
+>>> print(loops.pseudocode())
+@parallel for mo in range(X):
+    @parallel for no in range(Y):
+        load C[M/X, N/Y]
+        for ko in range(X):
+            load A[M/X, K/X]
+            load B[K/X, N/Y]
+            for mi in range(M/X):
+                for ni in range(N/Y):
+                    for ki in range(K/X):
+                        C(m,n) += A(m,k) * B(k,n)
+
+What differs from DISTAL: one index is the loop in time, k unless reordered. It is cut where owners change, unless words
+say otherwise. A rotated operand is brought to circular windows before the product (the skew of the textbooks), where
+DISTAL fetches the first slices from wherever they are. An operand is fetched by broadcasts, shifts or reductions only
+where it is named by `communicate` and they are proved equal to one-sided pulls and pushes; else it moves by these.
 """
 
 from __future__ import annotations
@@ -20,99 +63,281 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
 
+from rma_mm.algorithms.cut_loops import SIZES, CutLoops
+from rma_mm.algorithms.loop_nest import Loop, Nest
+from rma_mm.algorithms.placed_loops import PlacedLoops
+from rma_mm.algorithms.statement import PLAIN, Statement, parse_statement
 from rma_mm.algorithms.survey import one_sided, placed_work
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout, Level
-from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
-from rma_mm.geometry.notations.distal import parse_distal
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Wanted, stationary
+from rma_mm.geometry.mesh import AXIS_NAMES
+from rma_mm.schedule.row import DIMS, OWNERS, Cut, Grains, Row, stationary
+
+BLOCKED = "xy->xy"
+"""The placement of all three where none is given."""
 
 
-def product(A: str, B: str, C: str) -> Loops:
-    """The loops of C = A · B, with the operands placed by DISTAL's notation; on the left rows, then columns.
+def product(statement: str = PLAIN, /, **placements: str) -> Loops:
+    """The loops of a product in index notation, its tensors placed by DISTAL's: as they lie, rows first, then columns.
+
+    statement: as in `C(m,n) = A(m,k) * B(k,n)`. placements: by tensor, of all three or of none, which are then blocks.
 
     >>> product(A="xy->xy", B="xy->xy", C="xy->xy").distribute(m="i")
     Traceback (most recent call last):
     rma_mm.errors.AlgorithmError: distribute: got m→(i), and nothing for the axis j; each of i, j cuts one of m, n, k
     """
-    counts = {x: len(text.partition("->")[2].replace(" ", "")) for x, text in zip("ABC", (A, B, C), strict=True)}
-    if len(set(counts.values())) > 1 or not 1 <= counts["A"] <= len(AXIS_NAMES):
+    parsed = parse_statement(statement)
+    named = parsed.names
+    placements = placements or dict.fromkeys(named.values(), BLOCKED)
+    if set(placements) != set(named.values()):
+        got = ", ".join(placements)
+        raise AlgorithmError(f"product: got placements of {got}; the tensors are {', '.join(sorted(named.values()))}")
+    counts = {x: len(text.partition("->")[2].replace(" ", "")) for x, text in placements.items()}
+    if len(set(counts.values())) > 1 or not 1 <= min(counts.values()) <= len(AXIS_NAMES):
         got = ", ".join(f"{x} {count}" for x, count in counts.items())
-        raise AlgorithmError(f"product: got entries for {got} axes; all three have as many, one to three, as in xy->xy")
-    loops = Loops((A, B, C), AXIS_NAMES[: counts["A"]])
-    for x in "ABC":
+        most = len(AXIS_NAMES)
+        raise AlgorithmError(f"product: got entries for {got} axes; all have as many, one to {most}, as in xy->xy")
+    notations = placements[named["A"]], placements[named["B"]], placements[named["C"]]
+    loops = Loops(notations, AXIS_NAMES[: min(counts.values())], parsed, parsed.indices, CutLoops(parsed.indices))
+    for x, name in named.items():
         try:
-            loops.placed(x, loops.any_mesh)
+            loops.placed.placed(x, loops.placed.any_mesh)
         except LayoutError as error:
-            raise AlgorithmError(f"product: {x}: {error}") from error
+            raise AlgorithmError(f"product: {name}: {error}") from error
     return loops
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The loops over m, n and k as words have arranged them so far. Every word returns a new value."""
+    """The loops of a product as words have arranged them so far. Every word returns a new value."""
 
     notations: tuple[str, str, str]
     """Of A, B and C."""
     axes: tuple[str, ...]
     """Names here of the axes of the mesh."""
-    work: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Loop → the axes that share it out, outermost first."""
-    pieces: Mapping[str, int] = field(default_factory=dict)
-    """Divided loop → pieces of an owner's part, at least."""
-    over: Literal["m", "n", "k"] = "k"
-    """The loop in time."""
+    statement: Statement
+    order: tuple[str, ...]
+    """The loops that are not distributed, outermost first."""
+    loops: CutLoops
+    """Into which loops the indices are cut."""
+    over: str = ""
+    """The index that was reordered to be the loop in time; the summed one where empty."""
     levels: Mapping[str, str] = field(default_factory=dict)
-    """Communicated operand → the loop in time, `start` or `end`."""
+    """Communicated operand → the loop in time, one that cuts it, `start` or `end`."""
     rotated: str = ""
-    """The loop that starts elsewhere on every rank; none where empty."""
+    """The index whose loop starts elsewhere on every rank; none where empty."""
     by: tuple[str, ...] = ()
     """The axes whose coordinates say where."""
 
     def __post_init__(self) -> None:
-        if self.rotated not in ("", self.over):
-            _refuse("rotate", self.rotated, f"the loop in time is {self.over}; only that one rotates")
+        if self.rotated not in ("", self.walked):
+            _refuse("rotate", self.rotated, f"the loop in time is {self.walked}; only that one rotates")
+        outer = self.loops.outer(self.walked)
         for x, level in self.levels.items():
-            whole = "end" if x == "C" else "start"
-            if level not in (self.over, whole):
+            name, whole = self.statement.names[x], "end" if x == "C" else "start"
+            if level not in (self.walked, whole, *outer, *self.loops.distributed[-1:]):
                 how = "leaves in one" if x == "C" else "is fetched whole"
-                _refuse("communicate", f"{x} at {level}", f"{x} moves in chunks at {self.over}, or {how} at {whole}")
+                more = f"; or at {', '.join(outer)}" if outer else ""
+                rule = f"{name} moves in chunks at {self.walked}, or {how} at {whole}{more}"
+                _refuse("communicate", f"{name} at {level}", rule)
+            around = self.order[: self.order.index(level)] if level in outer else ()
+            if inside := [loop for loop in around if loop not in outer]:
+                _refuse("communicate", f"{name} at {level}, inside {', '.join(inside)}", f"reorder({level!r}) first")
+
+    # -- words ------------------------------------------------------------------------------------
 
     def distribute(self, **axes: Sequence[str]) -> Loops:
-        """Share loops out over axes of the mesh, as in m="i" or m=("i", "l"), which nests; each axis named once."""
-        work = {_loop("distribute", dim): self._named("distribute", names) for dim, names in axes.items()}
+        """Share indices out over axes of the mesh, as in m="i" or m=("i", "l"), which nests; each axis named once.
+
+        m becomes mo over ranks, and mi on each.
+        """
+        work = {self._index("distribute", each): self._named("distribute", names) for each, names in axes.items()}
         named = [axis for names in work.values() for axis in names]
         twice = [axis for axis in named if named.count(axis) > 1]
         missing = [axis for axis in self.axes if axis not in named]
         if twice or missing:
             found = f"the axis {twice[0]} twice" if twice else f"nothing for the axis {', '.join(missing)}"
-            got = f"{_cuts(work)}, and {found}" if work else found
-            _refuse("distribute", got, f"each of {', '.join(self.axes)} cuts one of {', '.join(DIMS)}")
-        return replace(self, work=work)
+            got, indices = f"{_cuts(work)}, and {found}" if work else found, ", ".join(self.statement.indices)
+            _refuse("distribute", got, f"each of {', '.join(self.axes)} cuts one of {indices}")
+        if self.loops.work or self.loops.cuts:
+            _refuse("distribute", "loops that are distributed or cut", "it comes first, and once")
+        order = tuple(f"{index}i" if index in work else index for index in self.order)
+        return replace(self, loops=replace(self.loops, work=work), order=order)._distinct("distribute")
 
-    def divide(self, dim: str, parts: int = 1) -> Loops:
-        """Cut a loop into pieces: where owners change in any case, and each owner's part into so many at least."""
-        if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-            _refuse("divide", repr(parts), "parts is a whole number of at least 1")
-        return replace(self, pieces={**self.pieces, _loop("divide", dim): parts})
+    def divide(self, loop: str, parts: int | str | None = None) -> Loops:
+        """Cut a loop into even parts: k into ko, over the parts, and ki, within one.
 
-    def reorder(self, dim: str) -> Loops:
-        """Make a loop the outermost in time."""
-        return replace(self, over=cast(Literal["m", "n", "k"], _loop("reorder", dim)))
+        parts: how many, or X, Y, Z, … for as many as there are ranks along the first, second, third axis of the mesh;
+        None, for a loop that is not yet cut, where owners change.
+        """
+        most = list(SIZES)[: len(self.axes)]
+        if parts is not None and parts not in most and not (type(parts) is int and parts >= 1):
+            _refuse("divide", repr(parts), f"parts is a whole number of at least 1, or of {', '.join(most)}")
+        return self._cut("divide", loop, Cut(SIZES.get(str(parts), parts or 0)))
+
+    def split(self, loop: str, size: int) -> Loops:
+        """Cut a loop into pieces of `size` indices, of which the last may be shorter."""
+        if type(size) is not int or size < 1:
+            _refuse("split", repr(size), "size is a whole number of at least 1")
+        return self._cut("split", loop, Cut(size=size))
+
+    def reorder(self, *loops: str) -> Loops:
+        """Put loops in front of the other local ones, in this order; the first is of the index that runs in time."""
+        first = [self._outermost(loop) for loop in loops]
+        if not first or len(set(first)) < len(first):
+            _refuse("reorder", repr(loops), f"it takes some of {', '.join(self.order)}, each once")
+        order = (*first, *(loop for loop in self.order if loop not in first))
+        for index in self.statement.indices:
+            nested = self.loops.local(index)
+            if list(nested) != sorted(nested, key=order.index):
+                _refuse("reorder", ", ".join(loops), f"{nested[-1]} lies within {', '.join(nested[:-1])}")
+        over = next(index for index in self.statement.indices if first[0] in self.loops.local(index))
+        return replace(self, order=order, over=over)
 
     def communicate(self, *operands: str, at: str) -> Loops:
-        """Say when operands move: at the loop in time in chunks, or A and B at the `start`, C at the `end`, whole.
+        """Say when operands move: at the loop in time, or one that cuts it, in chunks; or else whole.
 
-        In chunks there are more messages and less memory. C leaves once in any case where k is the loop in time.
+        In chunks there are more messages and less memory: at ko a chunk of k is fetched each time, at kio a part of
+        one. Whole is at the innermost distributed loop, as no, or at `start` for A and B and `end` for C. C leaves
+        once in any case where the summed index runs in time.
         """
-        for x in operands:
-            if x not in OPERAND_DIMS:
-                _refuse("communicate", repr(x), "the operands are A, B and C")
-        return replace(self, levels={**self.levels, **dict.fromkeys(operands, at)})
+        names = self.statement.names
+        for each in operands:
+            if each not in names.values():
+                _refuse("communicate", repr(each), "the operands are {A}, {B} and {C}".format(**names))
+        levels = {**self.levels, **{x: at for x, name in names.items() if name in operands}}
+        loops = self if at != self.walked or self.loops.cuts.get(at) else self.divide(at)
+        return replace(loops, levels=levels)._hoisted()
 
-    def rotate(self, dim: str, by: Sequence[str]) -> Loops:
-        """Start the loop in time at coordinate · extent / size, summed over the axes `by`: as in ("i", "j") or "ij"."""
-        return replace(self, rotated=_loop("rotate", dim), by=self._named("rotate", by))
+    def rotate(self, loop: str, by: Sequence[str]) -> Loops:
+        """Start the loop in time at coordinate · extent / size, summed over the axes `by`: as in ("i", "j") or "ij".
+
+        by: axes, or the loops over them, as in ("mo", "no").
+        """
+        index = next((each for each in self.statement.indices if loop in (each, *self.loops.outer(each)[:1])), loop)
+        over = {f"{each}o": axes for each, axes in self.loops.work.items()}
+        named = by if isinstance(by, str) else tuple(axis for each in by for axis in over.get(each, (each,)))
+        return replace(self, rotated=self._index("rotate", index), by=self._named("rotate", named))
+
+    # -- what they make ---------------------------------------------------------------------------
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """What `matmul` is told beside the algorithm: that operands lie transposed, which go in as `operands`."""
+        return self.statement.options
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        """The tensors in the order in which `matmul` takes them."""
+        return self.statement.operands
+
+    def row(self, name: str, source: str = "", summary: str = "") -> Row:
+        """The row that these words describe."""
+        if not self.loops.work:
+            _refuse("row", "loops that are not distributed", "say which axes share them out: distribute(m=…, n=…)")
+        for index in self.loops.cuts:
+            if index != self.walked:
+                rule = f"the loop in time is {self.walked}; reorder({index!r}), or divide that"
+                _refuse("divide", index, rule)
+        placed, work = self.placed, self.placed.work
+        mine = Layout(tuple(tuple(Level((axis,)) for axis in work.get(dim, ())) for dim in "mn"))
+        is_here = "k" not in work and placed.placed("C", placed.any_mesh).unshared(placed.any_mesh) == mine
+        row = Row(
+            name, source, summary, stationary("C") if is_here else placed_work(_cuts(work), len(self.axes)),
+            cast(Literal["m", "n", "k"], placed.over), order="rotated" if self.rotated else "plain", by=self.by,
+            result="here" if is_here else "reduce", placements=placed.placements, also=placed.also, stage=placed.stage,
+            grains=self._grains, grouped="".join(sorted(self.levels)),
+            whole="".join(x for x in sorted(self.levels) if x not in placed.chunked),
+        )  # fmt: skip
+        return replace(row, form=one_sided(row)) if row.grouped else row
+
+    @property
+    def placed(self) -> PlacedLoops:
+        """Where these loops want their operands."""
+        dims = dict(zip(self.statement.indices, DIMS, strict=True))
+        chunked = "".join(x for x in sorted(self.levels) if self._depth(x))
+        work = {dims[index]: axes for index, axes in self.loops.work.items()}
+        return PlacedLoops(
+            self.notations, self.statement.transposed, self.axes, work, dims[self.walked], self.by, chunked
+        )
+
+    @property
+    def _grains(self) -> Grains:
+        """How the loop in time is cut into what moves at once of A, B and C."""
+        cuts = self.loops.cuts.get(self.walked, ()) or (OWNERS,)
+        a, b, c = (cuts[: self._depth(x)] or cuts for x in "ABC")
+        return a, b, c
+
+    def _depth(self, x: str) -> int:
+        """Within how many cuts of the loop in time an operand moves; 0 where it moves whole."""
+        outer, level = self.loops.outer(self.walked), self.levels.get(x, "")
+        return outer.index(level) + 1 if level in outer else max(1, len(outer)) if level == self.walked else 0
+
+    # -- as text ----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return str(self._nest)
+
+    def pseudocode(self) -> str:
+        """Nested for lines: `@parallel` over ranks, `load` where a tile is fetched, `add` where a sum goes home."""
+        return self._nest.pseudocode()
+
+    @property
+    def _nest(self) -> Nest:
+        loops, extents = self.loops, self.loops.extents
+        turned = loops.local(self.rotated)[0] if self.rotated else ""
+        by = ", ".join(loops.over_axes(self.by))
+        nested = tuple(
+            Loop(f"{name}s" if name == turned else name, extents[name], name in loops.distributed, *self._moved(name))
+            for name in (*loops.distributed, *self.order)
+        )
+        rotated = [f"rotate({turned}, {{{by}}}, {turned}s)"] if turned else []
+        return Nest(str(self.statement), nested, (*loops.relations, *rotated))
+
+    def _moved(self, loop: str) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """What is loaded at the head of a loop, and what is added at its end, with their tiles."""
+        loads: list[tuple[str, str]] = []
+        adds: list[tuple[str, str]] = []
+        levels = (*self.loops.distributed[-1:], *self.loops.outer(self.walked))
+        for x in sorted(self.levels):
+            depth, access = self._depth(x), self.statement.access[x]
+            if loop == levels[depth]:
+                sides = (self.loops.tile(each, depth * (each == self.walked)) for each in (access.rows, access.cols))
+                is_sum = x == "C" and self.statement.summed in self.loops.work
+                (adds if is_sum else loads).append((access.name, f"[{', '.join(sides)}]"))
+        return tuple(loads), tuple(adds)
+
+    # -- loops by name ----------------------------------------------------------------------------
+
+    @property
+    def walked(self) -> str:
+        """The index of the loop in time."""
+        return self.over or self.statement.summed
+
+    def _cut(self, word: str, loop: str, cut: Cut) -> Loops:
+        """The innermost loop of an index cut in two."""
+        index = next((each for each in self.statement.indices if loop in (each, self.loops.innermost(each))), loop)
+        if loop in self.loops.distributed or any(loop in self.loops.outer(each) for each in self.statement.indices):
+            _refuse(word, loop, "it is cut already; what can be cut further is the loop within")
+        cuts, old = self.loops.cuts.get(self._index(word, index), ()), self.loops.innermost(index)
+        if cut == OWNERS and cuts:
+            _refuse(word, f"{loop} without parts", "where owners change is the first cut of a loop")
+        at = self.order.index(old)
+        order = (*self.order[:at], f"{old}o", f"{old}i", *self.order[at + 1 :])
+        grown = replace(self.loops, cuts={**self.loops.cuts, index: (*cuts, cut)})
+        return replace(self, loops=grown, order=order)._distinct(word)._hoisted()
+
+    def _hoisted(self) -> Loops:
+        """These loops, with those that cut the loop in time in front where something moves at it."""
+        return self.reorder(*self.loops.outer(self.walked)) if self.walked in self.levels.values() else self
+
+    def _distinct(self, word: str) -> Loops:
+        """These loops, if each has a name of its own."""
+        loops = (*self.loops.distributed, *self.order)
+        names = [*loops, *(index for index in self.statement.indices if index not in loops)]
+        if same := {name for name in names if names.count(name) > 1}:
+            _refuse(word, f"an index called {min(same)}", "a loop would be called so too; call the index otherwise")
+        return self
 
     def _named(self, word: str, axes: Sequence[str]) -> tuple[str, ...]:
         """`axes`, if they are axes of the mesh, each once."""
@@ -120,92 +345,23 @@ class Loops:
             _refuse(word, repr(axes), f"the notations are for the axes {', '.join(self.axes)}, each named once")
         return tuple(axes)
 
-    def row(self, name: str, source: str = "", summary: str = "") -> Row:
-        """The row that these words describe."""
-        if not self.work:
-            _refuse("row", "loops that are not distributed", "say which axes share them out: distribute(m=…, n=…)")
-        for dim in self.pieces:
-            if dim != self.over:
-                _refuse("divide", dim, f"the loop in time is {self.over}; reorder({dim!r}), or divide that")
-        mine = Layout(tuple(tuple(Level((axis,)) for axis in self.work.get(dim, ())) for dim in "mn"))
-        is_here = "k" not in self.work and self.placed("C", self.any_mesh).unshared(self.any_mesh) == mine
-        whole = [x for x in sorted(self.levels) if self.levels[x] != self.over]
-        row = Row(
-            name, source, summary, stationary("C") if is_here else placed_work(_cuts(self.work), len(self.axes)),
-            self.over, order="rotated" if self.rotated else "plain", by=self.by, result="here" if is_here else "reduce",
-            placements=self._placements, also=self._also, stage=self._stage, pieces=self.pieces.get(self.over, 1),
-            grouped="".join(sorted(self.levels)), whole="".join(whole),
-        )  # fmt: skip
-        return replace(row, form=one_sided(row)) if row.grouped else row
+    def _index(self, word: str, name: str) -> str:
+        """`name`, if it is an index."""
+        if name not in self.statement.indices:
+            _refuse(word, repr(name), f"the loops are {', '.join(self.statement.indices)}")
+        return name
 
-    @property
-    def any_mesh(self) -> MeshShape:
-        """A mesh that has every coordinate that a notation may name."""
-        return MeshShape((10,) * len(self.axes))
-
-    def placed(self, x: str, mesh: MeshShape) -> Layout:
-        """The placement of an operand on a mesh."""
-        return parse_distal(self.notations["ABC".index(x)], mesh)
-
-    def brought(self, x: str, mesh: MeshShape) -> Layout | None:
-        """What A or B is brought to before the product; None where it stays.
-
-        Of what moves in chunks, copies are made first; what is cut over a rotating axis is skewed by the others.
-        """
-        placed = self.placed(x, mesh)
-        if self.levels.get(x) != self.over:
-            return None
-        brought = self._skewed(x, placed, mesh) if DIMS.index(self.over) in OPERAND_DIMS[x] else placed
-        return brought if brought != placed or placed.replicated_axes(mesh) else None
-
-    def _skewed(self, x: str, placed: Layout, mesh: MeshShape) -> Layout:
-        """An operand in circular windows of each rank's share of the loop in time, where its part of that rotates."""
-        named = dict(zip(self.axes, mesh.names, strict=False))
-        dim = OPERAND_DIMS[x].index(DIMS.index(self.over))
-        own, other = ([axis for level in placed.splits[d] for axis in level.axes] for d in (dim, 1 - dim))
-        share, by = ([named[axis] for axis in axes] for axes in (self.work.get(self.over, ()), self.by))
-        outer = [axis for axis in share if axis not in other]
-        inner = [axis for axis in own if axis not in outer]
-        turning = next((axis for axis in inner if axis in by), None)
-        skew = tuple(axis for axis in by if axis not in (*inner, *outer))
-        if turning is None or not skew:
-            return placed
-        split = tuple(Level((axis,), skew=skew if axis == turning else ()) for axis in (*outer, *inner))
-        splits = tuple(split if d == dim else placed.splits[d] for d in (0, 1))
-        return replace(placed, splits=splits, pins=tuple(pin for pin in placed.pins if pin[0] not in outer))
-
-    def _placements(self, mesh: MeshShape) -> Wanted | str:
-        """The placements on a mesh, or why it cannot be used."""
-        if len(mesh.shape) != len(self.axes):
-            texts = ", ".join(self.notations)
-            return f"needs a mesh with as many axes as {texts} have entries; this one is {mesh}"
-        try:
-            return self.placed("A", mesh), self.placed("B", mesh), self.placed("C", mesh).unshared(mesh)
-        except LayoutError as error:
-            return str(error)
-
-    def _also(self, mesh: MeshShape) -> dict[str, Layout]:
-        """A and B where they are brought to, or one copy of what is replicated at coordinate 0; all copies of C."""
-        found = {"C": self.placed("C", mesh)}
-        for x in "AB":
-            placed, brought = self.placed(x, mesh), self.brought(x, mesh)
-            spare = placed.replicated_axes(mesh)
-            if brought is not None:
-                first = replace(placed, pins=(*placed.pins, *((axis, 0) for axis in spare)))
-                found[x] = first if spare else brought
-        return found
-
-    def _stage(self, problem: Problem) -> dict[str, Layout]:
-        """The placements that A and B are brought to."""
-        wanted = {x: self.brought(x, problem.mesh) for x in "AB"}
-        return {x: layout for x, layout in wanted.items() if layout is not None}
+    def _outermost(self, loop: str) -> str:
+        """A local loop, or the first one of an index."""
+        if loop in self.order:
+            return loop
+        return self.loops.local(self._index("reorder", loop))[0]
 
 
-def _loop(word: str, dim: str) -> str:
-    """`dim`, if it is a loop."""
-    if dim not in [*DIMS]:
-        _refuse(word, repr(dim), f"the loops are {', '.join(DIMS)}")
-    return dim
+def _count(cut: Cut) -> str:
+    """Into how many parts, in symbols."""
+    letters = {axis: letter for letter, axis in SIZES.items()}
+    return letters.get(str(cut.parts), "owners" if cut == OWNERS else str(cut.parts))
 
 
 def _cuts(work: Mapping[str, tuple[str, ...]]) -> str:

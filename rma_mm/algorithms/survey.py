@@ -106,7 +106,7 @@ def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
         grid = MeshShape((mesh.size,), AXIS_NAMES[:1])
         return replace(parse_layout(words, grid, len(dims)), grid=grid)
     named = dict(zip(AXIS_NAMES, mesh.names, strict=False))
-    return parse_layout(re.sub(r"\b[ijl]\b", lambda found: named[found[0]], words), mesh, len(dims))
+    return parse_layout(re.sub(rf"\b[{''.join(AXIS_NAMES)}]\b", lambda found: named[found[0]], words), mesh, len(dims))
 
 
 def placed_work(text: str, axes: int) -> WorkMap:

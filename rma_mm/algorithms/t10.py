@@ -21,7 +21,7 @@ from typing import Literal
 from rma_mm.algorithms.search.t10_points import Point, best_point
 from rma_mm.algorithms.survey import whole_numbers
 from rma_mm.geometry.layout import Layout
-from rma_mm.schedule.row import Row, Setting
+from rma_mm.schedule.row import Row, Setting, in_pieces
 
 
 def row_of(point: Point, setting: Setting) -> Row:
@@ -32,13 +32,14 @@ def row_of(point: Point, setting: Setting) -> Row:
     rotates = max(point.rings[:2]) > 1
     over: Literal["k", "n"] = "k" if rotates or point.rings[2] == 1 or point.rings[2] < point.ranks[2] else "n"
     ring_axes = ("a", "b") if over == "k" else ("c",)
+    pieces = -(-longest // point.pace) if point.pace else 1
     by = tuple(axis for axis in ring_axes if axis in point.grid.names)
     return replace(
         T10_ROTATE,
         placements=lambda _: wanted, work=lambda _: point.work(),
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
-        stage=lambda _: {"A": a, "B": b}, pieces=-(-longest // point.pace) if point.pace else 1, fit=None, form=None,
+        stage=lambda _: {"A": a, "B": b}, grains=in_pieces(pieces), fit=None, form=None,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
@@ -269,9 +270,9 @@ def shape(text: str) -> tuple[int, ...]:
 
 def mesh(text: str) -> tuple[int, ...]:
     """Ranks along each axis."""
-    rule = "one to three sizes, as 4, 2x3 or 2x3x2"
+    rule = f"one to {len(AXIS_NAMES)} sizes, as 4, 2x3 or 2x3x2"
     words = text.split("x")
-    if not 1 <= len(words) <= 3:
+    if not 1 <= len(words) <= len(AXIS_NAMES):
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
     return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
 

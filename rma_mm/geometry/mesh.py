@@ -10,7 +10,8 @@ from math import isqrt, prod
 
 from rma_mm.errors import MeshError
 
-AXIS_NAMES = ("i", "j", "l")
+AXIS_NAMES = ("i", "j", "l", "p", "q", "r")
+"""Those of the axes of a mesh, where none are given."""
 
 
 class _Nodes(tuple[int, ...]):
@@ -42,16 +43,17 @@ class MeshShape:
     shape: tuple[int, ...]
     """Ranks along each axis."""
     names: tuple[str, ...] = ()
-    """Axis names, in the order of `shape`; i, j, l when not given."""
+    """Axis names, in the order of `shape`; those of `AXIS_NAMES` when not given."""
     nodes: tuple[int, ...] = ()
     """The node of each rank; all on node 0 when not given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not 1 <= len(self.shape) <= max(3, len(self.names)) or min(self.shape) < 1:
-            raise MeshError(
-                f"mesh shape: got {self.shape}; it has one to three axes of at least one rank each, as (2, 3)"
-            )
+        if not self.shape or min(self.shape) < 1:
+            raise MeshError(f"mesh shape: got {self.shape}; it has axes of at least one rank each, as (2, 3)")
+        if not self.names and len(self.shape) > len(AXIS_NAMES):
+            named = f"up to {len(AXIS_NAMES)} have names of their own, {', '.join(AXIS_NAMES)}"
+            raise MeshError(f"mesh names: got none for {len(self.shape)} axes; {named}; for more pass names")
         names = tuple(self.names) or AXIS_NAMES[: len(self.shape)]
         if len(names) != len(self.shape) or len(set(names)) != len(names):
             raise MeshError(f"mesh names: got {names} for the shape {self.shape}; every axis needs one name of its own")

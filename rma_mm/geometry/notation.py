@@ -22,6 +22,7 @@ axis in SBP and DISTAL:
     desc(100, 80, 32, 16, 0, 0)  a PBLAS descriptor: M, N, MB, NB, RSRC, CSRC
     sbp: S(0), B, P             any of these may say so in front: sbp, elemental, distal, pblas
 
+Vectors and tensors, where such are placed, are written in our notation or in DISTAL's, as x->x** or xyz->xyx.
 SBP without `sbp:` is not recognised on a mesh with an axis called S, B or P: there these are axes.
 """
 
@@ -47,20 +48,22 @@ _PARSERS: dict[str, Callable[[str, MeshShape, int], Layout]] = {
     "distal": parse_distal,
     "pblas": lambda text, mesh, begin: parse_descriptor(text, mesh, begin).layout(mesh),
 }
-"""By the word in front: text, mesh and the column to begin at → layout."""
+"""By the word in front: text, mesh and the column to begin at → layout of a matrix."""
 
 _PREFIX = re.compile(rf"\s*({'|'.join(_PARSERS)})\s*:(?!\s*(?:{'|'.join(CUTS)})\s*\()")
 """The word in front; `sbp:cyclic(2)` is an axis of that name."""
 
 
 def parse_layout(text: str, mesh: MeshShape, dims: int = 2) -> Layout:
-    """The layout that `text` describes on `mesh`; of `dims` other than 2 in our own notation only.
+    """The layout that `text` describes on `mesh`; of `dims` other than 2 in our own notation and in DISTAL's only.
 
     The M and N of a PBLAS descriptor are not part of the layout: it places a matrix of any shape in such blocks.
     Raises LayoutError, with a mark under the offending character, for text that does not parse or names axes the
     mesh does not have.
     """
-    name, begin = _recognised(unquoted(text), mesh) if dims == 2 else ("", 0)
+    name, begin = _recognised(unquoted(text), mesh)
+    if dims != 2:
+        return parse_distal(text, mesh, begin, dims) if name == "distal" else parse_partition_spec(text, mesh, dims)
     return _PARSERS[name](text, mesh, begin) if name else parse_partition_spec(text, mesh, dims)
 
 

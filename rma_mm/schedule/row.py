@@ -128,6 +128,30 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """One cut of the walked dimension, or of what earlier ones left of it: where owners change, if nothing else."""
+
+    parts: int | str = 0
+    """Into so many even parts, fewer where there are not as many indices; or as many as the mesh has ranks along an
+    axis, which is named as in `AXIS_NAMES`."""
+    size: int = 0
+    """Into pieces of so many indices, of which the last may be shorter."""
+
+
+OWNERS = Cut()
+"""Where an operand's owners change."""
+Cuts = tuple[Cut, ...]
+"""Cuts within each other, the outermost first; `OWNERS` comes first, or not at all."""
+Grains = tuple[Cuts, Cuts, Cuts]
+"""Of A, B and C."""
+
+
+def in_pieces(parts: int) -> Grains:
+    """Each owner's part of the walked dimension in so many pieces, so that transfers overlap."""
+    return ((OWNERS, Cut(parts)),) * 3
+
+
+@dataclass(frozen=True)
 class Row:
     """One algorithm of the literature, as the survey's table has it."""
 
@@ -161,8 +185,9 @@ class Row:
     """The operands whose transfers become broadcasts, shifts or reductions wherever a pass proves them equal."""
     whole: str = ""
     """The operands that a rank fetches all at once, before it multiplies."""
-    pieces: int = 1
-    """Into how many pieces at least an owner's part of the walked dimension is cut, so that transfers overlap."""
+    grains: Grains = ((OWNERS,),) * 3
+    """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
+    a piece is wider than a panel."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
     form: Callable[[str], Row | str] | None = None
@@ -176,9 +201,10 @@ class Row:
     @cached_property
     def pulled(self) -> Row:
         """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
+        a, b, c = (cuts if OWNERS not in cuts else (OWNERS,) for cuts in self.grains)
         return replace(
-            self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="", pieces=1,
-            stage=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
+            self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="",
+            grains=(a, b, c), stage=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
             fit=partial(_pulled, self.fit) if self.fit else None,
         )  # fmt: skip

@@ -56,11 +56,18 @@ def test_too_few_nodes() -> None:
         MeshShape((4,), nodes=(0, 0))
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, -1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("shape", [(), (0,), (2, -1), (1, 1, 1, 0)])
 def test_shapes_that_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(MeshError, match="one to three axes") as error:
+    with pytest.raises(MeshError, match="axes of at least one rank each") as error:
         MeshShape(shape)
     assert str(shape) in str(error.value)
+
+
+def test_many_axes_want_names() -> None:
+    assert MeshShape((1, 2, 1, 2, 1, 1)).names == ("i", "j", "l", "p", "q", "r")
+    with pytest.raises(MeshError, match="got none for 7 axes; up to 6 have names of their own, i, j, l, p, q, r"):
+        MeshShape((1,) * 7)
+    assert MeshShape((1,) * 7, tuple("abcdefg")).coords(0)["g"] == 0
 
 
 @pytest.mark.parametrize("names", [("i",), ("i", "i"), ("i", "j", "l")])

@@ -13,7 +13,7 @@ from rma_mm.geometry import notation
 from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import notations, parse_layout
-from rma_mm.geometry.span import Region
+from rma_mm.geometry.span import Region, Span
 from tests.strategies import layouts, meshes, pure
 
 MESH = MeshShape((2, 2, 2))
@@ -219,9 +219,11 @@ OTHER_ERRORS = [
     ("xy->xy*0", 7, "more than one entry per axis; the mesh 2x2x2 has 3"),
     ("xy->xz0", 5, "expected x, y, a coordinate or *"),
     ("xy->xy2", 6, "got l=2; the axis has coordinates 0 to 1"),
-    ("xx->xxx", 1, "both dimensions have one name"),
-    ("xyz->xyz", 2, "expected '->'"),
-    ("x->xyz", 1, "expected the name of the columns"),
+    ("xx->xxx", 1, "two dimensions have one name"),
+    ("xyz->xy*", 2, "a dimension too many: this is a matrix, of two dimensions"),
+    ("x->x**", 1, "a further dimension: this is a matrix, of two dimensions; a vector that is multiplied is a matrix"),
+    ("x*->xyz", 1, "the name of a dimension, or ->"),
+    ("distal: xy", 10, "a dimension too many"),
     ("distal: xy->x,y", 13, "a character that has no meaning here"),
     ("'distal: xy=>xy'", 11, "a character that has no meaning here"),
 ]
@@ -286,8 +288,26 @@ def test_any_text_is_read_or_refused_with_a_mark(text: str, mesh: MeshShape) -> 
         assert parse_layout(str(layout), mesh) == layout
 
 
-def test_work_maps_have_our_notation_only() -> None:
-    for text in ("B, B, B", "xyz->xyz", "[(0),(1),()]", "sbp: B, B, B"):
+def test_tensors_and_vectors_in_the_notation_of_distal() -> None:
+    """Faces of a tensor, as DISTAL places them, and a vector: what `P(…)` of as many dimensions says."""
+    same = {"xyz->xy": "P('i', 'j', None)", "xyz->zx": "P('j', None, 'i')", "distal:xyz->y0": "P(None, 'i', *, j=0)"}
+    for text, ours in same.items():
+        assert parse_layout(text, FLAT, dims=3) == parse_layout(ours, FLAT, dims=3)
+    assert parse_layout("x->x", MeshShape((4,)), dims=1) == parse_layout("i", MeshShape((4,)), dims=1)
+    assert parse_layout("x->*x", FLAT, dims=1).region((6,), FLAT, 4) == Region((Span.range(2, 4),))
+    for text, dims, column, words in (
+        ("xy->xy", 3, 2, "a further dimension: this is a tensor of 3 dimensions"),
+        ("xy->xy", 1, 1, "a dimension too many: this is a vector, of one dimension"),
+        ("xyz->xw", 3, 6, "expected x, y, z, a coordinate or *"),
+        ("x->x", 1, 4, "nothing is said of the axis j"),
+    ):
+        with pytest.raises(LayoutError) as error:
+            parse_layout(text, FLAT, dims)
+        assert words in str(error.value) and str(error.value).splitlines()[-1] == f"  {' ' * column}^"
+
+
+def test_work_maps_have_two_notations_only() -> None:
+    for text in ("B, B, B", "[(0),(1),()]", "sbp: B, B, B"):
         with pytest.raises(LayoutError):
             parse_layout(text, MESH, dims=3)
 

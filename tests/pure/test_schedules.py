@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.algorithms import ALGORITHMS
+from rma_mm.algorithms import ALGORITHMS, find_algorithm
+from rma_mm.algorithms.scheduling import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
+from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, problem_of
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -103,6 +105,21 @@ def test_every_row_multiplies_as_numpy(name: str) -> None:
             run(case, case.seed)
 
     check()
+
+
+def test_meshes_of_four_axes() -> None:
+    """What the planner finds for sixteen ranks, and words that name every axis, whatever they are called."""
+    mesh, shape = MeshShape((2, 2, 2, 2)), (9, 10, 11)
+    found = [each for each in candidates(Request(shape, mesh)) if not each.rejected]
+    assert {"stationary_c", "queue", "t10_rotate", "gather_gemm"} <= {each.row.name for each in found}
+    for each in found:
+        assert each.layouts
+        run(Case(each.row, Problem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
+    loops = product(A="xy->xy*x", B="xy->*yx*", C="xy->xy00").distribute(m="i", n="j", k=("l", "p"))
+    row = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
+    renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), nodes=[rank // 5 for rank in range(16)])
+    for each in (mesh, renamed):
+        run(Case(row, Problem(shape, each, placements_taken(row, Request(shape, each))[0]), Tuning(), 1, 0, "", 0))
 
 
 @pure(30)
@@ -249,6 +266,14 @@ def test_columns_of_ranks_that_cut_their_rows_each_in_another_way(name: str) -> 
             run(Case(ALGORITHMS[name], problem, Tuning(), 1, 0, "", seed), seed)
 
     check()
+
+
+@pytest.mark.parametrize("name", ["row_parallel:pull", "johnson_3d:pull"])
+def test_sums_over_a_long_k_are_pushed_once(name: str) -> None:
+    """However many panels it takes."""
+    mesh, row = MeshShape((2, 1, 2)), find_algorithm(name)
+    request = Request((4, 4, 5000), mesh, in_place="", algorithm=name)
+    assert_price_is_exact(row, problem_of(request, placements_taken(row, request)[0]))
 
 
 def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:

@@ -148,7 +148,7 @@ def test_other_pairs_are_refused(pair: Sbp) -> None:
     [
         ("S(2)", "B", "S splits dimension 0"),
         ("S(0), B", "B", "one word per mesh axis"),
-        ("B, B, B, B", "B, B, B, B", "more than one word per axis"),
+        (", ".join("B" * 7), ", ".join("B" * 7), "more than one word per axis"),
         ("", "B", "got 0 words"),
     ],
 )

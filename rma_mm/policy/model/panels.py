@@ -17,7 +17,7 @@ from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import LocalWork
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
-from rma_mm.schedule.row import OPERAND_DIMS
+from rma_mm.schedule.row import OPERAND_DIMS, OWNERS
 
 UNCUT = 1e12
 """Indices of a panel that is never cut."""
@@ -102,7 +102,6 @@ class _Cutter:
             each = self.parted(dim, [x for x in cutters if x not in copied], repacked)
             if dim == fitted.dim:
                 each = np.maximum(each, np.ceil(extent / self.longest))
-                each = np.maximum(each, np.minimum(fitted.row.pieces * each, np.maximum(1, extent)))
             found.append(each)
         m, n, k = found
         return (m, n, k), repacked
@@ -112,7 +111,7 @@ class _Cutter:
         fitted, sample, wanted = self.boxes.fitted, self.boxes.sample, self.boxes.spans[dim]
         ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
         if dim == fitted.dim and fitted.by_chunks:
-            return self.chunks([self.spreads[x].turns[at] for x, at in ats.items()])
+            return self.chunks({x: self.spreads[x].turns[at] for x, at in ats.items()})
         helds = tuple(sample.spans(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
         joint = sample.joint(wanted, helds, limits.NARROW)
         of = wanted.of[: sample.count]
@@ -125,17 +124,28 @@ class _Cutter:
             repacked[x] = np.maximum(repacked[x], np.where(is_wide, is_interleaved[of], self.spreads[x].cuts[at] > 1))
         return np.where(is_wide, joint.whole[of], 1.0)
 
-    def chunks(self, turns: list[Figures]) -> Figures:
-        """Pieces of the walk where every operand moves at its own grain."""
-        found = np.ones(self.boxes.sample.count)
-        for each in turns:
-            found = together(found, each)
-        widest = np.floor(self.boxes.extents[self.boxes.fitted.dim] / limits.NARROW)
-        return np.asarray(np.minimum(found, np.maximum(1.0, widest)))
+    def chunks(self, turns: dict[str, Figures]) -> Figures:
+        """Pieces of the walk where every operand moves at its own grain, and its owner changes so many times."""
+        fitted = self.boxes.fitted
+        extent = np.maximum(1.0, self.boxes.extents[fitted.dim])
+        once = np.ones(self.boxes.sample.count)
+        found = once
+        for x, each in turns.items():
+            found = together(found, each) if OWNERS in fitted.grain(x) else found
+        owned = np.minimum(found, np.maximum(1.0, np.floor(extent / limits.NARROW)))
+        found = owned
+        for x in turns:
+            grain = fitted.grain(x)
+            pieces = owned if OWNERS in grain else once
+            for cut in grain:
+                pieces = pieces * (np.ceil(extent / pieces / cut.size) if cut.size else max(1, int(cut.parts)))
+            found = together(found, np.minimum(pieces, extent))
+        return found
 
     @cached_property
     def longest(self) -> float:
         """The most indices of a panel: as many as there are where all is read in place."""
         fitted = self.boxes.fitted
         is_whole = fitted.loads_all and not any(spread.between.any() for spread in self.spreads.values())
-        return UNCUT if is_whole or fitted.row.whole == "AB" else float(fitted.width)
+        by_owner = [x for x in self.spreads if x not in fitted.row.whole and OWNERS in fitted.grain(x)]
+        return UNCUT if is_whole or not by_owner else float(fitted.width)

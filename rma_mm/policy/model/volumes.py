@@ -219,12 +219,11 @@ class _Volumes:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
-        again = steps if not is_reduced and self.dim == 2 else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
-        own, node, between = (words * again / sharers for words in (found.own, found.node, found.between))
-        moved = [Moved("C", "accumulate", own, node, between, calls * again * np.ones_like(own), run=found.run)]
+        own, node, between = (words / sharers for words in (found.own, found.node, found.between))
+        moved = [Moved("C", "accumulate", own, node, between, calls * np.ones_like(own), run=found.run)]
         if np.any(summed):
             moved.append(Moved("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved

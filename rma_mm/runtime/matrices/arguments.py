@@ -22,7 +22,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 
 
 def default_layout(mesh: Mesh) -> Layout:
-    """Blocks that hold each element once: the leading axes cut rows, the last of two or three cuts columns."""
+    """Blocks that hold each element once: the leading axes cut rows, the others columns."""
     return next(single_layouts(mesh.shape))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, same_place
+from rma_mm.schedule.row import DIMS, OPERAND_DIMS, OWNERS, Cuts, Problem, Row, same_place
 from rma_mm.schedule.schedule import STAGE
 
 WIDTH = 1024
@@ -85,13 +85,22 @@ class Fitted:
     @property
     def by_chunks(self) -> bool:
         """Whether every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
-        return bool(self.row.grouped) or (not self.is_here and self.row.over == "k")
+        has_grain = any(OWNERS not in self.grain(x) for x in "ABC")
+        return bool(self.row.grouped) or has_grain or (not self.is_here and self.row.over == "k")
 
     def cuts(self, x: str, dim: int) -> bool:
         """Whether pieces along a dimension end where an operand's owners change."""
         if dim not in OPERAND_DIMS[x] or (x == "C" and (self.is_here or dim != self.dim)):
             return False
         return x not in (self.row.whole if dim == self.dim else self.row.grouped)
+
+    def grain(self, x: str) -> Cuts:
+        """How the walked dimension is cut into what moves at once of an operand, in numbers."""
+        cuts, mesh = self.row.grains["ABC".index(x)], self.given.mesh
+        return tuple(
+            replace(cut, parts=mesh.shape[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
+            for cut in cuts
+        )
 
     @property
     def start_axes(self) -> tuple[str, ...]:

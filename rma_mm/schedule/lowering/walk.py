@@ -14,7 +14,7 @@ from itertools import pairwise
 from rma_mm.geometry.span import Region, Span, even_part
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes
-from rma_mm.schedule.row import OPERAND_DIMS, side
+from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cuts, side
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,20 @@ class Turn:
     """Operands whose chunk ends here."""
 
 
+Interval = tuple[int, int]
+"""Where a piece of the walk begins and ends."""
+
+
 def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
     """The turns of a rank's box, whose walk starts `start` indices into it. All ranks that walk alike cut alike."""
-    dim, row = boxes.fitted.dim, boxes.fitted.row
+    fitted = boxes.fitted
+    dim, row = fitted.dim, fitted.row
     extent = len(box[dim])
     edges = {x: _edges(boxes, rank, x, box, start) for x in "ABC"}
     if any(narrow for _, narrow in edges.values()):
         common = _fused(sorted({edge for found, _ in edges.values() for edge in found}))
-        edges = {x: (common if dim in OPERAND_DIMS[x] and x not in row.whole else found, True)
-                 for x, (found, _) in edges.items()}  # fmt: skip
+        keep = [x for x in "ABC" if dim not in OPERAND_DIMS[x] or x in row.whole or OWNERS not in fitted.grain(x)]
+        edges = {x: (found if x in keep else common, True) for x, (found, _) in edges.items()}
 
     def at(begin: int, end: int) -> Span:
         return box[dim].take(Span.window(extent, begin + start, end - begin))
@@ -55,24 +60,50 @@ def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
 
 def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[list[int], bool]:
     """Where the chunks of an operand begin and end, and whether they are an owner's scattered blocks."""
-    dim, row = boxes.fitted.dim, boxes.fitted.row
-    extent = len(box[dim])
-    if not boxes.fitted.cuts(x, dim) or (x not in row.grouped and boxes.is_own(rank, x, side(box, x))):
+    fitted = boxes.fitted
+    dim, extent = fitted.dim, len(box[fitted.dim])
+    if not extent or not fitted.cuts(x, dim):
         return [0, extent], False
-    spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, box, dim)]
-    if not spans:
+    if x not in fitted.row.grouped and boxes.is_own(rank, x, side(box, x)):
         return [0, extent], False
-    longest = max(map(len, spans))
-    pieces = max(min(row.pieces, *map(len, spans), longest), -(-longest // boxes.fitted.width))
-    edges = {0, extent}
-    scattered = False
-    for span in spans:
-        intervals = _shifted(span, start, extent)
-        scattered |= len(intervals) > 2
-        for begin, end in intervals:
-            count = -(-(end - begin) * pieces // longest)
-            edges |= {begin + even_part(end - begin, n, count).stop for n in range(count)} | {begin}
-    return sorted(edges), scattered
+    grain = fitted.grain(x)
+    is_by_owner = grain[0] == OWNERS
+    spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, box, dim)] if is_by_owner else [
+        Span([piece]) for piece in _finer([(0, extent)], grain, [extent])
+    ]  # fmt: skip
+    walked = [_shifted(span, start, extent) for span in spans]
+    pieces = [interval for intervals in walked for interval in intervals]
+    if is_by_owner and pieces:
+        pieces = _finer(pieces, grain[1:], list(map(len, spans)))
+        longest = max(map(_length, pieces))
+        pieces = _evenly(pieces, -(-longest // fitted.width), longest)
+    edges = {0, extent, *(edge for piece in pieces for edge in piece)}
+    return sorted(edges), any(len(intervals) > 2 for intervals in walked)
+
+
+def _finer(pieces: list[Interval], cuts: Cuts, lengths: list[int]) -> list[Interval]:
+    """Intervals cut further by each of the cuts in turn. lengths: of what they are, or are parts of."""
+    for cut in cuts:
+        if cut.size:
+            pieces = [(at, min(at + cut.size, end)) for begin, end in pieces for at in range(begin, end, cut.size)]
+        else:
+            pieces = _evenly(pieces, min(int(cut.parts), *lengths), max(lengths))
+        lengths = list(map(_length, pieces))
+    return pieces
+
+
+def _evenly(pieces: list[Interval], parts: int, longest: int) -> list[Interval]:
+    """Intervals in even parts: so many of the longest, and of others in proportion."""
+    counted = [(begin, end - begin, -(-(end - begin) * parts // longest)) for begin, end in pieces]
+    return [
+        (begin + part.start, begin + part.stop)
+        for begin, length, count in counted
+        for part in (even_part(length, n, count) for n in range(count))
+    ]
+
+
+def _length(interval: Interval) -> int:
+    return interval[1] - interval[0]
 
 
 def _shifted(span: Span, start: int, extent: int) -> list[tuple[int, int]]:
