@@ -184,7 +184,7 @@ def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:
 
 
 @lru_cache(maxsize=4096)
-def same_place(one: Layout, other: Layout, shape: tuple[int, int], mesh: MeshShape) -> bool:
+def same_place(one: Layout, other: Layout, shape: tuple[int, ...], mesh: MeshShape) -> bool:
     """Whether two placements give every rank the same part of a matrix, however they say it."""
     if one == other:
         return True
