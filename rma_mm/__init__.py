@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "ChainPlan": ".runtime.chains.chain",
+    "DistArray": ".runtime.matrices.array",
     "DistMatrix": ".runtime.matrices.matrix",
     "Epilogue": ".kernels.epilogue.epilogue",
     "Mesh": ".runtime.ranks.mesh",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rma_mm.algorithms import list_algorithms
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
+    from rma_mm.runtime.matrices.array import DistArray
     from rma_mm.runtime.matrices.matrix import DistMatrix, load
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChainPlan",
+    "DistArray",
     "DistMatrix",
     "Epilogue",
     "Mesh",

@@ -102,6 +102,21 @@ def layouts(
 
 
 @st.composite
+def array_layouts(draw: DrawFn, mesh: MeshShape, extents: tuple[int, ...], spare: Sequence[str] = ROLES[4:]) -> Layout:
+    """Placements of an array of any number of dimensions; `spare` is what an axis that cuts none of them may do."""
+    roles = [*range(len(extents)), *range(len(extents)), *spare]
+    role = {axis: draw(st.sampled_from(roles)) for axis in draw(st.permutations(mesh.names))}
+    splits = [
+        draw(_splits(mesh, [axis for axis in role if role[axis] == dim], extent, KINDS))
+        for dim, extent in enumerate(extents)
+    ]
+    pins = tuple((axis, draw(st.integers(0, mesh.axis_size(axis) - 1))) for axis in role if role[axis] == "pinned")
+    layout = Layout(tuple(splits), pins, tuple(axis for axis in role if role[axis] == "sum"))
+    layout.check(extents, mesh)
+    return layout
+
+
+@st.composite
 def by_column(draw: DrawFn, mesh: MeshShape, extents: tuple[int, int]) -> Layout:
     """Blocks on a mesh of two axes: columns of any width, each cut into rows of its own; or that transposed."""
     rows, columns = extents

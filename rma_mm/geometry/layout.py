@@ -35,6 +35,8 @@ class Level:
     skew: tuple[str, ...] = ()
     """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows. Of bounds that are
     several lists, axes that say which: columns of ranks that cut their rows each in another way."""
+    fold: tuple[tuple[int, ...], int] | None = None
+    """Of a dimension that is several in one, the last of them fastest: their extents, and which of them is cut."""
 
     def part(self, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
         """Positions 0…extent − 1 that belong to the part at `coords`."""
@@ -280,6 +282,17 @@ class Layout:
         """The placement of the transposed matrix on the same memory."""
         return replace(self, splits=self.splits[::-1])
 
+    def folded(self, shape: tuple[int, ...]) -> Layout:
+        """The placement of an array of `shape` as a matrix: all dimensions but the last are its rows.
+
+        >>> from rma_mm.geometry.notation import parse_layout
+        >>> mesh = MeshShape((2, 2))
+        >>> parse_layout("P('i', 'j', None)", mesh, 3).folded((4, 2, 5)).region((8, 5), mesh, 1)
+        Region(1:2,3:4 x 0:5)
+        """
+        rows = [replace(level, fold=(shape[:-1], d)) for d, split in enumerate(self.splits[:-1]) for level in split]
+        return self if len(shape) == 2 else replace(self, splits=(tuple(rows), self.splits[-1]))
+
     def unshared(self, mesh: MeshShape) -> Layout:
         """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
 
@@ -316,10 +329,23 @@ class Layout:
 def _split_span(split: Split, extent: int, mesh: MeshShape, at: tuple[int, ...]) -> Span:
     """Indices held at the coordinates `at`; remembered, for lowering asks for the same few again and again."""
     coords = dict(zip(mesh.names, at, strict=True))
-    span = Span.range(0, extent)
+    folded = [level for level in split if level.fold]
+    span = _folded_span(folded, mesh, coords) if folded else Span.range(0, extent)
     for level in split:
-        span = span.take(level.part(len(span), mesh, coords))
+        if not level.fold:
+            span = span.take(level.part(len(span), mesh, coords))
     return span
+
+
+def _folded_span(levels: Sequence[Level], mesh: MeshShape, coords: Mapping[str, int]) -> Span:
+    """Indices of a dimension that is several in one, each of which is cut by levels of its own."""
+    assert levels[0].fold
+    spans = [Span.range(0, extent) for extent in levels[0].fold[0]]
+    for level in levels:
+        assert level.fold
+        dim = level.fold[1]
+        spans[dim] = spans[dim].take(level.part(len(spans[dim]), mesh, coords))
+    return Span.folded(spans, levels[0].fold[0])
 
 
 @lru_cache(maxsize=4096)
@@ -347,7 +373,8 @@ def _split_text(split: Split) -> str:
         args = ", ".join(str(int(arg)) if arg % 1 == 0 else repr(arg) for arg in level.args)
         cut = "" if level.kind == "even" else f":{level.kind}({args})"
         skew = f":skew({', '.join(level.skew)})" if level.skew else ""
-        words.append(f"'{'+'.join(level.axes)}{cut}{skew}'")
+        fold = f" of {level.fold[1]} in {'x'.join(map(str, level.fold[0]))}" if level.fold else ""
+        words.append(f"'{'+'.join(level.axes)}{cut}{skew}{fold}'")
     return words[0] if len(words) == 1 else f"({', '.join(words)})" if words else "None"
 
 

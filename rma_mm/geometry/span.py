@@ -12,7 +12,7 @@ dimension (ScaLAPACK's order). *Positions* are indices into such a packed array:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, product
 
@@ -67,6 +67,22 @@ class Span:
         start %= extent
         stop = start + length
         return Span([(start, min(stop, extent)), (0, max(0, stop - extent))])
+
+    @staticmethod
+    def folded(spans: Sequence[Span], extents: Sequence[int]) -> Span:
+        """The indices of a dimension that is several in one, the last of them fastest, whose own lie in `spans`.
+
+        >>> Span.folded([Span.range(1, 3), Span.range(0, 2)], (3, 4))
+        Span(4:6, 8:10)
+        """
+        found, stride = Span.range(0, 1), 1
+        for span, extent in zip(reversed(spans), reversed(extents), strict=True):
+            if len(found) == stride:  # all of what is faster: runs stay together
+                runs = [(stride * a, stride * b) for a, b in span.runs]
+            else:
+                runs = [(stride * x + a, stride * x + b) for x in span.indices.tolist() for a, b in found.runs]
+            found, stride = Span(runs), stride * extent
+        return found
 
     # -- what it is -------------------------------------------------------------------------------
 

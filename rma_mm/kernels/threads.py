@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -57,6 +58,24 @@ def using_threads(n: int) -> Iterator[None]:
     finally:
         if before != n:
             set_threads(before)
+
+
+def together(calls: Sequence[Callable[[], object]]) -> None:
+    """Make calls at the same time, the last one here."""
+    pool = _pool(max(len(calls) - 1, 1))
+    others = [pool.submit(call) for call in calls[:-1]]
+    calls[-1]()
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads beside the caller's own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
 
 
 def get_threads() -> int:

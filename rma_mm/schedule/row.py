@@ -227,7 +227,7 @@ def is_placed_as(
 
 
 @lru_cache(maxsize=4096)
-def same_place(one: Layout, other: Layout, shape: tuple[int, int], mesh: MeshShape) -> bool:
+def same_place(one: Layout, other: Layout, shape: tuple[int, ...], mesh: MeshShape) -> bool:
     """Whether two placements give every rank the same part of a matrix, however they say it."""
     if one == other:
         return True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rma_mm
-from rma_mm import DistMatrix, Epilogue, Mesh
+from rma_mm import DistArray, DistMatrix, Epilogue, Mesh
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from rma_mm.runtime.verification.checked_product import as_before
 from rma_mm.windows.checks.checked import SWITCH
@@ -107,3 +107,19 @@ def test_what_cannot_be_added(comm):
         same_error(comm, LayoutError, lambda: rma_mm.matmul(A, B, c=C, layout="*, i"), "c is placed as")
         same_error(comm, LayoutError, lambda: rma_mm.matmul(A, B, c=x), "c: got ndarray")
         assert np.array_equal(D.to_numpy(), x)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_of_batches(comm):
+    rng = np.random.default_rng(1)
+    x, y, z = (rng.integers(-4, 5, shape).astype(float) for shape in ((6, 5, 4), (6, 4, 3), (6, 5, 3)))
+    with Mesh((2, 2), comm) as mesh:
+        for layout in (None, "P('i', 'j', None)", "P(None, 'i', 'j')"):
+            A, B, C = (DistArray.from_numpy(*given) for given in ((x, mesh, layout), (y, mesh), (z, mesh)))
+            made = rma_mm.matmul(A, B, mesh, beta=2, c=C)
+            assert np.array_equal(made.to_numpy(), x @ y + 2 * z)
+            assert np.array_equal(C.to_numpy(), z)
+            assert rma_mm.matmul(A, B, mesh, beta=-1, c=C, out=made) is made
+            assert np.array_equal(made.to_numpy(), x @ y - z)
+            with pytest.raises(LayoutError, match=r"^c: it shares memory with out"):
+                rma_mm.matmul(A, B, mesh, beta=2, c=C, out=C)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -23,7 +21,7 @@ from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
 from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 from rma_mm.kernels.product import LocalOperands, Product
-from rma_mm.kernels.threads import get_threads
+from rma_mm.kernels.threads import get_threads, together
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
@@ -88,7 +86,7 @@ def bind_numba(problem: LocalOperands) -> Product:
         _compile_all(problem.semiring, *blocking.types(a, b, c))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [_bound(part) for part in _parts(problem, get_threads())]
-    return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(_together, calls))
+    return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(together, calls))
 
 
 def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
@@ -238,7 +236,7 @@ def _step(
     a, b, c = blocks
     alpha, beta = (c.dtype.type(x) for x in scalars)
     calls = [_bound(part) for part in _parts(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
-    _together(calls) if len(calls) > 1 else calls[0]()
+    together(calls) if len(calls) > 1 else calls[0]()
 
 
 # -- several threads --------------------------------------------------------------------------------
@@ -251,24 +249,6 @@ def _slices(m: int, n: int, k: int, threads: int) -> list[slice]:
     share = -(-extent // parts)
     size = extent if parts == 1 else -(-share // _UNIT) * _UNIT
     return [slice(start, min(start + size, extent)) for start in range(0, extent, size)]
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads beside the caller's own."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along
-
-
-def _together(calls: list[Call]) -> None:
-    """Make calls at the same time, the last one here."""
-    pool = _pool(max(get_threads() - 1, 1))
-    others = [pool.submit(call) for call in calls[:-1]]
-    calls[-1]()
-    for other in others:
-        other.result()
 
 
 def _parts(problem: LocalOperands, threads: int) -> list[LocalOperands]:

@@ -284,6 +284,7 @@ class ChainPlan:
             raise MemoryLimitError(
                 f"memory_limit: got {whole} bytes a rank for the chain; too little of it is left for '{step}': {error}"
             ) from None
+        assert isinstance(plan, Plan)  # no step multiplies batches
         self.plans.append(plan)
         return plan, max(0, peak_bytes(self.mesh, plan.schedule, plan.given) - own)
 

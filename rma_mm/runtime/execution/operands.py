@@ -23,9 +23,10 @@ FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "determinis
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix that is not there yet; its layout may be left to the plan."""
+    """A matrix, or a batch of them, that is not there yet; its layout may be left to the plan."""
 
-    shape: tuple[int, int]
+    shape: Any
+    """(rows, columns); of a batch its own extents before these."""
     dtype: np.dtype[Any]
     layout: Layout | None = None
     in_place: bool | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from hashlib import blake2b
+from math import prod
 from operator import index
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import check_dtype, parse_dtype
 from rma_mm.errors import LayoutError, ShapeError, cut
 from rma_mm.geometry.extents import too_large
-from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.runtime.matrices.stored import Shape
@@ -26,20 +27,47 @@ def default_layout(mesh: Mesh) -> Layout:
     return next(single_layouts(mesh.shape))
 
 
-def pinned(mesh: Mesh, rank: int) -> Layout:
+def default_split(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
+    """An array of `shape` cut from its first dimension on, by as many axes of the mesh as that has indices for.
+
+    So a batch is cut over all ranks where it can be, and nothing moves when it is multiplied.
+    """
+    splits: list[list[Level]] = [[] for _ in shape]
+    dim, parts = 0, 1
+    for axis, size in zip(mesh.shape.names, mesh.shape.shape, strict=True):
+        while dim < len(shape) - 1 and parts * size > max(1, shape[dim]):
+            dim, parts = dim + 1, 1
+        splits[dim].append(Level((axis,)))
+        parts *= size
+    return Layout(tuple(map(tuple, splits)))
+
+
+def pinned(mesh: Mesh, rank: int, dims: int = 2) -> Layout:
     """The placement that puts a whole matrix on one rank."""
-    return Layout(((), ()), tuple(mesh.shape.coords(rank).items()))
+    return Layout(((),) * dims, tuple(mesh.shape.coords(rank).items()))
 
 
 def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
     """`layout` as a value that fits; the default where it is None. Raises LayoutError."""
     if layout is None:
-        return default_layout(mesh)
+        return default_layout(mesh) if len(shape) == 2 else default_split(mesh, shape)
     if not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
-    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
+    place = parse_layout(layout, mesh.shape, len(shape)) if isinstance(layout, str) else layout
     place.check(shape, mesh.shape)
     return place
+
+
+def checked_extents(shape: Any) -> tuple[int, ...]:
+    """`shape` as whole numbers, one or more, as `checked_shape`. Raises ShapeError."""
+    try:
+        extents = tuple(index(n) for n in shape)
+    except TypeError:
+        extents = ()
+    if not extents:
+        raise ShapeError(f"shape: got {shape!r}; an array has a dimension or more, as (12, 3, 4)")
+    checked_shape((prod(extents[:-1]) if min(extents) > 0 else min(extents), extents[-1]))
+    return extents
 
 
 def checked_shape(shape: Any) -> Shape:
@@ -47,7 +75,9 @@ def checked_shape(shape: Any) -> Shape:
     try:
         rows, cols = (index(n) for n in shape)
     except (TypeError, ValueError):
-        raise ShapeError(f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4)") from None
+        raise ShapeError(
+            f"shape: got {shape!r}; a matrix has two dimensions, as (3, 4), and DistArray takes others"
+        ) from None
     if min(rows, cols) < 0:
         raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
     if reason := too_large((rows, cols)):
@@ -55,11 +85,15 @@ def checked_shape(shape: Any) -> Shape:
     return rows, cols
 
 
-def checked_array(x: Any) -> NDArray[Any]:
-    """`x` as a 2-D array of a supported type. Raises ShapeError, DtypeError."""
+def checked_array(x: Any, is_matrix: bool = True) -> NDArray[Any]:
+    """`x` as a 2-D array, or one of a dimension or more, of a supported type. Raises ShapeError, DtypeError."""
     array = np.asarray(x)
-    if array.ndim != 2:
-        raise ShapeError(f"x: got an array of shape {array.shape}; a matrix has two dimensions")
+    if is_matrix and array.ndim != 2:
+        raise ShapeError(
+            f"x: got an array of shape {array.shape}; a matrix has two dimensions, and DistArray takes others"
+        )
+    if not array.ndim:
+        raise ShapeError("x: got a number; an array has a dimension or more")
     check_dtype(array.dtype, "x's dtype")
     return array
 

@@ -29,12 +29,29 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 
-Elements = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
+Elements = Callable[..., Any]
 FILL_BLOCK = 2**17
 """Elements that `from_function` asks for at a time."""
 
 
-class DistMatrix(Stored):
+class Multiplicand:
+    """What stands beside `@`."""
+
+    mesh: Mesh
+    __array_ufunc__ = None  # so that array @ matrix comes here
+
+    def __matmul__(self, other: Multiplicand | NDArray[Any]) -> Any:
+        from rma_mm.runtime.products.matmul import matmul
+
+        return matmul(self, other, self.mesh) if isinstance(other, Multiplicand | np.ndarray) else NotImplemented
+
+    def __rmatmul__(self, other: NDArray[Any]) -> Any:
+        from rma_mm.runtime.products.matmul import matmul
+
+        return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
+
+
+class DistMatrix(Stored, Multiplicand):
     """A matrix of `shape` (rows, columns) placed on `mesh` by `layout`. Make one by the class methods.
 
     >>> D = DistMatrix.from_numpy(x, mesh, layout="P('i', 'j')")    # doctest: +SKIP
@@ -120,7 +137,7 @@ class DistMatrix(Stored):
                 facts["dtype"] = dtype
         made = cls.empty(shape, dtype, mesh, layout)
         with agreed(mesh.comm, "from_function"):
-            _fill(made.tile, made.region, f)
+            fill(made.tile, made.region, f)
         return made
 
     # -- what it holds ----------------------------------------------------------------------------
@@ -128,8 +145,7 @@ class DistMatrix(Stored):
     @property
     def local(self) -> dict[Region, NDArray[Any]]:
         """This rank's tiles: box of global indices → writable view."""
-        tile, region = self.tile, self.region
-        return {box: tile[region.locate(box).selector()] for box in region.run_boxes()} if region else {}
+        return tiles(self.tile, self.region)
 
     # -- moving it --------------------------------------------------------------------------------
 
@@ -170,18 +186,6 @@ class DistMatrix(Stored):
             raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
         self.tile[...] = other.tile
 
-    __array_ufunc__ = None  # so that array @ matrix comes here
-
-    def __matmul__(self, other: DistMatrix | NDArray[Any]) -> DistMatrix:
-        from rma_mm.runtime.products.matmul import matmul
-
-        return matmul(self, other, self.mesh) if isinstance(other, DistMatrix | np.ndarray) else NotImplemented
-
-    def __rmatmul__(self, other: NDArray[Any]) -> DistMatrix:
-        from rma_mm.runtime.products.matmul import matmul
-
-        return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
-
     def __repr__(self) -> str:
         return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
 
@@ -202,14 +206,19 @@ def check_added(c: DistMatrix | None, A: DistMatrix, B: DistMatrix, out: DistMat
         raise LayoutError("c: it shares memory with an operand; pass a copy of it")
 
 
-def _fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
+def tiles(tile: NDArray[Any], region: Region) -> dict[Region, NDArray[Any]]:
+    """The plain boxes of a region → their parts of the array that holds it."""
+    return {box: tile[region.locate(box).selector()] for box in region.run_boxes()} if region else {}
+
+
+def fill(tile: NDArray[Any], region: Region, f: Elements) -> None:
     """Fill this rank's part, a few rows at a time."""
     if not region:
         return
-    rows, cols = region[0].indices[:, None], region[1].indices[None, :]
-    step = max(1, FILL_BLOCK // cols.size)
-    for start in range(0, rows.shape[0], step):
-        tile[start : start + step] = f(rows[start : start + step], cols)
+    rows, *rest = np.ix_(*(span.indices for span in region))
+    step = max(1, FILL_BLOCK * len(region[0]) // region.size)
+    for start in range(0, len(region[0]), step):
+        tile[start : start + step] = f(rows[start : start + step], *rest)
 
 
 def check_matrix(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,9 +20,13 @@ from rma_mm.kernels.choice.choice import NAMES
 from rma_mm.kernels.elementwise import check_cast, scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
-from rma_mm.runtime.matrices.arguments import checked_shape, placed
+from rma_mm.runtime.matrices.arguments import checked_extents, checked_shape, placed
+from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.products.batched.plan import BatchPlan
+from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.ranks.agreement import agreed
@@ -30,14 +34,14 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import wait
 
-Factor = DistMatrix | Operand | NDArray[Any]
+Given = DistMatrix | DistArray | Operand | NDArray[Any]
 """What is multiplied, as it is given."""
 
 
 @in_turn
 def make_plan(
-    A: Factor,
-    B: Factor,
+    A: Given,
+    B: Given,
     mesh: Mesh | None = None,
     *,
     layout: str | Layout | None = None,
@@ -61,30 +65,45 @@ def make_plan(
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
     may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
-    each N-th execution. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
+    each N-th execution. Of batches (…, m, k) and (…, k, n) it is a `BatchPlan`.
+
+    Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
     MemoryLimitError saying how much is missing.
     """
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer,
-        "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
+        "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
     )  # fmt: skip
-    return planned(A, B, common_mesh(mesh, A, B), layout, options)
+    return cast(Plan, planned(A, B, common_mesh(mesh, A, B), layout, options))
 
 
 def planned(
-    A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
-) -> Plan:
+    A: Given, B: Given, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
+) -> Plan | BatchPlan:
     """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
-        operands = operands_of(a, b, mesh, layout, options)
+        request = _batch_of(a, b, mesh, layout, options) if max(len(a.shape), len(b.shape)) > 2 else None
+        operands = request.operands if request else operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
+    if request:
+        return BatchPlan(mesh, settle_batch(mesh, replace(request, operands=operands)))
     while (plan := _made(mesh, operands, before)).prepared.is_outdated:
         plan.close()
     return plan
+
+
+def _batch_of(
+    a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions
+) -> BatchRequest:
+    """What is asked of batches, checked; raises where they do not fit."""
+    batch = Batch(a.shape, b.shape, "A" * options.transpose_a + "B" * options.transpose_b)
+    place = None if layout is None else placed(layout, batch.shape("C"), mesh)
+    one, other = (replace(x, shape=(x.shape[-2], x.shape[-1])) for x in (a, b))
+    return batch_request(batch, a, b, place, operands_of(one, other, mesh, None, options))
 
 
 def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
@@ -111,7 +130,8 @@ def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
 
 def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
     """The mesh that was given, or the one that an operand lives on. Raises MeshError."""
-    found = mesh if mesh is not None else next((x.mesh for x in operands if isinstance(x, DistMatrix)), None)
+    on_meshes = (x.mesh for x in operands if isinstance(x, DistMatrix | DistArray))
+    found = mesh if mesh is not None else next(on_meshes, None)
     if not isinstance(found, Mesh):
         raise MeshError(f"mesh: got {mesh!r}; pass a Mesh, or operands that live on one")
     return found
@@ -119,35 +139,34 @@ def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
 
 def describe(x: object) -> str:
     """An operand in a few words, equal on every rank when the operand is."""
-    if isinstance(x, DistMatrix):
+    if isinstance(x, DistMatrix | DistArray):
         return f"{x!r}, matrix {x.facts}"
     if isinstance(x, np.ndarray):
         return f"array of {x.dtype}, shape {x.shape}"
     return repr(x)
 
 
-def operand_of(name: str, x: Factor, mesh: Mesh) -> Operand:
+def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
     """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
-        if len(x.shape) != 2:
-            raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
-        x = replace(x, shape=checked_shape(x.shape))
+        x = replace(x, shape=checked_shape(x.shape) if len(x.shape) == 2 else checked_extents(x.shape))
         if x.layout is not None:
             placed(x.layout, x.shape, mesh)
         check_dtype(x.dtype, f"{name}'s dtype")
         return x
-    if isinstance(x, DistMatrix):
+    if isinstance(x, DistMatrix | DistArray):
         if x.mesh is not mesh:
             raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
         return Operand(x.shape, x.dtype, x.layout, x.in_place)
     array = np.asarray(x)
-    if array.ndim != 2:
-        raise ShapeError(f"{name}: got an array of shape {array.shape}; a matrix has two dimensions")
-    return Operand((array.shape[0], array.shape[1]), check_dtype(array.dtype, f"{name}'s dtype"))
+    return Operand(array.shape, check_dtype(array.dtype, f"{name}'s dtype"))
 
 
 def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions) -> Operands:
     """A, B and C with everything that the arguments alone decide; raises where they do not fit."""
+    for name, x in (("A", a), ("B", b)):
+        if len(x.shape) != 2:
+            raise ShapeError(f"{name}: got an array of shape {x.shape}; a matrix has two dimensions")
     m, k = a.shape[::-1] if options.transpose_a else a.shape
     k2, n = b.shape[::-1] if options.transpose_b else b.shape
     if k != k2:

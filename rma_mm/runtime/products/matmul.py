@@ -13,9 +13,9 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
-from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.array import DistArray, kind_of
+from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, planned
-from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -27,10 +27,10 @@ plan = make_plan
 
 @in_turn
 def matmul(
-    A: DistMatrix | NDArray[Any],
-    B: DistMatrix | NDArray[Any],
+    A: Multiplicand | NDArray[Any],
+    B: Multiplicand | NDArray[Any],
     mesh: Mesh | None = None,
-    out: DistMatrix | None = None,
+    out: DistMatrix | DistArray | None = None,
     alpha: Any = 1,
     beta: Any = 0,
     transpose_a: bool = False,
@@ -47,11 +47,13 @@ def matmul(
     epilogue: Epilogue | None = None,
     check: bool | str = False,
     prefer: str | None = None,
-    c: DistMatrix | None = None,
-) -> DistMatrix:
+    c: DistMatrix | DistArray | None = None,
+) -> Any:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
     A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
+    Batches (…, m, k) and (…, k, n), each a DistArray or NumPy array, broadcast as NumPy's; C is a DistArray then, and
+    there is no choice of algorithm, epilogue or check.
     out: where C goes, and what beta multiplies; else a new matrix, placed by `layout` or as the plan chooses, which may
     choose otherwise when a rank becomes slow. c: what beta multiplies in place of `out`, placed as that, or as the new
     matrix then is; it stays as it was, and is not read where beta is 0. algorithm: a
@@ -71,7 +73,7 @@ def matmul(
         deterministic, kernel, semiring, epilogue, check, prefer,
     )  # fmt: skip
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
-        given = [x if isinstance(x, DistMatrix) else np.asarray(x) for x in (A, B)]
+        given = [x if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in (A, B)]
         check_epilogue(epilogue)
         facts |= {"A": describe(given[0]), "B": describe(given[1]), "out": describe(out), "c": describe(c)}
         place = _place(mesh, out, layout)
@@ -80,20 +82,20 @@ def matmul(
             raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out, or c")
     plan = _cached(mesh, given, place, options)
     left, right = (
-        x if isinstance(x, DistMatrix) else DistMatrix.from_numpy(x, mesh, plan.layouts[name])
+        x if not isinstance(x, np.ndarray) else kind_of(x.shape).from_numpy(x, mesh, plan.layouts[name])
         for name, x in zip("AB", given, strict=True)
     )
     if out is None:
-        out = DistMatrix.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+        out = kind_of(plan.c_shape).allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
     return plan.execute(left, right, out, c=c)
 
 
 def _place(
-    mesh: Mesh, out: DistMatrix | None, layout: str | Layout | None, name: str = "out"
+    mesh: Mesh, out: DistMatrix | DistArray | None, layout: str | Layout | None, name: str = "out"
 ) -> str | Layout | None:  # fmt: skip
     """C's placement, as far as the caller says, by `layout` and by a matrix. Raises LayoutError."""
-    if out is not None and not isinstance(out, DistMatrix):
-        raise LayoutError(f"{name}: got {type(out).__name__}; it is a DistMatrix")
+    if out is not None and not isinstance(out, DistMatrix | DistArray):
+        raise LayoutError(f"{name}: got {type(out).__name__}; it is a DistMatrix, of batches a DistArray")
     if layout is not None and not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
     if out is None:
@@ -103,10 +105,10 @@ def _place(
     return out.layout
 
 
-def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Plan:
+def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Any:
     """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
     a, b = (
-        Operand(x.shape, x.dtype, *((x.layout, x.in_place) if isinstance(x, DistMatrix) else ())) for x in given
+        Operand(x.shape, x.dtype, *(() if isinstance(x, np.ndarray) else (x.layout, x.in_place))) for x in given
     )
     key = (a, b, layout, mesh.window_flavour, repr(options))
     is_open = None in (a.layout, b.layout, layout) and not options.deterministic

@@ -128,7 +128,8 @@ class Plan:
     @property
     def c_shape(self) -> tuple[int, int]:
         """(m, n)."""
-        return self.given.c.shape
+        rows, cols = self.given.c.shape
+        return rows, cols
 
     @property
     def c_dtype(self) -> np.dtype[Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
+from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 
+AnyPlan = Plan | BatchPlan
 Steps = tuple[int, ...]
 """By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
 PLANS = 16
@@ -18,7 +21,7 @@ class PlanCache:
     """Plans by what was asked for. All ranks keep and forget alike."""
 
     def __init__(self) -> None:
-        self.plans: OrderedDict[tuple[object, Steps], Plan] = OrderedDict()
+        self.plans: OrderedDict[tuple[object, Steps], AnyPlan] = OrderedDict()
         """By what was asked for, and the shares of slow ranks. Oldest use first."""
         self._steps: dict[object, Steps] = {}
         """The shares by which each product was done last."""
@@ -30,7 +33,7 @@ class PlanCache:
         assert isinstance(found, cls)
         return found
 
-    def plan(self, asked: object, steps: Steps, make: Callable[[Plan | None], Plan]) -> tuple[Plan, bool]:
+    def plan(self, asked: object, steps: Steps, make: Callable[[Any], AnyPlan]) -> tuple[AnyPlan, bool]:
         """The plan for what is asked, with shares as in `Relief.steps`; and whether another did this product last.
 
         make: returns the plan that it is passed, which did it last, where none is better; else a new one.

@@ -1,0 +1,240 @@
+"""Arrays of other than two dimensions spread over a mesh: batches of matrices first of all, and vectors."""
+
+from __future__ import annotations
+
+from math import prod
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rma_mm.elements.dtypes import as_dtype, check_dtype, parse_dtype
+from rma_mm.errors import LayoutError, MeshError, ShapeError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.span import Region
+from rma_mm.runtime.matrices.arguments import (
+    checked_array,
+    checked_extents,
+    checksum,
+    common_dtype,
+    default_split,
+    pinned,
+    placed,
+)
+from rma_mm.runtime.matrices.matrix import DistMatrix, Elements, Multiplicand, fill, tiles
+from rma_mm.runtime.matrices.move import move
+from rma_mm.runtime.matrices.stored import Shape
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+
+
+class DistArray(Multiplicand):
+    """An array of one, three or more dimensions placed on `mesh` by `layout`. Make one by the class methods.
+
+    Of three and more dimensions the last two are those of matrices, the others count these: a batch. It does what
+    `DistMatrix` does, and is kept as a matrix whose rows are all its dimensions but the last.
+
+    >>> D = DistArray.from_numpy(x, mesh, layout="P('l', 'i', 'j')")    # doctest: +SKIP
+    """
+
+    def __init__(self, folded: DistMatrix, shape: tuple[int, ...], layout: Layout) -> None:
+        self.folded, self.shape, self.layout = folded, shape, layout
+        self.mesh, self.dtype = folded.mesh, folded.dtype
+
+    # -- making one -------------------------------------------------------------------------------
+
+    @classmethod
+    def allocated(cls, mesh: Mesh, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout) -> Self:
+        """An array on new memory of the arena, everything agreed already. Collective."""
+        folded = DistMatrix.allocated(mesh, as_matrix(shape), dtype, layout.folded(shape))
+        return cls(folded, shape, layout)
+
+    @classmethod
+    @in_turn
+    def empty(
+        cls, shape: tuple[int, ...], dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None
+    ) -> DistArray:
+        """An array of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
+        with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
+            shape = checked_extents(shape)
+            place = placed(layout, shape, mesh)
+            element = as_dtype(dtype)
+        return cls.allocated(mesh, shape, element, place)
+
+    @classmethod
+    @in_turn
+    def from_numpy(
+        cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
+    ) -> DistArray:
+        """The array `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
+
+        Raises ShapeError, DtypeError, LayoutError; DisagreementError where ranks hold different arrays.
+        """
+        if root is not None:
+            return cls._from_root(x, mesh, layout, root)
+        with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
+            array = checked_array(x, is_matrix=False)
+            place = placed(layout, array.shape, mesh)
+            facts |= {"shape": array.shape, "dtype": array.dtype}
+            facts["elements (by checksum)"] = checksum(array.reshape(as_matrix(array.shape)))
+        made = cls.allocated(mesh, array.shape, array.dtype, place)
+        made.tile[...] = array[made.region.selector()]
+        return made
+
+    @classmethod
+    def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> DistArray:
+        with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
+            if not 0 <= root < mesh.shape.size:
+                raise MeshError(f"root: got {root}; the mesh {mesh.shape} has the ranks 0 to {mesh.shape.size - 1}")
+            if mesh.rank == root:
+                array = checked_array(x, is_matrix=False)
+                placed(layout, array.shape, mesh)
+        shape, dtype = mesh.comm.bcast((array.shape, array.dtype.name) if mesh.rank == root else None, root)
+        source = cls.allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root, len(shape)))
+        if mesh.rank == root:
+            source.tile[...] = array
+        return source.redistribute(layout if layout is not None else default_split(mesh, shape))
+
+    @classmethod
+    @in_turn
+    def from_local(
+        cls, array: NDArray[Any] | None, shape: tuple[int, ...], mesh: Mesh, layout: str | Layout
+    ) -> DistArray:
+        """An array on the caller's own arrays, in place and without a copy. Collective.
+
+        array: this rank's local array, of the shape of its part in `layout`, C-contiguous (None on ranks that own
+        nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError, LayoutError,
+        DtypeError.
+        """
+        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
+            shape = checked_extents(shape)
+            place = placed(layout, shape, mesh)
+            array = _fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
+        dtype = common_dtype(mesh, array)
+        flat = place.folded(shape)
+        mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
+        local = np.empty(mine, dtype) if array is None else array.reshape(mine)
+        return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, mesh.arena.adopt(local)), shape, place)
+
+    @classmethod
+    @in_turn
+    def from_function(
+        cls,
+        shape: tuple[int, ...],
+        f: Elements,
+        mesh: Mesh,
+        layout: str | Layout | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> DistArray:
+        """The array whose elements are f(…), called with an open index grid for each dimension. Collective.
+
+        f sees this rank's indices only, a part of them at a time. dtype: that of what f returns when not given.
+        """
+        if dtype is None:
+            with agreed(mesh.comm, "from_function", shape=shape) as facts:
+                shape = checked_extents(shape)
+                first = [np.zeros((1,) * len(shape), np.int64)] * len(shape)
+                dtype = np.asarray(f(*first)).dtype if min(shape) else np.dtype(np.float64)
+                facts["dtype"] = dtype
+        made = cls.empty(shape, dtype, mesh, layout)
+        with agreed(mesh.comm, "from_function"):
+            fill(made.tile, made.region, f)
+        return made
+
+    # -- what it holds ----------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def region(self) -> Region:
+        """The global indices that this rank holds."""
+        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+
+    @property
+    def tile(self) -> NDArray[Any]:
+        """This rank's part as one writable array of shape `region.shape`, indices ascending."""
+        tile = self.folded.tile
+        return tile if len(self.shape) == 2 else tile.reshape(self.region.shape)
+
+    @property
+    def local(self) -> dict[Region, NDArray[Any]]:
+        """This rank's tiles: box of global indices → writable view."""
+        return tiles(self.tile, self.region)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether node-mates can read this array's memory: not where it is the caller's own."""
+        return self.folded.in_place
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What all ranks must agree on when they name this array."""
+        return self.folded.facts
+
+    # -- moving it --------------------------------------------------------------------------------
+
+    @in_turn
+    def redistribute(self, layout: str | Layout) -> DistArray:
+        """The same array placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
+        with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
+            facts["matrix"] = self.facts
+            place = placed(layout, self.shape, self.mesh)
+            self.folded.block.window.sync()
+        made = DistArray.allocated(self.mesh, self.shape, self.dtype, place)
+        move(self.folded, made.folded.layout, made.folded.tile, made.folded.block)
+        return made
+
+    @in_turn
+    def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
+        """The whole array on every rank, or on `root` alone (None elsewhere). Collective."""
+        whole = self.folded.to_numpy(root)
+        return None if whole is None else whole.reshape(self.shape)
+
+    def copy_from(self, other: DistArray) -> None:
+        """Take the elements of an array of the same shape and layout. Local."""
+        if other.shape != self.shape or other.layout != self.layout:
+            raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
+        self.folded.tile[...] = other.folded.tile
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        self.folded.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
+
+
+def kind_of(shape: tuple[int, ...]) -> Any:
+    """DistMatrix for two dimensions, DistArray for others."""
+    return DistMatrix if len(shape) == 2 else DistArray
+
+
+def as_matrix(shape: tuple[int, ...]) -> Shape:
+    """The shape of the matrix that an array of `shape` is kept as."""
+    return prod(shape[:-1]), shape[-1]
+
+
+def _fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
+    """The caller's array, if it can be exposed as a local array of shape `wanted`. Raises ShapeError, DtypeError."""
+    if array is None and 0 in wanted:
+        return None
+    if not isinstance(array, np.ndarray) or array.shape != wanted:
+        got = array.shape if isinstance(array, np.ndarray) else type(array).__name__
+        raise ShapeError(f"array: got {got}; this rank's part in the layout has the shape {wanted}")
+    check_dtype(array.dtype, "array's dtype")
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ShapeError("array: got one that is read-only or not C-contiguous; it must be neither in place: copy it")
+    return array

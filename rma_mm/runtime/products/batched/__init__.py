@@ -1,0 +1,1 @@
+"""Products of batches of matrices."""

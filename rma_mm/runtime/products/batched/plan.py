@@ -1,0 +1,320 @@
+"""Plans of products of batches: operands brought to where they are needed, and one batched product on each rank."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from operator import sub
+from time import perf_counter_ns as clock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.kernels.batched import Call, bind_batch
+from rma_mm.kernels.threads import using_threads
+from rma_mm.runtime.matrices.array import DistArray, as_matrix
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_added, overlap
+from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.products.batched.settled import SettledBatch
+from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import ProductWatch
+from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.schedule.row import same_place
+from rma_mm.windows import Counters, Window
+from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, PRODUCT
+from rma_mm.windows.waiting import barrier
+
+BOUND = 8
+"""Sets of operands that a product is kept bound to."""
+OPERANDS = ("A", "B", "C", "c")
+"""As a call of `execute` names them."""
+Given = DistArray | DistMatrix | NDArray[Any]
+"""An operand as it is passed: an array is equal on every rank."""
+
+
+def as_array(x: DistArray | DistMatrix) -> DistArray:
+    """A matrix as an array of two dimensions, on the same memory."""
+    return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
+
+
+class BatchPlan:
+    """C[…] = alpha · op(A[…]) @ op(B[…]) + beta · C[…], settled and prepared. Made by `plan`; collective to execute."""
+
+    algorithm = "batch"
+
+    def __init__(self, mesh: Mesh, settled: SettledBatch) -> None:
+        self.mesh, self.settled = mesh, settled
+        self.layouts = settled.layouts
+        """Placements of A, B and C."""
+        self.options = settled.request.operands.options
+        self.serial = mesh.next_serial()
+        self.ballot = Ballot(mesh.comm, "execute")
+        self.words = Counters()
+        """What this rank moved in the last execution."""
+        self.watch = ProductWatch(mesh.metrics, ("batch", settled.request.batch, settled.request.operands.kind))
+        self._agreed: tuple[tuple[object, ...], int] = ((), 0)
+        self._bound: OrderedDict[tuple[object, ...], Call] = OrderedDict()
+        self._arrays = {x: self._allocated(x) for x in self.options.arrays}
+        self._own_c: DistArray | None = None
+        self._moving, self._brought = self._prepared()
+        self._work = prod(self._extent(x) for x in settled.request.batch.extents)
+        self._is_closed = False
+        mesh.prepared.add(self)
+
+    # -- what was decided -------------------------------------------------------------------------
+
+    @property
+    def c_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self.settled.request.batch.shape("C")
+
+    @property
+    def c_dtype(self) -> np.dtype[Any]:
+        """Element type of the result."""
+        return self.settled.request.operands.c.dtype
+
+    @property
+    def kernel(self) -> str:
+        """The local kernel."""
+        return self.settled.request.operands.kernel
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest rank holds while the product runs."""
+        return self.settled.share.held
+
+    @property
+    def predicted_seconds(self) -> float:
+        """What an execution is expected to take."""
+        return self.settled.share.seconds
+
+    def explain(self, every: bool = False) -> str:
+        """How the product is cut, what that moves, and what other ways would take."""
+        return self.settled.explain()
+
+    def __str__(self) -> str:
+        return str(self.settled)
+
+    # -- executing --------------------------------------------------------------------------------
+
+    @in_turn
+    def execute(self, A: Given, B: Given, out: DistArray | None = None, c: DistArray | None = None) -> DistArray:
+        """Multiply. Collective. Returns `out`, or the plan's own C. c: what beta multiplies in place of it.
+
+        The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
+        every rank, which is not checked here. Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError,
+        ClosedError; DisagreementError.
+        """
+        a, b, made = self._agree(A, B, out, c)
+        before, seen, begun = self._traffic(a, b), self.mesh.metrics.now(), clock()
+        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
+        for x, matrix in (("A", a), ("B", b)):
+            if x in self._moving:
+                self._moving[x].run(matrix.folded)
+        with using_threads(self.mesh.threads):
+            self._multiply(self._product(a, b, made))
+        if "C" in self._moving:
+            self._move_c(made)
+        self.words = Counters(*map(sub, self._traffic(a, b), before))
+        self.watch.note(clock() - begun, seen, self.words)
+        return made
+
+    def _agree(
+        self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
+    ) -> tuple[DistArray, DistArray, DistArray]:
+        """The operands, once all ranks have brought the same ones: agreement and start barrier at once. Collective."""
+        self.mesh.require_open()
+        error: Exception | None = None
+        facts: tuple[object, ...] = ()
+        try:
+            if self._is_closed:
+                raise ClosedError("plan: it is closed; make a new one")
+            if out is None and c is None and self.options.beta != 0:
+                raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
+            given = {"A": self._staged_input("A", A), "B": self._staged_input("B", B)}
+            if out is not None:
+                given["C"] = self._checked("C", out)
+                if any(overlap(given["C"].folded, given[x].folded) for x in "AB"):
+                    raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
+            if c is not None:
+                given["c"] = self._checked("C", c, "c")
+                place = given["C"].folded if out is not None else None
+                check_added(given["c"].folded, given["A"].folded, given["B"].folded, place)
+            facts = (self.serial, *(given[x].facts if x in given else None for x in OPERANDS))
+            for window in {x.folded.block.window for x in given.values()}:
+                window.sync()  # what this rank stored, before the others may read it
+        except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
+            error = caught
+        if facts != self._agreed[0]:
+            self._agreed = (facts, digest(facts))
+        if not self.ballot.cast(self._agreed[1], error is not None, self.watch.tells()):
+            disagree(self.ballot, in_words(dict(zip(("plan", *OPERANDS), facts, strict=False))), error)
+        self.watch.hears(self.ballot.told)
+        made = given["C"] if out is not None else self._c()
+        if c is not None and self.options.beta != 0:
+            made.folded.tile[...] = given["c"].folded.tile
+        return given["A"], given["B"], made
+
+    def _multiply(self, product: Call) -> None:
+        tally, begun = self.mesh.metrics.tally, clock()
+        CELLS[DOING] = MULTIPLY
+        with self.mesh.progress:
+            self.mesh.progress.during(product)
+        tally.multiplying += clock() - begun
+        tally.work += self._work
+
+    def _move_c(self, c: DistArray) -> None:
+        """What ranks have multiplied, brought to where C lies, and added to what is there."""
+        moving, made = self._moving["C"], self._brought["C"]
+        made.folded.block.window.sync()
+        barrier(self.mesh.comm)  # everyone's products are there
+        moving.run(made.folded)
+        beta, tile = self.options.beta, c.folded.tile
+        semiring = self.settled.request.operands.semiring
+        with np.errstate(all="ignore"):
+            if beta == 0:
+                tile[...] = moving.result
+            elif semiring.is_arithmetic:
+                tile[...] = tile * self.c_dtype.type(beta) + moving.result
+            else:
+                semiring.add(tile, moving.result, out=tile)
+
+    # -- operands ---------------------------------------------------------------------------------
+
+    def _staged_input(self, name: str, x: Given) -> DistArray:
+        """An operand; one that is given as an array is copied into the plan's own."""
+        if isinstance(x, DistArray | DistMatrix):
+            return self._checked(name, x)
+        if name not in self._arrays:
+            raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistArray")
+        made, array = self._arrays[name], np.asarray(x)
+        if array.shape != made.shape or array.dtype != made.dtype:
+            raise ShapeError(
+                f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {made.dtype} of {made.shape}"
+            )
+        made.tile[...] = array[made.region.selector()]
+        return made
+
+    def _checked(self, name: str, x: object, said: str = "") -> DistArray:
+        """A, B or C (`name`), which the caller calls `said`, where it is what the plan was made for."""
+        said = said or name
+        if not isinstance(x, DistArray | DistMatrix):
+            raise LayoutError(f"{said}: got {type(x).__name__}; execute takes DistArray, or DistMatrix")
+        if x.mesh is not self.mesh:
+            raise MeshError(f"{said}: it lives on {x.mesh!r}; the plan is for {self.mesh!r}")
+        got = (x.dtype, x.shape, x.layout)
+        wanted = (self._dtype(name), self.settled.request.batch.shape(name), self.layouts[name])
+        for mine, fits, kind in zip(got, wanted, (DtypeError, ShapeError, LayoutError), strict=True):
+            if mine != fits:
+                raise kind(
+                    f"{said}: got {x.dtype} of shape {x.shape} placed as {x.layout}; the plan is for {wanted[0]} of "
+                    f"shape {wanted[1]} placed as {wanted[2]}"
+                )
+        return as_array(x)
+
+    def _dtype(self, x: str) -> np.dtype[Any]:
+        operands = self.settled.request.operands
+        return {"A": operands.a, "B": operands.b, "C": operands.c}[x].dtype
+
+    def _allocated(self, x: str) -> DistArray:
+        """A new array for an operand, or for C. Collective."""
+        return DistArray.allocated(self.mesh, self.settled.request.batch.shape(x), self._dtype(x), self.layouts[x])
+
+    def _c(self) -> DistArray:
+        """The plan's own C, made when first wanted. Collective then."""
+        if self._own_c is None:
+            self._own_c = self._allocated("C")
+        return self._own_c
+
+    # -- preparing --------------------------------------------------------------------------------
+
+    def _prepared(self) -> tuple[dict[str, Moving], dict[str, DistArray]]:
+        """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
+        moving, brought = {}, {}
+        for x in "ABC":
+            shape, inner, outer = self.settled.request.batch.shape(x), self.settled.inner[x], self.layouts[x]
+            if same_place(inner, outer, shape, self.mesh.shape):
+                continue
+            dtype, source, target = self._dtype(x), outer.folded(shape), inner.folded(shape)
+            if x == "C":
+                brought[x] = DistArray.allocated(self.mesh, shape, dtype, inner)
+                source, target = target, source
+            result = np.empty(target.region(as_matrix(shape), self.mesh.shape, self.mesh.rank).shape, dtype)
+            moving[x] = Moving(self.mesh, as_matrix(shape), dtype, source, target, result, None)
+        return moving, brought
+
+    def _extent(self, dim: str) -> int:
+        """Indices of a dimension that this rank multiplies."""
+        request, mesh = self.settled.request, self.mesh
+        x = next(x for x in "CAB" if dim in request.batch.dims(x))
+        region = self.settled.inner[x].region(request.batch.shape(x), mesh.shape, mesh.rank)
+        return len(region[request.batch.dims(x).index(dim)])
+
+    def _product(self, a: DistArray, b: DistArray, c: DistArray) -> Call:
+        """The local product on these operands, bound when first wanted."""
+        key = tuple((*x.folded.block.key, x.folded.flipped) for x in (a, b, c))
+        if key not in self._bound:
+            if len(self._bound) >= BOUND:
+                self._bound.popitem(last=False)
+            self._bound[key] = self._bind(a, b, c)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def _bind(self, a: DistArray, b: DistArray, c: DistArray) -> Call:
+        o, operands = self.options, self.settled.request.operands
+        left, right, made = (self._local(x, array) for x, array in (("A", a), ("B", b), ("C", c)))
+        if o.transpose_a:
+            left = left.swapaxes(-1, -2)
+        if o.transpose_b:
+            right = right.swapaxes(-1, -2)
+        beta = 0 if "C" in self._moving else o.beta
+        kernel, semiring = operands.kernel, operands.semiring
+        return bind_batch(left, right, made, o.alpha, beta, o.conjugate_a, o.conjugate_b, kernel, semiring)
+
+    def _local(self, x: str, given: DistArray) -> NDArray[Any]:
+        """This rank's part of an operand where it is needed, without keeping a matrix alive."""
+        shape, inner = self.settled.request.batch.shape(x), self.settled.inner[x]
+        extents = inner.region(shape, self.mesh.shape, self.mesh.rank).shape
+        if x in "AB" and x in self._moving:
+            return self._moving[x].result.reshape(extents)
+        folded = self._brought.get(x, given).folded
+        local = folded.block.unheld().local
+        return local.T if folded.flipped else local.reshape(extents)
+
+    def _traffic(self, a: DistArray, b: DistArray) -> tuple[int, int, int, int]:
+        """All that this rank ever caused through the windows that it moves by, in the order of `Counters`."""
+        if not self._moving:
+            return 0, 0, 0, 0
+        windows = {x.folded.block.window for x in (a, b, *self._brought.values())}
+        windows |= {block.window for moving in self._moving.values() for block in moving.blocks.values()}
+        each = [window.counters for window in windows]
+        return (
+            sum(x.words_intra for x in each), sum(x.words_inter for x in each), sum(x.messages for x in each),
+            sum(x.messages_inter for x in each),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
+
+        Local, and may be repeated.
+        """
+        self._is_closed = True
+        self._bound.clear()
+        for moving in self._moving.values():
+            moving.close()
+        for array in (*self._arrays.values(), *self._brought.values()):
+            array.close()
+        self._own_c = None
+
+    def forget(self, window: Window) -> None:
+        """Drop what is bound, as a window is about to be closed."""
+        self._bound.clear()
+
+    def __enter__(self) -> BatchPlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
