@@ -25,6 +25,7 @@ from rma_mm.runtime.products.latest import OWN, Latest
 from rma_mm.runtime.products.prepared import Prepared
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -245,6 +246,7 @@ class Plan:
             for name, matrix in (("A", A), ("B", B), ("C", out)):
                 if matrix is not None:
                     self._check(name, matrix)
+            check_own(self.options, A, B)
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
             facts = (self.serial, self._adapt, A.facts, B.facts, out.facts if out is not None else OWN)
