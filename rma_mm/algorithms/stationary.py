@@ -7,17 +7,45 @@ Source: B. Brock and R. Golin, "Slicing Is All You Need" (2025), which generalis
 forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn and J. Poulson, 2016).
 """
 
-from rma_mm.schedule.row import Row, stationary
+from dataclasses import replace
+
+from rma_mm.schedule.row import Row, Setting, stationary
 
 _SOURCE = "Brock and Golin 2025; van de Geijn and Watts 1997"
 
-STATIONARY_C = Row(
+_ANY_C = Row(
     name="stationary_c",
     source=_SOURCE,
     summary="owners of C pull the A and B they need, in rotated order; any placements",
     work=stationary("C"),
     over="k",
 )
+
+
+def _fit(setting: Setting) -> Row | str:
+    if setting.symmetry is None:
+        return "multiplies half of a symmetric C; pass one matrix and its transpose, or say symmetric=True"
+    if setting.layouts[2] is not None and setting.layouts[2].partial:
+        return "takes no C in summands; place C without sum"
+    return replace(SYRK, fit=None)
+
+
+SYRK = replace(
+    _ANY_C,
+    name="stationary_c:syrk",
+    source="Beaumont, Eyraud-Dubois, Vérité and Langou 2022; Al Daas, Ballard, Grigori, Kumar and Rouse 2023",
+    summary="owners of a symmetric C multiply half of it, and mirror the other; any placements",
+    half=True,
+    fit=_fit,
+)
+"""Who multiplies which half is in `rma_mm.schedule.lowering.halves`."""
+
+
+def _form(text: str) -> Row | str:
+    return SYRK if text == "syrk" else "stationary_c has the form :syrk, for a C that is known to be symmetric"
+
+
+STATIONARY_C = replace(_ANY_C, form=_form)
 
 STATIONARY_A = Row(
     name="stationary_a",

@@ -21,6 +21,7 @@ from rma_mm.schedule import ops
 from rma_mm.schedule.arithmetic import Arithmetic, PlusTimes
 from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.lowering.fused_finish import closing
+from rma_mm.schedule.mirror_ops import Clear, Mirror, above
 from rma_mm.schedule.ops import Op, Ref, Slot, foreign
 from rma_mm.schedule.schedule import Schedule
 
@@ -274,6 +275,16 @@ class _Machine:
         self.write(op.c, product if op.first else self.sum(self.read(op.c), product))
         if id(op) in rank.closed:
             self.close(op.c)
+
+    @steps.on(Mirror)
+    def mirror(self, op: Mirror, rank: _Rank) -> None:
+        self.settle(rank, op.refs)
+        values = self.read(op.src)
+        self.write(op.c, np.where(above(op.c), values.T, values) if op.is_diagonal else values.T)
+
+    @steps.on(Clear)
+    def clear(self, op: Clear, rank: _Rank) -> None:
+        self.write(op.c, np.where(above(op.c), 0, self.read(op.c)))
 
     def close(self, c: Ref) -> None:
         if self.epilogue:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.symmetry import FINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Slot:
     """Scratch memory of one rank, and what it holds for the time being."""
 
     name: str
-    """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C)."""
+    """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C), or `FINISHED`."""
     region: Region
     """What it holds, as one dense array."""
     frame: str = ""
@@ -39,7 +40,8 @@ class Ref:
     @property
     def operand(self) -> str:
         """The operand that it is a part of: A, B or C."""
-        return (self.buffer if isinstance(self.buffer, str) else self.buffer.name)[0]
+        letter = (self.buffer if isinstance(self.buffer, str) else self.buffer.name)[0]
+        return "C" if letter == FINISHED else letter
 
     def on(self, new: Callable[[Slot], Slot]) -> Ref:
         """The same box of another slot; of a home itself."""

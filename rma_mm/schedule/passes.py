@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from rma_mm.schedule.ops import Op, Slot
+from rma_mm.schedule.symmetry import FINISHED
 
 
 def prefetch(ops: list[Op], depth: int) -> list[Op]:
@@ -43,7 +44,7 @@ def frames(ops: list[Op], linger: bool) -> list[Op]:
 
 def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
     """Linear scan: a slot takes the free frame whose size fits it best, else a new one."""
-    free: dict[str, list[str]] = {"A": [], "B": [], "C": []}
+    free: dict[str, list[str]] = {"A": [], "B": [], "C": [], FINISHED: []}
     sizes: dict[str, int] = {}
     framed: dict[Slot, Slot] = {}
     result = []

@@ -10,6 +10,7 @@ from typing import Literal
 from rma_mm.geometry.layout import Layout, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.symmetry import Symmetry
 
 Operand = Literal["A", "B", "C"]
 
@@ -44,6 +45,8 @@ class Problem:
     """How replicas of C share it out, where a row has its own way."""
     copied: str = ""
     """Operands that every rank first copies to where its node-mates can read them in place."""
+    symmetry: Symmetry | None = None
+    """What is known of C: that it will be symmetric."""
 
     def extent(self, operand: str) -> tuple[int, int]:
         """(rows, columns) of an operand."""
@@ -103,6 +106,8 @@ class Setting:
     """Placements of op(A), op(B) and C that are given."""
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
+    symmetry: Symmetry | None = None
+    """What is known of C: that it will be symmetric."""
 
     def extent(self, x: str) -> tuple[int, int]:
         """(rows, columns) of op(A), op(B) or C."""
@@ -188,6 +193,8 @@ class Row:
     grains: Grains = ((OWNERS,),) * 3
     """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
     a piece is wider than a panel."""
+    half: bool = False
+    """Whether of a symmetric C half is multiplied, where it lives, and the rest mirrored."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
     form: Callable[[str], Row | str] | None = None

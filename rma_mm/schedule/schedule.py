@@ -10,6 +10,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Barrier, Claim, Op, Ref
+from rma_mm.schedule.symmetry import Symmetry
 
 STAGE = "+"
 """Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
@@ -47,6 +48,8 @@ class Schedule:
     pool: Pool | None = None
     computed: Layout | None = None
     """What each rank opens and finishes of C, where it is not what replicas share out by themselves."""
+    symmetry: Symmetry | None = None
+    """That by which parts of C are mirrored rather than multiplied; None where none may be."""
 
     @property
     def share(self) -> Layout:

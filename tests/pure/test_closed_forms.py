@@ -28,7 +28,8 @@ from tests.thorough import thorough, usually
 
 ALL = [(form, grid) for form in FORMS.values() for grid in MESHES[form.axes][:: 2 if form in TURNED else 1]]
 CASES = [pytest.param(form, grid, id=f"{form.label} on {grid}") for form, grid in ALL]
-GROUPED = [case for case, (form, _) in zip(CASES, ALL, strict=True) if find_algorithm(form.name).form]
+ROWS = [find_algorithm(form.name) for form, _ in ALL]
+GROUPED = [case for case, row in zip(CASES, ROWS, strict=True) if row.form and row.grouped]
 
 
 def zeros(problem: Problem) -> dict[str, list[Matrix]]:
@@ -202,7 +203,7 @@ def test_totals_of_a_stationary_a(grid: Grid) -> None:
 
 # -- no row is another by mistake -----------------------------------------------------------------
 
-NAMES = [*ALGORITHMS, *(f"{name}:pull" for name, row in ALGORITHMS.items() if row.form and not row.fit)]
+NAMES = [*ALGORITHMS, *(f"{name}:pull" for name, row in ALGORITHMS.items() if row.grouped and not row.fit)]
 SHAPE = (24, 24, 48)
 
 SAME: dict[int, list[set[str]]] = {

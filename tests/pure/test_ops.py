@@ -16,7 +16,7 @@ from rma_mm.errors import MemoryLimitError, ScheduleError
 from rma_mm.policy.simulator.simulate import _Program
 from rma_mm.runtime.execution.binding import Binding
 from rma_mm.runtime.ranks.agreement import describe, shared_error
-from rma_mm.schedule import ops
+from rma_mm.schedule import mirror_ops, ops
 from rma_mm.schedule.interpret import _Machine
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import GroupOp, Op, Ref, Slot, counted
@@ -25,7 +25,7 @@ from rma_mm.schedule.verify.checker import _Checker
 from rma_mm.schedule.verify.witness import _Witness
 from tests.strategies import Case, cases, pure
 
-CLASSES = [each for each in vars(ops).values() if isinstance(each, type) and issubclass(each, Op)]
+CLASSES = [each for each in (vars(ops) | vars(mirror_ops)).values() if isinstance(each, type) and issubclass(each, Op)]
 TYPES = {each for each in CLASSES if "kind" in vars(each)}
 """All types of operations."""
 GROUPED = [row for row in ALGORITHMS.values() if row.grouped and not row.fit]
@@ -43,7 +43,7 @@ GROUPED = [row for row in ALGORITHMS.values() if row.grouped and not row.fit]
     ids=["interpret", "simulate", "binding", "verify", "witness"],
 )
 def test_every_reader_knows_every_operation(table: dict[type[Op], object], absent: set[type[Op]]) -> None:
-    assert len(TYPES) == 12
+    assert len(TYPES) == 14
     assert set(table) == TYPES - absent
 
 

@@ -29,7 +29,7 @@ def test_all_names_of_the_survey_are_there() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ALGORITHMS[name].form])
 def test_forms_keep_their_name(name: str) -> None:
-    form = {"t10_rotate": "2,1,1/1,1,1", "weighted": "columns"}.get(name, "pull")
+    form = {"t10_rotate": "2,1,1/1,1,1", "weighted": "columns", "stationary_c": "syrk"}.get(name, "pull")
     assert find_algorithm(f"{name}:{form}").name == f"{name}:{form}"
     with pytest.raises(AlgorithmError, match=f"got '{name}:other'; .*{name}"):
         find_algorithm(f"{name}:other")

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from rma_mm.policy.model.joint_cuts import together
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
-from rma_mm.policy.model.spans import DimSpans, Figures
+from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
 from rma_mm.policy.model.traffic import LocalWork
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
+from rma_mm.schedule.lowering.halves import Halves, faced, halves_of
 from rma_mm.schedule.row import OPERAND_DIMS, OWNERS
 
 UNCUT = 1e12
@@ -34,10 +35,19 @@ class WorkBoxes:
     def __init__(self, fitted: Fitted) -> None:
         self.fitted = fitted
         self.sample: RankSample = rank_sample(fitted.given.mesh)
+        self.halves = halves_of(fitted)
         self.spans = [self.sample.spans(fitted.work, dim, extent) for dim, extent in enumerate(fitted.given.shape)]
+        if self.halves:
+            self.spans[:2] = self.halved(self.halves)
         self.has_place = self.sample.holds(fitted.work)
         m, n, k = (spans.each > 0 for spans in self.spans)
         self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
+
+    def halved(self, halves: Halves) -> list[DimSpans]:
+        """Rows and columns of what ranks multiply of a symmetric C."""
+        boxes = [faced(halves.computed(rank), 0) for rank in self.sample.ranks.tolist()]
+        extent = halves.shape[0]
+        return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
 
     def face(self, x: str) -> tuple[DimSpans, DimSpans]:
         """What boxes want of an operand."""

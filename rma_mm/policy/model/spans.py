@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout, Level, Split
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.span import Span
 
 DENSE = 2**14
 """Pairs of spans up to which all are compared beforehand."""
@@ -140,10 +141,20 @@ def _index(axes: tuple[str, ...], grid: MeshShape, at: Mapping[str, Numbers]) ->
 def _dealt(layout: Layout, dim: int, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows:
     """The spans at many coordinates, one after the other."""
     columns = zip(*(at[axis].tolist() for axis in grid.names), strict=True)
-    found = [layout.span(dim, extent, grid, dict(zip(grid.names, each, strict=True))).runs for each in columns]
-    most = max(1, *map(len, found))
-    runs = np.array([[*each, *[(0, 0)] * (most - len(each))] for each in found], np.int64)
+    return _filled([layout.span(dim, extent, grid, dict(zip(grid.names, each, strict=True))) for each in columns])
+
+
+def _filled(spans: Sequence[Span]) -> Windows:
+    """Spans of different numbers of runs."""
+    most = max(1, *(len(span.runs) for span in spans))
+    runs = np.array([[*span.runs, *[(0, 0)] * (most - len(span.runs))] for span in spans], np.int64)
     return runs[:, :, 0], runs[:, :, 1]
+
+
+def spans_of(each: Sequence[Span], extent: int) -> DimSpans:
+    """Any spans, one for each rank."""
+    (low, high), of = _different(*_filled(each))
+    return DimSpans(low, high, of, (high - low).sum(axis=1).astype(float), extent, len(low))
 
 
 def _different(low: Numbers, high: Numbers) -> tuple[Windows, Numbers]:

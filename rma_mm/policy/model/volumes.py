@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.half import half_of, mirroring
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
@@ -92,6 +93,9 @@ class _Volumes:
                 for moved in phase.moved
             ]
         held = self.held(found[-1])
+        if self.boxes.halves:
+            found[-1].barriers = 1
+            found.append(mirroring(self.boxes))
         if self.fitted.is_gathered:
             moved = self.copied("C", self.given.layout("C"), self.given.share)
             found.append(Phase([moved], barriers=int(moved.group == 1)))
@@ -139,6 +143,8 @@ class _Volumes:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
         spreads = {x: self.boxes.spread(x) for x in "AB"}
         work, steps, repacked = cut(self.boxes, spreads)
+        if self.boxes.halves:
+            work = half_of(self.boxes, work)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
             (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, repacked)

@@ -37,6 +37,8 @@ NO_PUSHES = "MPI has no operation that adds up elements of this type as its semi
 """Why ranks cannot."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
+SYMMETRIC = "stationary_c:syrk"
+"""What multiplies half of a symmetric product."""
 KNOWN = 64
 """Requests that are remembered with what was found."""
 Priced = dict[str, Any]
@@ -141,7 +143,9 @@ def needs_pricing(request: Request) -> bool:
 
 
 def _rows(request: Request) -> tuple[Row, ...]:
-    return tuple(every_form() if request.algorithm == "auto" else [find_algorithm(request.algorithm)])
+    if request.algorithm != "auto":
+        return (find_algorithm(request.algorithm),)
+    return (*every_form(), *([find_algorithm(SYMMETRIC)] if request.symmetry else []))
 
 
 _known: OrderedDict[tuple[Request, tuple[Row, ...]], list[Candidate]] = OrderedDict()
@@ -193,6 +197,9 @@ def _best(row: Row, misfit: str, request: Request) -> Priced:
     """`row` on the cheapest placements that the request leaves open."""
     if misfit:
         return _rejected(misfit)
+    known = request.symmetry
+    if known is not None and not row.half and (known.fill == "lower" or request.keeps_c):
+        return _rejected("multiplies all of C, of which only the lower triangle is wanted, or counts as it was")
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
@@ -333,8 +340,9 @@ def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool
 def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
     """The problem that a request becomes once its placements are settled."""
     return Problem(
-        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied
-    )
+        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied,
+        symmetry=request.symmetry,
+    )  # fmt: skip
 
 
 def single_layouts(mesh: MeshShape) -> Iterator[Layout]:

@@ -23,6 +23,7 @@ from rma_mm.policy.simulator.events import Signal
 from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, World, rounds
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
@@ -343,10 +344,11 @@ class _Program:
         rank.is_multiplying = False
         rank.multiplying += clock.now - begun
 
-    @takes.on(ops.Scale)
-    def scale(self, op: ops.Scale) -> Waits:
+    @takes.on(ops.Scale, Mirror, Clear)
+    def scale(self, op: ops.LocalOp) -> Waits:
         """Read and written once."""
-        yield from self.wait(_slots("read", op.c))
+        filled = _slots("fill", op.src) if isinstance(op, Mirror) else []
+        yield from self.wait([*filled, *_slots("read", op.c)])
         yield self.world.cost("own", COPY).seconds(self.world.nbytes(op.c))
 
     @takes.on(ops.Finish)

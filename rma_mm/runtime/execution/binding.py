@@ -9,10 +9,13 @@ from functools import partial
 from time import perf_counter_ns as clock
 from typing import Any
 
+import numpy as np
+
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.kernels.mirror import clear_beyond, mirror_within, transpose_into
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Box, Places, slots
@@ -27,10 +30,12 @@ from rma_mm.runtime.watching.tally import FAR_LINKS
 from rma_mm.runtime.watching.transfers import WatchedTransfer, timed
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
+from rma_mm.windows.copying import paired_views
 from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
@@ -337,6 +342,29 @@ class Binding:
             self.act(partial(sums.close, c), op)
         if self.setup.closings.needed:
             self.act(self.setup.closings.call(op.c), op)
+
+    @binds.on(Mirror)
+    def mirror(self, op: Mirror) -> None:
+        """A box of C, or one that was copied, transposed into C."""
+        self.wait(f"fill {name}" for name in slots([op.src]))
+        (box, (rows, cols)), (c, where) = self.places.box(op.src), self.places.box(op.c)
+        if op.is_diagonal:
+            self.act(partial(mirror_within, c[where.selector()], op.conjugates), op)
+            return
+        pairs = paired_views(box.T, (cols, rows), c, (where[0], where[1]))
+
+        def mirror() -> None:
+            for image, source in pairs:
+                transpose_into(image, source, op.conjugates)
+
+        self.act(mirror, op)
+
+    @binds.on(Clear)
+    def clear(self, op: Clear) -> None:
+        """Zeros above the diagonal."""
+        (c, (lines, columns)), (rows, cols) = self.places.box(op.c), op.c.region
+        first = np.searchsorted(cols.indices, rows.indices, side="right").tolist()
+        self.act(partial(clear_beyond, c, lines.indices.tolist(), first, columns.indices), op)
 
     @binds.on(ops.Barrier)
     def barrier(self, op: ops.Barrier) -> None:

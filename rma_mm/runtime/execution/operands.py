@@ -16,6 +16,7 @@ from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.policy.planner.preference import check_preference
 from rma_mm.schedule.schedule import STAGE, Schedule
+from rma_mm.schedule.symmetry import FINISHED
 
 FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "deterministic")
 """Options of a product that are true or false."""
@@ -54,6 +55,10 @@ class ProductOptions:
     """Whether products are verified as they are done, or only each N-th ("every=N")."""
     prefer: str | None = None
     """What it may be done by: one of `policy.planner.preference.PREFERENCES`; None as the mesh prefers."""
+    symmetric: Any = None
+    """What is said of C: True, False, None, "hermitian"; then what is known of it, as a `Symmetry` or None."""
+    fill: str = "both"
+    """What is to become of a symmetric C: "both" or "lower"; part of what is known, then."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
 
@@ -149,8 +154,8 @@ class Operands:
 
     def dtype(self, buffer: str) -> np.dtype[Any]:
         """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
-        if buffer[0] == "C":
-            return self.summed
+        if buffer[0] in ("C", FINISHED):
+            return self.summed if buffer[0] == "C" else self.c.dtype
         operand = self.a if buffer[0] == "A" else self.b
         is_summed = buffer.endswith(STAGE) and operand.layout is not None and bool(operand.layout.partial)
         return accumulator(operand.dtype) if is_summed else operand.dtype

@@ -29,6 +29,7 @@ from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.symmetry import check_symmetry, with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -60,22 +61,28 @@ def make_plan(
     epilogue: Epilogue | None = None,
     check: bool | str = False,
     prefer: str | None = None,
+    symmetric: bool | str | None = None,
+    fill: str = "both",
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
     may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
-    each N-th execution. Of batches (…, m, k) and (…, k, n) it is a `BatchPlan`.
+    each N-th execution. Of batches (…, m, k) and (…, k, n) it is a `BatchPlan`. A plan for one matrix and its transpose
+    takes no other B.
 
     Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
     MemoryLimitError saying how much is missing.
     """
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue, check, prefer,
+        deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
     )  # fmt: skip
-    return cast(Plan, planned(A, B, common_mesh(mesh, A, B), layout, options))
+    mesh = common_mesh(mesh, A, B)
+    with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
+        options = with_symmetry(options, A, B)
+    return cast(Plan, planned(A, B, mesh, layout, options))
 
 
 def planned(
@@ -183,6 +190,7 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
     product = operands.product_dtype
     operands = replace(operands, c=replace(operands.c, dtype=product))
     _check_semiring(operands)
+    check_symmetry(operands)
     for name in ("alpha", "beta"):
         scalar(getattr(options, name), product, name)
     if options.epilogue is not None:

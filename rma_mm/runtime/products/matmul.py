@@ -17,6 +17,7 @@ from rma_mm.runtime.matrices.array import DistArray, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, planned
 from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -48,6 +49,8 @@ def matmul(
     check: bool | str = False,
     prefer: str | None = None,
     c: DistMatrix | DistArray | None = None,
+    symmetric: bool | str | None = None,
+    fill: str = "both",
 ) -> Any:
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
@@ -65,12 +68,17 @@ def matmul(
     kind: from N = 10 on as `rma_mm.verify` does, else so that it costs little, which finds less in large products of
     floats (one element that is off by 350 standard deviations of its neighbours' rounding errors, in place of 100).
     prefer: "two-sided" for plans that neither get nor accumulate, "auto" for any; None as RMA_MM_PREFER says (or
-    USE_ALLREDUCE=1, which is "two-sided"). Plans are kept and used again. Raises as `make_plan` and `Plan.execute`.
+    USE_ALLREDUCE=1, which is "two-sided").
+    symmetric: True where A · B is known to equal its transpose, "hermitian" its conjugate transpose; about half of it
+    is then multiplied, and of C as it was, which beta adds, only the lower triangle counts. None recognises one
+    DistMatrix given twice, once transposed, as in A @ A.T, where beta = 0 and there is no bias; False does not. fill:
+    "both", or "lower" for zeros above the diagonal. Plans are kept and used again. Raises as `make_plan` and
+    `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
-        deterministic, kernel, semiring, epilogue, check, prefer,
+        deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
     )  # fmt: skip
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in (A, B)]
@@ -80,6 +88,7 @@ def matmul(
         place = _place(mesh, c, place, "c") if c is not None and out is None else place
         if out is None and c is None and np.any(beta != 0):
             raise OptionError(f"beta: got {beta}; beta other than 0 adds to C, so pass out, or c")
+        options = with_symmetry(options, *given)
     plan = _cached(mesh, given, place, options)
     left, right = (
         x if not isinstance(x, np.ndarray) else kind_of(x.shape).from_numpy(x, mesh, plan.layouts[name])

@@ -25,6 +25,7 @@ from rma_mm.runtime.products.latest import OWN, Latest
 from rma_mm.runtime.products.prepared import Prepared
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -254,6 +255,7 @@ class Plan:
             for name, matrix, said in (("A", A, "A"), ("B", B, "B"), ("C", out, "C"), ("C", c, "c")):
                 if matrix is not None:
                     self._check(name, matrix, said)
+            check_own(self.options, A, B)
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
             check_added(c, A, B, out if out is not None else self._own_c)

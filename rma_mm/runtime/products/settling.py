@@ -61,5 +61,5 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
         shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
         copyable=copyable, tariff=tariff, pushes=operands.may_push,
-        prefer=o.prefer or mesh.prefer,
+        prefer=o.prefer or mesh.prefer, symmetry=o.symmetric,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.operands import Operands, ProductOptions
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix
 from rma_mm.runtime.products.make_plan import common_mesh, describe, operand_of, operands_of
+from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -37,6 +38,8 @@ def verify(
     compute_dtype: DTypeLike | None = None,
     semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
+    symmetric: bool | str | None = None,
+    fill: str = "both",
 ) -> Verdict:
     """Require that C = alpha · op(A) @ op(B) + beta · C0. Collective over the mesh's communicator; gathers nothing.
 
@@ -51,10 +54,10 @@ def verify(
     mesh = common_mesh(mesh, A, B, C)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
-        semiring=semiring, epilogue=epilogue,
+        semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill,
     )  # fmt: skip
     with agreed(mesh.comm, "verify") as facts:
-        options = options.normalised()
+        options = with_symmetry(options.normalised(), A, B)
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
         given = _given(A, B, C, C0, mesh, options)
     with using_threads(mesh.threads):

@@ -38,6 +38,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict, verify
 from rma_mm.runtime.verification.contents import Held, differences
 from rma_mm.runtime.verification.parts import MatrixView, Turnable
+from rma_mm.schedule.symmetry import Symmetry
 from rma_mm.windows.checks.poison import poison, poisoned, tells
 
 
@@ -53,6 +54,17 @@ class OnMesh(MatrixView, Protocol):
         """The transposed matrix, on the same memory."""
 
 
+class Result(OnMesh, Protocol):
+    """One that can be placed anew."""
+
+    @property
+    def T(self) -> Result:
+        """The transposed matrix, on the same memory."""
+
+    def redistribute(self, layout: Layout) -> Result:
+        """The same matrix placed by `layout`. Collective."""
+
+
 SELDOM = 10
 """Products of which one is checked, from which on that is done thoroughly: it takes up to a third of a product."""
 TOLD = 4
@@ -63,7 +75,7 @@ SHOWN = 8
 
 @contextmanager
 def checked_product(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, added: OnMesh | None = None
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, added: Result | None = None
 ) -> Iterator[None]:
     """Around a product by the algorithm `name`, whose operands all ranks have agreed on. Collective; raises CheckError.
 
@@ -77,13 +89,13 @@ def checked_product(
     what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
     found = differences(C, C, mesh, "C") if not C.layout.partial else iter(())
     tell(mesh, what, [*unwritten(C, before is None), *found])
-    verdict = verdict_of(given, A, B, C, before, seed)
+    verdict = verdict_of(given, A, B, whole_of(given, C), before, seed)
     tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
 
 
 @contextmanager
 def verified_product(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, added: OnMesh | None = None
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, added: Result | None = None
 ) -> Iterator[None]:
     """The same with nothing checked but C, once it is there. Collective; raises VerificationError.
 
@@ -95,10 +107,10 @@ def verified_product(
 
 
 def required(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: OnMesh, before: MatrixView | None, quick: bool
+    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, before: MatrixView | None, quick: bool
 ) -> Verdict:
     """The verdict on a product by `name`. Collective; raises VerificationError on every rank where C is wrong."""
-    verdict = verdict_of(given, A, B, C, before, seed, quick)
+    verdict = verdict_of(given, A, B, whole_of(given, C), before, seed, quick)
     if not verdict.ok:
         C.mesh.metrics.tally.check_failures += 1
         what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
@@ -118,14 +130,36 @@ def verdict_of(
     )  # fmt: skip
 
 
-def as_before(given: Operands, C: OnMesh, added: OnMesh | None) -> Held | None:
+def as_before(given: Operands, C: Result, added: Result | None) -> Held | None:
     """C as it is before the product, where that enters: what is `added`, which stays as it is, or a copy."""
     if given.options.beta == 0:
         return None
+    if given.options.symmetric is not None:
+        source = C if added is None else added
+        return _completed(source, given.options.symmetric, np.ones(source.tile.shape, bool))
     before = held(C if added is None else added)
     if added is None:
         before.tile = C.tile.copy()
     return before
+
+
+def whole_of(given: Operands, C: Result) -> MatrixView:
+    """C with its upper triangle, of which a product that leaves zeros there left it out. Collective.
+
+    Where there is something else it stays, so that it is found wrong.
+    """
+    known = given.options.symmetric
+    return C if known is None or known.fill == "both" else _completed(C, known, C.tile == 0)
+
+
+def _completed(C: Result, known: Symmetry, where: NDArray[Any]) -> Held:
+    """C with elements of its upper triangle replaced by the mirror image of the lower. where: which."""
+    rows, cols = (span.indices for span in C.region)
+    image = C.T.redistribute(C.layout).tile
+    found = held(C)
+    is_mirrored = (rows[:, None] < cols[None, :]) & where
+    found.tile = np.where(is_mirrored, np.conjugate(image) if known.conjugates else image, C.tile)
+    return found
 
 
 def in_words(x: OnMesh) -> str:

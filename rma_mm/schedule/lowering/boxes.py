@@ -7,7 +7,7 @@ slots (where memory is out of reach, or scattered) and one or a few Multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -91,8 +91,10 @@ class Boxes:
             panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
         return panels
 
-    def box(self, rank: int, box: Region, step: int, slot: Slot | None, prefix: str = "") -> list[Op]:
-        """Copies and Multiplies of one box; C is `slot`, or the rank's home."""
+    def box(
+        self, rank: int, box: Region, step: int, slot: Slot | None, prefix: str = "", faces: Sequence[Region] = ()
+    ) -> list[Op]:
+        """Copies and Multiplies of one box; C is `slot`, or the rank's home. faces: the parts of C that are wanted."""
         c_buffer = slot or "C"
         problem = self.fitted.read
         c_holds = slot.region if slot else held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
@@ -100,12 +102,16 @@ class Boxes:
         ops: list[Op] = []
         operands: dict[tuple[str, Region], Ref] = {}
         for k, m, n in product(cuts[2], cuts[0], cuts[1]):
+            part = Region((m, n))
+            wanted = [c for face in faces if (c := part & face)] if faces else [part]
             refs = []
-            for x, region in (("A", Region((m, k))), ("B", Region((k, n)))):
+            for x, region in (("A", Region((m, k))), ("B", Region((k, n)))) if wanted else ():
                 if (x, region) not in operands:
                     operands[x, region] = self.operand(rank, x, region, step, f"{prefix}{step}", ops)
                 refs.append(operands[x, region])
-            ops.append(Multiply(refs[0], refs[1], Ref(rank, c_buffer, Region((m, n))), False, step))
+            for c in wanted:
+                a, b = replace(refs[0], region=Region((c[0], k))), replace(refs[1], region=Region((k, c[1])))
+                ops.append(Multiply(a, b, Ref(rank, c_buffer, c), False, step))
         return ops
 
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
@@ -173,7 +179,9 @@ def opened(c: Ref, ops: list[Op], keep: bool, step: int = 0) -> list[Op]:
     """
     regions: list[Region] = []
     for op in ops:
-        if isinstance(op, Multiply) and op.c.buffer == c.buffer and op.c.region not in regions:
+        if not (isinstance(op, Multiply) and op.c.buffer == c.buffer):
+            continue
+        if op.c.region & c.region and op.c.region not in regions:
             regions.append(op.c.region)
     covered = sum(region.size for region in regions) == c.region.size
     apart = not any(a & b for n, a in enumerate(regions) for b in regions[:n])

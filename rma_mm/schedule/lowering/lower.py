@@ -17,6 +17,8 @@ from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
 from rma_mm.schedule.lowering.fitted import Fitted, longest_piece
+from rma_mm.schedule.lowering.halves import faced, halves_of
+from rma_mm.schedule.lowering.mirrored import mirrored
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
 from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
@@ -52,7 +54,7 @@ class _Lowering:
     def __init__(self, fitted: Fitted, depth: int) -> None:
         self.fitted, self.depth = fitted, depth
         self.row, self.given, self.work, self.mesh = fitted.row, fitted.given, fitted.work, fitted.given.mesh
-        self.boxes = Boxes(fitted)
+        self.boxes, self.halves = Boxes(fitted), halves_of(fitted)
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
         self.lines: dict[str, dict[tuple[int, ...], None]] = {}
@@ -66,7 +68,8 @@ class _Lowering:
         for x, name in self.fitted.sources.items():
             homes[name] = Home(self.given.extent(x), self.fitted.read.layout(x))  # the same one, its sum, or its stage
         pool = Pool(len(self.tasks), self.task) if self.fitted.is_queue else None
-        return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed)
+        symmetry = self.given.symmetry
+        return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed, symmetry)
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
@@ -77,15 +80,19 @@ class _Lowering:
             ops += self.copied(x, layout, self.given.layout(x), rank)
         ops += [Barrier(0)] if self.fitted.staged else []
         ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
+        if self.halves and self.given.symmetry:
+            ops += mirrored(self.halves, self.given.symmetry, rank, self.depth)
         if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
             ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.share, rank)]
         return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
-        mine = side(self.box(rank), "C")
-        ops = opened(Ref(rank, "C", mine), self.walk(rank), self.given.keeps_c)
-        return [*self.passes(ops, rank), *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
+        mine = self.faces(rank) or [side(self.box(rank), "C")]
+        ops = self.walk(rank)
+        for face in mine:
+            ops = opened(Ref(rank, "C", face), ops, self.given.keeps_c)
+        return [*self.passes(ops, rank), *(Finish(Ref(rank, "C", face), 0) for face in mine if face)]
 
     def push(self, rank: int) -> list[Op]:
         """Every partial C goes to its owner, the owner's own too: one kind of writer."""
@@ -170,8 +177,14 @@ class _Lowering:
     # -- what a rank walks over in time -----------------------------------------------------------
 
     def box(self, rank: int) -> Region:
-        """The box of (m, n, k) that a rank multiplies."""
-        return self.work.region(self.given.shape, self.mesh, rank)
+        """The box of (m, n, k) that a rank multiplies, or of which it does."""
+        return faced(self.faces(rank), self.given.shape[2]) if self.halves else self.work.region(
+            self.given.shape, self.mesh, rank
+        )
+
+    def faces(self, rank: int) -> list[Region]:
+        """The parts of C that a rank multiplies, where those are not all of its box."""
+        return self.halves.computed(rank) if self.halves else []
 
     def walk(self, rank: int) -> list[Op]:
         """A rank's pulls, multiplies and pushes before any pass."""
@@ -205,7 +218,7 @@ class _Lowering:
         for panel in [*panels[first:], *panels[:first]]:
             part = with_dim(box, dim, panel)
             if self.fitted.is_here:
-                yield from self.boxes.box(rank, part, panel.start, None)
+                yield from self.boxes.box(rank, part, panel.start, None, faces=self.faces(rank))
             else:
                 slot = Slot(f"C{panel.start}", side(part, "C"))
                 ops = self.boxes.box(rank, part, panel.start, slot)

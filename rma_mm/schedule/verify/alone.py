@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from rma_mm.errors import Fault, ScheduleError
+from rma_mm.schedule.mirror_ops import Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
@@ -34,6 +35,17 @@ def _is_shared(schedule: Schedule, rank: int, holder: int, slot: Slot) -> bool:
     """Whether a slot is one that `rank` shares with its holder, on one node."""
     nodes = schedule.mesh.nodes
     return {rank, holder} <= set(slot.group) and len({nodes[q] for q in slot.group}) == 1
+
+
+def check_mirror(schedule: Schedule, rank: int, op: Mirror) -> None:
+    """The product is symmetric in this way, and the box goes from the rank's own memory to where it is transposed."""
+    known = schedule.symmetry
+    if known is None or schedule.shape is None or known.conjugates != op.conjugates:
+        fail(rank, op, "misfit", f"C is not known to be {'Hermitian' if op.conjugates else 'symmetric'}")
+    if op.src.region != op.c.region.T or (op.src.rank, op.c.rank, op.c.buffer) != (rank, rank, "C"):
+        fail(rank, op, "misfit", "a mirror moves a box of the rank's own memory to its C, transposed")
+    if isinstance(op.src.buffer, str) and op.src.buffer != "C":
+        fail(rank, op, "misfit", "what is mirrored is a part of C")
 
 
 def check_whole(schedule: Schedule, rank: int, op: Op, ref: Ref) -> None:

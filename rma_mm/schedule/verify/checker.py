@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from math import prod
 
@@ -17,11 +17,12 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, epochs_of, expand
-from rma_mm.schedule.verify.alone import check_alone, check_whole, fail
-from rma_mm.schedule.verify.coverage import coverage, covers, covers_union
+from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_whole, fail
+from rma_mm.schedule.verify.coverage import coverage, covers, covers_union, products_of
 from rma_mm.schedule.verify.messages import Letters
 from rma_mm.schedule.verify.slot_state import SlotState
 from rma_mm.schedule.verify.vector_clocks import Order
@@ -156,10 +157,12 @@ class _Checker:
         check_whole(self.schedule, rank, op, op.src)
         self.touch(rank, op, op.src, "read")
         self.touch(rank, op, op.dst, "write")
-        if isinstance(op.dst.buffer, Slot):
-            self.scratch.fill(rank, op, op.dst)
-        else:
+        if not isinstance(op.dst.buffer, Slot):
             self.fill_home(rank, op, op.dst, op.src.rank)
+            return
+        if op.src.buffer == "C":
+            self.final(rank, op, op.src)
+        self.scratch.fill(rank, op, op.dst)
 
     @checks.on(ops.Post)
     def post(self, op: ops.Post, rank: int) -> None:
@@ -172,10 +175,34 @@ class _Checker:
     def fill_home(self, rank: int, op: Op, dst: Ref, owner: int) -> None:
         """A part of a home is on its way: of C what its owner finished, of A+ and B+ what the plan brings."""
         if dst.buffer == "C":
-            if self.schedule.shape and not covers(self.finished[owner], dst.region):
-                fail(rank, op, "not-final", "the source is not finished")
+            self.final(rank, op, replace(dst, rank=owner))
             self.finished[rank].append(dst.region)
         self.open(rank, op, dst)
+
+    def final(self, rank: int, op: Op, src: Ref) -> None:
+        """What is taken of C was finished."""
+        if self.schedule.shape and not covers(self.finished[src.rank], src.region):
+            fail(rank, op, "not-final", "the source is not finished")
+
+    @checks.on(Mirror)
+    def mirror(self, op: Mirror, rank: int) -> None:
+        """Its products are those of its source, which is finished."""
+        check_mirror(self.schedule, rank, op)
+        self.touch(rank, op, op.c, "write")
+        if isinstance(op.src.buffer, Slot):
+            self.scratch.read(rank, op, op.src)
+        else:
+            self.touch(rank, op, op.src, "read")
+            self.final(rank, op, op.src)
+        if not op.is_diagonal:
+            self.open(rank, op, op.c)
+            self.finished[rank].append(op.c.region)
+            self.products.append(products_of(self.schedule, op.c.region))
+
+    @checks.on(Clear)
+    def clear(self, op: Clear, rank: int) -> None:
+        self.touch(rank, op, op.c, "write")
+        self.final(rank, op, op.c)
 
     @checks.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.span import Region
+from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.schedule import Schedule
 
 
 def covers(parts: list[Region], region: Region) -> bool:
@@ -23,6 +24,12 @@ def covers_union(parts: list[Region], region: Region) -> bool:
             left += [Region((rows - part[0], cols)), Region((inner, cols - part[1]))]
         rest = [box for box in left if box]
     return not rest
+
+
+def products_of(schedule: Schedule, face: Region) -> Region:
+    """All points (m, n, k) of a box of C."""
+    assert schedule.shape is not None
+    return Region((*face, Span.range(0, schedule.shape[2])))
 
 
 def coverage(boxes: list[Region], shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -17,7 +17,9 @@ from rma_mm.geometry.span import Region
 from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 
-NAMES = ("A" + STAGE, "B" + STAGE, "C")
+MIRRORED = "mirrored C"
+"""The half of a symmetric C that is not multiplied: opened is here when others take what they mirror."""
+NAMES = ("A" + STAGE, "B" + STAGE, "C", MIRRORED)
 """The homes that a schedule writes to."""
 NEVER = 2**40
 """An epoch that does not come."""
@@ -68,6 +70,9 @@ def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> 
             if (_joined(sums, n) - wanted * whole) % PRIME:
                 what = f"point of {points} is multiplied" if name == "C" else f"element of {name} is added to"
                 raise ScheduleError("not-once", f"not every {what} {wanted} times")
+    mirrors = _joined(sums, NAMES.index(MIRRORED)) % PRIME
+    if mirrors and mirrors != fingerprint(Region.whole(schedule.homes["C"].shape)):
+        raise ScheduleError("not-once", "not every element of C is mirrored, or mirrors another, once")
     if _joined(sums, len(NAMES)) % PRIME or sums[-1]:
         raise ScheduleError("unmatched", "what the ranks send each other does not match")
     if latest[-2] != -latest[-1]:

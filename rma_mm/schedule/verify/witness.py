@@ -10,13 +10,14 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
+from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule, expand, held
-from rma_mm.schedule.verify.alone import check_alone, check_whole, fail
-from rma_mm.schedule.verify.coverage import covers, covers_union
+from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_whole, fail
+from rma_mm.schedule.verify.coverage import covers, covers_union, products_of
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint, total
 from rma_mm.schedule.verify.messages import balance
-from rma_mm.schedule.verify.proof import NAMES, Epochs, Evidence
+from rma_mm.schedule.verify.proof import MIRRORED, NAMES, Epochs, Evidence
 from rma_mm.schedule.verify.shared_slots import SharedSlots
 
 
@@ -142,6 +143,9 @@ class _Witness:
             self.read(op, src)
         else:
             check_whole(self.schedule, self.rank, op, src)
+        if src.buffer == "C":  # before anything is cleared of it; what goes to replicas, when all of it is there
+            self.epochs[MIRRORED].note(self.epoch, *(["opened"] if isinstance(dst.buffer, Slot) else []),
+                                       first="" if isinstance(dst.buffer, Slot) else "first_taken")
         if src.buffer == "C" and self.share and not src.region.issubset(self.computed(src.rank)):
             fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
@@ -232,6 +236,27 @@ class _Witness:
         self.require_open(op)
         self.finished.append(op.c.region)
         self.epochs["C"].note(self.epoch, "written", first="first_used")
+
+    @looks.on(Mirror)
+    def mirror(self, op: Mirror) -> None:
+        """It gives a part of C its products. All sources, and all that is made of them, are all of C, each once."""
+        check_mirror(self.schedule, self.rank, op)
+        self.read(op, op.src)
+        self.epochs[MIRRORED].note(self.epoch, "written")
+        self.added[MIRRORED] += fingerprint(op.c.region)
+        if op.is_diagonal:
+            return
+        self.added[MIRRORED] += fingerprint(op.src.region)
+        self.added["C"] += fingerprint(products_of(self.schedule, op.c.region))
+        self.opened["C"].append(op.c.region)
+        self.finished.append(op.c.region)
+
+    @looks.on(Clear)
+    def clear(self, op: Clear) -> None:
+        """What others mirror of it they have taken; replicas have not."""
+        if self.schedule.symmetry is None or op.c.rank != self.rank or not covers(self.finished, op.c.region):
+            fail(self.rank, op, "not-final", "zeros go to a finished C that is known to be symmetric")
+        self.epochs[MIRRORED].note(self.epoch, "written", first="first_added")
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -86,7 +86,12 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
         raise AlgorithmError(
             f"algorithm: got {options.algorithm!r} for a batch; how it is cut the planner finds: leave it out"
         )
-    for name, given in (("epilogue", options.epilogue is not None), ("check", bool(options.check))):
+    refused = {
+        "epilogue": options.epilogue is not None,
+        "check": bool(options.check),
+        "symmetric": options.symmetric is not None,
+    }
+    for name, given in refused.items():
         if given:
             raise OptionError(f"{name}: a product of batches takes none; leave it out")
     m, n, k = operands.shape

@@ -1,0 +1,97 @@
+"""Is the result of a product symmetric? As its operands show, or as the caller says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from rma_mm.errors import OptionError, quoted
+from rma_mm.runtime.execution.operands import Operands, ProductOptions
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.schedule.symmetry import FILLS, Symmetry
+
+HERMITIAN = "hermitian"
+"""What says so of a complex C."""
+
+
+def with_symmetry(options: ProductOptions, A: object, B: object) -> ProductOptions:
+    """The options with what is known of C in place of what was said of it. Raises OptionError.
+
+    One matrix times its own transpose is recognised: of a complex one, with one side conjugated, as Hermitian. Not
+    where C's old value enters, or a bias, for these need not be symmetric.
+    """
+    said, fill = options.symmetric, options.fill
+    if isinstance(said, np.bool_):
+        said = bool(said)
+    if not (said is None or isinstance(said, bool) or said == HERMITIAN):
+        raise OptionError(f'symmetric: got {quoted(said)}; it is True, False, None, or "{HERMITIAN}"')
+    if fill not in FILLS:
+        raise OptionError(f'fill: got {quoted(fill)}; it is "both", or "lower" for zeros above the diagonal')
+    found = own_product(options, A, B) if said is not False else None
+    known: Symmetry | None = None
+    if said:
+        known = Symmetry(said == HERMITIAN, is_asked=True)
+        if found is not None and found.conjugates != known.conjugates and _is_complex(A):
+            fits = f'"{HERMITIAN}"' if found.conjugates else "True"
+            raise OptionError(f"symmetric: got {said!r}; this product is {found.word}, so say {fits}, or nothing")
+    elif found is not None and _keeps_it(options, found):
+        known = replace(found, is_asked=fill == "lower")
+    if known is None and fill == "lower":
+        raise OptionError(
+            'fill: got "lower"; C is not known to be symmetric: say symmetric=True, or multiply a matrix by its own '
+            "transpose"
+        )
+    if known is not None:
+        known = replace(known, fill=cast(Literal["both", "lower"], fill))
+    return replace(options, symmetric=known, fill="both")
+
+
+def own_product(options: ProductOptions, A: object, B: object) -> Symmetry | None:
+    """What A · B is by its operands alone: None unless one is the other transposed."""
+    if not (isinstance(A, DistMatrix) and isinstance(B, DistMatrix)) or A.block is not B.block:
+        return None
+    if A.flipped ^ bool(options.transpose_a) == B.flipped ^ bool(options.transpose_b):
+        return None
+    return Symmetry(_is_complex(A) and bool(options.conjugate_a) != bool(options.conjugate_b))
+
+
+def _is_complex(A: object) -> bool:
+    return isinstance(A, DistMatrix) and A.dtype.kind == "c"
+
+
+def _keeps_it(options: ProductOptions, found: Symmetry) -> bool:
+    """Whether what else is done leaves C symmetric, whatever it held."""
+    is_plain = not np.any(options.beta != 0) and (options.epilogue is None or options.epilogue.bias is None)
+    return is_plain and not (found.conjugates and (options.epilogue is not None or not _is_real(options.alpha)))
+
+
+def _is_real(x: Any) -> bool:
+    return not np.any(np.imag(x))
+
+
+def check_symmetry(operands: Operands) -> None:
+    """Raise OptionError where C cannot be symmetric as it is said to be."""
+    o, known = operands.options, operands.options.symmetric
+    if known is None:
+        return
+    said = f"symmetric: got {HERMITIAN!r}" if known.conjugates else "symmetric: got True"
+    if operands.c.shape[0] != operands.c.shape[1]:
+        raise OptionError(f"{said}; C would be {operands.c.shape}, and only a square matrix is symmetric")
+    if o.epilogue is not None and o.epilogue.bias is not None:
+        raise OptionError(f"{said}; a bias per {o.epilogue.per} makes another matrix of C; leave one of them out")
+    if known.conjugates:
+        for name, value in (("alpha", o.alpha), ("beta", o.beta)):
+            if not _is_real(value):
+                raise OptionError(f"{said} and {name}={value}; a Hermitian matrix takes real ones")
+
+
+def check_own(options: ProductOptions, A: DistMatrix, B: DistMatrix) -> None:
+    """Raise OptionError where a plan for a matrix and its transpose is given others."""
+    known = options.symmetric
+    if known is not None and not known.is_asked and own_product(options, A, B) is None:
+        raise OptionError(
+            "B: this plan multiplies half of a matrix times its own transpose, and B is not A transposed; make a plan "
+            "with symmetric=False, or symmetric=True where A · B is symmetric"
+        )

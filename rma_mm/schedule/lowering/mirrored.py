@@ -1,0 +1,42 @@
+"""From a finished half of a symmetric C to all of it, or to its lower triangle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rma_mm.geometry.span import Region
+from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering.halves import Halves
+from rma_mm.schedule.mirror_ops import Clear, Mirror
+from rma_mm.schedule.ops import Barrier, Copy, Op, Ref, Slot
+from rma_mm.schedule.passes import frames, prefetch
+from rma_mm.schedule.symmetry import FINISHED, Symmetry
+
+
+def mirrored(halves: Halves, symmetry: Symmetry, rank: int, depth: int) -> list[Op]:
+    """A rank's part of C completed, once all ranks have multiplied: by its own boxes transposed, and by others'.
+
+    Others' come first, as their Copies go on while the rank transposes its own.
+    """
+    found = sorted(halves.mirrored(rank), key=lambda pair: (pair[0] == rank, (pair[0] - rank) % halves.mesh.size))
+    ops: list[Op] = []
+    for owner, box in found:
+        for part in _pieces(box) if owner != rank else [box]:
+            src, step = Ref(owner, "C", part.T), len(ops)
+            if part[0] == part[1]:
+                src = Ref(rank, "C", part)
+            elif owner != rank:
+                slot = Slot(f"{FINISHED}{step}", part.T)
+                ops.append(Copy(src, Ref(rank, slot, part.T), step))
+                src = Ref(rank, slot, part.T)
+            ops.append(Mirror(src, Ref(rank, "C", part), symmetry.conjugates, step))
+    home = halves.home(rank)
+    zeros = [Barrier(0), *([Clear(Ref(rank, "C", home), 0)] if home else [])] if symmetry.fill == "lower" else []
+    return [Barrier(0), *frames(prefetch(ops, depth), linger=False), *zeros]
+
+
+def _pieces(box: Region) -> Iterator[Region]:
+    """A box in parts of its rows that scratch has room for."""
+    rows, cols = box
+    for part in rows.pieces(max(1, limits.WORTH // max(1, len(cols)))):
+        yield Region((part, cols))

@@ -1,0 +1,58 @@
+"""What completes a symmetric C of which one triangle was computed: its mirror image, or zeros above the diagonal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.schedule.ops import LocalOp, Move, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror(LocalOp):
+    """c := src transposed, elements of a finished C. Where both are one box on the diagonal, its upper triangle is set.
+
+    src is the rank's own C, or a slot.
+    """
+
+    src: Ref
+    c: Ref
+    conjugates: bool
+    step: int
+    kind: ClassVar[str] = "mirror"
+    is_dense: ClassVar[bool] = False
+    named: ClassVar[tuple[str, ...]] = ("src", "c")
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether it mirrors a box in itself."""
+        return self.src == self.c
+
+    def moves(self, rank: int) -> list[Move]:
+        """Nothing leaves the rank."""
+        return []
+
+    def __str__(self) -> str:
+        return f"{self.c} := {self.src} {'conjugated and ' * self.conjugates}transposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Clear(LocalOp):
+    """Zeros above the diagonal of a region of the rank's own finished C."""
+
+    c: Ref
+    step: int
+    kind: ClassVar[str] = "clear"
+    is_dense: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"{self.c} := its lower triangle"
+
+
+def above(c: Ref) -> NDArray[np.bool_]:
+    """Which elements of a region lie above the diagonal."""
+    rows, cols = c.region
+    return np.asarray(rows.indices[:, None] < cols.indices[None, :])

@@ -1,0 +1,28 @@
+"""What is known of a product whose result is symmetric: one triangle says it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FINISHED = "F"
+"""The first letter of slots that hold finished parts of C, in its own type."""
+FILLS = ("both", "lower")
+"""What may become of C: the whole of it, or what lies on and below the diagonal, with zeros above."""
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """C equals its transpose, so that one of (m, n, k) and (n, m, k) need be multiplied."""
+
+    conjugates: bool = False
+    """Whether it is the conjugate transpose (Hermitian)."""
+    fill: Literal["both", "lower"] = "both"
+    """Whether C's upper triangle mirrors the lower, or is zero."""
+    is_asked: bool = False
+    """Whether a caller says so, rather than that one matrix is multiplied by its own transpose."""
+
+    @property
+    def word(self) -> str:
+        """What such a matrix is called."""
+        return "Hermitian" if self.conjugates else "symmetric"
