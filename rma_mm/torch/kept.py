@@ -63,16 +63,20 @@ class KeptTensors:
         is_brain = tile.dtype == BFLOAT16
         lent = (tile.view(np.int16) if is_brain else tile).view(Lent)
         lent.matrices = (matrix, matrix.T)
-        if tile.size:
-            self.lent[tile.ctypes.data] = lent
         tensor = from_numpy(lent)
-        return tensor.view(bfloat16) if is_brain else tensor
+        tensor = tensor.view(bfloat16) if is_brain else tensor
+        if tile.size:
+            self.lent[tensor.data_ptr()] = lent
+        else:
+            tensor.rma_mm_tile = lent  # it has no address
+        return tensor
 
     def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
         """The matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
         if tensor.is_conj() or tensor.is_neg():
             return None
-        lent = self.lent.get(tensor.data_ptr())
+        address = tensor.data_ptr()
+        lent = self.lent.get(address) if address else getattr(tensor, "rma_mm_tile", None)
         if lent is not None:
             shown = (matrix for matrix in lent.matrices if layout in (None, matrix.layout) and _shows(tensor, matrix))
             return next(shown, None)

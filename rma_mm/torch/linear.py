@@ -25,7 +25,7 @@ DRAWN = 2**22
 """Random numbers that are drawn at a time."""
 
 
-class Places(NamedTuple):
+class LinearLayouts(NamedTuple):
     """The layouts of a layer."""
 
     x: Layout
@@ -71,11 +71,11 @@ class Linear(torch.nn.Module):
         with agreed(mesh.comm, "Linear", activation=activation, bias=bias, **given):
             if activation is not None and activation not in ACTIVATIONS:
                 raise OptionError(f"activation: got {quoted(activation)}; use {', '.join(ACTIVATIONS)} or None")
-            places = places_of(mesh.shape, placement, x_layout, layout)
+            places = layouts_of(mesh.shape, placement, x_layout, layout)
             if bias:
                 places.bias.check((1, out_features), mesh.shape)
         self.in_features, self.out_features = in_features, out_features
-        self.mesh, self.activation, self.places = mesh, activation, places
+        self.mesh, self.activation, self.layouts = mesh, activation, places
         dtype = dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(empty((out_features, in_features), dtype, mesh, places.weight))
         self.regions = {"weight": places.weight.region((out_features, in_features), mesh.shape, mesh.rank)}
@@ -119,7 +119,7 @@ class Linear(torch.nn.Module):
         """This rank's tile of y, for its tile of x; dimensions before the last fold into rows. Collective."""
         rows = x.reshape(-1, x.shape[-1]) if isinstance(x, torch.Tensor) and x.dim() > 2 else x
         y = multiplied(
-            self.mesh, rows, self.weight, self.bias, self.places.x, self.places.weight, self.places.y, True,
+            self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
             self.activation,
         )  # fmt: skip
         return y if rows is x else y.reshape(*x.shape[:-1], y.shape[-1])
@@ -135,26 +135,26 @@ class Linear(torch.nn.Module):
     def extra_repr(self) -> str:
         """What torch prints of it."""
         what = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        return f"{what}, activation={self.activation!r}, weight={self.places.weight}"
+        return f"{what}, activation={self.activation!r}, weight={self.layouts.weight}"
 
 
-def places_of(
+def layouts_of(
     mesh: MeshShape, placement: str | Layout, x_layout: str | Layout | None, layout: str | Layout | None
-) -> Places:
+) -> LinearLayouts:
     """Where x, weight and y lie. Raises LayoutError."""
     given = [parse_layout(each, mesh) if isinstance(each, str) else each for each in (x_layout, layout)]
     if placement in NAMED:
         over, rest = (Level((mesh.names[-1],)),), tuple(Level((name,)) for name in mesh.names[:-1])
         whole, cut = Layout((rest, ())), Layout((rest, over))
         if placement == "column":
-            places = Places(whole, Layout((over, ())), cut)
+            places = LinearLayouts(whole, Layout((over, ())), cut)
         else:
-            places = Places(cut, Layout(((), over)), whole)
-        return Places(given[0] or places.x, places.weight, given[1] or places.y)
+            places = LinearLayouts(cut, Layout(((), over)), whole)
+        return LinearLayouts(given[0] or places.x, places.weight, given[1] or places.y)
     weight = parse_layout(placement, mesh) if isinstance(placement, str) else placement
     if not isinstance(weight, Layout) or given[0] is None:
         raise LayoutError(
             f"placement: got {quoted(placement)}; it is {' or '.join(map(repr, NAMED))}, or the weight's layout with "
             f"x_layout, the layout of x"
         )
-    return Places(given[0], weight, given[1])
+    return LinearLayouts(given[0], weight, given[1])

@@ -52,9 +52,9 @@ def full_state_dict(module: torch.nn.Module, root: int | None = None) -> dict[st
 def _whole(layer: Linear, name: str, root: int | None) -> torch.Tensor | None:
     """A parameter of all ranks. Collective."""
     tile = layer.get_parameter(name).detach().contiguous()
-    shape, layout = (layer.out_features, layer.in_features), layer.places.weight
+    shape, layout = (layer.out_features, layer.in_features), layer.layouts.weight
     if name == "bias":
-        tile, shape, layout = tile[None], (1, layer.out_features), layer.places.bias
+        tile, shape, layout = tile[None], (1, layer.out_features), layer.layouts.bias
     with DistMatrix.from_local(array_of(tile), shape, layer.mesh, layout) as matrix:
         array = matrix.to_numpy(root)
     return None if array is None else tensor_of(array).reshape(layer.whole_shapes[name])
