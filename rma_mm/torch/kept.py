@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,12 @@ from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
-from rma_mm.runtime.ranks.agreement import Ballot
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.torch.pool import ResultPool, ResultSlot, ShownTile
 from rma_mm.torch.tensors import TYPES, array_of, dense
 
 Place = tuple[object, ...]
 """Where a tensor lies, of what type and shape it is, and how its matrix is placed."""
-
-
-class Lent(np.ndarray):
-    """A matrix's tile as a tensor shows it: while that tensor's memory is in use, the matrix lives."""
-
-    matrices: tuple[DistMatrix, DistMatrix]
-    """The matrix, and its transposed."""
 
 
 class KeptTensors:
@@ -33,12 +26,13 @@ class KeptTensors:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.ballot = Ballot(mesh.comm, "torch.mm")
-        self.lent: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
+        self.shown: WeakValueDictionary[int, ShownTile] = WeakValueDictionary()
         """Tiles that tensors show, by address."""
         self.exposed: dict[int, dict[Place, DistMatrix]] = {}
         """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives."""
-        self._owners: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.pools: dict[tuple[object, ...], ResultPool] = {}
+        """By shape, element type and placement."""
+        self._owners: dict[int, tuple[ref[Tensor], int]] = {}
         """Those tensors, each with the address of its storage."""
 
     @classmethod
@@ -54,32 +48,51 @@ class KeptTensors:
         """Forget all. Tensors keep their memory."""
         self.exposed.clear()
         self._owners.clear()
+        self.pools.clear()
 
     # -- tensors in matrices ----------------------------------------------------------------------
 
     def lend(self, matrix: DistMatrix) -> Tensor:
         """This rank's tile of a matrix as a tensor, by which the matrix is known again. Local."""
+        return self.show(ResultSlot(matrix))
+
+    def show(self, slot: ResultSlot) -> Tensor:
+        """The tile of the matrix in a slot as a tensor. Local."""
+        matrix = slot.matrix
+        assert matrix is not None
         tile: NDArray[Any] = matrix.tile
         is_brain = tile.dtype == BFLOAT16
-        lent = (tile.view(np.int16) if is_brain else tile).view(Lent)
-        lent.matrices = (matrix, matrix.T)
-        tensor = from_numpy(lent)
+        shown = (tile.view(np.int16) if is_brain else tile).view(ShownTile)
+        shown.matrix, slot.shown = matrix, ref(shown)
+        tensor = from_numpy(shown)
         tensor = tensor.view(bfloat16) if is_brain else tensor
         if tile.size:
-            self.lent[tensor.data_ptr()] = lent
+            self.shown[tensor.data_ptr()] = shown
         else:
-            tensor.rma_mm_tile = lent  # it has no address
+            tensor.rma_mm_tile = shown  # it has no address
         return tensor
+
+    def pool(self, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> ResultPool:
+        """Memory for results that lie so. Local, on all ranks alike."""
+        return self.pools.setdefault((shape, dtype, layout), ResultPool(self.mesh, shape, dtype, layout))
+
+    def give(self, matrix: DistMatrix) -> DistMatrix:
+        """The matrix to its user, who decides from now on how long it lives. Local."""
+        for pool in self.pools.values():
+            for slot in pool.slots:
+                if slot.matrix is matrix:
+                    slot.matrix = None
+        return matrix
 
     def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
         """The matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
         if tensor.is_conj() or tensor.is_neg():
             return None
         address = tensor.data_ptr()
-        lent = self.lent.get(address) if address else getattr(tensor, "rma_mm_tile", None)
-        if lent is not None:
-            shown = (matrix for matrix in lent.matrices if layout in (None, matrix.layout) and _shows(tensor, matrix))
-            return next(shown, None)
+        shown = self.shown.get(address) if address else getattr(tensor, "rma_mm_tile", None)
+        if shown is not None:
+            matrix = shown.matrix if _shows(tensor, shown.matrix) else shown.matrix.T
+            return matrix if layout in (None, matrix.layout) and _shows(tensor, matrix) else None
         owner = owner_of(tensor)
         return self.exposed[id(owner)].get(place_of(tensor, layout)) if self._knows(owner) else None
 
@@ -103,7 +116,7 @@ class KeptTensors:
         owner = owner_of(tensor)
         name = id(owner)
         if not self._knows(owner):
-            forget = weakref.ref(owner, lambda _: self._forget(name))
+            forget = ref(owner, lambda _: self._forget(name))
             self._owners[name] = forget, owner.untyped_storage().data_ptr()
             self.exposed[name] = {}
         self.exposed[name][place_of(tensor, matrix.layout)] = matrix
@@ -112,10 +125,6 @@ class KeptTensors:
         """The tensor is gone: its matrices may go, once those of all ranks have."""
         self.exposed.pop(name, None)
         self._owners.pop(name, None)
-
-    def like(self, matrix: DistMatrix) -> Tensor:
-        """This rank's tile of a new matrix that lies as another does. Collective."""
-        return self.lend(DistMatrix.allocated(self.mesh, matrix.shape, matrix.dtype, matrix.layout))
 
 
 def owner_of(tensor: Tensor) -> Tensor:

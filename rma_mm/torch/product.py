@@ -16,7 +16,8 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.torch.kept import KeptTensors
+from rma_mm.torch.pool import ResultPool
 from rma_mm.torch.tensors import array_of
 
 
@@ -56,21 +57,25 @@ def gradient_layout(layout: Layout) -> Layout:
 class TorchProduct:
     """y = activation(x @ w + bias) of one shape, element type and placement, with its gradients."""
 
-    def __init__(self, mesh: Mesh, asked: Asked, x: Shape, w: Shape) -> None:
+    def __init__(self, kept: KeptTensors, asked: Asked, x: Shape, w: Shape, dtype: np.dtype[Any]) -> None:
         """x, w: the shapes of the matrices. Raises ShapeError. Collective."""
-        self.mesh, self.asked, self.shapes = mesh, asked, (x, w)
+        self.kept, self.mesh, self.asked, self.shapes, self.dtype = kept, kept.mesh, asked, (x, w), dtype
         (self.m, k), (inner, n) = x, (w[::-1] if asked.transpose_w else w)
         if k != inner:
             turned = " and transposed" * asked.transpose_w
             raise ShapeError(f"shapes: x is {x}, w is {w}{turned}; the inner dimensions {k} and {inner} must be equal")
         self.n = n
-        self.serial = mesh.next_serial()
+        self.serial = self.mesh.next_serial()
         self.plans: dict[tuple[object, ...], Plan] = {}
         """By what they compute, and whether node-mates can read their operands in place."""
         self.y_layout = asked.layout
         """Where y lies, once the first plan has decided that."""
         self.ones: DistMatrix | None = None
-        """(m, 1), placed as the rows of y: what sums them up."""
+        self._pools: dict[str, ResultPool] = {}
+        self.key: tuple[object, ...] = ()
+        """Under which it is kept."""
+        self.results = ("y", "y") if asked.keeps_sums else ("y",)
+        """What a forward pass makes."""
 
     def plan(self, what: str, a: DistMatrix, b: DistMatrix) -> Plan:
         """The plan for "y" of x and w, or for the gradient of "x", "w" or "bias". Collective."""
@@ -92,13 +97,12 @@ class TorchProduct:
             epilogue = self._epilogue(dtype)
             return {"transpose_b": asked.transpose_w, "layout": self.y_layout, "epilogue": epilogue}
         if what == "x":
-            layout = gradient_layout(asked.x_layout)
+            layout = self._pool("x").layout
             return {"transpose_b": not asked.transpose_w, "conjugate_b": conjugate, "layout": layout}
         if what == "w":
             conjugated = "conjugate_b" if asked.transpose_w else "conjugate_a"
-            return {"transpose_a": True, conjugated: conjugate, "layout": gradient_layout(asked.w_layout)}
-        assert self.y_layout is not None
-        return {"transpose_a": True, "layout": replace(self.y_layout, splits=((), self.y_layout.splits[1]))}
+            return {"transpose_a": True, conjugated: conjugate, "layout": self._pool("w").layout}
+        return {"transpose_a": True, "layout": self._pool("bias").layout}
 
     def _epilogue(self, dtype: np.dtype[Any]) -> Epilogue | None:
         """With a bias that is put in before each product."""
@@ -108,35 +112,49 @@ class TorchProduct:
             return None
         return Epilogue(bias, None if bias is None else "column", activation)
 
+    def pools(self, *whats: str) -> list[ResultPool]:
+        """Where "y" is to lie, its gradient "dy", and those of "x", "w" and "bias"."""
+        return [self._pool(what) for what in whats]
+
+    def _pool(self, what: str) -> ResultPool:
+        found = self._pools.get(what)
+        if found is None:
+            assert self.y_layout is not None
+            shape, layout = {
+                "y": ((self.m, self.n), self.y_layout), "dy": ((self.m, self.n), gradient_layout(self.y_layout)),
+                "x": (self.shapes[0], gradient_layout(self.asked.x_layout)),
+                "w": (self.shapes[1], gradient_layout(self.asked.w_layout)),
+                "bias": ((1, self.n), replace(self.y_layout, splits=((), self.y_layout.splits[1]))),
+            }[what]  # fmt: skip
+            found = self._pools[what] = self.kept.pool(shape, self.dtype, layout)
+        return found
+
     # -- computing --------------------------------------------------------------------------------
 
-    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None) -> DistMatrix:
+    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix) -> None:
         """The product. Collective."""
         plan = self.plan("y", x, w)
         if bias is not None:
             self._put(plan, bias)
-        return self._executed(plan, x, w)
+        plan.execute(x, w, out)
 
-    def dx(self, dy: DistMatrix, w: DistMatrix) -> DistMatrix:
-        """The gradient of x. Collective."""
-        return self._executed(self.plan("x", dy, w), dy, w)
+    def gradient(self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix) -> None:
+        """The gradient of "x", "w" or "bias". Collective."""
+        if what == "x":
+            a, b = dy, w
+        elif what == "w":
+            a, b = (dy, x) if self.asked.transpose_w else (x, dy)
+        else:
+            a, b = self._rows_of_ones(dy), dy
+        self.plan(what, a, b).execute(a, b, out)
 
-    def dw(self, dy: DistMatrix, x: DistMatrix) -> DistMatrix:
-        """The gradient of w, as w is given. Collective."""
-        a, b = (dy, x) if self.asked.transpose_w else (x, dy)
-        return self._executed(self.plan("w", a, b), a, b)
-
-    def dbias(self, dy: DistMatrix) -> DistMatrix:
-        """The gradient of the bias, (1, n). Collective."""
+    def _rows_of_ones(self, dy: DistMatrix) -> DistMatrix:
+        """(m, 1), placed as the rows of y: what sums them up. Collective when first wanted."""
         if self.ones is None:
             layout = replace(dy.layout, splits=(dy.layout.splits[0], ()))
             self.ones = DistMatrix.allocated(self.mesh, (self.m, 1), dy.dtype, layout)
             self.ones.tile[...] = 1
-        return self._executed(self.plan("bias", self.ones, dy), self.ones, dy)
-
-    def _executed(self, plan: Plan, a: DistMatrix, b: DistMatrix) -> DistMatrix:
-        """The plan's product in new memory, which its tensor is going to hold."""
-        return plan.execute(a, b, DistMatrix.allocated(self.mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"]))
+        return self.ones
 
     def _put(self, plan: Plan, bias: torch.Tensor) -> None:
         """Let the plan add this rank's part of the bias; where products are checked, all of it (collective then)."""
@@ -156,4 +174,5 @@ class TorchProduct:
         for plan in self.plans.values():
             plan.close()
         self.plans.clear()
+        self._pools.clear()
         self.ones = None

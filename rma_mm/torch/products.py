@@ -21,13 +21,15 @@ from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_ali
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.torch.kept import KeptTensors
-from rma_mm.torch.product import Asked, TorchProduct, gradient_layout
+from rma_mm.torch.pool import SLOTS, ResultSlot, free_slots, taken
+from rma_mm.torch.product import Asked, TorchProduct
 from rma_mm.torch.tensors import TYPES, check_tensor, whole_shape
 
 PRODUCTS = 64
 """Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
 KEEPS_SUMS = {"gelu"}
 """Activations whose derivative wants what they were applied to; others want no more than what became of it."""
+GRADIENTS = ("x", "w", "bias")
 DERIVATIVES: dict[str | None, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
     "relu": lambda dy, y, into: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=into),
     "gelu": lambda dy, z, into: torch.ops.aten.gelu_backward.grad_input(dy, z, grad_input=into),
@@ -109,7 +111,7 @@ def matrix_of(tensor: Tensor, mesh: Mesh) -> DistMatrix:
             f"tensor: got one of shape {tuple(tensor.shape)} that is no whole tile of a matrix on {mesh!r}; results of "
             f"mm are, DistMatrix.from_local takes others (by .numpy())"
         )
-    return found
+    return KeptTensors.of(mesh).give(found)
 
 
 class KeptProducts:
@@ -143,19 +145,24 @@ class KeptProducts:
     @in_turn
     def located(
         self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
-    ) -> tuple[TorchProduct, DistMatrix, DistMatrix]:
-        """The product of x, w and bias, and where x and w lie, the same on every rank. Collective.
+    ) -> tuple[TorchProduct, DistMatrix, DistMatrix, list[ResultSlot]]:
+        """The product of x, w and bias, where x and w lie, and where results are to, alike on all ranks. Collective.
 
         wants: of which of them a gradient is wanted. One ballot where all ranks know all of it from before.
         """
         product, a, b = self._known(asked, tensors)
-        is_known = product is not None and a is not None and b is not None
+        pools = product.pools(*product.results) if product and a and b else []
+        free = free_slots(pools)
         value = digest(product.serial, a.facts, b.facts, wants) if product and a and b else 0
-        if not self.ballot.cast(value, not is_known):
+        is_known = self.ballot.cast(value, not pools, (*_twice(free), 0, 0, 0, 0, 0))
+        is_common = self.ballot.told[0] == -self.ballot.told[1]
+        if not is_known:
             product, a, b = self._settled(asked, tensors, wants, a, b)
+            pools = product.pools(*product.results)
+            is_common = False
         assert product is not None and a is not None and b is not None
-        self.kinds.move_to_end((product.asked, *product.shapes, tensors[0].dtype))
-        return product, a, b
+        self.kinds.move_to_end(product.key)
+        return product, a, b, taken(pools, free if is_common else None)
 
     def _known(
         self, asked: Asked | RmaError, tensors: Sequence[Any]
@@ -198,9 +205,10 @@ class KeptProducts:
         w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.shape)
         key = (asked, x, w, tensors[0].dtype)
         if key not in self.kinds:
-            made = TorchProduct(self.mesh, asked, x, w)
+            made = TorchProduct(self.tensors, asked, x, w, TYPES[tensors[0].dtype])
             if len(self.kinds) >= PRODUCTS:
                 self.kinds.popitem(last=False)[1].close()
+            made.key = key
             self.kinds[key] = made
         self.by_tiles[_by_tiles(asked, tensors)] = key
         return self.kinds[key]
@@ -215,28 +223,34 @@ class KeptProducts:
                 )
 
     @in_turn
-    def gradient(self, product: TorchProduct, dy: Tensor, seen: Tensor | None, wants: tuple[bool, ...]) -> DistMatrix:
-        """The gradient of x @ w + bias as a matrix. Collective.
+    def gradient(
+        self, product: TorchProduct, dy: Tensor, seen: Tensor | None, wants: tuple[bool, ...]
+    ) -> tuple[DistMatrix, list[ResultSlot], Tensor]:
+        """The gradient of x @ w + bias as a matrix, and where those that are wanted are to lie. Collective.
 
-        seen: what the activation's derivative is taken of; None where nothing was applied.
+        seen: what the activation's derivative is taken of; None where nothing was applied. Also returns what the matrix
+        must be held by.
         """
         assert product.y_layout is not None
-        layout, shape = gradient_layout(product.y_layout), (product.m, product.n)
-        found = self.tensors.find(dy, layout) if seen is None else None
+        pools = product.pools("dy", *(what for what, is_wanted in zip(GRADIENTS, wants, strict=True) if is_wanted))
+        free = free_slots(pools)
+        found = self.tensors.find(dy, pools[0].layout) if seen is None else None
         name = 0 if found is None else 2 * found.block.serial + found.flipped
-        if not self.backward.cast(digest("backward", product.serial, wants), told=(name, -name, 0, 0, 0, 0, 0)):
-            facts = {"y": (shape, str(layout)), "gradients wanted of x, w and bias": wants}
+        told = (name, -name, *_twice(free), 0, 0, 0)
+        if not self.backward.cast(digest("backward", product.serial, wants), told=told):
+            facts = {"y": ((product.m, product.n), str(product.y_layout)), "gradients wanted of x, w and bias": wants}
             require_alike(self.backward, in_words(facts), None)
-        high, low = self.backward.told[:2]
+        high, low, most, least = self.backward.told[:4]
+        own, *slots = taken(pools, free if most == -least else None)
         if found is not None and high == -low:
-            return found
-        matrix = DistMatrix.allocated(self.mesh, shape, TYPES[dy.dtype], layout)
-        into = self.tensors.lend(matrix)
+            return found, slots, dy
+        into = self.tensors.show(own)
+        assert own.matrix is not None
         if seen is None:
             into.copy_(dy)
         else:
             DERIVATIVES[product.asked.activation](dy, seen, into)
-        return matrix
+        return own.matrix, slots, into
 
 
 def _by_tiles(asked: Asked, tensors: Sequence[Any]) -> tuple[object, ...]:
@@ -262,17 +276,28 @@ def _fault(tensors: Sequence[Any]) -> RmaError | None:
     return None
 
 
+def _twice(free: tuple[int, ...]) -> tuple[int, int]:
+    """What shows, as the largest that any rank tells, whether all have the same slots free."""
+    code = 0
+    for slot in free:
+        code = code * (SLOTS + len(free) + 1) + slot
+    return code, -code
+
+
 class _Multiply(torch.autograd.Function):
-    """activation(x @ w + bias), the activation none or ReLU where gradients are wanted."""
+    """activation(x @ w + bias)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: Asked) -> Tensor:
         """Collective."""
-        product, a, b = kept.located(asked, (x, w, bias), ctx.needs_input_grad[:3])
-        made = product.y(a, b, bias)
-        y = seen = kept.tensors.lend(made)
+        product, a, b, slots = kept.located(asked, (x, w, bias), ctx.needs_input_grad[:3])
+        shown = [kept.tensors.show(slot) for slot in slots]
+        out = slots[0].matrix
+        assert out is not None
+        product.y(a, b, bias, out)
+        seen, y = shown[0], shown[-1]
         if asked.keeps_sums:
-            y = torch.ops.aten.gelu.out(seen, out=kept.tensors.like(made))
+            torch.ops.aten.gelu.out(seen, out=y)
         if any(ctx.needs_input_grad):
             ctx.kept, ctx.product, ctx.matrices = kept, product, (a, b)
             ctx.save_for_backward(x, w, seen if asked.activation else None)  # to hear of changes made in place
@@ -282,12 +307,16 @@ class _Multiply(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Collective."""
-        kept, product, (a, b) = ctx.kept, ctx.product, ctx.matrices
-        x, w, seen = ctx.saved_tensors
+        kept, product, (x, w) = ctx.kept, ctx.product, ctx.matrices
+        *tiles, seen = ctx.saved_tensors
         wants = ctx.needs_input_grad[:3]
-        matrix = kept.gradient(product, dy, seen, wants)
-        lend = kept.tensors.lend
-        dx = lend(product.dx(matrix, b)).reshape(x.shape) if wants[0] else None
-        dw = lend(product.dw(matrix, a)).reshape(w.shape) if wants[1] else None
-        dbias = lend(product.dbias(matrix)).reshape(-1) if wants[2] else None
-        return dx, dw, dbias, None, None
+        matrix, slots, _holds = kept.gradient(product, dy, seen, wants)
+        found: list[Tensor | None] = []
+        for what, is_wanted, like in zip(GRADIENTS, wants, (*tiles, None), strict=True):
+            found.append(None)
+            if is_wanted:
+                slot = slots.pop(0)
+                shown = kept.tensors.show(slot)
+                product.gradient(what, matrix, x, w, slot.matrix)
+                found[-1] = shown.reshape(-1 if like is None else like.shape)
+        return *found, None, None
