@@ -16,6 +16,7 @@ COMMANDS = {
     "python -m bench.trust --seed S": "random products and redistributions by the thousand, compared with NumPy",
     "python -m bench.kernels": "generated kernels against OpenBLAS, NumPy and the core's peak, by type and shape",
     "python -m bench.epilogue": "what bias, ReLU and GELU add to a product, fused and by NumPy passes",
+    "mpiexec -n 4 python -m bench.torch_linear": "a linear layer forward and backward beside DTensor over gloo",
     "python -m bench.imports": "seconds that importing the package takes",
 }
 

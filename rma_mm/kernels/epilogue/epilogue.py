@@ -56,6 +56,12 @@ class Epilogue:
             kept.flags.writeable = False
             object.__setattr__(self, "bias", kept)
 
+    def put(self, at: Any, values: Any) -> None:
+        """Let the bias have other values at these indices; plans are told by `Plan.set_bias`. `text` stays."""
+        self.bias.flags.writeable = True
+        self.bias[at] = values
+        self.bias.flags.writeable = False
+
     @cached_property
     def text(self) -> str:
         """All that it says, the same on every rank where the epilogue is; of the bias a hash."""

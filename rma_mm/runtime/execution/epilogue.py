@@ -29,10 +29,20 @@ class Closings:
         """The rank's part of the bias, in the type in which C is summed."""
         if self.epilogue is None or self.epilogue.bias is None:
             return None
-        home, memory = self.places.schedule.home("C", self.places.rank), self.places.memory
+        memory = self.places.memory
         summed = memory.result.dtype if memory.shadow is None else memory.shadow.dtype
-        part: NDArray[Any] = self.epilogue.bias[home[self.axis].indices].astype(summed)
+        part: NDArray[Any] = self.epilogue.bias[self.own].astype(summed)
         return part
+
+    @property
+    def own(self) -> NDArray[Any]:
+        """Which values of the bias are this rank's."""
+        return self.places.schedule.home("C", self.places.rank)[self.axis].indices
+
+    def refresh(self) -> None:
+        """Take the bias anew, whose values have changed. What is bound already reads it where it is."""
+        if self.bias is not None and self.epilogue is not None:
+            self.bias[...] = self.epilogue.bias[self.own]
 
     @property
     def axis(self) -> int:

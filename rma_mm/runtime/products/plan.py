@@ -235,6 +235,20 @@ class Plan:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
         self._executable(*self._agreed(A, B, out))
 
+    def set_bias(self, values: NDArray[Any], at: NDArray[np.int64] | slice = slice(None)) -> None:
+        """Let the epilogue add these values from the next execution on; of the others (`at` chooses) those before.
+
+        Local: of values that belong to other ranks' rows or columns alone, a rank needs none, unless C is verified.
+        Raises OptionError for a plan that was made without a bias, ShapeError for values that do not fit.
+        """
+        epilogue = self.options.epilogue
+        if epilogue is None or epilogue.bias is None:
+            raise OptionError("set_bias: this plan adds no bias; make one with epilogue=Epilogue(bias=…, per=…)")
+        if np.shape(values) != epilogue.bias[at].shape:
+            raise ShapeError(f"set_bias: got values of shape {np.shape(values)}; here it is {epilogue.bias[at].shape}")
+        epilogue.put(at, values)
+        self.prepared.refresh_bias()
+
     def _agreed(
         self,
         A: DistMatrix | NDArray[Any],

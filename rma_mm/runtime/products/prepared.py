@@ -82,6 +82,11 @@ class Prepared:
         machine = settled.request.tariff.machine
         return Executable(settled.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
 
+    def refresh_bias(self) -> None:
+        """Let what is bound add the values that the epilogue's bias has now."""
+        for executable in self.bound.values():
+            executable.setup.closings.refresh()
+
     def forget(self, window: Window) -> None:
         """Drop what is bound to a window that is about to be closed."""
         for key in [key for key, executable in self.bound.items() if window in executable.windows]:

@@ -116,14 +116,26 @@ def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
 
 def disagree(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> NoReturn:
     """Raise the same error on every rank, after a ballot that failed. Collective over its communicator."""
+    require_alike(ballot, texts, error)
+    raise DisagreementError(f"{ballot.what}: ranks passed different arguments; every rank must pass the same")
+
+
+def require_alike(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> None:
+    """Return, after a ballot that failed, where all ranks are in the same call with equal facts, and none has an error.
+
+    What they differ in may then be their own. Collective over the ballot's communicator; raises as `agree` does.
+    """
     found = _heard(ballot, texts, error)
     calls = [call for call, _, _, _ in found]
     if len({name for _, name, _, _ in found}) > 1:
         calls = [f"{call} of {name}" if name else call for call, name, _, _ in found]
     failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
-    if failures and len(set(calls)) == 1:
+    is_same_call = len(set(calls)) == 1
+    if failures and is_same_call:
         raise shared_error(failures, ballot.comm.size) from error
-    raise DisagreementError(difference(calls, [texts for _, _, texts, _ in found])) from error
+    every = [texts for _, _, texts, _ in found]
+    if not is_same_call or any(texts != every[0] for texts in every):
+        raise DisagreementError(difference(calls, every)) from error
 
 
 Heard = tuple[str, str, dict[str, str], tuple[str, str] | None]

@@ -1,0 +1,147 @@
+"""`mpiexec -n 4 python -m bench.torch_linear`: y = x @ w and its gradients by rma_mm.torch and by DTensor over gloo.
+
+Both run in the same processes on the same data, round by round in turn, and the results of both are compared with each
+other. x is 4096×1024 and w 1024×4096, placed as a column layer (w and y in columns), a row layer (x in columns, w in
+rows, y summed into rows) and a data-parallel one (x and y in rows) have them. The last line says what `mm` adds to
+`plan.execute` at 512³. The bars: ratio ≤ 0.75 on one node, ≤ 100 µs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import rma_mm
+import rma_mm.torch as rt
+from bench import measure
+
+PLACES = {
+    "column": ("*, *", "*, i", "*, i"),
+    "row": ("*, i", "i, *", "i, *"),
+    "data": ("i, *", "*, *", "i, *"),
+}
+"""Layouts of x, w and y on a mesh of one axis."""
+PLACEMENTS = {"*, *": Replicate(), "i, *": Shard(0), "*, i": Shard(1)}
+TOLERANCE = 1e-5
+"""Of the largest element, for sums in another order in float32."""
+
+
+class Case:
+    """One product on some placements, and both ways to compute it."""
+
+    def __init__(self, mesh: rma_mm.Mesh, shape: tuple[int, int, int], places: Sequence[str]) -> None:
+        m, n, k = shape
+        random = np.random.default_rng(1)
+        self.mesh, self.places = mesh, places
+        self.devices = rt.device_mesh(mesh)
+        self.shapes = (m, k), (k, n), (m, n)
+        tiles = []
+        for extents, place in zip(self.shapes, places, strict=True):
+            whole = random.standard_normal(extents, np.float32)
+            D = rma_mm.DistMatrix.from_numpy(whole, mesh, place)
+            tiles.append(torch.from_numpy(np.array(D.tile)))
+        self.x, self.w, self.dy = tiles
+        self.ours = [each.clone().requires_grad_() for each in tiles[:2]]
+        self.theirs = [self.dtensor(n).requires_grad_() for n in range(2)]
+        self.theirs_dy = self.dtensor(2)
+
+    def dtensor(self, n: int) -> DTensor:
+        """x, w or dy."""
+        tile, shape = (self.x, self.w, self.dy)[n], self.shapes[n]
+        placement = [PLACEMENTS[self.places[n]]]
+        return DTensor.from_local(
+            tile.clone(), self.devices, placement, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
+        )
+
+    def by_rma_mm(self) -> list[torch.Tensor]:
+        """y and both gradients; this rank's tiles."""
+        x, w = self.ours
+        x.grad = w.grad = None
+        y = rt.mm(x, w, self.mesh, *self.places)
+        y.backward(self.dy)
+        return [y.detach(), x.grad, w.grad]
+
+    def by_dtensor(self) -> list[torch.Tensor]:
+        """The same, placed the same."""
+        x, w = self.theirs
+        x.grad = w.grad = None
+        y = (x @ w).redistribute(placements=self.theirs_dy.placements)
+        y.backward(self.theirs_dy)
+        grads = [each.grad.redistribute(placements=each.placements) for each in (x, w)]
+        return [each.to_local().detach() for each in (y, *grads)]
+
+
+def timed(comm: MPI.Intracomm, call: Callable[[], Any]) -> float:
+    """Seconds until the last rank has done it."""
+    comm.Barrier()
+    begun = time.perf_counter()
+    call()
+    return comm.allreduce(time.perf_counter() - begun, MPI.MAX)
+
+
+def contest(comm: MPI.Intracomm, case: Case, rounds: int) -> dict[str, Any]:
+    """Median seconds of both, in turn, and whether their results are the same."""
+    pairs = zip(case.by_rma_mm(), case.by_dtensor(), strict=True)
+    off = max(float((mine - other).abs().max() / other.abs().max()) for mine, other in pairs)
+    right = comm.allreduce(off, MPI.MAX) < TOLERANCE
+    seconds: dict[str, list[float]] = {"rma_mm": [], "DTensor": []}
+    for n in range(rounds):
+        order = [("rma_mm", case.by_rma_mm), ("DTensor", case.by_dtensor)]
+        for name, call in order[:: 1 if n % 2 else -1]:
+            seconds[name].append(timed(comm, call))
+    ours, theirs = (median(each) for each in seconds.values())
+    return {"right": right, "seconds": seconds, "rma_mm": ours, "DTensor": theirs, "ratio": ours / theirs}
+
+
+def overhead(comm: MPI.Intracomm, mesh: rma_mm.Mesh, rounds: int) -> float:
+    """Seconds that `mm` takes beyond `plan.execute` at 512³, each on one kind of operands; the difference of medians."""
+    n, places = 512, ("i, *", "*, *", "i, *")
+    case = Case(mesh, (n, n, n), places)
+    x, w = case.x, case.w
+    A, B = (
+        rma_mm.DistMatrix.from_local(each.numpy(), (n, n), mesh, place)
+        for each, place in zip((x, w), places, strict=False)
+    )
+    plan = rma_mm.plan(A, B, mesh, layout=places[2])
+    calls = [lambda: plan.execute(A, B), lambda: rt.mm(x, w, mesh, *places)]
+    seconds: list[list[float]] = [[], []]
+    for _ in range(20 * rounds):
+        for call, samples in zip(calls, seconds, strict=True):
+            samples.append(timed(comm, call))
+    return median(seconds[1]) - median(seconds[0])
+
+
+def main(comm: MPI.Intracomm) -> int:
+    """Measure and report; `WRONG` where the results of both differ."""
+    parser = measure.Parser(__doc__, comm.rank)
+    parser.add_argument("--shape", type=int, nargs=3, default=(4096, 4096, 1024), metavar=("M", "N", "K"))
+    parser.add_argument("--rounds", type=int, default=5, help="of each case (5)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as own:
+        store = f"file://{comm.bcast(own)}/store"
+        dist.init_process_group("gloo", store, world_size=comm.size, rank=comm.rank)
+        with rma_mm.Mesh((comm.size,), comm) as mesh:
+            torch.set_num_threads(mesh.threads)
+            where = measure.machine(comm, mesh.window_flavour) | {"torch": torch.__version__, "threads": mesh.threads}
+            cases = {name: contest(comm, Case(mesh, options.shape, PLACES[name]), options.rounds) for name in PLACES}
+            added = overhead(comm, mesh, options.rounds)
+        dist.destroy_process_group()
+    if comm.rank == 0:
+        rows = [[name, *(f"{case[what]:.3f}" for what in ("rma_mm", "DTensor", "ratio"))] for name, case in cases.items()]
+        lines = measure.table(["layer", "rma_mm s", "DTensor s", "ratio"], rows)
+        lines += [f"mm beyond plan.execute at 512³: {added * 1e6:.0f} µs"]
+        measure.publish(options.json, "torch_linear", where, lines, cases=cases, overhead=added)
+    return 0 if all(case["right"] for case in cases.values()) else measure.WRONG
+
+
+if __name__ == "__main__":
+    measure.run(main)

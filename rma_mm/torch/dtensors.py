@@ -1,0 +1,146 @@
+"""DTensors as matrices and back, on the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import get_rank, is_available, is_initialized
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from rma_mm.errors import LayoutError, MeshError, ShapeError
+from rma_mm.geometry.notations.dtensor import placements_of, sharded
+from rma_mm.geometry.notations.sbp import Placed
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.torch.kept import KeptTensors
+from rma_mm.torch.tensors import array_of, check_tensor
+
+PLACEMENTS: dict[Placed, Placement] = {"S(0)": Shard(0), "S(1)": Shard(1), "B": Replicate(), "P": Partial("sum")}
+"""By their words in SBP."""
+
+
+class TorchRanks:
+    """The rank in torch.distributed of each rank of a mesh, asked for once."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        with agreed(mesh.comm, "torch.distributed"):
+            if not (is_available() and is_initialized()):
+                raise MeshError(
+                    "torch.distributed: it is not initialised on this rank; before, call init_process_group('gloo', "
+                    "init_method=…, world_size=mesh.size, rank=mesh.rank)"
+                )
+        self.ranks: list[int] = mesh.comm.allgather(get_rank())
+        self._check_order(mesh)
+        self.device_mesh: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> TorchRanks:
+        """Those of `mesh`. Collective when first asked for. Raises MeshError."""
+        found = mesh.kept.get(cls)
+        if found is None:
+            found = mesh.kept[cls] = cls(mesh)
+        assert isinstance(found, cls)
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check_order(self, mesh: Mesh) -> None:
+        """Raise MeshError where ranks do not ascend along the axes: PyTorch's groups do, and mix up shards then."""
+        grid = np.reshape(self.ranks[: mesh.shape.size], mesh.shape.shape)
+        if any((np.diff(grid, axis=axis) <= 0).any() for axis in range(grid.ndim)):
+            raise MeshError(
+                f"torch.distributed: it has the mesh's ranks as {grid.tolist()}; they must ascend along "
+                f"each axis: call init_process_group(…, rank=mesh.rank)"
+            )
+
+    def check(self, device_mesh: DeviceMesh, mesh: Mesh) -> None:
+        """Raise MeshError where its ranks are not those of `mesh` in the same order."""
+        grid = np.asarray(device_mesh.mesh.cpu().numpy())
+        wanted = np.reshape(self.ranks[: mesh.shape.size], mesh.shape.shape)
+        if device_mesh.device_type != "cpu":
+            raise MeshError(f"device_mesh: got one of {device_mesh.device_type}; tiles lie in the memory of the CPU")
+        if grid.shape != wanted.shape or (grid != wanted).any():
+            raise MeshError(
+                f"device_mesh: got the ranks {grid.tolist()}; those of the mesh {mesh.shape} are, in "
+                f"torch.distributed, {wanted.tolist()}: rma_mm.torch.device_mesh(mesh) makes one of them"
+            )
+
+
+def device_mesh(mesh: Mesh) -> DeviceMesh:
+    """The device mesh of the same ranks with the same axes. Collective over all ranks of torch.distributed at first.
+
+    Raises MeshError where torch.distributed is not initialised.
+    """
+    known = TorchRanks.of(mesh)
+    if known.device_mesh is None:
+        grid = torch.tensor(known.ranks[: mesh.shape.size]).reshape(mesh.shape.shape)
+        known.device_mesh = DeviceMesh("cpu", grid, mesh_dim_names=mesh.shape.names)
+    return known.device_mesh
+
+
+def from_dtensor(t: DTensor, mesh: Mesh) -> DistMatrix:
+    """The matrix that a DTensor is, on the memory of its local tensors. Collective.
+
+    Its ranks must be those of `mesh` in the same order, as `device_mesh` makes them. Its memory must stay until the
+    matrix is closed on every rank, which holds it alive until then. Raises MeshError, LayoutError, ShapeError,
+    DtypeError; LayoutError also where it requires a gradient, which a matrix has none of.
+    """
+    known = TorchRanks.of(mesh)
+    with agreed(mesh.comm, "from_dtensor") as facts:
+        if not isinstance(t, DTensor):
+            raise LayoutError(f"t: got {type(t).__name__}; it is a DTensor (DistMatrix.from_local takes tiles)")
+        known.check(t.device_mesh, mesh)
+        if len(t.shape) != 2:
+            raise ShapeError(f"t: got a DTensor of shape {tuple(t.shape)}; a matrix has two dimensions")
+        if t.requires_grad:
+            raise LayoutError("t: got a DTensor that requires a gradient, which a matrix has none of; pass t.detach()")
+        words = tuple(_word(placement) for placement in t.placements)
+        shape = (t.shape[0], t.shape[1])
+        layout = sharded(words, shape, mesh.shape)
+        facts |= {"shape": shape, "placements": t.placements}
+        local = check_tensor("t", t.to_local())
+        array: Any = array_of(local.resolve_conj())
+        wanted = layout.region(shape, mesh.shape, mesh.rank).shape
+        if 0 in wanted and array.size == 0:
+            array = array.reshape(wanted)
+    return DistMatrix.from_local(array, shape, mesh, layout)
+
+
+def _word(placement: Placement) -> Placed:
+    """A placement's word. Raises LayoutError for what no layout is."""
+    for word, known in PLACEMENTS.items():
+        if type(placement) is type(known) and placement == known:
+            return word
+    raise LayoutError(
+        f"placements: got {placement}; a matrix can be placed by Shard(0), Shard(1), Replicate() and Partial('sum'): "
+        f"redistribute to one of them first"
+    )
+
+
+def to_dtensor(D: DistMatrix, device_mesh: DeviceMesh | None = None) -> DTensor:
+    """A matrix as a DTensor on the memory of its tiles, which holds it alive. Collective.
+
+    device_mesh: that of the matrix's ranks; what `device_mesh(mesh)` makes where it is not given. Raises MeshError, and
+    LayoutError for placements that DTensor has none for.
+    """
+    if not isinstance(D, DistMatrix):
+        raise LayoutError(f"D: got {type(D).__name__}; it is a DistMatrix")
+    mesh = D.mesh
+    known = TorchRanks.of(mesh)
+    own = device_mesh if device_mesh is not None else _device_mesh(mesh)
+    with agreed(mesh.comm, "to_dtensor") as facts:
+        facts["D"] = D.facts
+        known.check(own, mesh)
+        words = placements_of(D.layout, D.shape, mesh.shape)
+        local = KeptTensors.of(mesh).lend(D)
+    stride = (1, D.shape[0]) if D.flipped else (D.shape[1], 1)
+    placements = [PLACEMENTS[word] for word in words]
+    return DTensor.from_local(local, own, placements, run_check=False, shape=torch.Size(D.shape), stride=stride)
+
+
+_device_mesh = device_mesh

@@ -1,0 +1,146 @@
+"""What a mesh keeps for tensors: which of them lie in which of its matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary, ref
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, bfloat16, from_numpy
+
+from rma_mm.elements.dtypes import BFLOAT16
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.stored import Shape
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.torch.pool import ResultPool, ResultSlot, ShownTile
+from rma_mm.torch.tensors import TYPES, array_of, dense
+
+Place = tuple[object, ...]
+"""Where a tensor lies, of what type and shape it is, and how its matrix is placed."""
+
+
+class KeptTensors:
+    """The tensors of one mesh. Nothing here is alike on all ranks: who uses it asks the others."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.shown: WeakValueDictionary[int, ShownTile] = WeakValueDictionary()
+        """Tiles that tensors show, by address."""
+        self.exposed: dict[int, dict[Place, DistMatrix]] = {}
+        """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives."""
+        self.pools: dict[tuple[object, ...], ResultPool] = {}
+        """By shape, element type and placement."""
+        self._owners: dict[int, tuple[ref[Tensor], int]] = {}
+        """Those tensors, each with the address of its storage."""
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> KeptTensors:
+        """That of `mesh`, which closes it."""
+        found = mesh.kept.get(cls)
+        if found is None:
+            found = mesh.kept[cls] = cls(mesh)
+        assert isinstance(found, cls)
+        return found
+
+    def close(self) -> None:
+        """Forget all. Tensors keep their memory."""
+        self.exposed.clear()
+        self._owners.clear()
+        self.pools.clear()
+
+    # -- tensors in matrices ----------------------------------------------------------------------
+
+    def lend(self, matrix: DistMatrix) -> Tensor:
+        """This rank's tile of a matrix as a tensor, by which the matrix is known again. Local."""
+        return self.show(ResultSlot(matrix))
+
+    def show(self, slot: ResultSlot) -> Tensor:
+        """The tile of the matrix in a slot as a tensor. Local."""
+        matrix = slot.matrix
+        assert matrix is not None
+        tile: NDArray[Any] = matrix.tile
+        is_brain = tile.dtype == BFLOAT16
+        shown = (tile.view(np.int16) if is_brain else tile).view(ShownTile)
+        shown.matrix, slot.shown = matrix, ref(shown)
+        tensor = from_numpy(shown)
+        tensor = tensor.view(bfloat16) if is_brain else tensor
+        if tile.size:
+            self.shown[tensor.data_ptr()] = shown
+        else:
+            tensor.rma_mm_tile = shown  # it has no address
+        return tensor
+
+    def pool(self, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> ResultPool:
+        """Memory for results that lie so. Local, on all ranks alike."""
+        return self.pools.setdefault((shape, dtype, layout), ResultPool(self.mesh, shape, dtype, layout))
+
+    def give(self, matrix: DistMatrix) -> DistMatrix:
+        """The matrix to its user, who decides from now on how long it lives. Local."""
+        for pool in self.pools.values():
+            for slot in pool.slots:
+                if slot.matrix is matrix:
+                    slot.matrix = None
+        return matrix
+
+    def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
+        """The matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
+        if tensor.is_conj() or tensor.is_neg():
+            return None
+        address = tensor.data_ptr()
+        shown = self.shown.get(address) if address else getattr(tensor, "rma_mm_tile", None)
+        if shown is not None:
+            matrix = shown.matrix if _shows(tensor, shown.matrix) else shown.matrix.T
+            return matrix if layout in (None, matrix.layout) and _shows(tensor, matrix) else None
+        owner = owner_of(tensor)
+        return self.exposed[id(owner)].get(place_of(tensor, layout)) if self._knows(owner) else None
+
+    def expose(self, tensor: Tensor, shape: Shape, layout: Layout) -> DistMatrix:
+        """A matrix on the tensor's own memory; on a copy where its elements are not dense. Collective."""
+        tile = dense(tensor)
+        wanted = layout.region(shape, self.mesh.shape, self.mesh.rank).shape
+        array = array_of(tile).reshape(wanted) if tile.numel() == 0 else array_of(tile)
+        matrix = DistMatrix(self.mesh, shape, array.dtype, layout, self.mesh.arena.adopt(array))
+        if tile.data_ptr() == tensor.data_ptr() and tile.stride() == tensor.stride():
+            self._keep(tensor, matrix)
+        return matrix
+
+    def _knows(self, owner: Tensor) -> bool:
+        """Whether matrices are kept on this tensor's memory, and not on what it had before or on another's."""
+        kept = self._owners.get(id(owner))
+        return kept is not None and kept[1] == owner.untyped_storage().data_ptr() and kept[0]() is owner
+
+    def _keep(self, tensor: Tensor, matrix: DistMatrix) -> None:
+        """Know the matrix on a tensor's memory again, as long as that tensor lives."""
+        owner = owner_of(tensor)
+        name = id(owner)
+        if not self._knows(owner):
+            forget = ref(owner, lambda _: self._forget(name))
+            self._owners[name] = forget, owner.untyped_storage().data_ptr()
+            self.exposed[name] = {}
+        self.exposed[name][place_of(tensor, matrix.layout)] = matrix
+
+    def _forget(self, name: int) -> None:
+        """The tensor is gone: its matrices may go, once those of all ranks have."""
+        self.exposed.pop(name, None)
+        self._owners.pop(name, None)
+
+
+def owner_of(tensor: Tensor) -> Tensor:
+    """The tensor of which this one is a view; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def place_of(tensor: Tensor, layout: Layout | None) -> Place:
+    """Where a tensor lies whose matrix is placed so."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, layout
+
+
+def _shows(tensor: Tensor, matrix: DistMatrix) -> bool:
+    """Whether a tensor that begins where a matrix's tile does is that tile."""
+    tile = matrix.tile
+    if tensor.shape != tile.shape or TYPES.get(tensor.dtype) != matrix.dtype:
+        return False
+    strides = zip(tensor.shape, tensor.stride(), tile.strides, strict=True)
+    return all(mine * tile.itemsize == its or extent == 1 for extent, mine, its in strides)

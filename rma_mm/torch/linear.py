@@ -1,0 +1,160 @@
+"""A linear layer whose weight lies over a mesh, bias and activation in the epilogue of its product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod, sqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.init import calculate_gain
+
+from rma_mm.errors import LayoutError, MeshError, OptionError, quoted
+from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.geometry.span import Region, Span
+from rma_mm.kernels.epilogue.activations import ACTIVATIONS
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.torch.products import empty, multiplied
+
+NAMED = ("column", "row")
+"""Placements that have a name."""
+DRAWN = 2**22
+"""Random numbers that are drawn at a time."""
+
+
+class LinearLayouts(NamedTuple):
+    """The layouts of a layer."""
+
+    x: Layout
+    """Of (rows, in_features)."""
+    weight: Layout
+    """Of (out_features, in_features)."""
+    y: Layout | None
+    """Of (rows, out_features); None as the plan chooses."""
+
+    @property
+    def bias(self) -> Layout:
+        """Of the bias as a matrix of one row, which every rank with these columns of y holds."""
+        if self.y is None or self.y.partial:
+            raise LayoutError(
+                f"layout: got {self.y} with a bias, whose parts are those of y's columns; name y's layout, without sum"
+            )
+        return replace(self.y, splits=((), self.y.splits[1]))
+
+
+class Linear(torch.nn.Module):
+    """y = activation(x @ weight.T + bias), of which each rank has its tiles. Collective to make and to call.
+
+    placement: "column" cuts the weight's out_features over the last axis of the mesh, and so y's columns; "row" cuts
+    its in_features, and so x's columns, and sums y up; the other axes cut the rows of x and y. So a "row" layer takes
+    what a "column" layer gives. Or the layout of the weight, with x_layout and, where the plan is not to choose it,
+    layout, that of y. activation: None, "relu" or "gelu", the exact form.
+
+    weight: this rank's tile of (out_features, in_features), in memory of the mesh. bias: its part of out_features, that
+    of the columns of y it holds. Both begin as those of torch.nn.Linear do, by the random numbers of rank 0. A
+    state_dict has these shards; it is loaded from such ones, or from whole tensors, of which each rank takes its own
+    (see `full_state_dict`, `load_safetensors`). Raises LayoutError, OptionError, ShapeError, DtypeError, MeshError.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, mesh: Mesh, bias: bool = True, activation: str | None = None,
+        placement: str | Layout = "column", x_layout: str | Layout | None = None, layout: str | Layout | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if not isinstance(mesh, Mesh):
+            raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
+        given = {"placement": placement, "x_layout": x_layout, "layout": layout}
+        with agreed(mesh.comm, "Linear", activation=activation, bias=bias, **given):
+            if activation is not None and activation not in ACTIVATIONS:
+                raise OptionError(f"activation: got {quoted(activation)}; use {', '.join(ACTIVATIONS)} or None")
+            places = layouts_of(mesh.shape, placement, x_layout, layout)
+            if bias:
+                places.bias.check((1, out_features), mesh.shape)
+        self.in_features, self.out_features = in_features, out_features
+        self.mesh, self.activation, self.layouts = mesh, activation, places
+        dtype = dtype or torch.get_default_dtype()
+        self.weight = torch.nn.Parameter(empty((out_features, in_features), dtype, mesh, places.weight))
+        self.regions = {"weight": places.weight.region((out_features, in_features), mesh.shape, mesh.rank)}
+        """The part of each whole tensor that this rank holds."""
+        if bias:
+            self.regions["bias"] = Region(places.bias.region((1, out_features), mesh.shape, mesh.rank)[1:])
+            self.bias = torch.nn.Parameter(torch.empty(self.regions["bias"].shape, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, by random numbers of rank 0's generator: as torch.nn.Linear would there. Collective."""
+        comm = self.mesh.comm
+        random = torch.Generator()
+        random.set_state(torch.from_numpy(comm.bcast(torch.get_rng_state().numpy() if comm.rank == 0 else None)))
+        fan = max(1, self.in_features)
+        gain = calculate_gain("leaky_relu", sqrt(5))
+        bounds = {"weight": sqrt(3.0) * (gain / sqrt(fan)), "bias": 1 / sqrt(fan)}
+        for name, whole in self.whole_shapes.items():
+            own, region = self.get_parameter(name), self.regions[name]
+            step = max(1, DRAWN // max(1, prod(whole[1:])))
+            for start in range(0, whole[0], step):  # the same numbers as at once, in less memory
+                rows = Span.range(start, min(start + step, whole[0]))
+                block = Region((rows, *Region.whole(whole[1:])))
+                drawn = torch.empty(block.shape, dtype=own.dtype)
+                drawn.uniform_(-bounds[name], bounds[name], generator=random)
+                mine = region & block
+                own[region.locate(mine).selector()] = drawn[block.locate(mine).selector()]
+        if comm.rank == 0:
+            torch.set_rng_state(random.get_state())
+
+    @property
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters of all ranks together."""
+        shapes: dict[str, tuple[int, ...]] = {"weight": (self.out_features, self.in_features)}
+        return shapes | ({} if self.bias is None else {"bias": (self.out_features,)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's tile of y, for its tile of x; dimensions before the last fold into rows. Collective."""
+        rows = x.reshape(-1, x.shape[-1]) if isinstance(x, torch.Tensor) and x.dim() > 2 else x
+        y = multiplied(
+            self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
+            self.activation,
+        )  # fmt: skip
+        return y if rows is x else y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Take this rank's own part of what is whole."""
+        for name, shape in self.whole_shapes.items():
+            given = state_dict.get(prefix + name)
+            if isinstance(given, torch.Tensor) and tuple(given.shape) == shape:
+                state_dict[prefix + name] = given[self.regions[name].selector()]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        """What torch prints of it."""
+        what = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{what}, activation={self.activation!r}, weight={self.layouts.weight}"
+
+
+def layouts_of(
+    mesh: MeshShape, placement: str | Layout, x_layout: str | Layout | None, layout: str | Layout | None
+) -> LinearLayouts:
+    """Where x, weight and y lie. Raises LayoutError."""
+    given = [parse_layout(each, mesh) if isinstance(each, str) else each for each in (x_layout, layout)]
+    if placement in NAMED:
+        over, rest = (Level((mesh.names[-1],)),), tuple(Level((name,)) for name in mesh.names[:-1])
+        whole, cut = Layout((rest, ())), Layout((rest, over))
+        if placement == "column":
+            places = LinearLayouts(whole, Layout((over, ())), cut)
+        else:
+            places = LinearLayouts(cut, Layout(((), over)), whole)
+        return LinearLayouts(given[0] or places.x, places.weight, given[1] or places.y)
+    weight = parse_layout(placement, mesh) if isinstance(placement, str) else placement
+    if not isinstance(weight, Layout) or given[0] is None:
+        raise LayoutError(
+            f"placement: got {quoted(placement)}; it is {' or '.join(map(repr, NAMED))}, or the weight's layout with "
+            f"x_layout, the layout of x"
+        )
+    return LinearLayouts(given[0], weight, given[1])

@@ -1,0 +1,322 @@
+"""Products of tensors, each rank's tensor being its tile of a matrix, with gradients."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rma_mm.errors import DtypeError, LayoutError, MeshError, RmaError, ShapeError
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.stored import Shape
+from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.torch.kept import KeptTensors
+from rma_mm.torch.pool import SLOTS, ResultSlot, free_slots, taken
+from rma_mm.torch.product import Asked, TorchProduct
+from rma_mm.torch.tensors import TYPES, check_tensor, whole_shape
+
+PRODUCTS = 64
+"""Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
+KEEPS_SUMS = {"gelu"}
+"""Activations whose derivative wants what they were applied to; others want no more than what became of it."""
+GRADIENTS = ("x", "w", "bias")
+DERIVATIVES: dict[str | None, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
+    "relu": lambda dy, y, into: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=into),
+    "gelu": lambda dy, z, into: torch.ops.aten.gelu_backward.grad_input(dy, z, grad_input=into),
+}
+"""By activation: (gradient, what it was or became, where to put the gradient before it)."""
+
+
+def mm(
+    x: Tensor, w: Tensor, mesh: Mesh, x_layout: str | Layout, w_layout: str | Layout,
+    layout: str | Layout | None = None, transpose_w: bool = False,
+) -> Tensor:  # fmt: skip
+    """The product y = x @ w, or x @ w.T, of which each rank passes and gets its tile; differentiable. Collective.
+
+    x, w: this rank's tile of a matrix of (m, k), and of (k, n), or (n, k) if `transpose_w`, of one element type, placed
+    by x_layout and w_layout. They are multiplied where they lie: in memory of the mesh that is known again (results,
+    `empty`), else behind a window that opens when a tensor is first seen and stays as long as that lives. Tensors whose
+    rows and columns are both strided are copied. layout: y's placement, as the plan chooses (see `matrix_of`) where it
+    is not given; y lies in memory of the mesh.
+
+    Gradients lie as their tensors do. Those of replicated tiles are the whole gradient on each rank, which every rank
+    must be given alike for a replicated y; those of summands are that of the sum. The backward pass is collective: all
+    ranks run it on the same graph. Plans are kept. Raises LayoutError, ShapeError, DtypeError, MeshError;
+    DisagreementError, also where only some ranks want a gradient.
+    """
+    return multiplied(mesh, x, w, None, x_layout, w_layout, layout, transpose_w, None)
+
+
+def multiplied(
+    mesh: Mesh, x: Tensor, w: Tensor, bias: Tensor | None, x_layout: str | Layout, w_layout: str | Layout,
+    layout: str | Layout | None, transpose_w: bool, activation: str | None,
+) -> Tensor:  # fmt: skip
+    """activation(x @ w + bias): `mm` with an epilogue. bias: this rank's columns of it. Collective."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
+    given = x, w, bias
+    is_trained = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given)
+    asked: Asked | RmaError
+    try:
+        options = bool(transpose_w), bias is not None, activation, is_trained and activation in KEEPS_SUMS
+        asked = _asked(mesh.shape, x_layout, w_layout, layout, *options)
+    except RmaError as error:  # the others must hear of it
+        asked = error
+    y: Tensor = _Multiply.apply(x, w, bias, KeptProducts.of(mesh), asked)
+    return y
+
+
+@lru_cache(maxsize=256)
+def _asked(
+    mesh: MeshShape, x_layout: str | Layout, w_layout: str | Layout, layout: str | Layout | None, transpose_w: bool,
+    has_bias: bool, activation: str | None, keeps_sums: bool,
+) -> Asked:  # fmt: skip
+    """The arguments as values. Raises LayoutError."""
+    places: list[Layout | None] = []
+    for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
+        if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
+            raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
+        places.append(parse_layout(place, mesh) if isinstance(place, str) else place)
+    x_place, w_place, y_place = places
+    assert x_place is not None and w_place is not None
+    return Asked(x_place, w_place, y_place, transpose_w, has_bias, activation, keeps_sums)
+
+
+def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) -> Tensor:
+    """This rank's tile of a new matrix of undefined content, in memory of the mesh. Collective.
+
+    Products take it as it lies, and ranks of a node read it in place. Raises LayoutError, ShapeError, DtypeError.
+    """
+    return KeptTensors.of(mesh).lend(DistMatrix.empty(shape, TYPES.get(dtype, dtype), mesh, layout))
+
+
+def matrix_of(tensor: Tensor, mesh: Mesh) -> DistMatrix:
+    """The matrix on `mesh` whose tile this is: a result of `mm` or `Linear`, or made by `empty`. Local.
+
+    Raises LayoutError for any other tensor.
+    """
+    found = KeptTensors.of(mesh).find(tensor)
+    if found is None:
+        raise LayoutError(
+            f"tensor: got one of shape {tuple(tensor.shape)} that is no whole tile of a matrix on {mesh!r}; results of "
+            f"mm are, DistMatrix.from_local takes others (by .numpy())"
+        )
+    return KeptTensors.of(mesh).give(found)
+
+
+class KeptProducts:
+    """The products of tensors that a mesh keeps. All ranks keep and forget alike."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.tensors = mesh, KeptTensors.of(mesh)
+        self.kinds: OrderedDict[tuple[object, ...], TorchProduct] = OrderedDict()
+        """By what was asked for, shapes and element type. Oldest use first."""
+        self.by_tiles: dict[tuple[object, ...], tuple[object, ...]] = {}
+        """The key of what was computed last of tiles of such shapes."""
+        self.ballot, self.backward = Ballot(mesh.comm, "torch.mm"), Ballot(mesh.comm, "the backward pass of torch.mm")
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> KeptProducts:
+        """Those of `mesh`, which closes them."""
+        found = mesh.kept.get(cls)
+        if found is None:
+            mesh.require_open()
+            found = mesh.kept[cls] = cls(mesh)
+        assert isinstance(found, cls)
+        return found
+
+    def close(self) -> None:
+        """Forget all."""
+        self.kinds.clear()
+        self.by_tiles.clear()
+
+    # -- what is multiplied -----------------------------------------------------------------------
+
+    @in_turn
+    def located(
+        self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
+    ) -> tuple[TorchProduct, DistMatrix, DistMatrix, list[ResultSlot]]:
+        """The product of x, w and bias, where x and w lie, and where results are to, alike on all ranks. Collective.
+
+        wants: of which of them a gradient is wanted. One ballot where all ranks know all of it from before.
+        """
+        product, a, b = self._known(asked, tensors)
+        pools = product.pools(*product.results) if product and a and b else []
+        free = free_slots(pools)
+        value = digest(product.serial, a.facts, b.facts, wants) if product and a and b else 0
+        is_known = self.ballot.cast(value, not pools, (*_twice(free), 0, 0, 0, 0, 0))
+        is_common = self.ballot.told[0] == -self.ballot.told[1]
+        if not is_known:
+            product, a, b = self._settled(asked, tensors, wants, a, b)
+            pools = product.pools(*product.results)
+            is_common = False
+        assert product is not None and a is not None and b is not None
+        self.kinds.move_to_end(product.key)
+        return product, a, b, taken(pools, free if is_common else None)
+
+    def _known(
+        self, asked: Asked | RmaError, tensors: Sequence[Any]
+    ) -> tuple[TorchProduct | None, DistMatrix | None, DistMatrix | None]:
+        """What this rank knows of such tensors; nothing where they are not what they should be."""
+        if isinstance(asked, RmaError) or _fault(tensors) is not None:
+            return None, None, None
+        x, w, _ = tensors
+        product = self.kinds.get(self.by_tiles.get(_by_tiles(asked, tensors), ()))
+        return product, self.tensors.find(x, asked.x_layout), self.tensors.find(w, asked.w_layout)
+
+    def _settled(
+        self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...], *found: DistMatrix | None
+    ) -> tuple[TorchProduct, DistMatrix, DistMatrix]:
+        """The same where ranks do not know it, or know others: what is not on the mesh is exposed. Collective."""
+        error = asked if isinstance(asked, RmaError) else _fault(tensors)
+        facts: dict[str, object] = {"gradients wanted of x, w and bias": wants}
+        if error is None:
+            assert isinstance(asked, Asked)
+            facts |= asked.facts | {"element type": tensors[0].dtype}
+        require_alike(self.ballot, in_words(facts), error)
+        assert isinstance(asked, Asked)
+        shapes = [None if each is None else tuple(each.shape) for each in tensors]
+        everyone = self.mesh.comm.allgather((shapes, [each and each.facts for each in found]))
+        product = self._product(asked, [shapes for shapes, _ in everyone], tensors)
+        places = []
+        for n, (tensor, matrix) in enumerate(zip(tensors, found, strict=False)):
+            is_common = matrix is not None and all(facts[n] == matrix.facts for _, facts in everyone)
+            layout = (asked.x_layout, asked.w_layout)[n]
+            places.append(matrix if is_common else self.tensors.expose(tensor, product.shapes[n], layout))
+        a, b = places
+        assert a is not None and b is not None
+        product.plan("y", a, b)
+        self._check_bias(product, [shapes[2] for shapes, _ in everyone])
+        return product, a, b
+
+    def _product(self, asked: Asked, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
+        """The product of matrices whose tiles, by rank, have such shapes. Collective. ShapeError, LayoutError."""
+        x = whole_shape("x", asked.x_layout, [shapes[0] for shapes in tiles], self.mesh.shape)
+        w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.shape)
+        key = (asked, x, w, tensors[0].dtype)
+        if key not in self.kinds:
+            made = TorchProduct(self.tensors, asked, x, w, TYPES[tensors[0].dtype])
+            if len(self.kinds) >= PRODUCTS:
+                self.kinds.popitem(last=False)[1].close()
+            made.key = key
+            self.kinds[key] = made
+        self.by_tiles[_by_tiles(asked, tensors)] = key
+        return self.kinds[key]
+
+    def _check_bias(self, product: TorchProduct, shapes: list[Any]) -> None:
+        """Raises ShapeError where the biases, whose shapes are given by rank, are not each rank's columns of y."""
+        for rank, shape in enumerate(shapes):
+            if shape is not None and shape != (len(product.columns(rank)),):
+                raise ShapeError(
+                    f"bias: got shape {shape} on rank {rank}; with y placed as {product.y_layout} it has the columns "
+                    f"of y that the rank holds, {len(product.columns(rank))} values"
+                )
+
+    @in_turn
+    def gradient(
+        self, product: TorchProduct, dy: Tensor, seen: Tensor | None, wants: tuple[bool, ...]
+    ) -> tuple[DistMatrix, list[ResultSlot], Tensor]:
+        """The gradient of x @ w + bias as a matrix, and where those that are wanted are to lie. Collective.
+
+        seen: what the activation's derivative is taken of; None where nothing was applied. Also returns what the matrix
+        must be held by.
+        """
+        assert product.y_layout is not None
+        pools = product.pools("dy", *(what for what, is_wanted in zip(GRADIENTS, wants, strict=True) if is_wanted))
+        free = free_slots(pools)
+        found = self.tensors.find(dy, pools[0].layout) if seen is None else None
+        name = 0 if found is None else 2 * found.block.serial + found.flipped
+        told = (name, -name, *_twice(free), 0, 0, 0)
+        if not self.backward.cast(digest("backward", product.serial, wants), told=told):
+            facts = {"y": ((product.m, product.n), str(product.y_layout)), "gradients wanted of x, w and bias": wants}
+            require_alike(self.backward, in_words(facts), None)
+        high, low, most, least = self.backward.told[:4]
+        own, *slots = taken(pools, free if most == -least else None)
+        if found is not None and high == -low:
+            return found, slots, dy
+        into = self.tensors.show(own)
+        assert own.matrix is not None
+        if seen is None:
+            into.copy_(dy)
+        else:
+            DERIVATIVES[product.asked.activation](dy, seen, into)
+        return own.matrix, slots, into
+
+
+def _by_tiles(asked: Asked, tensors: Sequence[Any]) -> tuple[object, ...]:
+    """What this rank sees of a product."""
+    x, w, _ = tensors
+    return asked, x.shape, w.shape, x.dtype
+
+
+def _fault(tensors: Sequence[Any]) -> RmaError | None:
+    """What is wrong with x, w and bias on this rank."""
+    try:
+        for name, each in zip("xw", tensors, strict=False):
+            check_tensor(name, each)
+        bias = tensors[2]
+        if bias is not None:
+            check_tensor("bias", bias[None] if isinstance(bias, Tensor) and bias.dim() == 1 else bias)
+        types = [each.dtype for each in tensors if each is not None]
+        if len(set(types)) > 1:
+            got = ", ".join(map(str, types))
+            raise DtypeError(f"x, w{', bias' * (bias is not None)}: got {got}; they must have one type: convert by .to")
+    except RmaError as error:
+        return error
+    return None
+
+
+def _twice(free: tuple[int, ...]) -> tuple[int, int]:
+    """What shows, as the largest that any rank tells, whether all have the same slots free."""
+    code = 0
+    for slot in free:
+        code = code * (SLOTS + len(free) + 1) + slot
+    return code, -code
+
+
+class _Multiply(torch.autograd.Function):
+    """activation(x @ w + bias)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: Asked) -> Tensor:
+        """Collective."""
+        product, a, b, slots = kept.located(asked, (x, w, bias), ctx.needs_input_grad[:3])
+        shown = [kept.tensors.show(slot) for slot in slots]
+        out = slots[0].matrix
+        assert out is not None
+        product.y(a, b, bias, out)
+        seen, y = shown[0], shown[-1]
+        if asked.keeps_sums:
+            torch.ops.aten.gelu.out(seen, out=y)
+        if any(ctx.needs_input_grad):
+            ctx.kept, ctx.product, ctx.matrices = kept, product, (a, b)
+            ctx.save_for_backward(x, w, seen if asked.activation else None)  # to hear of changes made in place
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Collective."""
+        kept, product, (x, w) = ctx.kept, ctx.product, ctx.matrices
+        *tiles, seen = ctx.saved_tensors
+        wants = ctx.needs_input_grad[:3]
+        matrix, slots, _holds = kept.gradient(product, dy, seen, wants)
+        found: list[Tensor | None] = []
+        for what, is_wanted, like in zip(GRADIENTS, wants, (*tiles, None), strict=True):
+            found.append(None)
+            if is_wanted:
+                slot = slots.pop(0)
+                shown = kept.tensors.show(slot)
+                product.gradient(what, matrix, x, w, slot.matrix)
+                found[-1] = shown.reshape(-1 if like is None else like.shape)
+        return *found, None, None

@@ -1,0 +1,308 @@
+"""`rma_mm.torch` beside PyTorch: products and their gradients, layers, DTensors, and what is wrong on every rank."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+
+import torch
+
+import rma_mm.torch as rt
+from rma_mm import DistMatrix, Mesh
+from rma_mm.errors import (
+    DisagreementError,
+    DtypeError,
+    FileFormatError,
+    LayoutError,
+    MeshError,
+    OptionError,
+    ShapeError,
+)
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.notation import parse_layout
+from tests.launch import parallel
+from tests.mpi.test_library import grid, same_error
+from tests.strategies import layouts
+from tests.strategies_mpi import shared_examples
+
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+TYPES = ("float64", "float32", "complex128", "complex64", "bfloat16", "float16")
+
+
+def whole(shape, dtype=torch.float64, seed=0):
+    """Small whole numbers, whose products every type holds."""
+    random = np.random.default_rng(seed)
+    real = torch.from_numpy(random.integers(-2, 3, shape))
+    return (real + 1j * torch.from_numpy(random.integers(-2, 3, shape)) if dtype.is_complex else real).to(dtype)
+
+
+def tile(x, layout, mesh):
+    """This rank's part of a whole tensor."""
+    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
+    region = place.region(tuple(x.shape), mesh.shape, mesh.rank)
+    part = x[np.ix_(*(span.indices for span in region))].clone()
+    if place.partial and mesh.is_member:  # the rank at 0 along these axes holds all, the others summands of nothing
+        part *= all(mesh.shape.coords(mesh.rank)[axis] == 0 for axis in place.partial)
+    return part
+
+
+def without_sum(layout):
+    return Layout(layout.splits, layout.pins)
+
+
+@st.composite
+def products(draw, mesh):
+    """Shapes, placements, whether w is transposed, type, and how the tensors lie in memory."""
+    m, n, k = (draw(st.integers(1, 9)) for _ in range(3))
+    transpose = draw(st.booleans())
+    shapes = (m, k), (n, k) if transpose else (k, n), (m, n)
+    kinds = ("even", "bounds", "cyclic")
+    places = [draw(layouts(mesh, shape, kinds=kinds, skew=False)) for shape in shapes]
+    places[2] = draw(st.sampled_from([None, without_sum(places[2])]))
+    how = draw(st.sampled_from(["rows", "columns", "strided"]))
+    return shapes, places, transpose, draw(st.sampled_from(TYPES)), how
+
+
+def lying(x, how):
+    """The same elements, in rows, in columns, or apart in both directions."""
+    if how == "columns":
+        return x.t().contiguous().t()
+    return torch.empty(2 * x.shape[0], 2 * x.shape[1], dtype=x.dtype)[::2, ::2].copy_(x) if how == "strided" else x
+
+
+def compare(mesh, example):
+    """One product and its gradients; twice, for the second finds everything from the first."""
+    shapes, (x_place, w_place, y_place), transpose, dtype, how = example
+    dtype = getattr(torch, dtype)
+    X, W, G = (whole(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    wanted = [each.to(wide).requires_grad_() for each in (X, W)]
+    Y = wanted[0] @ (wanted[1].T if transpose else wanted[1])
+    Y.backward(G.to(wide))
+    x, w = (lying(tile(each, place, mesh), how).detach() for each, place in ((X, x_place), (W, w_place)))
+    before = [(each.data_ptr(), each.stride()) for each in (x, w)]
+    x.requires_grad_()
+    w.requires_grad_()
+    for _ in range(2):
+        x.grad = w.grad = None
+        y = rt.mm(x, w, mesh, x_place, w_place, y_place, transpose_w=transpose)
+        place = y_place or rt.matrix_of(y, mesh).layout
+        assert torch.equal(y.detach().to(wide), tile(Y.detach(), place, mesh))
+        y.backward(tile(G, place, mesh))
+        for got, true, lies in ((x, wanted[0], x_place), (w, wanted[1], w_place)):
+            assert torch.equal(got.grad.to(wide), tile(true.grad, without_sum(lies), mesh))
+    assert before == [(each.data_ptr(), each.stride()) for each in (x, w)]
+
+
+@parallel(ranks=(1, 3, 4), env=("node", "cliques"))
+def test_products_and_gradients(comm):
+    """Drawn placements of all three, replicas and summands among them, types, and tensors of any strides."""
+    with Mesh(grid(comm), comm) as mesh:
+        shape = MeshShape(mesh.shape.shape)
+        shared_examples(comm, products(shape), lambda _, example: compare(mesh, example), max_examples=12)
+
+
+@parallel(ranks=(1, 4), env=("node",))
+def test_gradcheck(comm):
+    """PyTorch's own check, by differences of what every rank computes of the same tensors."""
+    with Mesh((comm.size,), comm) as mesh:
+        for dtype in (torch.float64, torch.complex128):
+            x, w = (whole(shape, dtype).requires_grad_() for shape in ((3, 4), (4, 2)))
+            assert torch.autograd.gradcheck(lambda x, w: rt.mm(x, w, mesh, "*,*", "*,*", "*,*"), (x, w), fast_mode=True)
+            turned = w.detach().mT.requires_grad_()
+            assert torch.autograd.gradcheck(lambda x, w: rt.mm(x, w, mesh, "*,*", "*,*", "*,*", True), (x, turned))
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_what_is_kept_goes_with_its_tensors(comm):
+    """New tensors in every step, dropped in another order on each rank: neither windows nor plans pile up."""
+    with Mesh((2, 2), comm) as mesh:
+        w = tile(whole((6, 5)), "j,i", mesh).requires_grad_()
+        kept, counts = [], []
+        for step in range(16):
+            x = tile(whole((8, 6), seed=step), "i,j", mesh).requires_grad_(step % 2 == 0)
+            y = rt.mm(x, w, mesh, "i,j", "j,i", "i,j")
+            y.relu().sum().backward()
+            kept.append((x, y))
+            if step % (mesh.rank + 1) == 0:
+                kept.clear()
+            if step % 4 == 3:
+                kept.clear()
+                del x, y
+                gc.collect()
+                mesh.arena.collect()
+                counts.append((len(mesh.arena.live), len(mesh.prepared)))
+        assert counts[1] == counts[-1]
+
+
+LINEAR = [((4,), "gelu"), ((2, 2), "relu"), ((2, 2), None)]
+
+
+def pair(mesh, activation):
+    """A column layer and a row layer, and what PyTorch makes of the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        plain = [torch.nn.Linear(9, 11, dtype=torch.float64), torch.nn.Linear(11, 5, dtype=torch.float64)]
+        torch.manual_seed(3 + mesh.rank)  # rank 0's counts
+        first = rt.Linear(9, 11, mesh, activation=activation, dtype=torch.float64)
+        second = rt.Linear(11, 5, mesh, placement="row", dtype=torch.float64)
+    apply = {"gelu": torch.nn.GELU(), "relu": torch.nn.ReLU(), None: torch.nn.Identity()}[activation]
+    return torch.nn.Sequential(first, second), torch.nn.Sequential(plain[0], apply, plain[1])
+
+
+@parallel(ranks=(4,), env=("node",))
+@pytest.mark.parametrize(("shape", "activation"), LINEAR)
+def test_two_layers(comm, shape, activation):
+    """Values, gradients and steps of an optimiser as PyTorch's, to 1e-12; the weights stay where they are."""
+    with Mesh(shape, comm) as mesh:
+        net, plain = pair(mesh, activation)
+        X = torch.from_numpy(np.random.default_rng(1).standard_normal((8, 9)))
+        optimisers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, plain)]
+        places = [each.data_ptr() for each in net.parameters()]
+        for _ in range(2):
+            given = X.clone().requires_grad_()
+            Y = plain(given)
+            (Y**2).sum().backward()
+            x = tile(X, net[0].layouts.x, mesh).requires_grad_()
+            y = net(x)
+            torch.testing.assert_close(y.detach(), tile(Y.detach(), net[1].layouts.y, mesh), **EXACT)
+            (y**2).sum().backward()
+            torch.testing.assert_close(x.grad, tile(given.grad, net[0].layouts.x, mesh), **EXACT)
+            for layer, other in ((net[0], plain[0]), (net[1], plain[-1])):
+                for name, part in layer.regions.items():
+                    grad = other.get_parameter(name).grad[part.selector()]
+                    torch.testing.assert_close(layer.get_parameter(name).grad, grad, **EXACT)
+            with torch.no_grad():  # the activation is fused then
+                torch.testing.assert_close(net(x), y.detach(), **EXACT)
+            torch.testing.assert_close(net(x[None])[0], y, **EXACT)
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad()
+        assert places == [each.data_ptr() for each in net.parameters()]
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_state_of_layers(comm, tmp_path):
+    """Whole tensors in and out, from a file of them and from an index; each rank takes its own part."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    with Mesh((3,), comm) as mesh:
+        net, plain = pair(mesh, None)
+        begun = rt.full_state_dict(net)
+        for name, value in plain.state_dict().items():
+            assert torch.equal(begun[name.replace("2", "1")], value)
+        new = {name: torch.arange(value.numel()).to(value).reshape(value.shape) for name, value in begun.items()}
+        files = {name: f"{name[0]}.safetensors" for name in new}
+        if comm.rank == 0:
+            for file in set(files.values()):
+                save_file({f"m.{name}": new[name] for name in new if files[name] == file}, tmp_path / file)
+            index = {"weight_map": {f"m.{name}": file for name, file in files.items()}}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        comm.Barrier()
+        rt.load_safetensors(net, tmp_path / "model.safetensors.index.json", "m.")
+        got = rt.full_state_dict(net, root=1)
+        assert got.keys() == (new.keys() if comm.rank == 1 else set())
+        assert all(torch.equal(got[name], new[name]) for name in got)
+        shards = {name: value.clone() for name, value in net.state_dict().items()}
+        net.load_state_dict(begun)
+        assert all(torch.equal(value, begun[name]) for name, value in rt.full_state_dict(net).items())
+        net.load_state_dict(shards)
+        assert all(torch.equal(value, new[name]) for name, value in rt.full_state_dict(net).items())
+        one = tmp_path / "0.safetensors"
+        same_error(comm, FileFormatError, lambda: rt.load_safetensors(net, one, "m."), "m.1.weight")
+        same_error(comm, FileFormatError, lambda: rt.load_safetensors(net, tmp_path / "no"), "no tensor 0.weight")
+        other = torch.nn.Sequential(rt.Linear(9, 4, mesh, dtype=torch.float64))
+        same_error(comm, FileFormatError, lambda: rt.load_safetensors(other, one, "m."), "(11, 9)", "(4, 9)")
+        same_error(comm, OptionError, lambda: rt.full_state_dict(torch.nn.Linear(2, 2)), "no rma_mm.torch.Linear")
+
+
+@parallel(ranks=(1, 3), env=("node",))
+def test_errors_are_the_same_on_every_rank(comm):
+    """What is no tile, what does not fit, and what only some ranks ask for."""
+    with Mesh((comm.size,), comm) as mesh:
+        x, w = torch.ones(2, 3), torch.ones(3, 4)
+        last = mesh.rank == mesh.size - 1
+
+        def wrong(x=x, w=w, layouts=("*,*", "*,*", "*,*"), **options):
+            return lambda: rt.mm(x, w, mesh, *layouts, **options)
+
+        same_error(comm, LayoutError, wrong(x=np.ones((2, 3)) if last else x), "x: got ndarray")
+        same_error(comm, LayoutError, wrong(w=w.to("meta")), "w: got a tensor on meta", "w.cpu()")
+        same_error(comm, LayoutError, wrong(x=x.to_sparse()), "x.to_dense()")
+        same_error(comm, ShapeError, wrong(x=x[0]), "(3,)", "two dimensions")
+        same_error(comm, ShapeError, wrong(w=torch.ones(4, 4)), "x is (2, 3), w is (4, 4)", "3 and 4")
+        same_error(comm, DtypeError, wrong(x=x.double()), "float64", "float32")
+        same_error(comm, DtypeError, wrong(x=x.to(torch.float8_e5m2), w=w.to(torch.float8_e5m2)), "float8_e5m2")
+        same_error(comm, LayoutError, wrong(layouts=("k,*", "*,*", None)), "'k'")
+        same_error(comm, LayoutError, wrong(layouts=(None, "*,*", None)), "x_layout: got None")
+        same_error(comm, MeshError, lambda: rt.mm(x, w, None, "*,*", "*,*"), "mesh: got NoneType")
+        same_error(comm, LayoutError, lambda: rt.matrix_of(x, mesh), "(2, 3)")
+        if comm.size > 1:
+            same_error(comm, ShapeError, wrong(x=torch.ones(2 + last, 3)), "(3, 3) on rank 2", "(2, 3)")
+            same_error(comm, DisagreementError, wrong(x=x.clone().requires_grad_(last)), "gradients wanted")
+            same_error(comm, DisagreementError, wrong(layouts=("*,*", "*,*", "i,*" if last else "*,*")), "layout")
+            same_error(comm, DisagreementError, wrong() if last else lambda: mesh.arena.mesh and DistMatrix.empty(
+                (1, 1), "f4", mesh), "torch.mm on rank 2")
+        same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation="tanh"), "'tanh'", "relu, gelu")
+        same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i"), "x_layout")
+        same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i", x_layout="*,i"), "bias")
+        torch.testing.assert_close(wrong()(), x @ w)  # all goes on
+        y = rt.mm(x.requires_grad_(), w, mesh, "*,*", "*,*", "*,*")
+        with torch.no_grad():
+            w += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+DTENSORS = [(8, 4), (5, 3), (1, 1)]
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_dtensors(comm, tmp_path):
+    """Both ways on the same memory, uneven shards and summands too, and what does not fit."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    with Mesh((2, 2), comm) as mesh:
+        same_error(comm, MeshError, lambda: rt.device_mesh(mesh), "init_process_group")
+        dist.init_process_group("gloo", f"file://{tmp_path}/store", world_size=4, rank=(comm.rank + 1) % 4)
+        same_error(comm, MeshError, lambda: rt.device_mesh(mesh), "[[1, 2], [3, 0]]", "rank=mesh.rank")
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", f"file://{tmp_path}/other", world_size=comm.size, rank=comm.rank)
+        try:
+            devices = rt.device_mesh(mesh)
+            assert devices is rt.device_mesh(mesh)
+            for dtype in (torch.float32, torch.bfloat16):
+                for shape in DTENSORS:
+                    X = torch.arange(shape[0] * shape[1]).reshape(shape).to(dtype)
+                    for placements in ((Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Shard(1))):
+                        t = distribute_tensor(X, devices, placements)
+                        D = rt.from_dtensor(t, mesh)
+                        assert torch.equal(torch.from_numpy(D.to_numpy().astype("f4")), X.float())
+                        back = rt.to_dtensor(D, devices)
+                        assert (back.placements, back.shape) == (placements, X.shape)
+                        assert back.to_local().data_ptr() == t.to_local().data_ptr()
+                        assert torch.equal(rt.to_dtensor(D.T).full_tensor(), X.T)
+            sums = DTensor.from_local(X, devices, (Replicate(), Partial("sum")), run_check=False)
+            assert (rt.from_dtensor(sums, mesh).to_numpy().astype("f4") == 2 * X.float().numpy()).all()
+            assert rt.to_dtensor(rt.from_dtensor(sums, mesh)).placements == sums.placements
+            line = Mesh((4,), comm)
+            same_error(comm, MeshError, lambda: rt.from_dtensor(t, line), "[[0, 1], [2, 3]]", "[0, 1, 2, 3]")
+            same_error(comm, LayoutError, lambda: rt.from_dtensor(t.clone().requires_grad_(), mesh), "t.detach()")
+            average = DTensor.from_local(X, devices, (Replicate(), Partial("avg")), run_check=False)
+            same_error(comm, LayoutError, lambda: rt.from_dtensor(average, mesh), "Partial('sum')")
+            same_error(comm, LayoutError, lambda: rt.from_dtensor(X, mesh), "t: got Tensor")
+            same_error(comm, ShapeError, lambda: rt.from_dtensor(distribute_tensor(X[0], devices), mesh), "(1,)")
+            same_error(comm, LayoutError, lambda: rt.mm(t, t, mesh, "*,*", "*,*"), "DTensor", "to_local()")
+            odd = DistMatrix.from_numpy(np.ones((5, 3)), mesh, "i,j")
+            same_error(comm, LayoutError, lambda: rt.to_dtensor(odd), "P('i:bounds(0, 3, 5)', 'j:bounds(0, 2, 3)')")
+            line.close()
+        finally:
+            dist.destroy_process_group()
