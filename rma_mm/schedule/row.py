@@ -114,6 +114,10 @@ class Setting:
         """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
         return True
 
+    def seconds(self, row: Row) -> float:
+        """What a row would take; 0 where plans are compared by words alone."""
+        return 0.0
+
     def unless_given(self, layouts: Wanted) -> Wanted:
         """`layouts`, but None (any will do) for a matrix that is placed otherwise already."""
         a, b, c = (
@@ -181,6 +185,8 @@ class Row:
     grains: Grains = ((OWNERS,),) * 3
     """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
     a piece is wider than a panel."""
+    notes: tuple[str, ...] = ()
+    """Lines for `--explain`: what was chosen within the row."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
     form: Callable[[str], Row | str] | None = None
