@@ -15,10 +15,11 @@ not divide one another.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, lru_cache
 from math import prod
 from typing import Literal
 
-from rma_mm.algorithms.search.t10_points import Point, best_point
+from rma_mm.algorithms.search.t10_points import Point, best_point, least_moving
 from rma_mm.algorithms.survey import whole_numbers
 from rma_mm.geometry.layout import Layout
 from rma_mm.schedule.row import Row, Setting, in_pieces
@@ -28,26 +29,44 @@ def row_of(point: Point, setting: Setting) -> Row:
     """The row of a plan. Operands that are placed otherwise are brought to where it wants them."""
     a, b, c = point.layouts()
     wanted = setting.unless_given((a, b, c))
-    longest = max(-(-setting.shape[2] // (point.ranks[2] * ring)) for ring in point.rings[:2])
-    rotates = max(point.rings[:2]) > 1
-    over: Literal["k", "n"] = "k" if rotates or point.rings[2] == 1 or point.rings[2] < point.ranks[2] else "n"
+    over: Literal["k", "n"] = "n" if point.sums_rotate else "k"
     ring_axes = ("a", "b") if over == "k" else ("c",)
-    pieces = -(-longest // point.pace) if point.pace else 1
     by = tuple(axis for axis in ring_axes if axis in point.grid.names)
+    factors = point.factors(setting.shape).items()
+    notes = [f"{x}           f_s {space}, f_t {time}, rp {pace}" for x, (space, time, pace) in factors]
     return replace(
-        T10_ROTATE,
+        T10_ROTATE, notes=(f"T10's plan  {point}", *notes),
         placements=lambda _: wanted, work=lambda _: point.work(),
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
-        stage=lambda _: {"A": a, "B": b}, grains=in_pieces(pieces), fit=None, form=None,
+        stage=lambda _: {"A": a, "B": b}, grains=in_pieces(point.pieces(setting.shape[2])), fit=None, form=None,
     )  # fmt: skip
 
 
-def _fit(setting: Setting) -> Row | str:
+def _refused(setting: Setting) -> str:
+    """Why there is no plan; empty where there are."""
     if any(layout is not None and layout.partial for layout in setting.layouts[:2]):
         return "takes no summands of A or B; redistribute them to a placement that holds each element first"
-    point = best_point(setting.shape, setting.mesh.size, setting.memory)
+    found = least_moving(setting.shape, setting.mesh.size, setting.memory)
+    return found if isinstance(found, str) else ""
+
+
+def _fit(setting: Setting) -> Row | str:
+    if refused := _refused(setting):
+        return refused
+    point = _best(setting)
     return point if isinstance(point, str) else row_of(point, setting)
+
+
+@lru_cache(maxsize=64)
+def _best(setting: Setting) -> Point | str:
+    """The plan that takes least, or why there is none."""
+
+    @cache
+    def seconds(point: Point) -> float:
+        return setting.seconds(row_of(point, setting))
+
+    return best_point(setting, seconds)
 
 
 def _form(text: str) -> Row | str:
@@ -61,13 +80,14 @@ def _form(text: str) -> Row | str:
 
     def fit(setting: Setting) -> Row | str:
         size = setting.mesh.size
-        best = f"t10_rotate:{best_point(setting.shape, size)}"
         if prod(point.ranks) != size:
-            return f"F_op {point.ranks} is for {prod(point.ranks)} ranks, and there are {size}; {best} would fit"
-        if isinstance(refused := _fit(setting), str):
+            fault = f"F_op {point.ranks} is for {prod(point.ranks)} ranks, and there are {size}"
+        elif refused := _refused(setting):
             return refused
-        if point.fault:
-            return f"{point.fault}; {best} would fit"
+        else:
+            fault = point.fault
+        if fault:
+            return f"{fault}; t10_rotate:{_best(replace(setting, memory=None))} would fit"
         return replace(row_of(point, setting), name=f"t10_rotate:{text}")
 
     return replace(T10_ROTATE, name=f"t10_rotate:{text}", fit=fit, form=None)

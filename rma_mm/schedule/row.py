@@ -124,6 +124,10 @@ class Setting:
         """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
         return True
 
+    def seconds(self, row: Row) -> float:
+        """What a row would take; 0 where plans are compared by words alone."""
+        return 0.0
+
     def unless_given(self, layouts: Wanted) -> Wanted:
         """`layouts`, but None (any will do) for a matrix that is placed otherwise already."""
         a, b, c = (
@@ -195,6 +199,8 @@ class Row:
     a piece is wider than a panel."""
     half: bool = False
     """Whether of a symmetric C half is multiplied, where it lives, and the rest mirrored."""
+    notes: tuple[str, ...] = ()
+    """Lines for `--explain`: what was chosen within the row."""
     fit: Callable[[Setting], Row | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
     form: Callable[[str], Row | str] | None = None

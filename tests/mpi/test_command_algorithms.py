@@ -46,6 +46,8 @@ def test_pictures_and_the_frontier(comm: MPI.Intracomm, tmp_path: Path) -> None:
     assert "Cannon's placement" in done.stdout
     assert "lower bound for 4 ranks: 28" in done.stdout
     assert "xy->xy" in done.stdout
+    done = command(comm, "--algorithm t10_rotate:2,2,1/2,1,1 --shape 8,8,8 --explain --dry-run", tmp_path)
+    assert "A           f_s (2, 1), f_t (1, 2), rp (0, 4)" in done.stdout
     done = command(comm, "--algorithm cannon --shape 8,8,8 --picture p.html --dry-run --quiet", tmp_path)
     assert done == (0, "", "")
     HTMLParser().feed((tmp_path / "p.html").read_text())

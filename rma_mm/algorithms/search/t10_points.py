@@ -5,16 +5,28 @@ Source: Y. Liu et al. (T10, SOSP 2024); see `t10`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import nsmallest
 from itertools import product
 
 from rma_mm.geometry.layout import Layout, Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
+from rma_mm.schedule.row import Setting
 
 ROUNDED = 8
 """Words by which plans with as many ranks along each dimension differ at most: whole numbers are rounded."""
+MORE = 3
+"""How many times the words of the plan that moves least another may move, and still be priced."""
+PRICED = 24
+"""Of so many F_ops, the least moving ones, a plan is priced."""
+RINGED = 8
+"""Of so many of these rings are priced."""
+LENGTHS = 8
+"""About so many lengths of a ring, at most."""
+PIECES = (2, 4)
+"""Into how many pieces the longest part is cut by the paces that are priced beside a whole part."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,44 @@ class Point:
         parts = (m * k // self.rings[0], k * n // self.rings[1])
         return sum(part * (count - 1) // count for part, count in zip(parts, copies, strict=True))
 
+    def fits(self, shape: tuple[int, int, int], memory: int | None) -> bool:
+        """Whether a rank may hold so many elements."""
+        return memory is None or self.held(shape) <= memory
+
+    def longest(self, k: int) -> int:
+        """Indices of k in the longest part of A or B that moves."""
+        return max(-(-k // (self.ranks[2] * ring)) for ring in self.rings[:2])
+
+    def pieces(self, k: int) -> int:
+        """Into how many pieces each part of A or B is cut by the pace."""
+        return -(-self.longest(k) // self.pace) if self.pace else 1
+
+    def paced(self, shape: tuple[int, int, int]) -> list[Point]:
+        """The same plan at finer paces, where it rotates."""
+        longest = self.longest(shape[2])
+        paces = [-(-longest // pieces) for pieces in PIECES] if max(self.rings[:2]) > 1 else []
+        return [replace(self, pace=pace) for pace in dict.fromkeys(paces) if pace < longest]
+
+    def factors(self, shape: tuple[int, int, int]) -> dict[str, tuple[tuple[int, int], ...]]:
+        """T10's f_s, f_t and rp of A, B and C, for their rows and columns each.
+
+        Parts in space; parts in time of each of those; and how many indices go on to the next rank of a ring at once
+        (0 for none, as of a sum that leaves when it is complete).
+        """
+        (m, n, k), (a, b, c) = self.ranks, self.rings
+        pace_a, pace_b = (-(-shape[2] // (k * ring * self.pieces(shape[2]))) if ring > 1 else 0 for ring in (a, b))
+        pace_c = -(-shape[1] // (n * c)) if self.sums_rotate else 0
+        return {
+            "A": ((m, k), (1, a), (0, pace_a)),
+            "B": ((k, n), (b, 1), (pace_b, 0)),
+            "C": ((m, n), (1, c), (0, pace_c)),
+        }
+
+    @property
+    def sums_rotate(self) -> bool:
+        """Whether C's sums go round a ring, rather than slices of A and B."""
+        return max(self.rings[:2]) == 1 and 1 < self.rings[2] == self.ranks[2]
+
     def _part(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, self.ranks, strict=True))
         return m, n, k
@@ -95,10 +145,9 @@ class Point:
 
 def points(size: int) -> Iterator[Point]:
     """Every plan for `size` ranks: factors of it, and divisors of those."""
-    for ranks in grids(size, 3):
-        m, n, k = ranks
-        for rings in product(divisors(n), divisors(m), divisors(k)):
-            yield Point((m, n, k), (rings[0], rings[1], rings[2]))
+    for m, n, k in grids(size, 3):
+        for a, b, c in product(divisors(n), divisors(m), divisors(k)):
+            yield Point((m, n, k), (a, b, c))
 
 
 def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
@@ -111,20 +160,50 @@ def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
     return best
 
 
-@lru_cache(maxsize=256)
-def best_point(shape: tuple[int, int, int], size: int, memory: int | None = None) -> Point | str:
-    """The plan that moves least, copies included, of those that fit (or why none does); of equals the leanest.
+def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | str:
+    """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
+    Not all are priced: of the F_ops that need not move much more than another the plan that moves least; of the fastest
+    of these the rings of A, then B, then C; of the fastest of those finer paces.
+    """
+    by_words = least_moving(setting.shape, setting.mesh.size, setting.memory)
+    if isinstance(by_words, str):
+        return by_words
+    found = [_ringed(point, setting, seconds) for point in nsmallest(RINGED, by_words[:PRICED], key=seconds)]
+    best = min(found, key=seconds)
+    return min([best, *best.paced(setting.shape)], key=seconds)
+
+
+def _ringed(point: Point, setting: Setting, seconds: Callable[[Point], float]) -> Point:
+    """The plan with other rings, each chosen by what it takes beside the others."""
+    m, n, k = point.ranks
+    for at, count in enumerate((n, m, k)):
+        lengths = divisors(count)[:: max(1, len(divisors(count)) // LENGTHS)]
+        others = [[ring] for ring in point.rings]
+        rings = product(*others[:at], [*lengths, count], *others[at + 1 :])
+        tried = [replace(point, rings=(a, b, c)) for a, b, c in rings]
+        point = min([point, *(p for p in tried if p.fits(setting.shape, setting.memory))], key=seconds)
+    return point
+
+
+@lru_cache(maxsize=256)
+def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = None) -> list[Point] | str:
+    """Of each F_op that can do with up to `MORE` times as many words as the best, the plan that moves least.
+
+    Copies included, of those that fit (or why none does), the one that moves least first; of equals the leanest.
     memory: elements of A, B and C that a rank may hold.
     """
     leanest = [Point((m, n, k), (n, m, k)) for m, n, k in grids(size, 3)]
-    fitting = [point for point in leanest if memory is None or point.held(shape) <= memory]
+    fitting = [point for point in leanest if point.fits(shape, memory)]
     if not fitting:
         return f"needs {min(point.held(shape) for point in leanest)} elements a rank, and {memory} may be held"
-    least = min(point.moved(shape) for point in fitting)
-    near = [point.ranks for point in fitting if point.moved(shape) <= least + ROUNDED]
-    found = [point for ranks in near for point in _promising(shape, ranks, memory)]
-    return min(found, key=lambda p: (p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)))
+    most = MORE * min(point.moved(shape) for point in fitting) + ROUNDED
+
+    def by_words(p: Point) -> tuple[int, int, int, str]:
+        return p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)
+
+    near = [point.ranks for point in fitting if point.moved(shape) <= most]
+    return sorted((min(_promising(shape, ranks, memory), key=by_words) for ranks in near), key=by_words)
 
 
 def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory: int | None) -> list[Point]:
@@ -145,4 +224,4 @@ def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory:
     if memory is not None and figures(a[0], b[0], c[0])[1] > memory:
         a, b = list(of_a), list(of_b)
     found = [Point(ranks, rings) for rings in product(a, b, c)]
-    return [point for point in found if memory is None or point.held(shape) <= memory]
+    return [point for point in found if point.fits(shape, memory)]

@@ -92,7 +92,7 @@ class _Volumes:
                 _served(self.sample, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
                 for moved in phase.moved
             ]
-        held = self.held(found[-1])
+        held = self.held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
         if self.boxes.halves:
             found[-1].barriers = 1
             found.append(mirroring(self.boxes))
@@ -101,7 +101,7 @@ class _Volumes:
             found.append(Phase([moved], barriers=int(moved.group == 1)))
         return Account(self.sample, [*phases, *found], held)
 
-    def held(self, walk: Phase) -> Figures:
+    def held(self, walk: Phase, last: list[Moved]) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
         homes = [(x, self.given.layout(x)) for x in "ABC"]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
@@ -109,7 +109,7 @@ class _Volumes:
         total = self.zero
         for x, layout in homes:
             total = total + self.sample.held(layout, self.given.extent(x))
-        for moved in walk.moved:
+        for moved in dict.fromkeys((*walk.moved, *last)):
             alive = PANELS if self.fitted.is_queue else np.minimum(PANELS, walk.steps)
             share = alive / walk.steps if moved.x != "C" or self.fitted.is_queue else 1.0
             if moved.how != "view":
@@ -153,9 +153,10 @@ class _Volumes:
             if self.given.keeps_c:
                 phase.opened = self.opened
             return [*first, phase]
-        phase.moved += self.pushed(steps)
-        phase.barriers = 1
-        return [Phase(opened=self.opened, barriers=1), *first, phase]
+        behind = phase if self.dim in OPERAND_DIMS["C"] else Phase()  # sums over k are complete when all is multiplied
+        behind.moved += self.pushed(steps)
+        behind.barriers = 1
+        return [Phase(opened=self.opened, barriers=1), *first, *dict.fromkeys((phase, behind))]
 
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""

@@ -78,6 +78,12 @@ class Request(Setting):
         return self.algorithm != "auto"
 
 
+    def seconds(self, row: Row) -> float:
+        """What a row would take on its cheapest placements; infinite where it cannot be taken."""
+        found = _best(row, "", self)
+        return float("inf") if "rejected" in found else float(found["bill"].seconds)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to do the product."""

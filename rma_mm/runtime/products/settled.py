@@ -136,6 +136,7 @@ class Settled:
         shapes = {name: x.shape for name, x in self.operands.items()}
         lines = [
             str(self),
+            *self.chosen.row.notes,
             f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
             words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
             "",

@@ -1,0 +1,84 @@
+"""T10's plans: what is chosen beside all there are, and what is told of it."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from rma_mm.algorithms.search.t10_points import Point, points
+from rma_mm.algorithms.t10 import T10_ROTATE, row_of
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.planner.candidates import Request, placements_taken, problem_of
+from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.lowering.lower import lower
+from rma_mm.schedule.row import Row
+from tests.thorough import usually
+
+SHAPES = ((1024, 1024, 1024), (4096, 256, 1024), (256, 256, 16384), (100, 2000, 3000))
+CASES = [
+    *((size, nodes, shape) for size in (4, 6, 8) for nodes in (1, 2, size) for shape in SHAPES),
+    *((size, nodes, shape) for size in (12, 16) for nodes in (1, 2, size) for shape in SHAPES[::3]),
+    (24, 2, SHAPES[0]), (32, 2, SHAPES[0]), (48, 2, SHAPES[0]), (64, 2, SHAPES[0]), (64, 64, SHAPES[0]),
+]  # fmt: skip
+
+
+def request_for(size: int, nodes: int, shape: tuple[int, int, int], memory: int | None = None) -> Request:
+    mesh = MeshShape((size,), nodes=tuple(rank * nodes // size for rank in range(size)))
+    return Request(shape, mesh, memory=memory, algorithm="t10_rotate")
+
+
+def chosen(request: Request) -> Row:
+    assert T10_ROTATE.fit
+    row = T10_ROTATE.fit(request)
+    assert isinstance(row, Row)
+    return row
+
+
+@pytest.mark.parametrize(("size", "nodes", "shape"), usually(12, CASES))
+def test_the_choice_is_as_fast_as_the_best_of_all(size: int, nodes: int, shape: tuple[int, int, int]) -> None:
+    """By what is predicted, of all plans at all paces that are tried: within 5 %."""
+    request = request_for(size, nodes, shape)
+    every = [paced for point in points(size) for paced in (point, *point.paced(shape))]
+    best = min(request.seconds(row_of(point, request)) for point in every)
+    assert request.seconds(chosen(request)) <= 1.05 * best
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(4, 1), (4, 4), *usually(0, [(6, 2), (8, 1), (8, 2), (8, 8)])])
+def test_the_choice_is_as_fast_as_the_best_of_all_simulated(size: int, nodes: int) -> None:
+    """Operation by operation, on squares: within 5 %."""
+    request = request_for(size, nodes, SHAPES[0])
+
+    def simulated(row: Row) -> float:
+        layouts = placements_taken(row, request)[0]
+        return simulate(lower(row, problem_of(request, layouts)), TYPICAL).seconds
+
+    best = min(simulated(row_of(point, request)) for point in points(size))
+    assert simulated(chosen(request)) <= 1.05 * best
+
+
+def test_a_plan_fits_the_memory() -> None:
+    """Copies are given up for rings where memory is short, and said to be missing where none fits."""
+    shape = (1200, 1200, 1200)
+    leanest = min(point.held(shape) for point in points(6))
+    for memory in (leanest, leanest * 3 // 2):
+        plan = chosen(request_for(6, 1, shape, memory)).notes[0].split()[-1]
+        assert next(point for point in points(6) if plan.startswith(str(point))).held(shape) <= memory
+    assert T10_ROTATE.fit
+    assert f"needs {leanest} elements a rank" in str(T10_ROTATE.fit(request_for(6, 1, shape, leanest - 1)))
+
+
+def test_the_factors_of_the_worked_case() -> None:
+    """algorithms.md §4: C[2,3] += A[2,6] · B[6,3] on 6 ranks, F_op (2, 3, 1), A in three parts of k and B in two."""
+    point, shape = Point((2, 3, 1), (3, 2, 1)), (2, 3, 6)
+    assert point.factors(shape) == {
+        "A": ((2, 1), (1, 3), (0, 2)),
+        "B": ((1, 3), (2, 1), (3, 0)),
+        "C": ((2, 3), (1, 1), (0, 0)),
+    }
+    assert Point((1, 2, 4), (1, 1, 4)).factors((8, 16, 32))["C"] == ((1, 2), (1, 4), (0, 2))
+    assert all(prod(each.ranks) == 12 for each in points(12))
+    notes = row_of(point, request_for(6, 1, shape)).notes
+    assert notes[0] == "T10's plan  2,3,1/3,2,1"
+    assert notes[1] == "A           f_s (2, 1), f_t (1, 3), rp (0, 2)"
