@@ -19,6 +19,7 @@ _PUBLIC = {
     "Epilogue": ".kernels.epilogue.epilogue",
     "Mesh": ".runtime.ranks.mesh",
     "Plan": ".runtime.products.plan",
+    "einsum": ".runtime.einsum.einsum",
     "list_algorithms": ".algorithms",
     "load": ".runtime.matrices.matrix",
     "matmul": ".runtime.products.matmul",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rma_mm.algorithms import list_algorithms
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
+    from rma_mm.runtime.einsum.einsum import einsum
     from rma_mm.runtime.matrices.array import DistArray
     from rma_mm.runtime.matrices.matrix import DistMatrix, load
     from rma_mm.runtime.products.matmul import matmul, plan
@@ -46,6 +48,7 @@ __all__ = [
     "Mesh",
     "Plan",
     "__version__",
+    "einsum",
     "list_algorithms",
     "load",
     "matmul",

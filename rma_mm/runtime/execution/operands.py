@@ -56,6 +56,8 @@ class ProductOptions:
     """What it may be done by: one of `policy.planner.preference.PREFERENCES`; None as the mesh prefers."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
+    folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Of m, n and k of batches, those that are several dimensions in one, and their extents: each is cut by itself."""
 
     def normalised(self) -> ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""

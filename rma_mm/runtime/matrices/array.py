@@ -176,6 +176,21 @@ class DistArray(Multiplicand):
         """What all ranks must agree on when they name this array."""
         return self.folded.facts
 
+    def reshaped(self, shape: tuple[int, ...], layout: Layout) -> DistArray | None:
+        """The same memory as an array of another shape, whose parts lie in the same order as this one's.
+
+        None where some rank's part is not dense. Local.
+        """
+        folded, mesh = self.folded, self.mesh
+        flat, place = as_matrix(shape), layout.folded(shape)
+        held = [folded.layout.region(folded.shape, mesh.shape, rank).shape for rank in range(mesh.size)]
+        dense = zip(folded.block.strides, held, strict=True)
+        if folded.flipped or not all(strides == (max(1, cols), 1) for strides, (_, cols) in dense):
+            return None
+        parts = [place.region(flat, mesh.shape, rank).shape for rank in range(mesh.size)]
+        block = mesh.arena.reshaped(folded.block, [(rows, cols) for rows, cols in parts])
+        return DistArray(DistMatrix(mesh, flat, self.dtype, place, block), shape, layout)
+
     # -- moving it --------------------------------------------------------------------------------
 
     @in_turn
@@ -220,6 +235,11 @@ class DistArray(Multiplicand):
 def kind_of(shape: tuple[int, ...]) -> Any:
     """DistMatrix for two dimensions, DistArray for others."""
     return DistMatrix if len(shape) == 2 else DistArray
+
+
+def as_array(x: DistArray | DistMatrix) -> DistArray:
+    """A matrix as an array of two dimensions, on the same memory."""
+    return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
 
 
 def as_matrix(shape: tuple[int, ...]) -> Shape:
