@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.kernels.batched import Call, bind_batch
 from rma_mm.kernels.threads import using_threads
-from rma_mm.runtime.matrices.array import DistArray, as_array, as_matrix
+from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, overlap
 from rma_mm.runtime.matrices.move import Moving
 from rma_mm.runtime.products.batched.settled import SettledBatch

@@ -9,13 +9,12 @@ from math import prod
 import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError, OptionError, ShapeError
-from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.layout import Layout, Split
 from rma_mm.kernels import choose_kernel
 from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, named, share
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.operands import Operand, Operands
-from rma_mm.runtime.matrices.array import as_matrix
 from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
