@@ -19,8 +19,9 @@ _PUBLIC = {
     "Epilogue": ".kernels.epilogue.epilogue",
     "Mesh": ".runtime.ranks.mesh",
     "Plan": ".runtime.products.plan",
+    "einsum": ".runtime.einsum.einsum",
     "list_algorithms": ".algorithms",
-    "load": ".runtime.matrices.matrix",
+    "load": ".runtime.matrices.array",
     "matmul": ".runtime.products.matmul",
     "plan": ".runtime.products.matmul",
     "plan_chain": ".runtime.chains.chain",
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from rma_mm.algorithms import list_algorithms
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
-    from rma_mm.runtime.matrices.array import DistArray
-    from rma_mm.runtime.matrices.matrix import DistMatrix, load
+    from rma_mm.runtime.einsum.einsum import einsum
+    from rma_mm.runtime.matrices.array import DistArray, load
+    from rma_mm.runtime.matrices.matrix import DistMatrix
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
     from rma_mm.runtime.products.verifying import verify
@@ -46,6 +48,7 @@ __all__ = [
     "Mesh",
     "Plan",
     "__version__",
+    "einsum",
     "list_algorithms",
     "load",
     "matmul",

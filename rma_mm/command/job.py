@@ -29,7 +29,8 @@ from rma_mm.runtime.files.formats import Source, open_matrix
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.files.version import Version
-from rma_mm.runtime.matrices.matrix import DistMatrix, load
+from rma_mm.runtime.matrices.array import load_matrix
+from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.memory import memory_note
@@ -233,7 +234,7 @@ class Job:
         for name in "AB":
             operand, layout = plan.settled.operands[name], plan.layouts[name]
             if name in self.files:
-                made.append(load(self.files[name].path, mesh, layout, operand.dtype.name if o.dtype else None))
+                made.append(load_matrix(self.files[name].path, mesh, layout, operand.dtype.name if o.dtype else None))
             else:
                 elements = generated(o.seed, name, operand.dtype)
                 if (o.transpose_a, o.transpose_b)["AB".index(name)]:
@@ -242,7 +243,7 @@ class Job:
         before = None
         if "C" in self.files:
             layout = plan.layouts["C"]
-            before = load(self.files["C"].path, mesh, layout, self.files["C"].dtype.name if o.dtype else None)
+            before = load_matrix(self.files["C"].path, mesh, layout, self.files["C"].dtype.name if o.dtype else None)
             if before.dtype != plan.c_dtype:
                 wide = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, layout)
                 cast(before.tile, wide.tile)

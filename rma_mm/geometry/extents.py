@@ -8,6 +8,15 @@ MOST_ELEMENTS = 2**50
 """Of a matrix; of one without elements, along the dimension that is not 0."""
 
 
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The shape of the matrix that an array of `shape` is kept as: all its dimensions but the last are rows.
+
+    >>> as_matrix((2, 3, 4)), as_matrix((5,))
+    ((6, 4), (1, 5))
+    """
+    return prod(shape[:-1]), shape[-1]
+
+
 def too_large(shape: tuple[int, int]) -> str:
     """Why no matrix has this shape; empty where one may.
 

@@ -197,9 +197,9 @@ class Layout:
             raise LayoutError(f"layout {self}: got {len(self.splits)} dimensions; the shape {shape} has {len(shape)}")
         for split, extent in zip(self.splits, shape, strict=True):
             for n, level in enumerate(split):
-                if n and level.kind == "bounds":
+                if n and level.kind == "bounds" and not level.fold:
                     raise LayoutError(f"layout {self}: bounds must be the first cut of a dimension")
-                level.check(extent, mesh)
+                level.check(level.fold[0][level.fold[1]] if level.fold else extent, mesh)
         self._check_skew()
 
     def _check_skew(self) -> None:
@@ -290,8 +290,14 @@ class Layout:
         >>> parse_layout("P('i', 'j', None)", mesh, 3).folded((4, 2, 5)).region((8, 5), mesh, 1)
         Region(1:2,3:4 x 0:5)
         """
-        rows = [replace(level, fold=(shape[:-1], d)) for d, split in enumerate(self.splits[:-1]) for level in split]
-        return self if len(shape) == 2 else replace(self, splits=(tuple(rows), self.splits[-1]))
+        if len(shape) == 2:
+            return self
+        parts = [_parts_of(split, extent) for split, extent in zip(self.splits, shape, strict=True)][:-1]
+        extents, rows = tuple(extent for part in parts for extent in part), []
+        for dim, split in enumerate(self.splits[:-1]):
+            begin = sum(map(len, parts[:dim]))
+            rows += [replace(x, fold=(extents, begin + (x.fold[1] if x.fold else 0))) for x in split]
+        return replace(self, splits=(tuple(rows), self.splits[-1]))
 
     def unshared(self, mesh: MeshShape) -> Layout:
         """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
@@ -323,6 +329,11 @@ class Layout:
             sizes = zip(self.grid.names, self.grid.shape, strict=True)
             text += f" on {', '.join(f'{name}={size}' for name, size in sizes)}"
         return text
+
+
+def _parts_of(split: Split, extent: int) -> tuple[int, ...]:
+    """The extents of the dimensions that one is, if it is several in one; else its own."""
+    return next((level.fold[0] for level in split if level.fold), (extent,))
 
 
 @lru_cache(maxsize=8192)

@@ -1,5 +1,7 @@
 """Arrays of other than two dimensions, and products of batches: drawn ones against NumPy, words, plans and errors."""
 
+import shutil
+import tempfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +12,18 @@ import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
-from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, ShapeError
+from rma_mm.errors import (
+    AlgorithmError,
+    ClosedError,
+    FileFormatError,
+    LayoutError,
+    MemoryLimitError,
+    OptionError,
+    ShapeError,
+)
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
+from tests import raw_format
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
 from tests.strategies import array_layouts
@@ -124,6 +135,29 @@ def test_products_are_numpys(comm):
         mesh.close()
 
 
+def check_files(comm, mesh, x):
+    """Arrays come out of `.npy` files as they went in, by rows and by columns; other formats keep matrices alone."""
+    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+    try:
+        for name, array in (("batch.npy", x), ("vector.npy", x[0, 0]), ("turned.npy", np.asfortranarray(x))):
+            path = f"{folder}/{name}"
+            if name == "turned.npy":
+                if comm.rank == 0:
+                    np.save(path, array)
+                comm.Barrier()
+            else:
+                DistArray.from_numpy(array, mesh).save(path)
+                assert np.array_equal(np.load(path), array)
+            for layout in (None, "P('i:cyclic(2)')", "P(('j', 'i'))", f"P({'None, ' * (array.ndim - 1)}'j')"):
+                assert np.array_equal(rma_mm.load(path, mesh, layout).to_numpy(), array)
+        whole, raw = DistArray.from_numpy(x, mesh), f"{folder}/x{raw_format.RAW.suffixes[0]}"
+        same_error(comm, FileFormatError, lambda: whole.save(raw), "(5, 6, 7)")
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            shutil.rmtree(folder)
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_arrays_and_plans(comm):
     """Placements, ways to make one, words, plans that are kept, and what is refused: the same on every rank."""
@@ -141,6 +175,7 @@ def test_arrays_and_plans(comm):
         mine += 1
         assert np.array_equal(lent.to_numpy(), x + 1)
         assert np.array_equal(DistArray.from_numpy(x[0, 0], mesh).to_numpy(), x[0, 0])
+        check_files(comm, mesh, x)
         a = DistArray.from_numpy(np.ones((8, 4, 6)), mesh)
         b = DistArray.from_numpy(np.ones((8, 6, 4)), mesh)
         with rma_mm.plan(a, b) as plan:  # a batch that is cut over all ranks moves nothing

@@ -7,7 +7,8 @@ so already, and what ranks sum apart is added up in the end. A batch that is cut
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -20,6 +21,8 @@ from rma_mm.schedule.row import same_place
 
 MATRIX = {"A": "mk", "B": "kn", "C": "mn"}
 """Which of m, n and k are the rows and columns of op(A), op(B) and C."""
+Fold = tuple[tuple[int, ...], int] | None
+"""Which of several dimensions in one is cut; see `Level.fold`."""
 Cuts = tuple[tuple[str, Split], ...]
 """How dimensions are cut, by name; a batch's are called by the axis of C, "0" first."""
 
@@ -34,6 +37,8 @@ class Batch:
     """The shape of B as it is stored."""
     transposed: str = ""
     """Which of A and B are stored with their last two dimensions exchanged."""
+    folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Of m, n and k, those that are several dimensions in one, and their extents: each is cut by itself."""
 
     def __post_init__(self) -> None:
         """Raise ShapeError where the shapes do not fit."""
@@ -57,7 +62,7 @@ class Batch:
                 f"equal"
             )
 
-    @property
+    @cached_property
     def extents(self) -> dict[str, int]:
         """The extent of each dimension by name: those of the batch, then m, n and k."""
         depth = max(len(self.a), len(self.b)) - 2
@@ -88,6 +93,35 @@ class Batch:
         summed = tuple(axis for level in cuts.get("k", ()) for axis in level.axes) if x == "C" else ()
         return Layout(tuple(splits), partial=summed)
 
+    def parts(self) -> list[tuple[str, Fold]]:
+        """The dimensions that may be cut, those that are several in one by each of these."""
+        folds = dict(self.folds)
+        found: list[tuple[str, Fold]] = []
+        for dim, extent in self.extents.items():
+            inner = folds.get(dim, ())
+            found += [(dim, (inner, n)) for n, part in enumerate(inner) if part > 1]
+            found += [(dim, None)] * (not inner and extent > 1)
+        return found
+
+    def lying(self, x: str, cuts: Mapping[str, Split], mesh: MeshShape) -> Layout:
+        """Where A, B or C is to lie that nobody placed: as it is needed; C, where k is cut, with more of it cut."""
+        inner, cuts = self.layout(x, cuts), dict(cuts)
+        if not inner.partial:
+            return inner
+        parts = [(dim, fold) for dim, fold in self.parts() if dim in self.dims("C")]
+        if not parts:
+            return replace(inner, partial=(), pins=tuple((axis, 0) for axis in inner.partial))
+        for axis in inner.partial:
+            dim, fold = max(parts, key=lambda part: self._left(part, cuts, mesh))
+            cuts[dim] = (*cuts.get(dim, ()), Level((axis,), fold=fold))
+        return replace(self.layout(x, cuts), partial=())
+
+    def _left(self, part: tuple[str, Fold], cuts: Mapping[str, Split], mesh: MeshShape) -> float:
+        """How many indices of a dimension a rank has."""
+        dim, fold = part
+        axes = [axis for level in cuts.get(dim, ()) if level.fold == fold for axis in level.axes]
+        return (fold[0][fold[1]] if fold else self.extents[dim]) / prod(map(mesh.axis_size, axes))
+
     def cuts_of(self, x: str, layout: Layout | None) -> dict[str, Split] | None:
         """The cuts by which A, B or C lies as `layout` says; None where none do."""
         if layout is None or layout.partial or layout.pins or layout.grid or layout.skew_axes:
@@ -103,7 +137,7 @@ def candidates(
 
     may_sum: whether k may be cut, so that sums of several ranks are added up.
     """
-    dims = [dim for dim, extent in batch.extents.items() if extent > 1 and (may_sum or dim != "k")]
+    dims = [(dim, fold) for dim, fold in batch.parts() if may_sum or dim != "k"]
     axes = [axis for axis in mesh.names if mesh.axis_size(axis) > 1]
     bases = [found for x in "ABC" if (found := batch.cuts_of(x, layouts.get(x))) and (may_sum or "k" not in found)]
     every: dict[Cuts, dict[str, Split]] = {}
@@ -113,15 +147,15 @@ def candidates(
     return list(every.values())
 
 
-def _completed(base: Mapping[str, Split], dims: list[str], axes: list[str]) -> Iterator[dict[str, Split]]:
+def _completed(base: Mapping[str, Split], dims: list[tuple[str, Fold]], axes: list[str]) -> Iterator[dict[str, Split]]:
     """`base` with every axis that it leaves to spare cutting some dimension evenly, or none."""
     used = {axis for split in base.values() for level in split for axis in level.axes}
     spare = [axis for axis in axes if axis not in used]
-    for chosen in product([*dims, ""], repeat=len(spare)):
+    for chosen in product([*dims, ("", None)], repeat=len(spare)):
         cuts = dict(base)
-        for axis, dim in zip(spare, chosen, strict=True):
+        for axis, (dim, fold) in zip(spare, chosen, strict=True):
             if dim:
-                cuts[dim] = (*cuts.get(dim, ()), Level((axis,)))
+                cuts[dim] = (*cuts.get(dim, ()), Level((axis,), fold=fold))
         yield cuts
 
 
@@ -158,7 +192,7 @@ def share(
     seconds, words, held = _multiplying(batch, mesh, rank, cuts, prices), 0, 0
     for x in "ABC":
         shape, inner = batch.shape(x), batch.layout(x, cuts)
-        outer = layouts.get(x) or lying(inner, mesh)
+        outer = layouts.get(x) or batch.lying(x, cuts, mesh)
         here, there = (layout.region(shape, mesh, rank) for layout in (inner, outer))
         held += there.size * prices.itemsize[x]
         if same_place(inner, outer, shape, mesh):
@@ -170,11 +204,6 @@ def share(
         copied = machine.cost("own", "copy").seconds((wanted - moved) * prices.itemsize[x])
         seconds += cost.seconds(moved * prices.itemsize[x], 2) + copied + 2 * machine.meet(mesh.size)
     return BatchShare(seconds, words, held)
-
-
-def lying(inner: Layout, mesh: MeshShape) -> Layout:
-    """Where an operand or C is to lie that is needed, or summed, as `inner`."""
-    return inner.single(mesh) if inner.partial else inner
 
 
 def _multiplying(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], prices: BatchPrices) -> float:

@@ -61,6 +61,8 @@ class ProductOptions:
     """What is to become of a symmetric C: "both" or "lower"; part of what is known, then."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
+    folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Of m, n and k of batches, those that are several dimensions in one, and their extents: each is cut by itself."""
 
     def normalised(self) -> ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""

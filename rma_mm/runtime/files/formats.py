@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import OptionError, quoted
+from rma_mm.errors import FileFormatError, OptionError, named, quoted
 from rma_mm.geometry.span import Region
 
 Path = str | os.PathLike[str]
@@ -100,8 +100,14 @@ class Format:
     """How names of such files end, as ".npy"; an empty one stands for names whose ending no format has."""
     open: Callable[[Path, Any], Source]
     """(path, what the user says the file holds, or None) → the matrix there, checked. Local; FileFormatError."""
-    create: Callable[[Path, Shape, np.dtype[Any]], Sink]
+    create: Callable[[Path, Any, np.dtype[Any]], Sink]
     """(path, shape, element type) → a file with room for all of the matrix. Local; FileFormatError."""
+    open_array: Callable[[Path, Any], Source] | None = None
+    """As `open`, for arrays of any number of dimensions, which `create` then makes, too; None where it has none.
+
+    Such a source, and a sink, deals with the matrix that the array is kept as. The source has `array`, the shape in its
+    own dimensions, or () for a matrix; and `is_reversed`, whether they lie in reverse order.
+    """
 
 
 FORMATS: dict[str, Format] = {}
@@ -125,6 +131,18 @@ def format_of(path: Path) -> Format:
     """The format of a file by its name: that of the longest suffix which it ends with."""
     name = os.path.basename(os.fspath(path)).lower()
     return FORMATS[max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len)]
+
+
+def check_dimensions(path: Path, shape: tuple[int, ...]) -> None:
+    """Raise FileFormatError where the format of a file keeps matrices alone, and `shape` is none's."""
+    if len(shape) != 2 and format_of(path).open_array is None:
+        raise FileFormatError(f"{named(path)}: its format keeps matrices, not arrays of shape {shape}; use .npy")
+
+
+def open_array(path: Path, dtype: Any = None) -> Any:
+    """As `open_matrix`, for arrays of any number of dimensions where the format has them."""
+    found = format_of(path)
+    return (found.open_array or found.open)(path, dtype)
 
 
 def open_matrix(path: Path, dtype: Any = None) -> Source:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.errors import FileFormatError, cut, named, quoted
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
 from rma_mm.runtime.files.formats import Format, Readable, Source, register_format
 from rma_mm.runtime.files.npy_again import NpyAgain
@@ -29,6 +30,11 @@ LONGEST_HEADER = 1 << 16
 class NpyFile(DenseFile):
     """A matrix in a `.npy` file whose header has been checked against the file's size."""
 
+    array: tuple[int, ...] = ()
+    """Of an array of other than two dimensions its shape; `shape` is then that of the matrix that it is kept as."""
+    is_reversed: bool = False
+    """Whether such an array lies in the file with its dimensions in reverse order."""
+
     def again(self) -> Readable:
         """The same file by NumPy's own reader of headers, in whole strips."""
         return NpyAgain.open(self.path)
@@ -39,17 +45,25 @@ class NpySink(DenseSink):
     """A `.npy` file in the making."""
 
     @staticmethod
-    def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any]) -> NpySink:
-        """Reserve the whole file under a temporary name. Raises FileFormatError."""
+    def create(path: str | os.PathLike[str], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NpySink:
+        """Reserve the whole file under a temporary name; an array is written as the matrix that it is kept as.
+
+        Raises FileFormatError.
+        """
         stored = np.dtype("V2") if dtype == BFLOAT16 else np.dtype(dtype)
-        return NpySink.reserve(path, shape, dtype, stored, _header(shape, stored))
+        return NpySink.reserve(path, as_matrix(shape), dtype, stored, _header(shape, stored))
 
     def source(self) -> Source:
         """What has been written. Raises FileFormatError."""
         return read_header(self.temporary, "bfloat16" if self.dtype == BFLOAT16 else None)
 
 
-def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyFile:
+def read_array(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyFile:
+    """As `read_header`, for an array of any number of dimensions but none."""
+    return read_header(path, dtype_override, is_matrix=False)
+
+
+def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_matrix: bool = True) -> NpyFile:
     """The header of the matrix in `path`, checked; no element is read and nothing is ever unpickled.
 
     `dtype_override` is what the user says the file holds: bfloat16 makes |V2 readable, other types must be the
@@ -66,9 +80,13 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None) -> Npy
     header, offset = _parsed(name, head, found.st_size)
     stored = _stored_type(name, header["descr"])
     dtype = _element_type(name, stored, None if dtype_override is None else np.dtype(dtype_override))
-    shape = _matrix_shape(name, header["shape"])
+    shape, turned = _shape(name, header["shape"], is_matrix), header["fortran_order"]
     version = Version(given, identity_of(found))
-    file = NpyFile(given, shape, dtype, header["fortran_order"], offset, stored, version)
+    if len(shape) == 2:
+        file = NpyFile(given, (shape[0], shape[1]), dtype, turned, offset, stored, version)
+    else:
+        flat = as_matrix(shape[::-1] if turned else shape)
+        file = NpyFile(given, flat, dtype, False, offset, stored, version, shape, turned)
     file.check_size()
     return file
 
@@ -140,17 +158,17 @@ def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) 
     return native
 
 
-def _matrix_shape(name: str, shape: Any) -> tuple[int, int]:
-    """The shape in a header, if it is that of a matrix."""
+def _shape(name: str, shape: Any, is_matrix: bool) -> tuple[int, ...]:
+    """The shape in a header, if it is that of a matrix, or of an array where one will do."""
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise FileFormatError(f"{name}: has a damaged .npy header: {cut(shape)} is no shape")
-    if len(shape) != 2:
+    if len(shape) != 2 and (is_matrix or not shape):
         fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
         raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
     return shape
 
 
-def _header(shape: tuple[int, int], stored: np.dtype[Any]) -> bytes:
+def _header(shape: tuple[int, ...], stored: np.dtype[Any]) -> bytes:
     """A .npy header of format version 1.0, padded as NumPy pads."""
     text = io.BytesIO()
     fields = {"descr": stored.str, "fortran_order": False, "shape": shape}
@@ -158,4 +176,4 @@ def _header(shape: tuple[int, int], stored: np.dtype[Any]) -> bytes:
     return text.getvalue()
 
 
-register_format(Format((".npy", ""), read_header, NpySink.create))
+register_format(Format((".npy", ""), read_header, NpySink.create, read_array))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.formats import Path, Shape, Sink, Source, format_of
+from rma_mm.runtime.files.formats import Path, Sink, Source, format_of
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Output:
     sink: Sink
 
     @staticmethod
-    def begin(comm: MPI.Intracomm, path: Path, shape: Shape, dtype: np.dtype[Any]) -> Output:
+    def begin(comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output:
         """A file in the format of its name, made on rank 0. Collective. Raises FileFormatError on every rank."""
         with agreed(comm):
             made = format_of(path).create(path, shape, dtype) if comm.rank == 0 else None
@@ -47,7 +47,7 @@ class Output:
 
     @staticmethod
     @contextmanager
-    def collective(comm: MPI.Intracomm, path: Path, shape: Shape, dtype: np.dtype[Any]) -> Iterator[Output]:
+    def collective(comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Output]:
         """An output that is published at the end of the block, or removed if it fails on any rank. Collective."""
         output = Output.begin(comm, path, shape, dtype)
         with output.removed_by_errors():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,8 +12,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, check_dtype, parse_dtype
 from rma_mm.errors import LayoutError, MeshError, ShapeError
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.files.formats import check_dimensions, open_array
+from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.matrices.arguments import (
     checked_array,
     checked_extents,
@@ -24,7 +28,6 @@ from rma_mm.runtime.matrices.arguments import (
 )
 from rma_mm.runtime.matrices.matrix import DistMatrix, Elements, Multiplicand, fill, tiles
 from rma_mm.runtime.matrices.move import move
-from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -176,6 +179,21 @@ class DistArray(Multiplicand):
         """What all ranks must agree on when they name this array."""
         return self.folded.facts
 
+    def reshaped(self, shape: tuple[int, ...], layout: Layout) -> DistArray | None:
+        """The same memory as an array of another shape, whose parts lie in the same order as this one's.
+
+        None where some rank's part is not dense. Local.
+        """
+        folded, mesh = self.folded, self.mesh
+        flat, place = as_matrix(shape), layout.folded(shape)
+        held = [folded.layout.region(folded.shape, mesh.shape, rank).shape for rank in range(mesh.size)]
+        dense = zip(folded.block.strides, held, strict=True)
+        if folded.flipped or not all(strides == (max(1, cols), 1) for strides, (_, cols) in dense):
+            return None
+        parts = [place.region(flat, mesh.shape, rank).shape for rank in range(mesh.size)]
+        block = mesh.arena.reshaped(folded.block, [(rows, cols) for rows, cols in parts])
+        return DistArray(DistMatrix(mesh, flat, self.dtype, place, block), shape, layout)
+
     # -- moving it --------------------------------------------------------------------------------
 
     @in_turn
@@ -194,6 +212,20 @@ class DistArray(Multiplicand):
         """The whole array on every rank, or on `root` alone (None elsewhere). Collective."""
         whole = self.folded.to_numpy(root)
         return None if whole is None else whole.reshape(self.shape)
+
+    @in_turn
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the array to a file, each rank its own part, beside the final name first. Collective.
+
+        It is a `.npy` file, unless the name ends as those of another registered format. Raises FileFormatError.
+        """
+        with agreed(self.mesh.comm, "save", path=str(path)) as facts:
+            facts["matrix"] = self.facts
+            check_dimensions(path, self.shape)
+        shape = self.mesh.shape
+        source = self if self.layout.is_single(shape) else self.redistribute(self.layout.single(shape))
+        with Output.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
+            output.write(source.folded.region, source.folded.tile)
 
     def copy_from(self, other: DistArray) -> None:
         """Take the elements of an array of the same shape and layout. Local."""
@@ -217,14 +249,50 @@ class DistArray(Multiplicand):
         return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
 
 
+@in_turn
+def load(
+    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
+) -> DistMatrix | DistArray:
+    """The matrix, or the array of other dimensions, in a file, of which each rank reads its own part only. Collective.
+
+    It is a `.npy` file, unless its name ends as those of another registered format. dtype: "bfloat16" for `.npy` files
+    that hold it (as |V2). Raises FileFormatError, LayoutError.
+    """
+    with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
+        file = open_array(path, dtype)
+        shape = getattr(file, "array", ()) or file.shape
+        place = placed(layout, shape, mesh)
+        facts |= {**file.facts, "shape": shape}
+    made: DistMatrix | DistArray = kind_of(shape).allocated(mesh, shape, file.dtype, place)
+    with agreed(mesh.comm, "load"):
+        if isinstance(made, DistMatrix):
+            file.read(made.region, made.tile)
+        elif not file.is_reversed:
+            file.read(made.folded.region, made.folded.tile)
+        else:
+            turned = replace(place, splits=place.splits[::-1]).folded(shape[::-1])
+            region = turned.region(file.shape, mesh.shape, mesh.rank)
+            part = np.empty(region.shape, file.dtype)
+            file.read(region, part)
+            made.tile[...] = part.reshape(made.tile.shape[::-1]).T
+    return made
+
+
+def load_matrix(path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None, dtype: str | None) -> DistMatrix:
+    """The matrix in a file that is known to hold one. Collective; raises as `load` does."""
+    made = load(path, mesh, layout, dtype)
+    assert isinstance(made, DistMatrix)
+    return made
+
+
 def kind_of(shape: tuple[int, ...]) -> Any:
     """DistMatrix for two dimensions, DistArray for others."""
     return DistMatrix if len(shape) == 2 else DistArray
 
 
-def as_matrix(shape: tuple[int, ...]) -> Shape:
-    """The shape of the matrix that an array of `shape` is kept as."""
-    return prod(shape[:-1]), shape[-1]
+def as_array(x: DistArray | DistMatrix) -> DistArray:
+    """A matrix as an array of two dimensions, on the same memory."""
+    return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
 
 
 def _fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:

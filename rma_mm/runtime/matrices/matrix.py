@@ -245,24 +245,3 @@ def check_matrix(
             f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
             f"{what} does; make a {what} for it"
         )
-
-
-@in_turn
-def load(
-    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
-) -> DistMatrix:
-    """The matrix in a file, of which each rank reads its own part only. Collective.
-
-    It is a `.npy` file, unless its name ends as those of another registered format. dtype: "bfloat16" for `.npy` files
-    that hold it (as |V2). Raises FileFormatError, LayoutError.
-    """
-    from rma_mm.runtime.files.formats import open_matrix
-
-    with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
-        file = open_matrix(path, dtype)
-        place = placed(layout, file.shape, mesh)
-        facts |= file.facts
-    made = DistMatrix.allocated(mesh, file.shape, file.dtype, place)
-    with agreed(mesh.comm, "load"):
-        file.read(made.region, made.tile)
-    return made

@@ -107,7 +107,7 @@ def _batch_of(
     a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions
 ) -> BatchRequest:
     """What is asked of batches, checked; raises where they do not fit."""
-    batch = Batch(a.shape, b.shape, "A" * options.transpose_a + "B" * options.transpose_b)
+    batch = Batch(a.shape, b.shape, "A" * options.transpose_a + "B" * options.transpose_b, options.folds)
     place = None if layout is None else placed(layout, batch.shape("C"), mesh)
     one, other = (replace(x, shape=(x.shape[-2], x.shape[-1])) for x in (a, b))
     return batch_request(batch, a, b, place, operands_of(one, other, mesh, None, options))

@@ -193,6 +193,13 @@ class Arena:
         strides = tuple(self.mesh.comm.allgather((own[0], own[1])))
         return self._block(window, 0, strides, array, serial)
 
+    def reshaped(self, block: Block, shapes: list[tuple[int, int]]) -> Block:
+        """The same memory as a block of other row-major arrays of as many elements; `shapes` by rank. Local."""
+        strides = tuple((max(1, cols), 1) for _, cols in shapes)
+        made = replace(block, strides=strides, local=block.local.reshape(shapes[self.mesh.rank]))
+        self.blocks.add(made)
+        return made
+
     def _block(
         self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
     ) -> Block:

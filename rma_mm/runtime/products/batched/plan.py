@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.kernels.batched import Call, bind_batch
 from rma_mm.kernels.threads import using_threads
-from rma_mm.runtime.matrices.array import DistArray, as_matrix
+from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_added, overlap
 from rma_mm.runtime.matrices.move import Moving
 from rma_mm.runtime.products.batched.settled import SettledBatch
@@ -35,11 +36,6 @@ Given = DistArray | DistMatrix | NDArray[Any]
 """An operand as it is passed: an array is equal on every rank."""
 
 
-def as_array(x: DistArray | DistMatrix) -> DistArray:
-    """A matrix as an array of two dimensions, on the same memory."""
-    return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
-
-
 class BatchPlan:
     """C[…] = alpha · op(A[…]) @ op(B[…]) + beta · C[…], settled and prepared. Made by `plan`; collective to execute."""
 
@@ -49,18 +45,22 @@ class BatchPlan:
         self.mesh, self.settled = mesh, settled
         self.layouts = settled.layouts
         """Placements of A, B and C."""
-        self.options = settled.request.operands.options
+        batch, operands = settled.request.batch, settled.request.operands
+        self.options = operands.options
+        each = (("A", operands.a), ("B", operands.b), ("C", operands.c))
+        self._wanted = {x: (operand.dtype, batch.shape(x), settled.layouts[x]) for x, operand in each}
+        """Element type, shape and placement of A, B and C."""
         self.serial = mesh.next_serial()
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
-        self.watch = ProductWatch(mesh.metrics, ("batch", settled.request.batch, settled.request.operands.kind))
+        self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
         self._agreed: tuple[tuple[object, ...], int] = ((), 0)
         self._bound: OrderedDict[tuple[object, ...], Call] = OrderedDict()
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         self._own_c: DistArray | None = None
         self._moving, self._brought = self._prepared()
-        self._work = prod(self._extent(x) for x in settled.request.batch.extents)
+        self._work = prod(map(self._extent, batch.extents))
         self._is_closed = False
         mesh.prepared.add(self)
 
@@ -205,8 +205,7 @@ class BatchPlan:
             raise LayoutError(f"{said}: got {type(x).__name__}; execute takes DistArray, or DistMatrix")
         if x.mesh is not self.mesh:
             raise MeshError(f"{said}: it lives on {x.mesh!r}; the plan is for {self.mesh!r}")
-        got = (x.dtype, x.shape, x.layout)
-        wanted = (self._dtype(name), self.settled.request.batch.shape(name), self.layouts[name])
+        got, wanted = (x.dtype, x.shape, x.layout), self._wanted[name]
         for mine, fits, kind in zip(got, wanted, (DtypeError, ShapeError, LayoutError), strict=True):
             if mine != fits:
                 raise kind(
@@ -215,13 +214,10 @@ class BatchPlan:
                 )
         return as_array(x)
 
-    def _dtype(self, x: str) -> np.dtype[Any]:
-        operands = self.settled.request.operands
-        return {"A": operands.a, "B": operands.b, "C": operands.c}[x].dtype
-
     def _allocated(self, x: str) -> DistArray:
         """A new array for an operand, or for C. Collective."""
-        return DistArray.allocated(self.mesh, self.settled.request.batch.shape(x), self._dtype(x), self.layouts[x])
+        dtype, shape, layout = self._wanted[x]
+        return DistArray.allocated(self.mesh, shape, dtype, layout)
 
     def _c(self) -> DistArray:
         """The plan's own C, made when first wanted. Collective then."""
@@ -235,10 +231,10 @@ class BatchPlan:
         """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
         moving, brought = {}, {}
         for x in "ABC":
-            shape, inner, outer = self.settled.request.batch.shape(x), self.settled.inner[x], self.layouts[x]
+            (dtype, shape, outer), inner = self._wanted[x], self.settled.inner[x]
             if same_place(inner, outer, shape, self.mesh.shape):
                 continue
-            dtype, source, target = self._dtype(x), outer.folded(shape), inner.folded(shape)
+            source, target = outer.folded(shape), inner.folded(shape)
             if x == "C":
                 brought[x] = DistArray.allocated(self.mesh, shape, dtype, inner)
                 source, target = target, source
@@ -276,8 +272,7 @@ class BatchPlan:
 
     def _local(self, x: str, given: DistArray) -> NDArray[Any]:
         """This rank's part of an operand where it is needed, without keeping a matrix alive."""
-        shape, inner = self.settled.request.batch.shape(x), self.settled.inner[x]
-        extents = inner.region(shape, self.mesh.shape, self.mesh.rank).shape
+        extents = self.settled.inner[x].region(self._wanted[x][1], self.mesh.shape, self.mesh.rank).shape
         if x in "AB" and x in self._moving:
             return self._moving[x].result.reshape(extents)
         folded = self._brought.get(x, given).folded

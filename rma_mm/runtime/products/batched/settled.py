@@ -9,13 +9,12 @@ from math import prod
 import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError, OptionError, ShapeError
-from rma_mm.geometry.extents import too_large
+from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.layout import Layout, Split
 from rma_mm.kernels import choose_kernel
-from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, lying, named, share
+from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, named, share
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.operands import Operand, Operands
-from rma_mm.runtime.matrices.array import as_matrix
 from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -123,7 +122,7 @@ def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
         )
     cuts = found[taken]
     inner = {x: batch.layout(x, cuts) for x in "ABC"}
-    layouts = {x: request.layouts[x] or lying(inner[x], shape) for x in "ABC"}
+    layouts = {x: request.layouts[x] or batch.lying(x, cuts, shape) for x in "ABC"}
     others = sorted((n for n in range(len(found)) if n != taken), key=lambda n: (shares[n].seconds, n))[:SHOWN]
     beside = tuple(
         f"{seconds_text(shares[n].seconds):>8}, {shares[n].words} words: {named(found[n], batch)}" for n in others

@@ -1,0 +1,219 @@
+"""`einsum`: sums of products in index notation, each a product of batches, or of two matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rma_mm.elements.dtypes import as_dtype, check_dtype, result_dtype
+from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring, check_semiring, find_semiring
+from rma_mm.errors import MeshError, OptionError
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.einsum.subscripts import Indices, Subscripts, parse, path
+from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed
+from rma_mm.runtime.execution.operands import Operand, ProductOptions
+from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
+from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
+from rma_mm.runtime.products.batched.plan import BatchPlan
+from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
+from rma_mm.runtime.products.matmul import matmul
+from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+
+
+@in_turn
+def einsum(
+    subscripts: str,
+    *operands: Multiplicand | NDArray[Any],
+    mesh: Mesh | None = None,
+    layout: str | Layout | None = None,
+    semiring: str = PLUS_TIMES.name,
+    compute_dtype: DTypeLike | None = None,
+    memory_limit: int | None = None,
+    kernel: str = "auto",
+) -> Any:
+    """What `numpy.einsum` gives for these subscripts, placed on the mesh. Collective.
+
+    operands: DistMatrix, DistArray, or NumPy arrays equal on every rank. The result is a DistMatrix where it has two
+    indices, a DistArray of one or more than two, and a NumPy scalar on every rank without any. layout: where it goes;
+    else where it costs least. What is summed over in one operand alone is summed first, and diagonals are taken before
+    that; the rest are products of two, several in the order that opt_einsum finds, where it is installed, else from
+    left to right. The other options are those of `matmul`, of each product.
+
+    Raises OptionError for subscripts that cannot be read, an index that the result has twice or that no operand has;
+    ShapeError for an index of two lengths; and as `matmul` does.
+    """
+    mesh = common_mesh(mesh, *operands)
+    with agreed(mesh.comm, "einsum", subscripts=subscripts, layout=layout) as facts:
+        given = [as_array(x) if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in operands]
+        facts |= {"operands": [describe(x) for x in given], "semiring": semiring, "kernel": kernel}
+        facts |= {"compute_dtype": compute_dtype, "memory_limit": memory_limit}
+        for n, x in enumerate(given):
+            check_dtype(x.dtype, f"operand {n}'s dtype")
+            if isinstance(x, DistArray) and x.mesh is not mesh:
+                raise MeshError(f"einsum: operand {n} lives on {x.mesh!r}; the others are on {mesh!r}")
+        found = parse(subscripts, [x.shape for x in given])
+        dtype = _common([x.dtype for x in given], compute_dtype)
+        ring = find_semiring(semiring)
+        check_semiring(ring, dtype, 1, 0, conjugates=False)
+        sums = _Sums(mesh, found, dtype, ring, ProductOptions(
+            compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
+        ))  # fmt: skip
+        sums.check()
+    terms = [Term(names, x) for names, x in zip(found.operands, given, strict=True)]
+    lent = [x.folded.block.key for x in given if isinstance(x, DistArray)]
+    return sums.finished(sums.product(terms), layout, lent)
+
+
+def _common(dtypes: Sequence[np.dtype[Any]], compute: DTypeLike | None) -> np.dtype[Any]:
+    """The element type of the result. Raises DtypeError."""
+    common = dtypes[0]
+    for dtype in dtypes[1:]:
+        common = result_dtype(common, dtype)
+    return common if compute is None else result_dtype(common, common, as_dtype(compute))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """One call, everything agreed."""
+
+    mesh: Mesh
+    subscripts: Subscripts
+    dtype: np.dtype[Any]
+    semiring: Semiring
+    options: ProductOptions
+
+    def check(self) -> None:
+        """Raise OptionError where sums come before products that may not."""
+        every = self.subscripts.operands
+        for n, names in enumerate(every):
+            others = {name for m, other in enumerate(every) if m != n for name in other}
+            alone = [name for name in names if name not in others and name not in self.subscripts.output]
+            may = self.semiring.is_arithmetic or self.semiring.distributes != Distributes.NOT_KNOWN
+            if alone and len(every) > 1 and not may:
+                raise OptionError(
+                    f"einsum: index {alone[0]!r} is in operand {n} alone, and is summed over before it is multiplied, "
+                    f"which {self.semiring.name} is not known to allow"
+                )
+
+    def product(self, terms: list[Term]) -> Term:
+        """All operands multiplied, in an order of the result's indices that needs no copy. Collective."""
+        terms = [diagonal(term) for term in terms]
+        terms = [self._alone(n, terms, self.subscripts.output) for n in range(len(terms))]
+        for step in path(self.subscripts):
+            chosen = [terms[n] for n in step]
+            terms = [term for n, term in enumerate(terms) if n not in step]
+            while len(chosen) > 1:
+                needed = {name for term in (*terms, *chosen[2:]) for name in term.names} | {*self.subscripts.output}
+                chosen[:2] = [self._pair(chosen[0], chosen[1], needed)]
+            terms.append(chosen[0])
+        return terms[0]
+
+    def _alone(self, number: int, terms: list[Term], output: Indices) -> Term:
+        """An operand without what it has but one of, where others have more, and summed over what is its own."""
+        term, extents = terms[number], dict(self.subscripts.extents)
+        term = dropped(term, [name for name in term.names if term.extent(name) != extents[name]])
+        others = {name for n, other in enumerate(terms) if n != number for name in _long(other, extents)}
+        return summed(term, [x for x in term.names if x not in others and x not in output], self.dtype, self.semiring)
+
+    def _pair(self, a: Term, b: Term, needed: set[str]) -> Term:
+        """The product of two, summed over what nothing else needs. Collective."""
+        if not _begins_with(a, b, self.subscripts.output):
+            a, b = b, a
+        both = [name for name in a.names if name in b.names]
+        batch, k = (tuple(name for name in both if (name in needed) == is_kept) for is_kept in (True, False))
+        m, n = (tuple(name for name in x.names if name not in both) for x in (a, b))
+        batch = tuple(sorted(batch, key=self._place))
+        m, n = (tuple(sorted(names, key=self._place)) for names in (m, n))
+        extents = dict(self.subscripts.extents)
+        is_plain = not batch and len(m) == len(n) == len(k) == 1
+        leading: list[Indices] = [] if is_plain else [(name,) for name in batch] or [()]
+        left, turn_a = _faced(a, leading, m, k)
+        right, turn_b = _faced(b, leading, k, n)
+        if is_plain:
+            made = matmul(
+                _matrix(left), _matrix(right), self.mesh, transpose_a=turn_a, transpose_b=turn_b,
+                **{x: getattr(self.options, x) for x in ("memory_limit", "compute_dtype", "kernel", "semiring")},
+            )  # fmt: skip
+            return Term((*m, *n), as_array(made))
+        folds = tuple((x, tuple(extents[i] for i in names)) for x, names in zip("mnk", (m, n, k), strict=True))
+        options = replace(
+            self.options, transpose_a=turn_a, transpose_b=turn_b, folds=tuple(x for x in folds if len(x[1]) > 1)
+        )
+        return parted(self._multiplied(left, right, options), [*leading, m, n], extents)
+
+    def _multiplied(self, left: Term, right: Term, options: ProductOptions) -> DistArray:
+        """A product of batches, by a plan that is kept. Collective."""
+        mesh = self.mesh
+        a, b = (
+            Operand(x.x.shape, x.dtype, *((x.x.layout, x.x.in_place) if isinstance(x.x, DistArray) else ()))
+            for x in (left, right)
+        )
+        key = ("einsum", a, b, mesh.window_flavour, repr(options))
+        plan, _ = PlanCache.of(mesh).plan(key, (), lambda _: planned(a, b, mesh, None, options))
+        given = [
+            x.x if isinstance(x.x, DistArray) else DistArray.from_numpy(x.x, mesh, plan.layouts[name])
+            for name, x in zip("AB", (left, right), strict=True)
+        ]
+        out = DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+        assert isinstance(plan, BatchPlan)
+        return plan.execute(given[0], given[1], out)
+
+    def _place(self, name: str) -> int:
+        """Where an index comes in the result; behind all of these if it does not."""
+        output = self.subscripts.output
+        return output.index(name) if name in output else len(output)
+
+    def finished(self, term: Term, layout: str | Layout | None, lent: Sequence[object]) -> Any:
+        """The result as it is returned, on other memory than the operands', whose keys are `lent`. Collective."""
+        mesh, output = self.mesh, self.subscripts.output
+        if not output:
+            number = term.x if isinstance(term.x, np.ndarray) else term.x.to_numpy()
+            assert number is not None
+            return self.dtype.type(number.reshape(-1)[0])
+        if isinstance(term.x, np.ndarray):
+            x = arranged(term, [(name,) for name in output]).x
+            assert isinstance(x, np.ndarray)
+            return kind_of(x.shape).from_numpy(np.ascontiguousarray(x.astype(self.dtype, copy=False)), mesh, layout)
+        made = arranged(term, [(name,) for name in output]).x
+        assert isinstance(made, DistArray)
+        if made.folded.block.key in lent or made.dtype != self.dtype:
+            copied = DistArray.allocated(mesh, made.shape, self.dtype, made.layout)
+            copied.tile[...] = made.tile
+            made = copied
+        if layout is None and made.layout.partial:
+            layout = made.layout.single(mesh.shape)
+        if layout is not None:
+            made = made.redistribute(layout)
+        return made.folded if made.ndim == 2 else made
+
+
+def _long(term: Term, extents: dict[str, int]) -> list[str]:
+    """The indices along which an operand is not the same."""
+    return [name for name in term.names if term.extent(name) == extents[name]]
+
+
+def _begins_with(a: Term, b: Term, output: Indices) -> bool:
+    """Whether of what two operands do not share the result has A's indices first."""
+    mine, others = (
+        [output.index(x) for x in one.names if x in output and x not in other.names] for one, other in ((a, b), (b, a))
+    )
+    return not mine or not others or min(mine) < min(others)
+
+
+def _faced(term: Term, leading: Groups, rows: Indices, cols: Indices) -> tuple[Term, bool]:
+    """The operand as a batch of matrices, or of their transposes where it lies so; and whether it is these."""
+    batch = tuple(name for group in leading for name in group)
+    is_turned = term.names == (*batch, *cols, *rows) and bool(rows and cols)
+    return arranged(term, [*leading, *((cols, rows) if is_turned else (rows, cols))]), is_turned
+
+
+def _matrix(term: Term) -> DistMatrix | NDArray[Any]:
+    """What matmul takes of an operand with two dimensions."""
+    return term.x if isinstance(term.x, np.ndarray) else term.x.folded

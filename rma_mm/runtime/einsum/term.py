@@ -1,0 +1,165 @@
+"""Operands of `einsum`: arrays whose dimensions have names, and what is done to one of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.semiring import Semiring
+from rma_mm.geometry.layout import Layout, Split
+from rma_mm.runtime.einsum.subscripts import Indices
+from rma_mm.runtime.matrices.array import DistArray
+
+Array = NDArray[Any]
+Groups = Sequence[Indices]
+"""For each dimension of an arranged array the indices that it is made of, the last of them fastest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """An array with a name for each dimension: equal on every rank, or spread over the mesh."""
+
+    names: Indices
+    x: Array | DistArray
+    """Spread without indices it has one dimension, of one element."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each dimension."""
+        return self.x.shape[: len(self.names)]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return self.x.dtype
+
+    def extent(self, name: str) -> int:
+        """The length of an index."""
+        return self.shape[self.names.index(name)]
+
+    def without(self, dims: Sequence[int]) -> Indices:
+        """Its names but for those of some dimensions."""
+        return tuple(name for dim, name in enumerate(self.names) if dim not in dims)
+
+
+def diagonal(term: Term) -> Term:
+    """The operand with every index once: where one has several dimensions, their diagonal is taken. Collective."""
+    again = next((dim for dim, name in enumerate(term.names) if name in term.names[:dim]), None)
+    if again is None:
+        return term
+    first, names = term.names.index(term.names[again]), term.without([again])
+    if isinstance(term.x, np.ndarray):
+        x = np.moveaxis(np.diagonal(term.x, 0, first, again), -1, first)
+        return diagonal(Term(names, x))
+    array = _uncut(term.x, [again])
+    shape = _lacking(array.shape, [again])
+    layout = replace(array.layout, splits=_lacking(array.layout.splits, [again]))
+    made = DistArray.allocated(array.mesh, shape, array.dtype, layout)
+    tile, rows = np.moveaxis(array.tile, (first, again), (0, 1)), array.region[first].indices
+    made.tile[...] = np.moveaxis(tile[np.arange(len(rows)), rows], 0, first)
+    return diagonal(Term(names, made))
+
+
+def summed(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: Semiring) -> Term:
+    """The operand summed over some of its indices, in `dtype`. Collective.
+
+    Where ranks hold parts of such an index each sums its own, and the result is placed in summands, if its type allows.
+    """
+    dims = [term.names.index(name) for name in names]
+    if not dims:
+        return term
+    rest, identity = term.without(dims), semiring.identity(dtype)
+
+    def reduce(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            made = semiring.add.reduce(x.astype(dtype, copy=False), axis=tuple(dims), dtype=dtype, initial=identity)
+        return np.asarray(made)
+
+    if isinstance(term.x, np.ndarray):
+        return Term(rest, reduce(term.x))
+    array = term.x if semiring.is_arithmetic and dtype.kind in "iufc" and dtype.itemsize > 2 else _uncut(term.x, dims)
+    layout = array.layout
+    axes = [axis for dim in dims for level in layout.splits[dim] for axis in level.axes]
+    layout = replace(layout, splits=_lacking(layout.splits, dims) or ((),), partial=(*layout.partial, *axes))
+    made = DistArray.allocated(array.mesh, _lacking(array.shape, dims) or (1,), dtype, layout)
+    made.tile[...] = reduce(array.tile).reshape(made.tile.shape) if made.tile.size else 0
+    return Term(rest, made)
+
+
+def dropped(term: Term, names: Sequence[str]) -> Term:
+    """The operand without some indices of which it has but one. Collective."""
+    dims = [term.names.index(name) for name in names]
+    if not dims:
+        return term
+    if isinstance(term.x, np.ndarray):
+        return Term(term.without(dims), term.x.reshape(_lacking(term.x.shape, dims)))
+    array = _uncut(term.x, dims)
+    return arranged(Term(term.names, array), [(name,) for name in term.without(dims)])
+
+
+def arranged(term: Term, groups: Groups) -> Term:
+    """The operand with its indices in the order of `groups`, each of them one dimension. Collective, and moves nothing.
+
+    Indices that are in no group have the length 1 and are not cut. The memory is the operand's own where that lies so.
+    """
+    order = [term.names.index(name) for group in groups for name in group]
+    extents = [tuple(term.extent(name) for name in group) for group in groups]
+    shape = tuple(map(prod, extents))
+    names = tuple("".join(group) for group in groups)
+    spare = [dim for dim in range(len(term.names)) if dim not in order]
+    if isinstance(term.x, np.ndarray):
+        return Term(names, term.x.transpose(*order, *spare).reshape(shape))
+    array = term.x
+    splits = [array.layout.splits[dim] for dim in order]
+    joined, at = [], 0
+    for group, inner in zip(groups, extents, strict=True):
+        joined.append(_joined(splits[at : at + len(group)], inner))
+        at += len(group)
+    layout = replace(array.layout, splits=tuple(joined) or ((),))
+    whole = shape or (1,)
+    if whole == array.shape and layout == array.layout and order == sorted(order):
+        return Term(names, array)
+    made = array.reshaped(whole, layout) if order == sorted(order) else None
+    if made is None:
+        made = DistArray.allocated(array.mesh, whole, array.dtype, layout)
+        rest = [dim for dim in range(array.ndim) if dim not in order]
+        made.tile[...] = array.tile.transpose(*order, *rest).reshape(made.tile.shape)
+    return Term(names, made)
+
+
+def parted(array: DistArray, groups: Groups, extents: dict[str, int]) -> Term:
+    """The reverse of `arranged`: each index a dimension again, on the same memory. Local."""
+    splits: list[Split] = []
+    for split, group in zip(array.layout.splits, groups, strict=True):
+        for n in range(len(group)):
+            mine = split if len(group) == 1 else [level for level in split if level.fold and level.fold[1] == n]
+            splits.append(tuple(mine if len(group) == 1 else (replace(level, fold=None) for level in mine)))
+    names = tuple(name for group in groups for name in group)
+    layout = replace(array.layout, splits=tuple(splits) or ((),))
+    made = array.reshaped(tuple(extents[name] for name in names) or (1,), layout)
+    assert made is not None  # what a product makes is dense
+    return Term(names, made)
+
+
+def _joined(splits: Sequence[Split], extents: tuple[int, ...]) -> Split:
+    """Several dimensions as one."""
+    if len(splits) == 1:
+        return splits[0]
+    return tuple(replace(level, fold=(extents, n)) for n, split in enumerate(splits) for level in split)
+
+
+def _uncut(array: DistArray, dims: Sequence[int]) -> DistArray:
+    """The array placed so that some of its dimensions are whole on every rank that has a part. Collective."""
+    if not any(array.layout.splits[dim] for dim in dims):
+        return array
+    splits = tuple(() if dim in dims else split for dim, split in enumerate(array.layout.splits))
+    return array.redistribute(Layout(splits, array.layout.pins, grid=array.layout.grid))
+
+
+def _lacking(items: tuple[Any, ...], dims: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(item for dim, item in enumerate(items) if dim not in dims)
