@@ -49,7 +49,7 @@ def surveyed(
     def stage(problem: Problem) -> dict[str, Layout]:
         texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
         upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
-        found = {x: layout for x, layout in upright.items() if problem.layout(x).outline == layout.T.outline}
+        found = {x: layout for x, layout in upright.items() if problem.layout(x).outline == layout.turned.outline}
         return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
 
     turned = more.get("turned", "") if more.get("order") != "plain" else ""
