@@ -25,6 +25,7 @@ from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.workspace import check_workspace
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -56,38 +57,49 @@ def make_plan(
     epilogue: Epilogue | None = None,
     check: bool | str = False,
     prefer: str | None = None,
+    workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
-    may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
-    each N-th execution. Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
-    MemoryLimitError saying how much is missing.
+    may hold of the operands, the result and scratch. workspace: memory of the caller for `Plan.scratch_bytes` of this
+    rank, which differ by rank: a flat array of bytes, in place of which the plan makes none; plans that are executed
+    in turn may have the same. It serves in windows of every flavour; `Plan.window_bytes` are beside it. The other
+    options are those of `matmul`; check="every=N" verifies each N-th execution. Raises ShapeError, DtypeError,
+    LayoutError, AlgorithmError, OptionError, MeshError, and MemoryLimitError saying how much is missing.
     """
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | Operand)),
     )  # fmt: skip
-    return planned(A, B, common_mesh(mesh, A, B), layout, options)
+    return planned(A, B, common_mesh(mesh, A, B), layout, options, workspace=workspace)
 
 
 def planned(
-    A: Factor, B: Factor, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
+    A: Factor,
+    B: Factor,
+    mesh: Mesh,
+    layout: str | Layout | None,
+    options: ProductOptions,
+    before: Plan | None = None,
+    workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
     """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
+        check_workspace(workspace)
+        facts["workspace"] = "none" if workspace is None else "the caller's"
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
         operands = operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
-    while (plan := _made(mesh, operands, before)).prepared.is_outdated:
+    while (plan := _made(mesh, operands, before, workspace)).prepared.is_outdated:
         plan.close()
     return plan
 
 
-def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
+def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     settled = settle(mesh, operands)
     if before is not None and settled.is_like(before.settled):
@@ -99,7 +111,7 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    return Plan(mesh, settled)
+    return Plan(mesh, settled, workspace)
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
