@@ -52,7 +52,7 @@ def surveyed(
 
         texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
         upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
-        found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.T)}
+        found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.turned)}
         return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
 
     turned = more.get("turned", "") if more.get("order") != "plain" else ""

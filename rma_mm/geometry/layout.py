@@ -299,6 +299,19 @@ class Layout:
             rows += [replace(x, fold=(extents, begin + (x.fold[1] if x.fold else 0))) for x in split]
         return replace(self, splits=(tuple(rows), self.splits[-1]))
 
+    @property
+    def turned(self) -> Layout:
+        """The placement of a matrix whose transpose lies on the same grid: blocks as here, over each other's axes.
+
+        >>> print(Layout(((Level(("i",), "cyclic", (2,)),), (Level(("j",), "cyclic", (3,)),))).turned)
+        P('j:cyclic(2)', 'i:cyclic(3)')
+        """
+        rows, cols = self.splits
+        return replace(self, splits=tuple(
+            tuple(replace(own, axes=other.axes) for own, other in zip(mine, theirs, strict=True))
+            for mine, theirs in ((rows, cols), (cols, rows))
+        ))  # fmt: skip
+
     def unshared(self, mesh: MeshShape) -> Layout:
         """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
 

@@ -121,6 +121,8 @@ class _Volumes:
         shape = self.given.extent(x)
         group = self.size(to, self.fitted.copy_axes(x, to, source))
         how, wanted = "all-gather" if group > 1 else "get", self.sample.parts(to, shape)
+        if how == "get" and self.fitted.brings_by_pairs(x):
+            group, how = 2, "broadcast"
         return _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:

@@ -323,7 +323,7 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
     others = row.also(request.mesh) if row.also else {}
     more = [others[x]] if x in others else []
-    more += [layout.T for layout in (more or [wanted]) if x in row.turned]
+    more += [layout.turned for layout in (more or [wanted]) if x in row.turned]
     dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
     return [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
 

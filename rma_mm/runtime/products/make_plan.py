@@ -30,6 +30,7 @@ from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request,
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_symmetry, with_symmetry
+from rma_mm.runtime.products.workspace import check_workspace
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -63,13 +64,16 @@ def make_plan(
     prefer: str | None = None,
     symmetric: bool | str | None = None,
     fill: str = "both",
+    workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
     """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
 
     A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
-    may hold of the operands, the result and scratch. The other options are those of `matmul`; check="every=N" verifies
-    each N-th execution. Of batches (…, m, k) and (…, k, n) it is a `BatchPlan`. A plan for one matrix and its transpose
-    takes no other B.
+    may hold of the operands, the result and scratch. workspace: memory of the caller for `Plan.scratch_bytes` of this
+    rank, which differ by rank: a flat array of bytes, in place of which the plan makes none; plans that are executed
+    in turn may have the same. It serves in windows of every flavour; `Plan.window_bytes` are beside it. The other
+    options are those of `matmul`; check="every=N" verifies each N-th execution. Of batches (…, m, k) and (…, k, n) it
+    is a `BatchPlan`. A plan for one matrix and its transpose takes no other B.
 
     Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
     MemoryLimitError saying how much is missing.
@@ -82,23 +86,33 @@ def make_plan(
     mesh = common_mesh(mesh, A, B)
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
         options = with_symmetry(options, A, B)
-    return cast(Plan, planned(A, B, mesh, layout, options))
+    return cast(Plan, planned(A, B, mesh, layout, options, workspace=workspace))
 
 
 def planned(
-    A: Given, B: Given, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None
+    A: Given,
+    B: Given,
+    mesh: Mesh,
+    layout: str | Layout | None,
+    options: ProductOptions,
+    before: Plan | None = None,
+    workspace: NDArray[np.uint8] | None = None,
 ) -> Plan | BatchPlan:
     """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""
     with using_threads(mesh.threads), agreed(mesh.comm, "plan", layout=layout, registered=REGISTERED) as facts:
         options = options.normalised()
+        check_workspace(workspace)
+        facts["workspace"] = "none" if workspace is None else "the caller's"
         facts |= {"semirings": SEMIRINGS, "A": describe(A), "B": describe(B)} | vars(options)
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
         request = _batch_of(a, b, mesh, layout, options) if max(len(a.shape), len(b.shape)) > 2 else None
+        if request and workspace is not None:
+            raise OptionError("workspace: a product of batches takes none; leave it out")
         operands = request.operands if request else operands_of(a, b, mesh, layout, options)
     operands = with_kernel(mesh, operands)
     if request:
         return BatchPlan(mesh, settle_batch(mesh, replace(request, operands=operands)))
-    while (plan := _made(mesh, operands, before)).prepared.is_outdated:
+    while (plan := _made(mesh, operands, before, workspace)).prepared.is_outdated:
         plan.close()
     return plan
 
@@ -113,7 +127,7 @@ def _batch_of(
     return batch_request(batch, a, b, place, operands_of(one, other, mesh, None, options))
 
 
-def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
+def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
     settled = settle(mesh, operands)
     if before is not None and settled.is_like(before.settled):
@@ -125,7 +139,7 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    return Plan(mesh, settled)
+    return Plan(mesh, settled, workspace)
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:

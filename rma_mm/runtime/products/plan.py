@@ -26,6 +26,7 @@ from rma_mm.runtime.products.prepared import Prepared
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_own
+from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -44,15 +45,15 @@ class Plan:
     Where it was chosen by "auto" and turns out late, it may go over to another way of doing the same, twice at most, on
     the same placements and within the same memory limit, as `mesh.fallbacks` then says; likewise where a rank becomes
     slow. All that it tells is of what is in force. Set `adapt` to False to keep it as it is, which
-    deterministic=True does.
+    deterministic=True does, and a workspace.
     """
 
-    def __init__(self, mesh: Mesh, settled: Settled) -> None:
-        self.mesh, self.options = mesh, settled.given.options
-        self.prepared = Prepared(mesh, settled)
+    def __init__(self, mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> None:
+        self.mesh, self.options, self.workspace = mesh, settled.given.options, workspace
+        self.prepared = Prepared(mesh, settled, workspace)
         """What is in force."""
         self._adaptation = Adaptation(mesh, settled)
-        self._adapt, self._may_adapt = True, False
+        self._adapt, self._may_adapt = workspace is None, False
         """What was set, and whether ranks have agreed on it."""
         self.layouts = settled.layouts
         """Placements of A, B and C, each in its own orientation."""
@@ -84,7 +85,7 @@ class Plan:
 
     @adapt.setter
     def adapt(self, value: bool) -> None:
-        self._adapt, self._may_adapt, self._latest = bool(value), False, None
+        self._adapt, self._may_adapt, self._latest = bool(value) and self.workspace is None, False, None
 
     @property
     def settled(self) -> Settled:
@@ -105,6 +106,16 @@ class Plan:
     def peak_bytes(self) -> int:
         """What the fullest rank holds while the product runs."""
         return self.settled.peak_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that this rank needs beside matrices, and no other reaches: a workspace has as many, or more."""
+        return self.prepared.scratch_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that it takes on this rank of the mesh's windows, where others reach them, and no workspace serves."""
+        return self.prepared.window_bytes
 
     @property
     def predicted_seconds(self) -> float | None:
@@ -273,6 +284,7 @@ class Plan:
             if out is not None and (overlap(out, A) or overlap(out, B)):
                 raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
             check_added(c, A, B, out if out is not None else self._own_c)
+            check_apart(self.workspace, A=A, B=B, out=out, c=c)
             added = None if c is None else c.facts
             facts = (self.serial, self._adapt, A.facts, B.facts, added, out.facts if out is not None else OWN)
             for window in {matrix.block.window for matrix in (A, B, out) if matrix is not None}:
@@ -306,11 +318,9 @@ class Plan:
             return nullcontext()
         return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
 
-    def _run(
-        self, executable: Executable, progress: Progress | None, out: DistMatrix, added: DistMatrix | None
-    ) -> None:  # fmt: skip
-        if added is not None:
-            out.tile[...] = added.tile
+    def _run(self, executable: Executable, progress: Progress | None, out: DistMatrix, c: DistMatrix | None) -> None:
+        if c is not None:
+            out.tile[...] = c.tile
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
         CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         with using_threads(self.mesh.threads):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,15 @@ from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Memory, Tickets
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
-from rma_mm.runtime.execution.needs import frames_of, groups_of
+from rma_mm.runtime.execution.needs import groups_of
 from rma_mm.runtime.execution.node_slots import Shared
-from rma_mm.runtime.execution.operands import frame_dtype
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.workspace import check_room, cut, frames, nbytes
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import STAGE
@@ -33,17 +33,33 @@ BOUND = 8
 class Prepared:
     """A settled product on a mesh. Collective to make; raises ScheduleError where it would not be right."""
 
-    def __init__(self, mesh: Mesh, settled: Settled) -> None:
+    def __init__(self, mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> None:
+        """workspace: the caller's memory for what this rank needs beside its matrices, and shares with no other."""
         self.mesh, self.settled = mesh, settled
+        sizes = frames(mesh, settled)
+        self.scratch_bytes = nbytes(sizes)
+        """What a workspace has to hold on this rank."""
+        if workspace is not None:
+            with agreed(mesh.comm, "plan"):
+                check_room(self.scratch_bytes, workspace, mesh.rank)
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._added: dict[str, DistMatrix] = self._allocate()
         self.shared = Shared(mesh, settled.schedule, settled.given) if settled.shares else None
         """Scratch for what ranks of a node fetch together; None where nothing is."""
-        self.frames = self._scratch()
+        self.frames = cut(sizes, workspace)
         self.tickets = Tickets(self._added["ticket"].block) if settled.schedule.pool else None
         if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
             mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
         prove(mesh, settled.schedule, "plan")
+
+    @property
+    def window_bytes(self) -> int:
+        """What it takes on this rank of the mesh's windows, where others reach it.
+
+        Operands that are summed or brought elsewhere, sums of C in another type, tickets, slots that a node shares.
+        """
+        blocks = [matrix.block for matrix in self._added.values()] + (self.shared.blocks if self.shared else [])
+        return sum(block.local.nbytes for block in blocks)
 
     @property
     def is_outdated(self) -> bool:
@@ -118,9 +134,3 @@ class Prepared:
             added["ticket"] = DistMatrix.allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
             added["ticket"].tile[...] = 0
         return added
-
-    def _scratch(self) -> dict[str, NDArray[Any]]:
-        """Frames of scratch memory, flat."""
-        given, schedule = self.settled.given, self.settled.schedule
-        sizes = frames_of(schedule, self.mesh)
-        return {frame: np.empty(n, frame_dtype(given, schedule, frame)) for frame, n in sizes.items()}

@@ -175,6 +175,13 @@ class Fitted:
         cuts = zip(OPERAND_DIMS[x], layout.splits, strict=True)
         return any(self.work.splits[dim] != split for dim, split in cuts if dim != self.dim)
 
+    def brings_by_pairs(self, x: str) -> bool:
+        """Whether an operand that may lie transposed is brought elsewhere by its owners, rather than fetched.
+
+        On one node it is read where it lies, which is quicker.
+        """
+        return x in self.row.grouped and x in self.row.turned and not self.given.mesh.is_one_node
+
     def copy_axes(self, x: str, to: Layout, source: Layout) -> tuple[str, ...]:
         """The axes along which ranks get the same part of an operand by groups, from `source` to `to`, as a whole."""
         grid = to.mesh(self.given.mesh)

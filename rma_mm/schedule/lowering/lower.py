@@ -166,7 +166,14 @@ class _Lowering:
         """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
         group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
         member = partial(self.copies, x, to, source)
-        return self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
+        ops = self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
+        if not self.fitted.brings_by_pairs(x):
+            return ops
+        mine = held(source, self.given.extent(x), self.mesh, rank)
+        for q in self.mesh.ranks:
+            if q == rank or held(to, self.given.extent(x), self.mesh, q) & mine:
+                ops = self.by_group(ops, rank, ("pair", x, (q,)), member, joins)
+        return ops
 
     def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
