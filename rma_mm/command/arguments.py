@@ -53,6 +53,7 @@ class RunOptions:
     layout_c: str | None
     transpose_a: bool
     transpose_b: bool
+    symmetric: bool
     alpha: complex
     beta: complex
     bias: str | None
@@ -85,6 +86,12 @@ class RunOptions:
     help: bool
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether C is: as is said, or as one file times its own transpose is, where nothing else enters."""
+        alone = self.beta == 0 and self.bias is None and self.transpose_a != self.transpose_b
+        return self.symmetric or (alone and len({os.path.realpath(file) for file in self.files}) == 1)
+
+    @property
     def is_checked(self) -> bool:
         """Whether the result is to be verified."""
         return self.verify or not self.files
@@ -113,6 +120,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
         raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
+    if options.symmetric and not options.files:
+        raise OptionError("--symmetric: generated matrices have a product that is not; name two files, or leave it out")
     _require_own_names(options)
     return options
 
@@ -213,6 +222,8 @@ def _add_problem(add: Any) -> None:
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
     add("--transpose-a", action="store_true", help="op(A) is A transposed")
     add("--transpose-b", action="store_true", help="op(B) is B transposed")
+    add("--symmetric", action="store_true", help="C, and C0 with it, is symmetric: half of it is multiplied; one file "
+        "given twice, and transposed once, says so by itself")  # fmt: skip
     add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
     add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
     add("--c", metavar="C0.npy", help="the matrix that beta scales")

@@ -180,6 +180,7 @@ class Job:
             kernel=o.kernel,
             semiring=o.semiring,
             epilogue=self._epilogue(),
+            symmetric=o.is_symmetric or None,
         )
 
     def _made_dtype(self) -> np.dtype[Any]:

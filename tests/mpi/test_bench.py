@@ -51,6 +51,16 @@ def test_overhead(tmp_path):
 
 
 @thorough
+def test_gram(tmp_path):
+    """Words are exact, and no other program can disturb them."""
+    found = report(tmp_path, "gram", "--size", "512", "--dtype", "float64", "--relations", "300,64", "--repeat", "2")
+    (result,) = found["results"]
+    assert result["right"] and found["relations"]["right"]
+    assert result["of_closed_form"] <= 1.05
+    assert {"ratio", "general_ms", "gram_ms", "row", "met"} <= set(result)
+
+
+@thorough
 def test_words(tmp_path):
     """The one bar that no other program can disturb: counts are exact."""
     few = ("--windows", "shared", "created", "--algorithms", "stationary_c", "srumma", "queue", "--mesh", "2x1")

@@ -95,6 +95,8 @@ class _Checker:
         self.added: dict[str, list[Region]] = defaultdict(list)
         self.accesses: dict[tuple[int, str], list[_Access]] = {}
         self.opening: list[tuple[tuple[int, str], Region]] = []
+        self.mirrored: list[Region] = []
+        """Parts of C that are mirrored, and those that they mirror."""
         self.letters = Letters()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
@@ -194,6 +196,7 @@ class _Checker:
         else:
             self.touch(rank, op, op.src, "read")
             self.final(rank, op, op.src)
+        self.mirrored += [op.c.region] if op.is_diagonal else [op.c.region, op.src.region]
         if not op.is_diagonal:
             self.open(rank, op, op.c)
             self.finished[rank].append(op.c.region)
@@ -353,6 +356,8 @@ class _Checker:
                     raise ScheduleError("not-once", f"rank {rank}: of its C {home} only {regions} was {what}")
         self.letters.check()
         self.check_added()
+        if self.mirrored and not (coverage(self.mirrored, self.schedule.homes["C"].shape) == 1).all():
+            raise ScheduleError("not-once", "not every element of C is mirrored, or mirrors another, once")
         if self.schedule.shape:
             counts = coverage(self.products, self.schedule.shape)
             if not (counts == 1).all():
