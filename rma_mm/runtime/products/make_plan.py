@@ -24,6 +24,7 @@ from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -92,7 +93,12 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None) -> Plan:
     settled = settle(mesh, operands)
     if before is not None and settled.is_like(before.settled):
         return before
-    later = []
+    return plan_of(mesh, settled)
+
+
+def plan_of(mesh: Mesh, settled: Settled) -> Plan:
+    """The plan of a product as it was settled. Collective."""
+    operands, later = settled.given, []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
             problem = settled.problem
