@@ -91,6 +91,11 @@ class WindowError(RmaError, ValueError):
 class MemoryLimitError(RmaError, MemoryError, ValueError):
     """More memory would be needed than is allowed or free; the message says how much is missing."""
 
+    def __init__(self, message: str = "", need: int = 0) -> None:
+        """need: bytes that would do, where that is known."""
+        super().__init__(message)
+        self.need = need
+
 
 class DisagreementError(RmaError, ValueError):
     """Ranks passed different arguments to a collective call; the message names them and their values."""

@@ -340,7 +340,7 @@ def test_misuse_of_plan_chain(comm):
         def refused(kind, steps, *words, **inputs):
             same_error(comm, kind, lambda: rma_mm.plan_chain(steps, mesh, **inputs), *words)
 
-        refused(OptionError, ["H = X W"], "'H = X W'", "NAME = NAME", X=X, W=W)
+        refused(OptionError, ["H = X W"], "'H = X W'", "NAME = EXPRESSION", "\n          ^", X=X, W=W)
         refused(OptionError, [], "pass a list", X=X)
         refused(OptionError, ["H = X @ V"], "V", "not there", X=X, W=W)
         refused(OptionError, ["H = X @ W", "H = X @ W"], "'H = X @ W'", "made before", X=X, W=W)
@@ -350,7 +350,7 @@ def test_misuse_of_plan_chain(comm):
         refused(OptionError, ["H = X @ W"], "layouts", "dict", X=X, W=W, layouts="i,j")
         refused(OptionError, ["H = X @ W"], "W: got ndarray", "DistMatrix", X=X, W=numbers((6, 4)))
         refused(OptionError, ["H = X @ W"], "memory_limit", "-1", X=X, W=W, memory_limit=-1)
-        refused(ShapeError, ["H = X @ W.T"], "(8, 6)", "(6, 4)", "6 and 4", X=X, W=W)
+        refused(ShapeError, ["H = X @ W.T"], "(8, 6)", "W.T is (4, 6)", "6 and 4", X=X, W=W)
         refused(OptionError, ["H = X @ W"], "outputs", "3", X=X, W=W, outputs=3)
         refused(ShapeError, ["H = X @ W"], "W: shape", "-4", X=X, W=((6, -4), "float64"))
         refused(ShapeError, ["H = X @ W"], "W: shape", "got 6", X=X, W=(6, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 from itertools import product
 from math import inf, prod
@@ -13,86 +12,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.errors import AlgorithmError, OptionError, ShapeError
+from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.machine import TYPICAL, described
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner import chain_search as placing
-from rma_mm.policy.planner import chain_steps as chains
 from rma_mm.policy.planner.candidates import Request, candidates, problem_of
-from rma_mm.policy.planner.chain_search import Question, greedily, jointly
-from rma_mm.policy.planner.chain_steps import (
-    Factor,
-    Step,
+from rma_mm.policy.planner.chain_graph import Graph
+from rma_mm.policy.planner.chain_places import (
+    all_places,
     conversion_seconds,
-    outputs_of,
-    parsed,
     placements,
-    problem,
     product_seconds,
 )
+from rma_mm.policy.planner.chain_search import Question, greedily, jointly
+from rma_mm.policy.planner.chain_steps import Factor, Step, asked, steps_of
+from rma_mm.policy.planner.chain_text import graph_of
 from rma_mm.schedule.lowering.fitted import Fitted
 from tests.strategies import meshes, pure
 
 MLP = ["H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"]
-INPUTS = ("X", "W1", "W2", "dY")
-
-# -- steps ----------------------------------------------------------------------------------------
 
 
-def test_steps_are_read_as_they_are_written() -> None:
-    assert list(map(str, parsed(MLP, INPUTS))) == MLP
-    assert parsed(" G=X.T@X \n\n Y\t= G @ X.H ", ["X"]) == (
-        Step("G", Factor("X", "T"), Factor("X")),
-        Step("Y", Factor("G"), Factor("X", "H")),
-    )
-
-
-def test_examples() -> None:
-    assert doctest.testmod(chains).failed == 0
-
-
-@pytest.mark.parametrize(
-    ("steps", "words"),
-    [
-        ([], ["pass a list", "NAME = NAME"]),
-        (3, ["got 3", "pass a list"]),
-        ("", ["pass a list"]),
-        (["H = X W"], ["'H = X W'", "NAME = NAME[.T|.H] @ NAME[.T|.H]"]),
-        (["H = X @ W @ X"], ["'H = X @ W @ X'"]),
-        (["H = X.S @ W"], ["'H = X.S @ W'"]),
-        (["H.T = X @ W"], ["'H.T = X @ W'"]),
-        (["2H = X @ W"], ["'2H = X @ W'"]),
-        ([b"H = X @ W"], ["b'H = X @ W'"]),
-        (["H = X @ V"], ["reads V", "given or made before are X, W"]),
-        (["H = X @ Y", "Y = X @ W"], ["reads Y", "not there"]),
-        (["H = H @ W"], ["reads H"]),
-        (["H = X @ W", "H = X @ W"], ["makes H", "made before"]),
-        (["X = X @ W"], ["makes X", "given"]),
-        (["H = X @ X.T"], ["W: it is given", "no step reads it"]),
-    ],
-)
-def test_malformed_steps_say_what_is_wrong(steps: object, words: list[str]) -> None:
-    with pytest.raises(OptionError) as caught:
-        parsed(steps, ["X", "W"])  # type: ignore[arg-type]
-    assert all(word in str(caught.value) for word in words), caught.value
-
-
-def test_inner_dimensions() -> None:
-    (step,) = parsed(["dW = X.T @ dY"], ["X", "dY"])
-    assert problem(step, {"X": (7, 3), "dY": (7, 5)}) == (3, 5, 7)
-    with pytest.raises(ShapeError, match=r"X is \(7, 3\), dY is \(6, 5\), dW would be \(3, 5\); .* 7 and 6"):
-        problem(step, {"X": (7, 3), "dY": (6, 5)})
-
-
-def test_outputs_are_what_no_step_reads_and_what_is_named() -> None:
-    steps = parsed(MLP, INPUTS)
-    assert outputs_of(steps, ()) == ("Y", "dW2", "dW1")
-    assert outputs_of(steps, ["dH", "Y"]) == ("Y", "dH", "dW2", "dW1")
-    for named in (["X"], "Y", ["Z"], 3):
-        with pytest.raises(OptionError, match="H, Y, dH, dW2, dW1"):
-            outputs_of(steps, named)
+def steps_read(texts: list[str], shapes: dict[str, tuple[int, int]], dtype: str = "float32") -> tuple:
+    """The steps of a chain, and the shapes of all its matrices."""
+    graph = Graph()
+    for name, shape in shapes.items():
+        graph.input(name, shape, np.dtype(dtype))
+    read = graph_of(texts, graph, {})
+    found, nodes = steps_of(graph, asked(graph, read, None, None))
+    return found, shapes | {step.result: graph.nodes[nodes[step.result]].shape for step in found}
 
 
 # -- placements -----------------------------------------------------------------------------------
@@ -119,14 +69,16 @@ def test_placements_are_those_known_and_equal_shares_each_once() -> None:
 
 
 def drawn_question(seed: int, steps: int, options: int, is_metric: bool, has_gaps: bool) -> Question:
-    """A chain with costs of whole numbers; placements are numbers, too."""
+    """A chain with costs of whole numbers; placements are numbers, too. Some steps are no products."""
     rng = Random(seed)
     inputs, made, found = ["A", "B", "C"][: rng.randint(1, 3)], [], []
     for number in range(steps):
-        names = rng.choices([*inputs, *made], k=2)
+        count = rng.choice((2, 2, 2, 1, 0))
+        names = rng.choices([*inputs, *made], k=count + (rng.randrange(2) if count else 1))
         made.append(f"R{number}")
-        found.append(Step(made[-1], Factor(names[0]), Factor(names[1])))
-    read = {factor.name for step in found for factor in (step.a, step.b)}
+        factors = tuple(map(Factor, names))
+        found.append(Step(made[-1], factors[:count], factors[count:]))
+    read = {factor.name for step in found for factor in step.reads}
     inputs = [name for name in inputs if name in read]
     places = {name: tuple(range(options)) for name in [*inputs, *made]}
     given = {name: rng.randrange(options) for name in inputs if rng.randrange(2)}
@@ -138,11 +90,16 @@ def drawn_question(seed: int, steps: int, options: int, is_metric: bool, has_gap
     }  # fmt: skip
     prices = {
         key: inf if has_gaps and not rng.randrange(3) else rng.randint(0, 20)
-        for key in product(range(steps), *[range(options)] * 3)
+        for number in range(steps)
+        for key in product([number], *[range(options)] * (len(found[number].factors) + 1))
     }
+    beside = {
+        (number, place): None if has_gaps and not rng.randrange(5) else [rng.randrange(options) for _ in step.others]
+        for number, step in enumerate(found) for place in range(options)
+    }  # fmt: skip
     return Question(
-        tuple(found), places, given, wanted,
-        lambda number, layouts: prices[number, *layouts], lambda name, p, q: moves[name, p, q],
+        tuple(found), places, given, wanted, lambda number, layouts: prices[number, *layouts],
+        lambda name, p, q: moves[name, p, q], lambda number, place: beside[number, place],
     )  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -151,7 +108,7 @@ def brute_force(question: Question, may_convert: bool = True) -> float:
     options = question.options
     made = [step.result for step in question.steps]
     free = [name for name in options if name not in question.given and name not in made]
-    ways = [product(*(options[x] for x in (s.a.name, s.b.name, s.result))) for s in question.steps]
+    ways = [product(*(options[x] for x in (*(f.name for f in s.factors), s.result))) for s in question.steps]
     ways = [list(each) for each in ways]
     best = inf
     for starts in product(*(options[name] for name in free)):
@@ -159,12 +116,17 @@ def brute_force(question: Question, may_convert: bool = True) -> float:
             there = {name: {layout} for name, layout in question.given.items()}
             there |= {name: {layout} for name, layout in zip(free, starts, strict=True)}
             total = 0.0
-            for number, (step, (a, b, c)) in enumerate(zip(question.steps, choice, strict=True)):
-                total += _brought(question, there, step.a.name, a, may_convert)
-                total += _brought(question, there, step.b.name, b, may_convert)
-                total += question.product(number, (a, b, c))
-                there[step.result] = {c}
-            total += sum(_brought(question, there, name, place, True) for name, place in question.wanted.items())
+            for number, (step, places) in enumerate(zip(question.steps, choice, strict=True)):
+                others = question.beside(number, places[-1])
+                if others is None and step.others:
+                    total = inf
+                    break
+                for factor, place in zip(step.reads, (*places[:-1], *(others or ())), strict=True):
+                    total += _brought(question, there, factor.name, place, may_convert)
+                total += question.price(number, places)
+                there[step.result] = {places[-1]}
+            else:
+                total += sum(_brought(question, there, name, place, True) for name, place in question.wanted.items())
             best = min(best, total)
     return best
 
@@ -194,10 +156,12 @@ def replayed(question: Question, answer: placing.Answer) -> float:
 
     for number, (step, placed) in enumerate(zip(question.steps, answer.steps, strict=True)):
         total += sum(map(convert, placed.conversions))
-        a, b, c = placed.layouts
-        assert a in there[step.a.name] and b in there[step.b.name]
+        *read, c = placed.layouts
+        assert all(place in there[factor.name] for factor, place in zip(step.reads, read, strict=True))
+        count = len(step.factors)
+        assert not step.others or read[count:] == list(question.beside(number, c))
         there[step.result] = {c}
-        assert placed.seconds == question.product(number, (a, b, c))
+        assert placed.seconds == question.price(number, (*read[:count], c))
         total += placed.seconds
     total += sum(map(convert, answer.last))
     assert all(place in there[name] for name, place in question.wanted.items())
@@ -266,7 +230,7 @@ def test_a_narrow_beam_says_that_it_is_not_exact() -> None:
 
 
 def test_greedy_loses_where_a_first_step_is_a_little_cheaper_elsewhere() -> None:
-    steps = parsed(["H = X @ W", "Y = H @ V", "Z = H @ U"], ["X", "W", "V", "U"])
+    steps, _ = steps_read(["H = X @ W", "Y = H @ V", "Z = H @ U"], dict.fromkeys("XWVU", (4, 4)))
     options = dict.fromkeys(("X", "W", "V", "U", "H", "Y", "Z"), ("rows", "blocks"))
     first = {"rows": 10, "blocks": 9}
 
@@ -298,23 +262,15 @@ def real_question(
     mesh: MeshShape, steps: list[str], shapes: dict, given: dict[str, str], tariff: Tariff = TARIFF
 ) -> Question:
     """A chain whose products and conversions the planner prices."""
-    found, shapes, problems = parsed(steps, tuple(shapes)), dict(shapes), []
-    for step in found:
-        problems.append(problem(step, shapes))
-        shapes[step.result] = problems[-1][:2]
-    turned = {factor.name for step in found for factor in (step.a, step.b) if factor.turn}
+    found, shapes = steps_read(steps, shapes)
     places = {name: parse_layout(text, mesh) for name, text in given.items()}
-    options = {
-        name: placements(
-            mesh, shape, name in turned, [places[name]] if name in places else [], tariff.machine.speeds_of(mesh.size)
-        )
-        for name, shape in shapes.items()
-    }
+    options = all_places(mesh, found, shapes, places, tariff.machine.speeds_of(mesh.size))
 
     def price(number: int, layouts: tuple) -> float:
         step, (a, b, c) = found[number], layouts
-        a, b = a.T if step.a.turn else a, b.T if step.b.turn else b
-        return product_seconds(Request(problems[number], mesh, (a, b, c), tariff=tariff))
+        (m, n), (k, _) = shapes[step.result], shapes[step.factors[1].name][:: -1 if step.factors[1].turn else 1]
+        a, b = (x.T if factor.turn else x for factor, x in zip(step.factors, (a, b), strict=True))
+        return product_seconds(Request((m, n, k), mesh, (a, b, c), tariff=tariff))
 
     return Question(
         found, options, places, {}, price, lambda name, p, q: conversion_seconds(mesh, shapes[name], p, q, tariff)

@@ -44,17 +44,23 @@ def activate(c: Array, bias: Array | None, activation: str | None) -> None:
 
 
 def _gelu(c: Array) -> None:
-    normal = NORMAL[c.dtype]
-    x = np.clip(c, -normal.edge, normal.edge)
-    square = x * x
+    phi = normal_distribution(c)
+    np.maximum(c, -NORMAL[c.dtype].edge, out=c)  # −∞ · 0 is NaN
+    c *= phi
+
+
+def normal_distribution(x: Array) -> Array:
+    """Φ of each element."""
+    normal = NORMAL[x.dtype]
+    inside = np.clip(x, -normal.edge, normal.edge)
+    square = inside * inside
     phi = _polynomial(normal.top, square)
     phi /= _polynomial(normal.below, square)
-    phi *= x
+    phi *= inside
     phi += 0.5
-    phi[c >= normal.edge] = 1
-    phi[c <= -normal.edge] = 0
-    np.maximum(c, -normal.edge, out=c)  # −∞ · 0 is NaN
-    c *= phi
+    phi[x >= normal.edge] = 1
+    phi[x <= -normal.edge] = 0
+    return phi
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:

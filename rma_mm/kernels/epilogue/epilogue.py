@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,11 +142,28 @@ class Epilogue:
             one = np.zeros((1, 1), summed)
             Closing(one, None, None, self.activation or "relu", True).bound(one)
 
+    def tile_work(self, rows: slice, cols: slice, compiles: bool) -> TileWork | None:
+        """What is done to this part of a rank's C in place of bias and activation; None for these."""
+
     def scratch_bytes(self, shape: tuple[int, int], summed: np.dtype[Any]) -> int:
         """Bytes that it takes beside a tile of `shape`: its bias, what compiled code adds to every row, temporaries."""
         bias = 0 if self.bias is None else self.bias.nbytes
         temporaries = min(SCRATCH, 16 * shape[0] * shape[1] * summed.itemsize)
         return int(bias + 2 * sum(shape) * summed.itemsize + temporaries)
+
+
+class TileWork(Protocol):
+    """Element-wise work on a part of C, in place."""
+
+    @property
+    def T(self) -> TileWork:
+        """The same for the transposed part."""
+
+    def part(self, rows: slice, cols: slice) -> TileWork:
+        """The same for a part of the part."""
+
+    def __call__(self, c: NDArray[Any]) -> None:
+        """Do it."""
 
 
 def compiles(kernel: str, shape: tuple[int, int]) -> bool:
@@ -190,17 +207,20 @@ class Closing:
     activation: str | None = None
     compiles: bool = False
     """Whether to use compiled code where there is some."""
+    work: TileWork | None = None
+    """Element-wise work that is done in place of these."""
 
     def part(self, rows: slice, cols: slice) -> Closing:
         """The same for a part of the tile."""
         bias = None if self.bias is None else self.bias[cols if self.per == "column" else rows]
-        return replace(self, result=self.result[rows, cols], bias=bias)
+        work = None if self.work is None else self.work.part(rows, cols)
+        return replace(self, result=self.result[rows, cols], bias=bias, work=work)
 
     @property
     def T(self) -> Closing:
         """The same for the transposed tile."""
         per = {"column": "row", "row": "column", None: None}[self.per]
-        return replace(self, result=self.result.T, per=per)
+        return replace(self, result=self.result.T, per=per, work=None if self.work is None else self.work.T)
 
     def bound(self, c: NDArray[Any]) -> Callable[[], None]:
         """The call that closes the tile summed in `c`; where `result` is not `c`, what `c` then holds is of no use.
@@ -229,7 +249,9 @@ class Closing:
         """Close the tile in pieces that stay in the cache from pass to pass."""
         for at in pieces(c, STEP_BYTES):
             part = self.part(*at)
-            if self.changes:
+            if part.work is not None:
+                part.work(c[at])
+            elif self.changes:
                 activate(c[at], part._broadcast(), self.activation)
             if is_apart:
                 cast(c[at], part.result)
@@ -237,10 +259,10 @@ class Closing:
     @property
     def changes(self) -> bool:
         """Whether it does more than cast."""
-        return self.bias is not None or self.activation is not None
+        return self.bias is not None or self.activation is not None or self.work is not None
 
     def _compiled(self, c: NDArray[Any]) -> Callable[[], None] | None:
-        if not (self.compiles and self.changes):
+        if not (self.compiles and self.changes) or self.work is not None:
             return None
         return bind_compiled(c, self.bias, self.per, self.activation)
 

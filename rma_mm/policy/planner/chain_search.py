@@ -18,7 +18,9 @@ from typing import NamedTuple
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_steps import Step
-from rma_mm.schedule.row import Layouts
+
+Places = tuple[Layout, ...]
+"""Placements of several matrices."""
 
 BEAM = 2000
 """States that are kept after each step. Chains that need more are no longer placed exactly; no worse than greedily."""
@@ -41,10 +43,12 @@ class Question:
     """Where inputs lie; inputs that are not named here may be anywhere."""
     wanted: Mapping[str, Layout]
     """Where results must be in the end."""
-    product: Callable[[int, Layouts], float]
-    """Number of a step, placements of its A, B and C → seconds; infinite where it cannot be done so."""
+    price: Callable[[int, Places], float]
+    """Number of a step, placements of its factors and its result → seconds; infinite where it cannot be done so."""
     conversion: Callable[[str, Layout, Layout], float]
     """Matrix, where it is, where it is wanted → seconds."""
+    beside: Callable[[int, Layout], Places | None] = lambda *_: ()
+    """Number of a step, placement of its result → those of the others that it reads; None where none will do."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +62,22 @@ class PricedConversion:
 
 
 @dataclass(frozen=True)
-class PlacedChain:
-    """A product on its placements."""
+class PlacedStep:
+    """A step on its placements."""
 
     conversions: tuple[PricedConversion, ...]
     """What is done first."""
-    layouts: Layouts
-    """Of its A, B and C."""
+    layouts: Places
+    """Of all that it reads, and of its result: A, B and C of a product."""
     seconds: float
-    """Of the product alone."""
+    """Of the step alone."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """A chain on its placements."""
 
-    steps: tuple[PlacedChain, ...]
+    steps: tuple[PlacedStep, ...]
     last: tuple[PricedConversion, ...]
     """What is done in the end."""
     start: Mapping[str, Layout]
@@ -146,11 +150,15 @@ class _Node(NamedTuple):
     masks: Masks
     before: _Node | None = None
     arrivals: tuple[_Arrival, ...] = ()
-    """Of A and B of this step; in the end of the results."""
+    """Of all that this step reads; in the end of the results."""
     place: int = -1
-    """Of C; none in the beginning and in the end."""
+    """Of its result; none in the beginning and in the end."""
     alone: float = 0.0
-    """Seconds of the product."""
+    """Seconds of the step."""
+
+
+_Brought = tuple[tuple[_Arrival, ...], float, dict[str, int]]
+"""How several matrices come to where they are wanted, the seconds of that, and what is available in which places."""
 
 
 class _Search:
@@ -159,7 +167,7 @@ class _Search:
     def __init__(self, question: Question) -> None:
         self.question = question
         steps = question.steps
-        last = {f.name: n for n, step in enumerate(steps) for f in (step.a, step.b)}
+        last = {f.name: n for n, step in enumerate(steps) for f in step.reads}
         last |= dict.fromkeys(question.wanted, len(steps))
         made = {step.result: n for n, step in enumerate(steps)}
         self.alive = [
@@ -171,7 +179,8 @@ class _Search:
         masks = tuple(1 << self.number(x, given[x]) if x in given else 0 for x in self.alive[0])
         self.root = _Node(0.0, masks)
         self.costs: dict[tuple[str, int, int], float] = {}
-        self.prices: dict[tuple[int, int, int, int], float] = {}
+        self.prices: dict[tuple[int, ...], float] = {}
+        self.besides: dict[tuple[int, int], tuple[int, ...] | None] = {}
         self.direct: dict[str, bool] = {}
         self.arrived: dict[tuple[str, int, bool], list[_Arrival]] = {}
 
@@ -188,25 +197,34 @@ class _Search:
             self.costs[key] = self.question.conversion(name, options[source], options[target])
         return self.costs[key]
 
-    def price(self, number: int, places: tuple[int, int, int]) -> float:
-        """Seconds of a product."""
+    def price(self, number: int, places: tuple[int, ...]) -> float:
+        """Seconds of a step; places of its factors and its result."""
         key = number, *places
         if key not in self.prices:
-            self.prices[key] = self.question.product(number, self.layouts(number, places))
+            step, options = self.question.steps[number], self.question.options
+            names = (*(each.name for each in step.factors), step.result)
+            layouts = tuple(options[x][n] for x, n in zip(names, places, strict=True))
+            self.prices[key] = self.question.price(number, layouts)
         return self.prices[key]
 
-    def layouts(self, number: int, places: tuple[int, int, int]) -> Layouts:
-        step, options = self.question.steps[number], self.question.options
-        a, b, c = (options[x][n] for x, n in zip((step.a.name, step.b.name, step.result), places, strict=True))
-        return a, b, c
+    def beside(self, number: int, place: int) -> tuple[int, ...] | None:
+        """Where the others that a step reads must be for its result to be in a place."""
+        step = self.question.steps[number]
+        if not step.others:
+            return ()
+        if (number, place) not in self.besides:
+            layouts = self.question.beside(number, self.question.options[step.result][place])
+            found = None if layouts is None else tuple(map(self.number, (x.name for x in step.others), layouts))
+            self.besides[number, place] = found
+        return self.besides[number, place]
 
     @cached_property
     def rest(self) -> list[float]:
         """Seconds that all that comes after each number of steps takes at least."""
         options, least = self.question.options, []
         for number, step in enumerate(self.question.steps):
-            a, b, c = (range(len(options[name])) for name in (step.a.name, step.b.name, step.result))
-            least.append(min(self.price(number, places) for places in product(a, b, c)))
+            every = (range(len(options[name])) for name in (*(each.name for each in step.factors), step.result))
+            least.append(min(self.price(number, places) for places in product(*every)))
         return [*accumulate(reversed(least), initial=0.0)][::-1]
 
     def nearest(self, name: str, mask: int, target: int) -> tuple[float, int]:
@@ -282,16 +300,38 @@ class _Search:
         step, alive = self.question.steps[number], self.alive[number + 1]
         masks = dict(zip(self.alive[number], node.masks, strict=True))
         ends = only or range(len(self.question.options[step.result]))
-        b_again, is_dead = step.a.name == step.b.name, step.result not in alive
-        for a in self.arrivals(step.a.name, masks[step.a.name], may_convert):
-            for b in self.arrivals(step.b.name, a.mask if b_again else masks[step.b.name], may_convert):
-                there = masks | {step.a.name: a.mask, step.b.name: b.mask}
-                begun = node.seconds + a.seconds + b.seconds
-                costs = [(self.price(number, (a.place, b.place, place)), place) for place in ends]
-                for alone, place in [min(costs)] if is_dead else costs:
-                    if begun + alone <= highest and alone < inf:
-                        there[step.result] = 1 << place
-                        yield _Node(begun + alone, tuple(there[x] for x in alive), node, (a, b), place, alone)
+        is_dead = step.result not in alive and not step.others
+        factors = [(each.name, None) for each in step.factors]
+        for brought, begun, there in self.brought(factors, masks, may_convert):
+            at = tuple(each.place for each in brought)
+            costs = [(self.price(number, (*at, place)), place) for place in ends]
+            for alone, place in [min(costs)] if is_dead else costs:
+                if node.seconds + begun + alone <= highest and alone < inf:
+                    for beside, more, held in self.others(number, place, there, may_convert):
+                        seconds = node.seconds + begun + more + alone
+                        if seconds <= highest:
+                            masks_after = tuple(held.get(x, 1 << place) for x in alive)
+                            yield _Node(seconds, masks_after, node, (*brought, *beside), place, alone)
+
+    def others(self, number: int, place: int, masks: dict[str, int], may_convert: bool) -> Iterator[_Brought]:
+        """Every way to have the others that a step reads where its result is in a place."""
+        where = self.beside(number, place)
+        if where is not None:
+            names = [each.name for each in self.question.steps[number].others]
+            yield from self.brought(list(zip(names, where, strict=True)), masks, may_convert)
+
+    def brought(
+        self, wanted: Sequence[tuple[str, int | None]], masks: dict[str, int], may_convert: bool
+    ) -> Iterator[_Brought]:
+        """Every way to have matrices in these places, or in any: how they come, seconds, and what is there then."""
+        if not wanted:
+            yield (), 0.0, masks
+            return
+        (name, place), rest = wanted[0], wanted[1:]
+        for one in self.arrivals(name, masks[name], may_convert):
+            if place in (None, one.place):
+                for more, seconds, there in self.brought(rest, masks | {name: one.mask}, may_convert):
+                    yield (one, *more), one.seconds + seconds, there
 
     def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool) -> list[_Node]:
         """The states, cheapest first, without those that cost no less than making all they have from a cheaper one."""
@@ -333,11 +373,11 @@ class _Search:
             path.append(node)
             node = node.before
         start, steps = dict(self.question.given), []
-        for number, node in enumerate(reversed(path)):
-            a, b = node.arrivals
-            start |= {each.name: self.question.options[each.name][each.start] for each in (a, b) if each.start >= 0}
-            layouts = self.layouts(number, (a.place, b.place, node.place))
-            steps.append(PlacedChain(self.conversions(node), layouts, node.alone))
+        options = self.question.options
+        for step, node in zip(self.question.steps, reversed(path), strict=True):
+            start |= {each.name: options[each.name][each.start] for each in node.arrivals if each.start >= 0}
+            layouts = tuple(options[each.name][each.place] for each in node.arrivals)
+            steps.append(PlacedStep(self.conversions(node), (*layouts, options[step.result][node.place]), node.alone))
         return Answer(tuple(steps), self.conversions(end), start)
 
     def conversions(self, node: _Node) -> tuple[PricedConversion, ...]:

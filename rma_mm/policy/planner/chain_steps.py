@@ -1,188 +1,229 @@
-"""Chains of products: their steps as text, where their matrices may be, and what that costs. Pure: no MPI.
+"""The steps of a chain: products, sums, and what is done to elements, grouped so that little goes through memory.
 
-`chain_search` chooses among the placements.
+Of the steps as they are written those remain whose results somebody wants; what is said twice is done once;
+element-wise operations that follow each other are one step, and go along with the product that they begin from. Pure:
+no MPI.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import inf
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-import numpy as np
+from rma_mm.elements.pointwise import Constant, Pointwise
+from rma_mm.errors import OptionError, cut
+from rma_mm.policy.planner.chain_graph import PRODUCT, SPREAD, SUM, TURN, TURNS, Graph, Value
 
-from rma_mm.errors import OptionError, ShapeError
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape
-from rma_mm.geometry.shares import cuts_by_speed
-from rma_mm.policy.model.locality import rank_sample
-from rma_mm.policy.model.price import Tariff, bill
-from rma_mm.policy.model.traffic import Account, Moved, Phase
-from rma_mm.policy.model.volumes import summed
-from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
-from rma_mm.schedule.lowering.fitted import NARROW
-from rma_mm.schedule.row import same_place
-
-NAME = r"[^\W\d]\w*"
-STEP = re.compile(rf"\s*({NAME})\s*=\s*({NAME})(?:\.([TH]))?\s*@\s*({NAME})(?:\.([TH]))?\s*")
-WHOLE = 1e12
-"""Words that lie together where all do."""
-RULE = "a step reads NAME = NAME[.T|.H] @ NAME[.T|.H], as 'dW = X.T @ dY'"
-
-Shape = tuple[int, int]
-
-# -- steps ----------------------------------------------------------------------------------------
+COPY = Pointwise(1, (), 0)
+"""What gives a matrix another name."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix as a product reads it."""
+    """A matrix as a step reads it."""
 
     name: str
     turn: str = ""
-    """T for transposed, H for transposed and conjugated; empty for as it is."""
+    """T for transposed, H for transposed and conjugated, conj for conjugated; empty for as it is."""
 
-    def shape(self, own: Shape) -> Shape:
-        """(rows, columns) as the product reads them."""
-        return own[::-1] if self.turn else own
+    @property
+    def transposed(self) -> bool:
+        """Whether it is read transposed."""
+        return bool(self.turn) and TURNS[self.turn][0]
+
+    @property
+    def conjugated(self) -> bool:
+        """Whether it is read conjugated."""
+        return bool(self.turn) and TURNS[self.turn][1]
 
     def __str__(self) -> str:
-        return f"{self.name}.{self.turn}" if self.turn else self.name
+        return f"{self.name}.{self.turn}{'()' * (self.turn == 'conj')}" if self.turn else self.name
 
 
 @dataclass(frozen=True)
 class Step:
-    """One product of a chain."""
+    """One step of a chain: a product, with what is done to its elements; that alone; or sums."""
 
     result: str
-    a: Factor
-    b: Factor
+    factors: tuple[Factor, ...] = ()
+    """A and B of a product, or what is summed; they may lie anywhere."""
+    others: tuple[Factor, ...] = ()
+    """What element-wise work reads beside the product; it lies as the result does."""
+    work: Pointwise | None = None
+    """Element-wise work on the product, if it is one, and the others."""
+    axes: tuple[int, ...] = ()
+    """Those that are summed."""
+
+    @property
+    def reads(self) -> tuple[Factor, ...]:
+        """All that it reads."""
+        return (*self.factors, *self.others)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies."""
+        return len(self.factors) == 2
 
     def __str__(self) -> str:
-        return f"{self.result} = {self.a} @ {self.b}"
+        if self.axes:
+            axis = f", {self.axes[0]}" if len(self.axes) == 1 else ""
+            return f"{self.result} = sum({self.factors[0]}{axis})"
+        product = " @ ".join(map(str, self.factors))
+        if self.work is None:
+            return f"{self.result} = {product}"
+        names = [*([f"({product})"] if product else []), *map(str, self.others)]
+        return f"{self.result} = {cut(self.work.text(names))}"
 
 
-def parsed(steps: str | Sequence[str], inputs: Sequence[str]) -> tuple[Step, ...]:
-    """The steps of a chain, one text each, or one a line.
+def asked(graph: Graph, read: Collection[str], outputs: Sequence[str] | None, only: Sequence[str] | None) -> list[str]:
+    """The results that are handed back, in the order in which they are made.
 
-    Raises OptionError where one is malformed, reads what is not there yet, or makes what is; and for unread inputs.
-
-    >>> print(*parsed(["H = X @ W", "dW = X.T @ H"], ["X", "W"]), sep="; ")
-    H = X @ W; dW = X.T @ H
+    read: the names that steps read. outputs: results beside those that no step reads; only: these and no others.
+    Raises OptionError.
     """
-    texts = [line for line in steps.splitlines() if line.strip()] if isinstance(steps, str) else steps
-    if not isinstance(texts, Sequence) or not texts:
-        raise OptionError(f"steps: got {steps!r}; pass a list of products; {RULE}")
-    found: list[Step] = []
-    for text in texts:
-        match = STEP.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
-            raise OptionError(f"steps: got {text!r}; {RULE}")
-        result, a, turn_a, b, turn_b = match.groups()
-        made = [step.result for step in found]
-        for name in (a, b):
-            if name not in (*inputs, *made):
-                there = ", ".join((*inputs, *made)) or "none"
-                raise OptionError(f"steps: {text!r} reads {name}, which is not there; given or made before are {there}")
-        if result in (*inputs, *made):
-            how = "given" if result in inputs else "made before"
-            raise OptionError(f"steps: {text!r} makes {result}, which is {how}; every matrix has a name of its own")
-        found.append(Step(result, Factor(a, turn_a or ""), Factor(b, turn_b or "")))
-    read = {factor.name for step in found for factor in (step.a, step.b)}
-    for name in inputs:
-        if name not in read:
-            raise OptionError(f"{name}: it is given, but no step reads it; leave it out")
-    return tuple(found)
+    if outputs is not None and only is not None:
+        raise OptionError("outputs, only: pass outputs for results beside those that no step reads, or only for these")
+    what, named = ("only", only) if only is not None else ("outputs", outputs or ())
+    is_list = isinstance(named, Sequence) and not isinstance(named, str)
+    if not is_list or not all(name in graph.results for name in named) or (only is not None and not named):
+        made = ", ".join(graph.results)
+        raise OptionError(f"{what}: got {cut(repr(named))}; it is a list of names that the steps make: {made}")
+    return [name for name in graph.results if name in named or (only is None and name not in read)]
 
 
-def problem(step: Step, shapes: Mapping[str, Shape]) -> tuple[int, int, int]:
-    """(m, n, k) of a step. Raises ShapeError where its factors do not fit."""
-    own = shapes[step.a.name], shapes[step.b.name]
-    (m, k), (k2, n) = step.a.shape(own[0]), step.b.shape(own[1])
-    if k != k2:
-        raise ShapeError(
-            f"steps: '{step}': {step.a.name} is {own[0]}, {step.b.name} is {own[1]}, {step.result} would be {(m, n)}; "
-            f"the inner dimensions {k} and {k2} must be equal"
-        )
-    return m, n, k
+def steps_of(graph: Graph, kept: Collection[str], fuses: bool = True) -> tuple[tuple[Step, ...], dict[str, int]]:
+    """The steps that make the results `kept`, and the node of each result.
 
-
-def outputs_of(steps: Sequence[Step], named: Sequence[str]) -> tuple[str, ...]:
-    """The results that no step reads, and those named, in the order in which they are made. Raises OptionError."""
-    made = [step.result for step in steps]
-    if isinstance(named, str) or not isinstance(named, Sequence) or not all(name in made for name in named):
-        raise OptionError(f"outputs: got {named!r}; it is a list of names that the steps make: {', '.join(made)}")
-    read = {factor.name for step in steps for factor in (step.a, step.b)}
-    return tuple(name for name in made if name in named or name not in read)
-
-
-# -- what may be chosen, and what it costs --------------------------------------------------------
-
-
-def placements(
-    mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: tuple[float, ...] = ()
-) -> tuple[Layout, ...]:
-    """The placements that a matrix may have: those known, then those that hold each element once in equal shares.
-
-    is_turned: whether some product reads it transposed, so that what is blocks to that one is among them. speeds: of
-    ranks that differ in speed, whose shares then do as well.
+    fuses: whether element-wise work may go along with a product.
     """
-    singles = _cut_singles(mesh, shape, speeds)
-    turned = _cut_singles(mesh, shape[::-1], speeds) if is_turned else []
-    found: list[Layout] = []
-    for layout in (*known, *singles, *(each.T for each in turned)):
-        if not any(same_place(layout, other, shape, mesh) for other in found):
-            found.append(layout)
-    return tuple(found)
+    grouping = _Grouping(graph, kept, fuses)
+    return grouping.steps(), {name: n for n, name in grouping.names.items()} | graph.results
 
 
-def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> list[Layout]:
-    """The placements that hold each element once; by speed also with cuts that are alike everywhere, as groups need."""
-    ways = (True, False) if speeds else ()
-    cut = [
-        replace(layout, splits=cuts_by_speed(layout.splits, shape, mesh, speeds, NARROW, by_column))
-        for layout in single_layouts(mesh) for by_column in ways
-    ]  # fmt: skip
-    return cut or list(single_layouts(mesh))
+@dataclass
+class _Grouping:
+    """Which nodes are matrices in memory, and which are only passed through."""
+
+    graph: Graph
+    kept: Collection[str]
+    fuses: bool
+    group: dict[int, int] = field(default_factory=dict)
+    """Of each element-wise node that is needed, the one whose elements become a matrix."""
+    users: dict[int, set[int]] = field(default_factory=dict)
+    """Of each node, the nodes that become matrices with its help."""
+    held: set[int] = field(default_factory=set)
+    """Nodes that must be in memory, as something reads them from there."""
+
+    def __post_init__(self) -> None:
+        nodes, is_elementwise = self.graph.nodes, self.graph.is_elementwise
+        live = {self.graph.results[name] for name in self.kept}
+        self.held |= live
+        for n in range(len(nodes) - 1, -1, -1):
+            if n not in live:
+                continue
+            live |= set(nodes[n].reads)
+            users = self.users.get(n, set())
+            self.group[n] = next(iter(users)) if is_elementwise[n] and n not in self.held and len(users) == 1 else n
+            for x in nodes[n].reads:
+                self.users.setdefault(x, set()).add(self.group[n])
+                if not is_elementwise[n]:
+                    self.held.add(x)
+        self.live = live
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """What the matrices in memory are called: as their step, or behind the one that they are part of."""
+        first: dict[int, str] = {}
+        for name, n in self.graph.results.items():
+            first.setdefault(n, name)
+        first |= {n: name for name, n in self.graph.inputs.items()}
+        owner, parts = "", Counter[str]()
+        for n in sorted(self.live, reverse=True):
+            owner = first.get(n, owner)
+            if n not in first and self.group[n] == n and self.graph.nodes[n].op != TURN:
+                parts[owner] += 1
+                first[n] = f"{owner}#{parts[owner]}"
+        return first
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in order."""
+        nodes, found = self.graph.nodes, []
+        roots = [n for n in sorted(self.live) if self.group[n] == n]
+        fused = {self.fused(n) for n in roots} - {None}
+        for n in roots:
+            node = nodes[n]
+            if self.graph.is_elementwise[n]:
+                found.append(self.elementwise(n, self.names[n]))
+            elif node.op == SUM or (node.op == PRODUCT and n not in fused):
+                axes = node.note if node.op == SUM else ()
+                found.append(Step(self.names[n], tuple(map(self.factor, node.reads)), axes=axes))
+        for name in self.graph.results:  # other names for what has one
+            n = self.graph.results[name]
+            if name in self.kept and (self.names.get(n) != name or nodes[n].op == TURN):
+                found.append(self.copy(n, name))
+        return tuple(found)
+
+    def copy(self, n: int, name: str) -> Step:
+        """A step that copies a matrix, turned perhaps."""
+        factor = self.factor(n)
+        work = Pointwise(1, (("conj", (0,)),), 1) if factor.conjugated else COPY
+        return Step(name, others=(_plain(factor),), work=work)
+
+    def factor(self, n: int) -> Factor:
+        """A node as a step reads it."""
+        node = self.graph.nodes[n]
+        return Factor(self.names[node.reads[0]], node.note) if node.op == TURN else Factor(self.names[n])
+
+    def members(self, root: int) -> list[int]:
+        """The nodes of an element-wise step, each after those that it is made from."""
+        return [n for n in range(root + 1) if self.group.get(n) == root]
+
+    def fused(self, root: int) -> int | None:
+        """The product that an element-wise step goes along with: the last that nothing else reads, of its shape."""
+        nodes, node = self.graph.nodes, self.graph.nodes[root]
+        if not (self.fuses and self.graph.is_elementwise[root]):
+            return None
+        reads = {x for n in self.members(root) for x in nodes[n].reads}
+        alike = [x for x in reads if (nodes[x].op, nodes[x].shape, nodes[x].dtype) == (PRODUCT, node.shape, node.dtype)]
+        return max((x for x in alike if self.users[x] == {root} and x not in self.held), default=None)
+
+    def elementwise(self, root: int, name: str) -> Step:
+        """The step that makes an element-wise node."""
+        nodes, product = self.graph.nodes, self.fused(root)
+        members = self.members(root)
+        reads = dict.fromkeys(x for n in members for x in nodes[n].reads if x not in members and x != product)
+        factors = {x: self.factor(x) for x in reads}
+        others = list(dict.fromkeys(_plain(each) for each in factors.values()))
+        begin = [] if product is None else [product]
+        work = _Work(len(begin) + len(others), dict(zip(begin, (0, 0), strict=False)))
+        for x, factor in factors.items():
+            at: Value = len(begin) + others.index(_plain(factor))
+            work.at[x] = work.do("conj", (at,)) if factor.conjugated else at
+        for n in members:
+            args = tuple(x if isinstance(x, Constant) else work.at[x] for x in nodes[n].args)
+            work.at[n] = args[0] if nodes[n].op == SPREAD else work.do(nodes[n].op, args)
+        done = Pointwise(work.reads, tuple(work.ops), work.at[root])
+        return Step(name, () if product is None else tuple(map(self.factor, nodes[product].reads)), tuple(others), done)
 
 
-@lru_cache(maxsize=4096)
-def product_seconds(request: Request) -> float:
-    """Seconds of the best way to do a product; infinite where there is none."""
-    best = candidates(request)[0]
-    return inf if best.rejected else best.seconds
+@dataclass
+class _Work:
+    """Element-wise work as it is put together."""
+
+    reads: int
+    at: dict[int, Value]
+    """Where the elements of each node are found."""
+    ops: list[tuple[str, tuple[Value, ...]]] = field(default_factory=list)
+
+    def do(self, name: str, args: tuple[Value, ...]) -> int:
+        """Another operation; where its result is found."""
+        self.ops.append((name, args))
+        return self.reads + len(self.ops) - 1
 
 
-def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
-    """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
-    sample = rank_sample(mesh)
-    phases = []
-    if source.partial:
-        phases.append(summed("A", mesh, shape, source))
-        source = source.single(mesh)
-    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
-    return bill(Account(sample, phases, np.zeros(sample.count)), tariff).seconds
+def _plain(factor: Factor) -> Factor:
+    """A factor as element-wise work reads it, which conjugates by itself."""
+    return Factor(factor.name, "T" if factor.transposed else "")
 
-
-def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
-    """What ranks pull. in_place: whether they can load what node-mates hold.
-
-    What others must send comes as it lies at its owner, and is put into place once it is there.
-    """
-    sample = rank_sample(mesh)
-    rows, cols = sample.parts(target, shape)
-    found = sample.spread(source, shape, (rows, cols), sample.holds(target))
-    held = sample.spans(source, 1, shape[1])
-    zero = np.zeros(sample.count)
-    loaded = found.node if in_place else zero
-    sent = found.foreign - loaded
-    put = zero if cols.run <= held.run else sent  # else it lies in one stretch here, and comes there at once
-    run = 2 * found.run if cols.run < held.run else WHOLE  # MPI packs what is in pieces on one side, its owner's
-    calls = found.cuts[0] * found.cuts[1] / np.maximum(1.0, found.own + found.foreign)
-    return [
-        Moved("A", "get", found.own + put, zero, zero, zero, run=found.run),
-        Moved("A", "get", zero, loaded, zero, calls * loaded, run=found.run),
-        Moved("A", "get", zero, found.node - loaded, found.between, calls * sent, run=run),
-    ]

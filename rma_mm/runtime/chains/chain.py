@@ -1,35 +1,43 @@
-"""Chains of products: placed together, prepared once, run many times."""
+"""Chains of products and of everything between them: placed together, prepared once, run many times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
 from rma_mm.geometry.layout import Layout
-from rma_mm.policy.planner.chain_search import Answer, PricedConversion
-from rma_mm.policy.planner.chain_steps import Shape
+from rma_mm.kernels.epilogue.pointwise import work_bytes
+from rma_mm.policy.planner.chain_graph import Shape
+from rma_mm.policy.planner.chain_places import found, summands
+from rma_mm.policy.planner.chain_search import Answer, PlacedStep, PricedConversion
+from rma_mm.policy.planner.chain_steps import Step
 from rma_mm.policy.planner.tables import seconds_text, table
-from rma_mm.runtime.chains.prices import Chain, Prices, nbytes
-from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.chains.actions import (
+    Action,
+    AxisSums,
+    Conversion,
+    Elementwise,
+    Multiplication,
+    Place,
+    StepPlaces,
+    summing,
+)
+from rma_mm.runtime.chains.asked import Chain
+from rma_mm.runtime.chains.memory import Frontier, shared_out
+from rma_mm.runtime.chains.prices import Prices, nbytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.matrices.move import Moving, scratch_bytes
-from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
+from rma_mm.runtime.products.make_plan import common_mesh, describe
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import largest
-
-Place = tuple[str, Layout]
-"""A matrix in one of its placements."""
-Here = Mapping[Place, DistMatrix]
-"""The matrices of an execution."""
 
 
 @in_turn
@@ -38,6 +46,7 @@ def plan_chain(
     mesh: Mesh | None = None,
     *,
     outputs: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
     layouts: Mapping[str, str | Layout] | None = None,
     algorithm: str = "auto",
     memory_limit: int | None = None,
@@ -47,15 +56,19 @@ def plan_chain(
     joint: bool = True,
     check: bool | str = False,
     prefer: str | None = None,
-    **inputs: DistMatrix | Operand | tuple[Shape, DTypeLike],
+    **inputs: DistMatrix | Operand | tuple[Shape, DTypeLike] | complex,
 ) -> ChainPlan:
-    """Place a sequence of products so that all of them together take least, and prepare them. Collective.
+    """Place a sequence of products, and what lies between them, so that all together takes least. Collective.
 
-    steps: texts as "dW = X.T @ dY" (.H also conjugates); later steps may read a result. inputs: by name, a matrix where
-    it lies, or (shape, dtype) of one that the chain may place: `layouts` of the chain then says where. outputs: results
-    to hand back beside those that no step reads. layouts: placements that results must have, or inputs that are not
-    there yet. memory_limit: bytes a rank may hold of all matrices, copies and scratch. joint: False for each product on
-    what is best for it alone. The other options are those of `matmul`, for every product.
+    steps: texts as "H = gelu(X @ W + b)"; later steps may read a result. There are @, + - * / by NumPy's broadcasting
+    (a bias is (1, n), or (m, 1)), .T, .H, .conj(), gelu, relu, their derivatives gelu' and relu', sum(X, 0) of shape
+    (1, n), sum(X, 1), broadcast_to(b, (m, n)), numbers. What is said twice is done once; what is done to elements goes
+    along with the product before it, where there is one, unless products are checked.
+    inputs: by name, a matrix where it lies, (shape, dtype) of one that the chain may place: `layouts` of the chain then
+    says where, or a number. outputs: results to hand back beside those that no step reads. only: the results to hand
+    back, and no others: steps of which none of them needs anything are dropped. layouts: placements that results must
+    have, or inputs that are not there yet. memory_limit: bytes a rank may hold of all matrices, copies and scratch.
+    joint: False for each step on what is best for it alone. The other options are those of `matmul`, for every product.
 
     Raises OptionError, ShapeError, DtypeError, LayoutError, MeshError, AlgorithmError; MemoryLimitError saying what is
     missing; DisagreementError.
@@ -66,11 +79,11 @@ def plan_chain(
         "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
     }  # fmt: skip
     with agreed(
-        mesh.comm, "plan_chain", steps=steps, outputs=outputs, layouts=layouts, joint=bool(joint),
+        mesh.comm, "plan_chain", steps=steps, outputs=outputs, only=only, layouts=layouts, joint=bool(joint),
         registered=REGISTERED, **options,
     ) as facts:  # fmt: skip
         facts |= {f"input {name}": describe(x) for name, x in inputs.items()}
-        chain = Chain.of(mesh, steps, inputs, outputs or (), layouts or {}, options)
+        chain = Chain.of(mesh, steps, inputs, outputs, only, layouts or {}, options)
     prices = Prices(mesh, chain)
     answer, greedy = prices.chosen(joint)
     try:
@@ -86,22 +99,23 @@ def plan_chain(
 
 
 class ChainPlan:
-    """A sequence of products, placed and prepared. Made by `plan_chain`; collective to execute."""
+    """A sequence of steps, placed and prepared. Made by `plan_chain`; collective to execute."""
 
     def __init__(self, mesh: Mesh, chain: Chain, prices: Prices, answer: Answer, greedy: Answer) -> None:
         self.mesh, self.chain, self.answer, self.greedy = mesh, chain, answer, greedy
         self.layouts = dict(answer.start)
         """Placements: of inputs as `execute` takes them, of results as they are made, of outputs as it returns them."""
-        self.layouts |= {step.result: done.layouts[2] for step, done in zip(chain.steps, answer.steps, strict=True)}
+        self.layouts |= {step.result: done.layouts[-1] for step, done in zip(chain.steps, answer.steps, strict=True)}
         self.layouts |= chain.wanted
         self.serial = mesh.next_serial()
         self.plans: list[Plan] = []
-        """The plan of each step."""
+        """The plan of each product."""
         self._made: dict[Place, DistMatrix] = {}
-        self._conversions: dict[PricedConversion, Moving] = {}
-        self._actions: list[Callable[[Here], object]] = []
-        self._in_place: set[str] = set()
-        """Inputs that are read where they lie on node-mates."""
+        self._actions: list[Action] = []
+        self._in_place: set[Place] = set()
+        """Matrices that are read where they lie on node-mates."""
+        self._news: set[Place] = set()
+        """Matrices that were made since all ranks met, as far as steps are prepared."""
         self._is_closed = False
         self._last: list[tuple[str, float]] = []
         """What was in force for each step when the chain was closed."""
@@ -133,7 +147,17 @@ class ChainPlan:
     @property
     def _chosen(self) -> list[tuple[str, float]]:
         """Algorithm and seconds of each step."""
-        return [(plan.algorithm, plan.settled.chosen.seconds) for plan in self.plans] or self._last
+        if self._is_closed:
+            return self._last
+        plans, pairs = iter(self.plans), zip(self.chain.steps, self.answer.steps, strict=True)
+        return [self._in_force(step, placed, plans) for step, placed in pairs]
+
+    def _in_force(self, step: Step, placed: PlacedStep, plans: Iterator[Plan]) -> tuple[str, float]:
+        """What does a step, and its seconds."""
+        if not step.is_product:
+            return "sums" if step.axes else "element-wise", placed.seconds
+        plan = next(plans, None)
+        return ("", placed.seconds) if plan is None else (plan.algorithm, plan.settled.chosen.seconds)
 
     @property
     def _seconds(self) -> float:
@@ -147,55 +171,72 @@ class ChainPlan:
     # -- executing --------------------------------------------------------------------------------
 
     @in_turn
-    def execute(self, **inputs: DistMatrix) -> dict[str, DistMatrix]:
+    def execute(
+        self, *, out: Mapping[str, DistMatrix] | None = None, **inputs: DistMatrix
+    ) -> dict[str, DistMatrix]:  # fmt: skip
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 
-        inputs: every one by name, placed as `layouts` says. Returns the outputs by name, the same matrices each time.
+        inputs: every one by name, placed as `layouts` says. out: matrices for outputs, by name, placed likewise; none
+        may share memory with another. Returns the outputs by name, the same matrices each time but for those of `out`.
         Raises VerificationError where the chain was made with `check`, and a product is wrong; OptionError, ShapeError,
         DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
         """
         with agreed(self.mesh.comm, "execute", chain=self.serial) as facts:
             if self._is_closed:
                 raise ClosedError("chain: it is closed; make a new one")
-            self._check_names(inputs)
-            for name, matrix in inputs.items():
-                self._check(name, matrix)
+            out = self._check_names(inputs, out)
+            inputs = {name: inputs[name] for name in self.chain.inputs}
+            others = [(name, own) for (name, _), own in self._made.items()]
+            for name, matrix in (inputs | out).items():
+                self._check(name, matrix, others if name in inputs else [*others, *inputs.items()])
+                others += [(name, matrix)] * (name in out)
                 facts[name] = matrix.facts
                 matrix.block.window.sync()  # what this rank stored, before the others may read it
-        here = self._made | {(name, self.layouts[name]): matrix for name, matrix in inputs.items()}
+        given = {(name, self._first[name]): matrix for name, matrix in (inputs | out).items()}
+        here = self._made | {place: x for place, x in given.items() if x.layout == place[1]}
         for action in self._actions:
             action(here)
-        return dict(self.outputs)
+        for name, matrix in out.items():
+            if matrix.layout != self._first[name]:  # it was converted, to where it always is
+                matrix.copy_from(self.outputs[name])
+        return self.outputs | out
 
-    def _check_names(self, inputs: Mapping[str, object]) -> None:
+    def _check_names(self, inputs: Mapping[str, object], out: object) -> dict[str, DistMatrix]:
+        """The matrices for outputs, once names are known to be right."""
         wanted = self.chain.inputs
         for name in (*wanted, *inputs):
-            if name not in inputs or name not in wanted:
+            if name not in inputs or name not in (*wanted, *self.chain.spare):
                 what = "missing" if name in wanted else "no input of this chain"
                 raise OptionError(f"{name}: it is {what}; execute takes {', '.join(f'{each}=' for each in wanted)}")
+        if out is not None and not isinstance(out, Mapping):
+            raise OptionError(f"out: got {type(out).__name__}; it is a dict of matrices by the names of outputs")
+        for name in out or {}:
+            if name not in self.chain.outputs:
+                raise OptionError(f"out: got {name!r}; the outputs are {', '.join(self.chain.outputs)}")
+        return dict(out or {})
 
-    def _check(self, name: str, matrix: DistMatrix) -> None:
-        """Raise where an input is not what the chain was planned for."""
+    def _check(self, name: str, matrix: DistMatrix, others: Sequence[tuple[str, DistMatrix]]) -> None:
+        """Raise where a matrix is not what the chain was planned for, or shares memory with others."""
         wanted = self.chain.matrices[name]
         facts = (wanted.dtype, wanted.shape, self.layouts[name])
-        check_matrix(name, matrix, self.mesh, facts, name in self._in_place, "chain")
-        for (other, _), own in self._made.items():
+        check_matrix(name, matrix, self.mesh, facts, (name, self.layouts[name]) in self._in_place, "chain")
+        for other, own in others:
             if overlap(matrix, own):
-                raise LayoutError(f"{name}: it shares memory with {other}, which the chain writes; pass a copy")
+                raise LayoutError(f"{name}: it shares memory with {other}, and the chain writes one; pass a copy")
 
     def close(self) -> None:
         """Give the memory back, once all ranks have; outputs live on while they are in use.
 
         Local, and may be repeated.
         """
-        self._is_closed, self._last = True, self._chosen
-        self._actions.clear()
+        self._last, self._is_closed = self._chosen, True
         for plan in self.plans:
             plan.close()
-        for conversion in self._conversions.values():
-            conversion.close()
+        for action in self._actions:
+            if isinstance(action, Conversion | AxisSums):
+                action.close()
         self.plans.clear()
-        self._conversions.clear()
+        self._actions.clear()
         self._made.clear()
         self.outputs = {}
 
@@ -210,9 +251,10 @@ class ChainPlan:
     def _prepared(self) -> int:
         """Make matrices, plans and conversions; bytes of the fullest rank. Collective. Raises MemoryLimitError."""
         places = self._places()
-        taken = sum(self._nbytes(*place) for place in places) + sum(map(self._scratch, self.answer.conversions))
+        moved = sum(map(self._scratch, [*self.answer.conversions, *self._gathered()]))
+        taken = sum(self._nbytes(*place) for place in places) + moved + self._work_bytes()
         (most,) = largest(self.mesh.comm, [taken])
-        limit = self.chain.products[0].options.memory_limit
+        limit = self.chain.options.memory_limit
         if limit is not None and most > limit:
             raise MemoryLimitError(
                 f"memory_limit: got {limit} bytes a rank; the matrices of the chain alone take {most}, {most - limit} "
@@ -221,72 +263,97 @@ class ChainPlan:
         for name, layout in places[len(self.chain.inputs) :]:
             x = self.chain.matrices[name]
             self._made[name, layout] = DistMatrix.allocated(self.mesh, x.shape, x.dtype, layout)
+        products = self._products(taken, limit)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
                 self._convert(each)
-            plan, extra = self._planned(number, taken)
-            taken += extra
-            a, b, c = zip((step.a.name, step.b.name, step.result), placed.layouts, strict=True)
-            read = {place for x, place in (("A", a), ("B", b)) if plan.settled.reads_in_place(x)}
-            self._in_place |= {name for name, _ in read - self._made.keys()}
-            self._actions.append(partial(_multiply, plan, a, b, c))
+            self._actions.append(self._action(StepPlaces(step, placed.layouts), products.get(number)))
         for each in self.answer.last:
             self._convert(each)
-        (most,) = largest(self.mesh.comm, [taken])
-        if limit is not None and most > limit:
-            raise MemoryLimitError(
-                f"memory_limit: got {limit} bytes a rank; the chain takes {most}, {most - limit} more; raise the limit"
-            )
+        extras = sum(each.extra(plan.settled) for each, plan in zip(products.values(), self.plans, strict=True))
+        (most,) = largest(self.mesh.comm, [taken + extras])
         return most
 
     def _places(self) -> list[Place]:
         """Every matrix in each placement that it is held in, inputs first."""
         chain, answer = self.chain, self.answer
-        found = [(name, answer.start[name]) for name in chain.inputs]
-        found += [(step.result, done.layouts[2]) for step, done in zip(chain.steps, answer.steps, strict=True)]
-        return [*found, *((each.name, each.target) for each in answer.conversions)]
+        held = [(name, answer.start[name]) for name in chain.inputs]
+        held += [(step.result, done.layouts[-1]) for step, done in zip(chain.steps, answer.steps, strict=True)]
+        self._first = dict(held)
+        return [*held, *((each.name, each.target) for each in answer.conversions)]
 
     def _nbytes(self, name: str, layout: Layout) -> int:
         """Bytes of this rank's part of a matrix."""
         x = self.chain.matrices[name]
         return nbytes(self.mesh, x.shape, x.dtype, layout)
 
+    def _work_bytes(self) -> int:
+        """Bytes that element-wise steps take for pieces, one after the other."""
+        sizes = [0]
+        for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
+            if not step.is_product and not step.axes:
+                sizes.append(work_bytes(self._nbytes(step.result, placed.layouts[-1])))
+        return max(sizes)
+
     def _scratch(self, each: PricedConversion) -> int:
         """Bytes that this rank takes for a conversion beside its part of the copy."""
         x = self.chain.matrices[each.name]
         return scratch_bytes(self.mesh, x.shape, x.dtype, each.source, each.target)
 
+    def _gathered(self) -> list[PricedConversion]:
+        """The sums of ranks' own parts, as they are brought together."""
+        made = []
+        for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
+            own = summands(step, placed.layouts[0], self.mesh.shape) if step.axes else None
+            if own is not None and not self._is_there(step, own, placed.layouts[-1]):
+                made.append(PricedConversion(step.result, own, placed.layouts[-1], 0.0))
+        return made
+
+    def _is_there(self, step: Step, own: Layout, target: Layout) -> bool:
+        """Whether the sums of ranks' own parts are the result."""
+        return found(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
+
     def _convert(self, each: PricedConversion) -> None:
         """A conversion as the next action. Collective."""
-        to = self._made[each.name, each.target]
+        to, source = self._made[each.name, each.target], (each.name, each.source)
         moving = Moving(self.mesh, to.shape, to.dtype, each.source, to.layout, to.tile, to.block)
-        self._conversions[each] = moving
-        self._actions.append(partial(_convert, moving, (each.name, each.source)))
+        self._actions.append(Conversion(moving, source, source in self._news))
+        self._news.clear() if source in self._news else None
 
-    def _planned(self, number: int, taken: int) -> tuple[Plan, int]:
-        """The plan of a step, and the bytes of its scratch on this rank. Collective. Raises MemoryLimitError.
+    def _action(self, placed: StepPlaces, product: Frontier | None) -> Action:
+        """A step as the next action. Collective."""
+        step = placed.step
+        if product is not None:
+            self._news.clear()  # ranks meet before every product, and behind it
+            plan = product.plan()
+            self.plans.append(plan)
+            read = {place for x, place in zip("AB", placed.reads, strict=False) if plan.settled.reads_in_place(x)}
+            self._in_place |= read
+            return Multiplication(step, placed.layouts, plan)
+        self._news.add(placed.result)
+        if not step.axes:
+            return Elementwise(step, placed.layouts, self._prices.tariff.kernel)
+        own = summands(step, placed.layouts[0], self.mesh.shape)
+        assert own is not None
+        is_there = self._is_there(step, own, placed.layouts[-1])
+        if not is_there:
+            self._news.clear()
+        return summing(self.mesh, placed, own, self._made[placed.result], is_there)
 
-        taken: what this rank holds already. What the limit leaves is shared out among the products still to be planned.
-        """
-        step, placed = self.chain.steps[number], self.answer.steps[number]
-        names = (step.a.name, step.b.name, step.result)
-        places = list(zip(names, placed.layouts, strict=True))
-        a, b = (self._made.get(place) or self._prices.matrix(*place) for place in places[:2])
-        own = sum(self._nbytes(*place) for place in places)
-        options = self._prices.products[number].options
-        limit = whole = options.memory_limit
+    def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
+        """How each product is to be done, so that all of them fit the limit. Collective. Raises MemoryLimitError."""
+        products = {}
+        for number, given in self._prices.products.items():
+            step, placed = self.chain.steps[number], self.answer.steps[number]
+            places = StepPlaces(step, placed.layouts)
+            three = [*places.reads[:2], places.result]
+            a, b = (self._prices.matrix(*place) for place in three[:2])
+            own = sum(self._nbytes(*place) for place in three)
+            operands = replace(given, a=a, b=b, c=replace(given.c, layout=placed.layouts[-1]))
+            products[number] = Frontier(self.mesh, str(step), operands, own)
         if limit is not None:
-            most, fullest = largest(self.mesh.comm, [own, taken])
-            limit = most + (limit - fullest) // (len(self.chain.steps) - number)
-        try:
-            plan = planned(a, b, self.mesh, placed.layouts[2], replace(options, memory_limit=limit))
-        except MemoryLimitError as error:
-            raise MemoryLimitError(
-                f"memory_limit: got {whole} bytes a rank for the chain; too little of it is left for '{step}': {error}"
-            ) from None
-        assert isinstance(plan, Plan)  # no step multiplies batches
-        self.plans.append(plan)
-        return plan, max(0, peak_bytes(self.mesh, plan.schedule, plan.given) - own)
+            shared_out(self.mesh, list(products.values()), taken, limit)
+        return products
 
     # -- in words ---------------------------------------------------------------------------------
 
@@ -296,7 +363,8 @@ class ChainPlan:
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             rows += [_conversion_row(each) for each in placed.conversions]
             algorithm, seconds = self._chosen[number]
-            layouts = [str(layout) for layout in placed.layouts]
+            count = len(step.factors)
+            layouts = [*map(str, placed.layouts[:count]), *[""] * (2 - count), str(placed.layouts[-1])]
             rows.append([str(number + 1), str(step), algorithm, *layouts, seconds_text(seconds)])
         rows += [_conversion_row(each) for each in self.answer.last]
         known = "predicted" if self._prices.is_known else "by figures that were not measured here"
@@ -305,20 +373,12 @@ class ChainPlan:
         how = "" if self.answer.is_exact else " (the best of what was looked at: too many states for all)"
         greedy = f"by greedy choice {seconds_text(self.greedy.seconds)}, {ratio:.3g} times as long"
         lines = [
-            f"chain of {len(self._chosen)} products on a mesh of {self.mesh.shape}",
+            f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.shape}",
             table(rows),
             f"{known} {seconds_text(seconds)}{how}; {greedy}",
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
         ]
         return "\n".join(lines)
-
-
-def _multiply(plan: Plan, a: Place, b: Place, c: Place, here: Here) -> None:
-    plan.execute(here[a], here[b], here[c])
-
-
-def _convert(moving: Moving, source: Place, here: Here) -> None:
-    moving.run(here[source])
 
 
 def _conversion_row(each: PricedConversion) -> list[str]:

@@ -1,42 +1,38 @@
-"""What a chain of products consists of, and what its placements cost on a mesh: what `chain_search` asks for."""
+"""What the placements of a chain cost on a mesh: what `chain_search` asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import inf, isinf
 from typing import Any
 
 import numpy as np
 
-from rma_mm.algorithms import find_algorithm
-from rma_mm.elements.dtypes import accumulator, as_dtype
-from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, ShapeError
+from rma_mm.elements.dtypes import accumulator
+from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, candidates
-from rma_mm.policy.planner.chain_search import Answer, Question, greedily, jointly
-from rma_mm.policy.planner.chain_steps import (
-    Shape,
-    Step,
+from rma_mm.policy.planner.chain_graph import Shape
+from rma_mm.policy.planner.chain_places import (
+    all_places,
+    beside,
     conversion_seconds,
-    outputs_of,
-    parsed,
-    placements,
-    problem,
+    elementwise_seconds,
+    found,
     product_seconds,
+    summands,
 )
+from rma_mm.policy.planner.chain_search import Answer, Places, Question, greedily, jointly
 from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
-from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
-from rma_mm.runtime.matrices.arguments import checked_shape, placed
-from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.make_plan import operand_of, operands_of, with_kernel
+from rma_mm.runtime.chains.asked import Chain
+from rma_mm.runtime.execution.operands import Operand, Operands
+from rma_mm.runtime.products.make_plan import operands_of, with_kernel
 from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
 from rma_mm.runtime.products.settling import request_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.row import Layouts
 from rma_mm.windows.waiting import barrier, reduced
 
 CONVERTED = (
@@ -46,96 +42,34 @@ CONVERTED = (
 """What is said where no placements do."""
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """A chain that was asked for, checked."""
-
-    steps: tuple[Step, ...]
-    matrices: dict[str, Operand]
-    """Inputs, then results, in the order of the steps; with their placements as far as those are given."""
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    products: tuple[Operands, ...]
-    """A, B and C of every step."""
-
-    @property
-    def given(self) -> dict[str, Layout]:
-        """Where inputs are, as far as that is given."""
-        found = {name: self.matrices[name].layout for name in self.inputs}
-        return {name: layout for name, layout in found.items() if layout is not None}
-
-    @property
-    def wanted(self) -> dict[str, Layout]:
-        """Where results must be, as far as that is given."""
-        found = {step.result: self.matrices[step.result].layout for step in self.steps}
-        return {name: layout for name, layout in found.items() if layout is not None}
-
-    @classmethod
-    def of(
-        cls, mesh: Mesh, steps: str | Sequence[str], inputs: Mapping[str, object], outputs: Sequence[str],
-        layouts: Mapping[str, str | Layout], options: Mapping[str, Any],
-    ) -> Chain:  # fmt: skip
-        """The chain of these arguments. Local; raises as `plan_chain` does."""
-        found = parsed(steps, tuple(inputs))
-        if options["algorithm"] != "auto":
-            find_algorithm(options["algorithm"])
-        if not isinstance(layouts, Mapping):
-            raise OptionError(f"layouts: got {layouts!r}; it is a dict of placements by the names of matrices")
-        names = (*inputs, *(step.result for step in found))
-        for name in layouts:
-            if name not in names:
-                raise OptionError(f"layouts: got {name!r}; there are {', '.join(names)}")
-        matrices = {name: _input(name, x, mesh, layouts.get(name)) for name, x in inputs.items()}
-        products = []
-        for step in found:
-            problem(step, {name: x.shape for name, x in matrices.items()})
-            a, b = matrices[step.a.name], matrices[step.b.name]
-            turns = (bool(step.a.turn), bool(step.b.turn), step.a.turn == "H", step.b.turn == "H")
-            asked = ProductOptions(1, 0, *turns, **options).normalised()
-            products.append(operands_of(a, b, mesh, layouts.get(step.result), asked))
-            matrices[step.result] = products[-1].c
-        return cls(found, matrices, tuple(inputs), outputs_of(found, outputs), tuple(products))
-
-
-def _input(name: str, x: object, mesh: Mesh, layout: str | Layout | None) -> Operand:
-    """An input as an operand, placed where that is given. Raises what `plan_chain` does."""
-    if isinstance(x, tuple) and len(x) == 2:
-        try:
-            x = Operand(checked_shape(x[0]), as_dtype(x[1]))
-        except (ShapeError, DtypeError) as error:
-            raise type(error)(f"{name}: {error}") from None
-    if not isinstance(x, DistMatrix | Operand):
-        raise OptionError(
-            f"{name}: got {type(x).__name__}; pass a DistMatrix, or (shape, dtype) of a matrix that is to be placed"
-        )
-    operand = operand_of(name, x, mesh)
-    if layout is None:
-        return operand
-    if isinstance(x, DistMatrix):
-        raise LayoutError(f"layouts: got {layout} for {name}, which lies as {x.layout}; redistribute it, or leave this")
-    return replace(operand, layout=placed(layout, operand.shape, mesh))
-
-
 class Prices:
     """What may be chosen for a chain, and what it costs. Collective to make; measures the machine where it must."""
 
     def __init__(self, mesh: Mesh, chain: Chain) -> None:
         self.mesh, self.chain = mesh, chain
-        self.products = [with_kernel(mesh, each) for each in chain.products]
-        self.tariffs = [self._tariffs(each) for each in self.products]
-        self.is_known = all(
-            is_known(tariff, each) for each, found in zip(self.products, self.tariffs, strict=True)
-            for tariff in found.values()
-        )  # fmt: skip
-        turned = {factor.name for step in chain.steps for factor in (step.a, step.b) if factor.turn}
-        speeds = next(iter(self.tariffs[0].values())).machine.speeds_of(mesh.shape.size)
-        options = {
-            name: placements(mesh.shape, x.shape, name in turned, () if x.layout is None else (x.layout,), speeds)
-            for name, x in chain.matrices.items()
-        }
-        self.question = Question(chain.steps, options, chain.given, chain.wanted, self.product, self.conversion)
-        self.is_two_sided = (self.products[0].options.prefer or mesh.prefer) == TWO_SIDED
-        self.table: dict[tuple[int, Layouts], float] = {}
+        self.products = {number: with_kernel(mesh, each) for number, each in chain.products.items()}
+        self.tariffs = {number: self._tariffs(each) for number, each in self.products.items()}
+        self.is_known = bool(self.products) and all(
+            is_known(tariff, each) for number, each in self.products.items() for tariff in self.tariffs[number].values()
+        )
+        self.tariff = self._usual()
+        """What everything else is priced by."""
+        self.shapes = {name: x.shape for name, x in chain.matrices.items()}
+        speeds = self.tariff.machine.speeds_of(mesh.shape.size)
+        options = all_places(mesh.shape, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
+        self.question = Question(
+            chain.steps, options, chain.given, chain.wanted, self.price, self.conversion, self.beside
+        )
+        self.is_two_sided = (chain.options.prefer or mesh.prefer) == TWO_SIDED
+        self.table: dict[tuple[int, Places], float] = {}
+
+    def _usual(self) -> Tariff:
+        """The tariff of the last product, or of one such as this chain might have. Collective."""
+        if self.tariffs:
+            return self.tariffs[max(self.tariffs)][False, False]
+        first = next(iter(self.chain.matrices.values()))
+        one = Operand((1, 1), first.dtype)
+        return tariff_of(self.mesh, with_kernel(self.mesh, operands_of(one, one, self.mesh, None, self.chain.options)))
 
     def _tariffs(self, given: Operands) -> dict[tuple[bool, bool], Tariff]:
         """What a product is priced by, by whether A and B are read from a caller's own arrays. Collective."""
@@ -152,43 +86,76 @@ class Prices:
         is_there = name in self.chain.inputs and layout == known.layout
         return replace(known, layout=layout, in_place=known.in_place if is_there else None)
 
-    def request(self, number: int, layouts: Layouts) -> Request:
-        """The question to the planner for a step on these placements."""
+    def request(self, number: int, layouts: Places) -> Request:
+        """The question to the planner for a product on these placements."""
         step, given = self.chain.steps[number], self.products[number]
-        names = (step.a.name, step.b.name, step.result)
+        names = (*(each.name for each in step.factors), step.result)
         a, b, c = (self.matrix(name, layout) for name, layout in zip(names, layouts, strict=True))
         tariff = self.tariffs[number][a.in_place is False, b.in_place is False]
         return request_of(self.mesh, replace(given, a=a, b=b, c=c), tariff)
 
-    def product(self, number: int, layouts: Layouts) -> float:
-        """Seconds of a step on these placements; infinite where it cannot be done so."""
-        known = self.table.get((number, layouts))
-        return product_seconds(self.request(number, layouts)) if known is None else known
+    def price(self, number: int, layouts: Places) -> float:
+        """Seconds of a step on these placements of its factors and its result; infinite where it cannot be done so."""
+        step = self.chain.steps[number]
+        if step.axes:
+            return self.sums(number, *layouts)
+        seconds = 0.0
+        if step.is_product:
+            known = self.table.get((number, layouts))
+            seconds = product_seconds(self.request(number, layouts)) if known is None else known
+        return seconds + (self.elementwise(number, step.result, layouts[-1]) if step.work is not None else 0.0)
+
+    def elementwise(self, number: int, name: str, layout: Layout) -> float:
+        """Seconds of what is done to elements of a matrix in a step."""
+        tariff = replace(self.tariff, itemsize=self.chain.matrices[name].dtype.itemsize)
+        step = self.chain.steps[number]
+        return elementwise_seconds(self.mesh.shape, step, self.shapes[name], layout, tariff)
+
+    def sums(self, number: int, source: Layout, target: Layout) -> float:
+        """Seconds of sums: of the own part, and of bringing these together."""
+        step = self.chain.steps[number]
+        own, name = summands(step, source, self.mesh.shape), step.factors[0].name
+        if own is None or target.partial or source.partial:
+            return inf
+        there = found(own, [target], self.shapes[step.result], self.mesh.shape)
+        moved = 0.0 if there else self.conversion(step.result, own, target)
+        return self.elementwise(number, name, source) + moved
+
+    def beside(self, number: int, layout: Layout) -> Places | None:
+        """Where the others are that a step reads whose result is placed so; None where there is no such placement."""
+        step, places = self.chain.steps[number], []
+        for x in step.others:
+            wanted = beside(layout, self.shapes[step.result], x, self.shapes[x.name])
+            place = wanted and found(wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.shape)
+            if place is None:
+                return None
+            places.append(place)
+        return tuple(places)
 
     def conversion(self, name: str, source: Layout, target: Layout) -> float:
         """Seconds of bringing a matrix to another placement."""
         if self.is_two_sided:
             return inf  # ranks pull what they convert
         x = self.matrix(name, source)
-        is_own = x.in_place is False
-        found = self.tariffs[-1][False, False]  # of the last step, for a result that none reads
-        for step, tariffs in zip(self.chain.steps, self.tariffs, strict=True):
-            if name in (step.a.name, step.b.name):
-                found = tariffs[is_own and name == step.a.name, is_own and name == step.b.name]
+        is_own, tariff = x.in_place is False, self.tariff
+        for number, tariffs in self.tariffs.items():
+            names = [each.name for each in self.chain.steps[number].factors]
+            if name in names:
+                tariff = tariffs[is_own and name == names[0], is_own and name == names[1]]
                 break
         flavours, summed = (("A", flavour_of(self.mesh, x)),), accumulator(x.dtype).itemsize
-        tariff = replace(found, itemsize=x.dtype.itemsize, summed=summed, flavours=flavours)
+        tariff = replace(tariff, itemsize=x.dtype.itemsize, summed=summed, flavours=flavours)
         return conversion_seconds(self.mesh.shape, x.shape, source, target, tariff)
 
-    def triples(self, number: int) -> list[Layouts]:
-        """All placements of A, B and C of a step."""
+    def every(self, number: int) -> list[Places]:
+        """All placements of a step's factors and its result."""
         step, options = self.chain.steps[number], self.question.options
-        return list(product(options[step.a.name], options[step.b.name], options[step.result]))
+        return list(product(*(options[each.name] for each in step.factors), options[step.result]))
 
     def fill(self) -> None:
-        """Price every step on every placement: each rank its share, for all of them. Collective."""
+        """Price every product on every placement: each rank its share, for all of them. Collective."""
         comm = self.mesh.comm
-        keys = [(number, layouts) for number in range(len(self.chain.steps)) for layouts in self.triples(number)]
+        keys = [(number, layouts) for number in self.products for layouts in self.every(number)]
         requests = [self.request(*key) for key in keys]
         place = {request: n for n, request in enumerate(dict.fromkeys(requests))}
         seconds = np.zeros(len(place))
@@ -223,11 +190,12 @@ class Prices:
         return told
 
     def unserved(self) -> str:
-        """The first step that cannot be done on any placements, and why; empty where there is none."""
-        for number, step in enumerate(self.chain.steps):
-            triples = self.triples(number)
-            if all(isinf(self.product(number, layouts)) for layouts in triples):
-                best = candidates(self.request(number, triples[0]))[0]
+        """The first product that cannot be done on any placements, and why; empty where there is none."""
+        for number in self.products:
+            places = self.every(number)
+            if all(isinf(self.price(number, layouts)) for layouts in places):
+                best = candidates(self.request(number, places[0]))[0]
+                step = self.chain.steps[number]
                 return f"steps: '{step}' can be done on no placements; {best.row.name}: {best.rejected}"
         return ""
 

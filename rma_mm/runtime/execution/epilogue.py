@@ -59,12 +59,11 @@ class Closings:
         result = self.places.result_part(c.region)
         if self.epilogue is None:
             return Closing(result)
-        bias = None
-        if self.bias is not None:
-            at = self.places.schedule.home("C", self.places.rank).locate(c.region)
-            bias = self.bias[at[self.axis].as_slice()]
+        at = self.places.schedule.home("C", self.places.rank).locate(c.region)
+        bias = None if self.bias is None else self.bias[at[self.axis].as_slice()]
         is_compiled = compiles(self.kernel, self.places.schedule.homes["C"].shape)
-        return Closing(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled)
+        work = self.epilogue.tile_work(at[0].as_slice(), at[1].as_slice(), is_compiled)
+        return Closing(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled, work)
 
     def call(self, c: Ref) -> Callable[[], None]:
         """What closes a part of the rank's C, once it is complete."""

@@ -28,6 +28,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_symmetry, with_symmetry
 from rma_mm.runtime.products.workspace import check_workspace
@@ -132,7 +133,12 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArra
     settled = settle(mesh, operands)
     if before is not None and settled.is_like(before.settled):
         return before
-    later = []
+    return plan_of(mesh, settled, workspace)
+
+
+def plan_of(mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> Plan:
+    """The plan of a product as it was settled. Collective."""
+    operands, later = settled.given, []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
             problem = settled.problem

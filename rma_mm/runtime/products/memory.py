@@ -34,30 +34,36 @@ WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
 
-def fitted(
+def fittings(
     mesh: Mesh, operands: Operands, request: Request, found: list[Candidate], able: list[Candidate]
-) -> Settled:  # fmt: skip
-    """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
+) -> list[Fitting]:  # fmt: skip
+    """A product by each candidate that can serve. Collective over all of the mesh.
 
     found: all candidates; able: those of them that may be taken.
+    """
+    able = [each for each in able if not each.rejected and each.layouts is not None]
+    trials = [Fitting(mesh, operands, request, found, each) for each in able]
+    if operands.options.memory_limit is not None:
+        for trial, least in zip(trials, largest(mesh.comm, [trial.standing for trial in trials]), strict=True):
+            trial.least = dict.fromkeys(trial.tunings, least)
+    return trials
+
+
+def fitted(trials: list[Fitting], limit: int | None) -> Settled:
+    """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
+
+    limit: bytes, at most the limit that the trials were made with. What is found out of them is kept for other limits.
 
     Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none does as it is asked for.
     """
-    limit = operands.options.memory_limit
-    able = [each for each in able if not each.rejected and each.layouts is not None]
-    trials = [Fitting(mesh, operands, request, found, each) for each in able]
-    if limit is not None:
-        for trial, least in zip(trials, largest(mesh.comm, [trial.standing for trial in trials]), strict=True):
-            trial.least = dict.fromkeys(trial.tunings, least)
     for trial in trials:
         chosen = trial.first(limit)
         if chosen is not None:
             return chosen
     name, need, is_exact = _leanest(trials)
     what = f"the leanest plan ({name}) needs {need}" if is_exact else f"every plan needs at least {need}"
-    raise MemoryLimitError(
-        f"memory_limit: got {limit} bytes a rank; {what}, {need - (limit or 0)} more; raise the limit or use more ranks"
-    )
+    what += f", {need - (limit or 0)} more; raise the limit or use more ranks"
+    raise MemoryLimitError(f"memory_limit: got {limit} bytes a rank; {what}", need * is_exact)
 
 
 def memory_note(mesh: Mesh, settled: Settled) -> str:

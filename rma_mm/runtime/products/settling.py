@@ -9,7 +9,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
 from rma_mm.runtime.execution.operands import Operands
-from rma_mm.runtime.products.memory import fitted
+from rma_mm.runtime.products.memory import Fitting, fitted, fittings
 from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.agreement import shared_out
@@ -23,13 +23,20 @@ def settle(mesh: Mesh, operands: Operands, kind: str = "") -> Settled:
     Alike on all ranks, which have agreed on everything that it rests on. Raises AlgorithmError where none can serve,
     MemoryLimitError where none fits.
     """
+    trials = trials_of(mesh, operands, kind)
+    with using_threads(mesh.threads):  # of which each has scratch
+        return fitted(trials, operands.options.memory_limit)
+
+
+def trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[Fitting]:
+    """The candidates of a product, whose memory is still to be looked at. As `settle`."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request, _priced_by(mesh, request))
     able = [each for each in found if kind in ("", each.kind)]
     if not able:
         raise AlgorithmError(f"no {kind} plan can serve")
-    with using_threads(mesh.threads):  # of which each has scratch
-        return fitted(mesh, operands, request, found, able)
+    with using_threads(mesh.threads):
+        return fittings(mesh, operands, request, found, able)
 
 
 def _priced_by(mesh: Mesh, request: Request) -> Each | None:

@@ -1,0 +1,124 @@
+"""Element-wise work: what may be done to elements, in what order, and of what type the result is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.dtypes import accumulator, check_dtype, is_half, rank
+from rma_mm.errors import DtypeError, cut
+
+Array = NDArray[Any]
+
+
+class Constant(NamedTuple):
+    """A number, as Python has it; 1 and 1.0 are two: they make different types of integers."""
+
+    kind: str
+    value: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Constant:
+        """This number."""
+        return cls(type(value).__name__, value)
+
+
+class ElementOperation(NamedTuple):
+    """Something that is done to elements."""
+
+    arity: int
+    takes: tuple[int, ...]
+    """The ranks of the types that it takes (`dtypes.rank`)."""
+    text: str
+    """How it is written."""
+    probe: Callable[..., Any]
+    """Something of NumPy's whose result has the same type."""
+
+
+LONG = 400
+"""Characters after which an operation is no longer written out."""
+REAL = (2,)
+OPERATIONS = {
+    "+": ElementOperation(2, (0, 1, 2, 3), "({} + {})", np.add),
+    "-": ElementOperation(2, (1, 2, 3), "({} - {})", np.subtract),
+    "*": ElementOperation(2, (0, 1, 2, 3), "({} * {})", np.multiply),
+    "/": ElementOperation(2, (1, 2, 3), "({} / {})", np.true_divide),
+    "neg": ElementOperation(1, (1, 2, 3), "(-{})", np.negative),
+    "conj": ElementOperation(1, (0, 1, 2, 3), "{}.conj()", np.positive),
+    "relu": ElementOperation(1, (1, 2), "relu({})", np.positive),
+    "relu'": ElementOperation(1, (1, 2), "relu'({})", np.positive),
+    "gelu": ElementOperation(1, REAL, "gelu({})", np.positive),
+    "gelu'": ElementOperation(1, REAL, "gelu'({})", np.positive),
+}
+"""By name; gelu' and relu' are derivatives, that of relu 0 at 0."""
+RANKS = ("truth values", "integers", "real numbers", "complex numbers")
+
+
+def result_of(name: str, operands: list[np.dtype[Any] | Constant]) -> np.dtype[Any]:
+    """The element type of an operation, by NumPy's rules: Python's numbers take that of the matrix where they can.
+
+    Raises DtypeError where it has none.
+
+    >>> result_of("*", [np.dtype("float32"), Constant.of(2)])
+    dtype('float32')
+    """
+    operation = OPERATIONS[name]
+    for x in operands:
+        if isinstance(x, np.dtype) and rank(x) not in operation.takes:
+            takes = ", ".join(RANKS[n] for n in operation.takes)
+            raise DtypeError(f"{operation.text.format('x', 'y')} of {x.name}; it takes {takes}")
+    ones = [x.value if isinstance(x, Constant) else np.ones(1, x) for x in operands]
+    try:
+        with np.errstate(all="ignore"):
+            found = np.asarray(operation.probe(*ones)).dtype
+    except (TypeError, OverflowError) as error:
+        raise DtypeError(f"{str(error).rstrip('.')}; use a wider type") from None
+    return check_dtype(found, "the result's dtype")
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Operations in order, each on operands and on what operations before it gave; equal where it says the same.
+
+    Shapes broadcast as NumPy's do. Halves are widened first, and what comes of it is rounded once.
+    """
+
+    reads: int
+    """Operands."""
+    ops: tuple[tuple[str, tuple[int | Constant, ...]], ...]
+    """Name of each operation, and what it is done to: numbers below `reads` are operands, those above operations."""
+    result: int | Constant
+    """Which of these is the result."""
+
+    def text(self, names: list[str]) -> str:
+        """As it is written, with operands of these names."""
+        found = list(names)
+        for name, args in self.ops:
+            operands = [_written(x, found) for x in args]
+            template = OPERATIONS[name].text
+            found.append(cut(template.format(*(map(_bare, operands) if template[0].isalpha() else operands)), LONG))
+        whole = _written(self.result, found)
+        return _bare(whole) if self.ops else whole
+
+
+def _written(x: int | Constant, names: list[str]) -> str:
+    return str(x.value) if isinstance(x, Constant) else names[x]
+
+
+def _bare(text: str) -> str:
+    """A text without the parentheses around all of it."""
+    depth = 0
+    for n, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[1:-1] if n and n == len(text) - 1 else text
+    return text
+
+
+def working(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which elements of a type are worked on."""
+    return accumulator(dtype) if is_half(dtype) else dtype

@@ -1,0 +1,154 @@
+"""Element-wise work on tiles, in pieces that stay in the cache: by itself, or on C as soon as it is summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.pointwise import Constant, Pointwise, working
+from rma_mm.errors import OptionError
+from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
+from rma_mm.kernels.epilogue.activations import activate, bind_compiled, normal_distribution
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+
+Array = NDArray[Any]
+TEMPORARIES = 8
+"""Pieces that the work on one takes beside it, roughly: what its operations give, and theirs."""
+
+
+def _relu_slope(x: Array) -> Array:
+    return (x > 0).astype(x.dtype)
+
+
+def _gelu_slope(x: Array) -> Array:
+    """Φ(x) + x · φ(x): to rounding, 1 and 0 where Φ is."""
+    phi = normal_distribution(x)
+    edge = 40.0  # beyond, x · φ(x) is 0 in float64; ∞ · 0 is NaN
+    inside = np.clip(x, -edge, edge)
+    phi += inside * np.exp(inside * inside * -0.5) * x.dtype.type(1 / sqrt(2 * pi))
+    return phi
+
+
+def _activated(x: Array, name: str, compiles: bool) -> Array:
+    """An activation of `x`, which is copied."""
+    made = np.array(x, order="C", ndmin=2)
+    call = bind_compiled(made, None, None, name) if compiles else None
+    if call is None:
+        activate(made, None, name)
+    else:
+        call()
+    return made
+
+
+DONE: dict[str, Callable[..., Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative, "conj": np.conjugate,
+    "relu'": _relu_slope, "gelu'": _gelu_slope,
+}  # fmt: skip
+"""Operations by name, but for activations."""
+
+
+def evaluated(work: Pointwise, operands: Sequence[Array], compiles: bool = False) -> Any:
+    """What comes of these operands. compiles: whether to use compiled code where there is some."""
+    found: list[Any] = [x.astype(working(x.dtype), copy=False) for x in operands]
+    last = {x: n for n, (_, args) in enumerate(work.ops) for x in args if not isinstance(x, Constant)}
+    with np.errstate(all="ignore"):  # overflow, NaN and wrap-around are results here
+        for n, (name, args) in enumerate(work.ops):
+            values = [x.value if isinstance(x, Constant) else found[x] for x in args]
+            found.append(DONE[name](*values) if name in DONE else _activated(values[0], name, compiles))
+            for x in args:
+                if not isinstance(x, Constant) and last[x] == n and x != work.result:
+                    found[x] = None
+    return work.result.value if isinstance(work.result, Constant) else found[work.result]
+
+
+def apply(work: Pointwise, operands: Sequence[Array], out: Array, compiles: bool = False) -> None:
+    """Do element-wise work into `out`, whose shape the operands' broadcast to; it may be one of them."""
+    if abs(out.strides[0]) < abs(out.strides[1]):
+        out, operands = out.T, [x.T for x in operands]
+    for rows, cols in pieces(out, STEP_BYTES):
+        found = evaluated(work, [_part(x, rows, cols) for x in operands], compiles)
+        cast(np.broadcast_to(found, out[rows, cols].shape), out[rows, cols])
+
+
+def work_bytes(nbytes: int) -> int:
+    """Bytes that element-wise work takes beside a result of so many."""
+    return TEMPORARIES * min(STEP_BYTES, nbytes)
+
+
+def _part(x: Array, rows: slice, cols: slice) -> Array:
+    """The part of an operand that belongs to a part of the result, to whose shape it broadcasts."""
+    return x[rows if x.shape[0] != 1 else slice(None), cols if x.shape[1] != 1 else slice(None)]
+
+
+def summed(x: Array, axes: tuple[int, ...], out: Array) -> None:
+    """Sum over `axes` into `out`, whose extent there is 1, in the type that products are summed in."""
+    with np.errstate(all="ignore"):
+        out[...] = np.sum(x, axis=axes, keepdims=True, dtype=working(out.dtype))
+
+
+# -- on C as it is made ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Fused(Epilogue):
+    """Element-wise work on each element of C once it is summed; C is its first operand."""
+
+    work: Pointwise = field(default_factory=lambda: Pointwise(1, (), 0))
+    operands: list[Array] = field(default_factory=list)
+    """This rank's parts of the others, which lie as C does: to be put here before each execution."""
+
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return f"{super().text} {self.work}"
+
+    def words(self, stored: np.dtype[Any], summed: np.dtype[Any]) -> str:
+        """What it does, for people."""
+        return self.work.text(["C", *(f"x{n}" for n in range(1, self.work.reads))])
+
+    def scratch_bytes(self, shape: tuple[int, int], summed: np.dtype[Any]) -> int:
+        """Bytes that it takes beside a tile of `shape`."""
+        return work_bytes(shape[0] * shape[1] * summed.itemsize)
+
+    def tile_work(self, rows: slice, cols: slice, compiles: bool) -> FusedPart:
+        """What is done to a part of this rank's C."""
+        if self.bias is not None or self.activation is not None:
+            raise OptionError("epilogue: element-wise work says all that is done; leave bias and activation out")
+        shape = np.iinfo(np.int64).max
+        return FusedPart(self, range(shape)[rows], range(shape)[cols], compiles)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedPart:
+    """Element-wise work on a part of C."""
+
+    fused: Fused
+    rows: range
+    cols: range
+    """Where it lies in this rank's part of C, and of the other operands."""
+    compiles: bool
+    is_turned: bool = False
+    """Whether it is handed the transposed part."""
+
+    def part(self, rows: slice, cols: slice) -> FusedPart:
+        """The same for a part of the part."""
+        if self.is_turned:
+            rows, cols = cols, rows
+        return replace(self, rows=self.rows[rows], cols=self.cols[cols])
+
+    @property
+    def T(self) -> FusedPart:
+        """The same for the transposed part."""
+        return replace(self, is_turned=not self.is_turned)
+
+    def __call__(self, c: Array) -> None:
+        """Do it to the elements of C, in place."""
+        rows, cols = (slice(each.start, each.stop, each.step) for each in (self.rows, self.cols))
+        others = [_part(x, rows, cols) for x in self.fused.operands]
+        others = [x.T for x in others] if self.is_turned else others
+        apply(self.fused.work, [c, *others], c, self.compiles)

@@ -1,0 +1,132 @@
+"""What the steps of a chain say, as a graph in which what is said twice stands once. Pure: no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rma_mm.elements.dtypes import rank, result_dtype
+from rma_mm.elements.pointwise import OPERATIONS, Constant, result_of
+from rma_mm.errors import ShapeError
+from rma_mm.geometry.extents import too_large
+
+Shape = tuple[int, int]
+Value = int | Constant
+"""A node by its number, or a number by itself."""
+
+TURNS = {"T": (True, False), "H": (True, True), "conj": (False, True)}
+"""What a matrix is read as: whether transposed, and whether conjugated."""
+INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A matrix, and what it is made from."""
+
+    op: str
+    """INPUT, PRODUCT, TURN, SUM, SPREAD, or an element-wise operation."""
+    args: tuple[Value, ...]
+    shape: Shape
+    dtype: np.dtype[Any]
+    note: Any = None
+    """Name of an input, how a matrix is turned, the axes that are summed."""
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The nodes that it is made from."""
+        return tuple(x for x in self.args if not isinstance(x, Constant))
+
+
+@dataclass
+class Graph:
+    """The nodes of a chain, each after those that it is made from."""
+
+    product_dtype: Callable[[np.dtype[Any], np.dtype[Any]], np.dtype[Any]] = result_dtype
+    """Element types of A and B → that of A @ B."""
+    nodes: list[Node] = field(default_factory=list)
+    known: dict[tuple[object, ...], int] = field(default_factory=dict)
+    results: dict[str, int] = field(default_factory=dict)
+    """The node of each step, by name."""
+    inputs: dict[str, int] = field(default_factory=dict)
+
+    def shape(self, x: Value) -> Shape:
+        """Rows and columns; 1 and 1 of a number."""
+        return (1, 1) if isinstance(x, Constant) else self.nodes[x].shape
+
+    def add(self, op: str, args: tuple[Value, ...], shape: Shape, dtype: np.dtype[Any], note: Any = None) -> int:
+        """The node that says this. Raises ShapeError where it would be too large."""
+        key = op, args, note, shape, dtype
+        if key not in self.known:
+            if reason := too_large(shape):
+                raise ShapeError(f"it would be {shape}; {reason}")
+            self.known[key] = len(self.nodes)
+            self.nodes.append(Node(op, args, shape, dtype, note))
+        return self.known[key]
+
+    def input(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> int:
+        """A matrix that is given."""
+        self.inputs[name] = self.add(INPUT, (), shape, dtype, name)
+        return self.inputs[name]
+
+    def product(self, a: int, b: int) -> int:
+        """A @ B. Raises ShapeError, DtypeError."""
+        one, other = self.nodes[a], self.nodes[b]
+        if one.shape[1] != other.shape[0]:
+            raise ShapeError(f"the inner dimensions {one.shape[1]} and {other.shape[0]} must be equal")
+        dtype = self.product_dtype(one.dtype, other.dtype)
+        return self.add(PRODUCT, (a, b), (one.shape[0], other.shape[1]), dtype)
+
+    def turned(self, x: int, how: str) -> int:
+        """A matrix transposed, conjugated, or both: read so where it is a matrix in memory."""
+        node = self.nodes[x]
+        transposed, conjugated = TURNS[how]
+        if node.op == TURN:
+            before = TURNS[node.note]
+            transposed, conjugated, x = transposed ^ before[0], conjugated ^ before[1], node.reads[0]
+            node = self.nodes[x]
+        conjugated = conjugated and rank(node.dtype) == 3
+        found = next((name for name, way in TURNS.items() if way == (transposed, conjugated)), "")
+        shape = node.shape[::-1] if transposed else node.shape
+        return self.add(TURN, (x,), shape, node.dtype, found) if found else x
+
+    def applied(self, name: str, *args: Value) -> int:
+        """An element-wise operation, which broadcasts as NumPy does. Raises ShapeError, DtypeError."""
+        shapes = [self.shape(x) for x in args]
+        try:
+            rows, cols = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise ShapeError("both shapes must be equal, or rows, or columns, 1 in one of them") from None
+        dtype = result_of(name, [x if isinstance(x, Constant) else self.nodes[x].dtype for x in args])
+        if name == "conj" and rank(dtype) < 3 and isinstance(args[0], int):
+            return args[0]
+        return self.add(name, args, (rows, cols), dtype)
+
+    def sum(self, x: int, axes: tuple[int, ...]) -> int:
+        """The sums over `axes`, whose extent is 1 in what comes of it."""
+        node = self.nodes[x]
+        shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(node.shape))
+        return self.add(SUM, (x,), (shape[0], shape[1]), node.dtype, axes)
+
+    def spread(self, x: Value, shape: Shape) -> Value:
+        """A matrix, or a number, broadcast to a shape. Raises ShapeError."""
+        if any(mine not in (1, wanted) for mine, wanted in zip(self.shape(x), shape, strict=True)):
+            raise ShapeError(f"{self.shape(x)} does not broadcast to {shape}")
+        if not isinstance(x, Constant) and self.shape(x) == shape:
+            return x
+        dtype = np.asarray(x.value).dtype if isinstance(x, Constant) else self.nodes[x].dtype
+        return self.add(SPREAD, (x,), shape, dtype)
+
+    @property
+    def is_elementwise(self) -> list[bool]:
+        """Of each node, whether its elements follow from those at the same place."""
+        return [node.op in OPERATIONS or node.op == SPREAD for node in self.nodes]
+
+    def needed_for(self, names: Iterable[str], among: Container[str]) -> list[str]:
+        """Of the results named in `among`, those that the results `names` are made from."""
+        live = {self.results[name] for name in names}
+        for n in range(len(self.nodes) - 1, -1, -1):
+            live |= set(self.nodes[n].reads) if n in live else set()
+        return [name for name, n in self.results.items() if name in among and n in live]

@@ -1,0 +1,181 @@
+"""Where the matrices of a chain may be, and what that costs. Pure: no MPI. `chain_search` chooses among placements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.geometry.shares import cuts_by_speed
+from rma_mm.policy.model.locality import rank_sample
+from rma_mm.policy.model.machine import COPY
+from rma_mm.policy.model.price import Tariff, bill
+from rma_mm.policy.model.traffic import Account, Moved, Phase
+from rma_mm.policy.model.volumes import summed
+from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
+from rma_mm.policy.planner.chain_graph import Shape
+from rma_mm.policy.planner.chain_steps import Factor, Step
+from rma_mm.schedule.lowering.fitted import NARROW
+from rma_mm.schedule.row import same_place
+
+WHOLE = 1e12
+"""Words that lie together where all do."""
+
+
+def placements(
+    mesh: MeshShape, shape: Shape, is_turned: bool, known: Sequence[Layout] = (), speeds: tuple[float, ...] = ()
+) -> tuple[Layout, ...]:
+    """The placements that a matrix may have: those known, then those that hold each element once in equal shares.
+
+    is_turned: whether some product reads it transposed, so that what is blocks to that one is among them. speeds: of
+    ranks that differ in speed, whose shares then do as well.
+    """
+    singles = _cut_singles(mesh, shape, speeds)
+    turned = _cut_singles(mesh, shape[::-1], speeds) if is_turned else []
+    found: list[Layout] = []
+    for layout in (*known, *singles, *(each.T for each in turned)):
+        if not any(same_place(layout, other, shape, mesh) for other in found):
+            found.append(layout)
+    return tuple(found)
+
+
+def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> list[Layout]:
+    """The placements that hold each element once; by speed also with cuts that are alike everywhere, as groups need."""
+    ways = (True, False) if speeds else ()
+    cut = [
+        replace(layout, splits=cuts_by_speed(layout.splits, shape, mesh, speeds, NARROW, by_column))
+        for layout in single_layouts(mesh) for by_column in ways
+    ]  # fmt: skip
+    return cut or list(single_layouts(mesh))
+
+
+@lru_cache(maxsize=4096)
+def product_seconds(request: Request) -> float:
+    """Seconds of the best way to do a product; infinite where there is none."""
+    best = candidates(request)[0]
+    return inf if best.rejected else best.seconds
+
+
+def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
+    """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
+    sample = rank_sample(mesh)
+    phases = []
+    if source.partial:
+        phases.append(summed("A", mesh, shape, source))
+        source = source.single(mesh)
+    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
+    return bill(Account(sample, phases, np.zeros(sample.count)), tariff).seconds
+
+
+def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
+    """What ranks pull. in_place: whether they can load what node-mates hold.
+
+    What others must send comes as it lies at its owner, and is put into place once it is there.
+    """
+    sample = rank_sample(mesh)
+    rows, cols = sample.parts(target, shape)
+    found = sample.spread(source, shape, (rows, cols), sample.holds(target))
+    held = sample.spans(source, 1, shape[1])
+    zero = np.zeros(sample.count)
+    loaded = found.node if in_place else zero
+    sent = found.foreign - loaded
+    put = zero if cols.run <= held.run else sent  # else it lies in one stretch here, and comes there at once
+    run = 2 * found.run if cols.run < held.run else WHOLE  # MPI packs what is in pieces on one side, its owner's
+    calls = found.cuts[0] * found.cuts[1] / np.maximum(1.0, found.own + found.foreign)
+    return [
+        Moved("A", "get", found.own + put, zero, zero, zero, run=found.run),
+        Moved("A", "get", zero, loaded, zero, calls * loaded, run=found.run),
+        Moved("A", "get", zero, found.node - loaded, found.between, calls * sent, run=run),
+    ]
+
+
+# -- element-wise steps ---------------------------------------------------------------------------
+
+
+def beside(layout: Layout, shape: Shape, factor: Factor, own: Shape) -> Layout | None:
+    """The placement of what element-wise work reads, whose result of `shape` is placed by `layout`.
+
+    own: the shape of what is read; where it is broadcast, ranks hold it again. None where none will do.
+    """
+    read = own[::-1] if factor.transposed else own
+    splits = tuple(
+        split if mine == extent else () for split, mine, extent in zip(layout.splits, read, shape, strict=True)
+    )
+    if layout.partial or (splits != layout.splits and layout.skew_axes):  # replicas of what is shifted would differ
+        return None
+    return replace(layout, splits=splits[::-1] if factor.transposed else splits)
+
+
+def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
+    """Where the sums of ranks' own parts are, of a matrix placed by `layout`: summands along the axes that cut it.
+
+    None where parts are shifted, so that they do not add up.
+    """
+    axes, layout = step.axes, layout.T if step.factors[0].transposed else layout
+    if layout.skew_axes:
+        return None
+    cut = [axis for dim in axes for level in layout.splits[dim] for axis in level.axes]
+    cut = [axis for axis in cut if layout.mesh(mesh).axis_size(axis) > 1]
+    splits = tuple(() if dim in axes else split for dim, split in enumerate(layout.splits))
+    return replace(layout, splits=splits, partial=(*layout.partial, *cut))
+
+
+def found(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape) -> Layout | None:
+    """The placement among some that puts a matrix where `layout` does."""
+    return next((each for each in among if same_place(each, layout, shape, mesh)), None)
+
+
+def all_places(
+    mesh: MeshShape, steps: Sequence[Step], shapes: Mapping[str, Shape], known: Mapping[str, Layout],
+    speeds: tuple[float, ...],
+) -> dict[str, tuple[Layout, ...]]:  # fmt: skip
+    """The placements that each matrix may have: those for products, and what element-wise steps make of these."""
+    turned = {each.name for step in steps for each in step.factors if each.transposed}
+    whole = {each.name for step in steps if not step.axes for each in step.factors}
+    whole |= {step.result for step in steps if step.is_product}
+    whole |= {name for step in steps for name in (step.result, *(x.name for x in step.reads)) if 1 not in shapes[name]}
+    names = dict.fromkeys(name for step in steps for name in (*(x.name for x in step.reads), step.result))
+    places: dict[str, list[Layout]] = {}
+    for name in names:
+        there = (known[name],) if name in known else ()
+        every = placements(mesh, shapes[name], name in turned, there, speeds) if name in whole else there
+        places[name] = list(every)
+    for name in ("", *names):  # what is placed by nothing else lies anywhere
+        if name and not places[name]:
+            places[name] += placements(mesh, shapes[name], False)
+        while any(_spread(mesh, step, shapes, places) for step in steps):
+            pass
+    return {name: tuple(each) for name, each in places.items()}
+
+
+def _spread(
+    mesh: MeshShape, step: Step, shapes: Mapping[str, Shape], places: dict[str, list[Layout]]
+) -> bool:  # fmt: skip
+    """Add the placements of what a step reads beside those of its result, and the other way; whether there were any."""
+    shape, added = shapes[step.result], list[tuple[str, Layout | None]]()
+    for layout in places[step.result]:
+        added += [(x.name, beside(layout, shape, x, shapes[x.name])) for x in step.others]
+    for x in step.others:
+        if shape == (shapes[x.name][::-1] if x.transposed else shapes[x.name]):
+            added += [(step.result, layout.T if x.transposed else layout) for layout in places[x.name]]
+    if step.axes:
+        ends = [summands(step, layout, mesh) for layout in places[step.factors[0].name]]
+        added += [(step.result, replace(each, partial=())) for each in ends if each]
+    is_new = False
+    for name, place in added:
+        if place is not None and not place.partial and found(place, places[name], shapes[name], mesh) is None:
+            places[name].append(place)
+            is_new = True
+    return is_new
+
+
+def elementwise_seconds(mesh: MeshShape, step: Step, shape: Shape, layout: Layout, tariff: Tariff) -> float:
+    """Seconds of element-wise work, or of sums, on matrices of `shape` placed by `layout`: they pass through memory."""
+    elements = float(rank_sample(mesh).held(layout, shape).max(initial=0.0))
+    passes = len(step.reads) + (not step.is_product)
+    return tariff.machine.cost("own", COPY).seconds(elements * passes * tariff.itemsize, 0.0)

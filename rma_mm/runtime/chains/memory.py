@@ -1,0 +1,118 @@
+"""Scratch memory shared out among the products of a chain by need: each chooses from its memory-time frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import cast
+
+from rma_mm.errors import MemoryLimitError
+from rma_mm.kernels.threads import using_threads
+from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.operands import Operands
+from rma_mm.runtime.products.make_plan import plan_of, planned
+from rma_mm.runtime.products.memory import Fitting, fitted
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.settling import trials_of
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.windows.waiting import largest
+
+STEP = 0.75
+"""How much of the scratch of one way to do a product the next may take at most."""
+
+
+@dataclass
+class Frontier:
+    """The ways to do a product on its placements that none beats in both seconds and bytes, fastest first."""
+
+    mesh: Mesh
+    name: str
+    operands: Operands
+    """Where they are to lie."""
+    own: int
+    """Bytes of this rank's parts of A, B and C."""
+    found: list[Settled] = field(default_factory=list)
+    at: int = 0
+    """Which of them is taken."""
+    lacks: str = ""
+    """Why there is none that takes less than the last; empty where that is not known."""
+
+    @property
+    def taken(self) -> Settled:
+        """What is taken."""
+        return self.found[self.at]
+
+    def extra(self, settled: Settled) -> int:
+        """Bytes that this rank needs beside its parts of A, B and C."""
+        return max(0, peak_bytes(self.mesh, settled.schedule, settled.given) - self.own)
+
+    def look(self) -> bool:
+        """Find the next, which takes less memory than the last; whether there is one. Collective."""
+        if self.at + 1 < len(self.found):
+            return True
+        if self.lacks:
+            return False
+        limit = self.operands.options.memory_limit
+        if self.found:
+            (peak, own) = self.found[-1].peak_bytes, *largest(self.mesh.comm, [self.own])
+            limit = min(peak - 1, own + int(STEP * (peak - own)))
+        try:
+            self.found.append(self.settled(limit))
+        except MemoryLimitError as error:  # the same on every rank
+            self.lacks = str(error)
+            if self.found and 0 < error.need < self.found[-1].peak_bytes:
+                self.found.append(self.settled(error.need))
+        return self.at + 1 < len(self.found) or not self.lacks
+
+    @cached_property
+    def trials(self) -> list[Fitting]:
+        """The ways that there are. Collective when first asked for."""
+        return trials_of(self.mesh, self.operands)
+
+    def settled(self, limit: int | None) -> Settled:
+        """The fastest way within a limit. Collective. Raises MemoryLimitError."""
+        with using_threads(self.mesh.threads):
+            return fitted(self.trials, limit)
+
+    def plan(self) -> Plan:
+        """The plan of what is taken, or of the fastest where nothing is. Collective."""
+        if self.found:
+            plan = plan_of(self.mesh, self.taken)
+            if not plan.prepared.is_outdated:
+                return plan
+            plan.close()
+        o, limit = self.operands, self.taken.peak_bytes if self.found else None
+        plan = planned(o.a, o.b, self.mesh, o.c.layout, replace(o.options, memory_limit=limit))
+        return cast(Plan, plan)  # no step multiplies batches
+
+
+def shared_out(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
+    """Take of each frontier what together fits the limit, at least loss of time. Collective.
+
+    taken: bytes that this rank holds of everything else. Raises MemoryLimitError where nothing fits.
+    """
+    for each in frontiers:
+        if not each.look():
+            raise _too_little(limit, each.name, each.lacks)
+    while True:
+        (most,) = largest(mesh.comm, [taken + sum(each.extra(each.taken) for each in frontiers)])
+        if most <= limit:
+            return
+        steps = [each for each in frontiers if each.look()]
+        if not steps:
+            last = max(frontiers, key=lambda each: each.taken.peak_bytes)
+            raise _too_little(limit, last.name, f"the leanest plans of all steps need {most}, {most - limit} more")
+        saved = largest(mesh.comm, [each.extra(each.taken) for each in steps])
+        left = largest(mesh.comm, [each.extra(each.found[each.at + 1]) for each in steps])
+        costs = [each.found[each.at + 1].chosen.seconds - each.taken.chosen.seconds for each in steps]
+        rates = [cost / max(1, a - b) for cost, a, b in zip(costs, saved, left, strict=True)]
+        steps[min(range(len(steps)), key=rates.__getitem__)].at += 1
+
+
+def _too_little(limit: int, name: str, why: str) -> MemoryLimitError:
+    return MemoryLimitError(
+        f"memory_limit: got {limit} bytes a rank for the chain; too little of it is left for '{name}': {why}"
+    )
+

@@ -1,0 +1,154 @@
+"""Chains of products and what lies between them, on real ranks: random programs, gradients, memory, given results."""
+
+import os
+from random import Random
+
+import numpy as np
+import pytest
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.errors import DisagreementError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
+from tests.launch import parallel
+from tests.mpi.test_chain import GRIDS, numbers, same_error
+from tests.programs import by_numpy, drawn, is_right
+from tests.thorough import usually
+
+PLACES = (
+    *("P('i', 'j')", "P(('i', 'j'), None)", "P(None, ('i', 'j'))", "P('j', 'i')", "P(None, None)"),
+    *("P('i:cyclic(2)', 'j')", "P(None, None, i=0)"),
+)
+COUNT = int(os.environ.get("RMA_MM_TEST_PROGRAMS", "2"))
+"""Random programs a test; with 32 there are 500 on 1, 2, 3, 4 and 6 ranks."""
+MLP = [
+    "Z = X @ W1 + b1", "H = gelu(Z)", "Y = H @ W2 + X", "dW2 = H.T @ dY", "dZ = (dY @ W2.T) * gelu'(Z)",
+    "dW1 = X.T @ dZ", "db1 = sum(dZ, 0)", "dX = dZ @ W1.T + dY",
+]  # fmt: skip
+SHAPES = {"X": (37, 13), "W1": (13, 19), "b1": (1, 19), "W2": (19, 13), "dY": (37, 13)}
+
+
+def check_program(mesh, seed):
+    """A random program on matrices anywhere gives what NumPy gives, twice."""
+    program, rng = drawn(seed), Random(seed)
+    made = [step.split(" =")[0] for step in program.steps]
+    free = {name for name in program.inputs if rng.random() < 0.4}
+    options = {"joint": rng.random() < 0.8, "algorithm": rng.choice(["auto", "stationary_c", "stationary_a"])}
+    options |= rng.choice([{}, {"only": rng.sample(made, 1)}, {"outputs": rng.sample(made, 1)}])
+    options |= rng.choice([{}, {}, {"layouts": {rng.choice(made): rng.choice(PLACES[:5])}}])
+    given = {
+        name: (x.shape, x.dtype) if name in free else DistMatrix.from_numpy(x, mesh, rng.choice(PLACES))
+        for name, x in program.inputs.items()
+    }
+    with rma_mm.plan_chain(program.steps, mesh, **options, **given) as chain:
+        for name in sorted(free & chain.layouts.keys()):
+            given[name] = DistMatrix.from_numpy(program.inputs[name], mesh, chain.layouts[name])
+        given = {name: x for name, x in given.items() if isinstance(x, DistMatrix)}
+        wanted = by_numpy(program.steps, program.inputs)
+        for _ in range(2):
+            for name, x in chain.execute(**given).items():
+                assert is_right(x.to_numpy(), wanted[name], program), (seed, name, program.steps, options)
+
+
+@pytest.mark.parametrize("batch", usually(1, range(2)))
+@parallel(ranks=(1, 2, 3, 4, 6), env=("node",), timeout=120)
+def test_random_programs(comm, batch):
+    with Mesh(GRIDS[comm.size], comm) as mesh:
+        for n in range(COUNT):
+            check_program(mesh, 1000 * comm.size + 100 * batch + n)
+
+
+def arrays(seed=0, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("check", usually(1, [False, True]))
+@parallel(ranks=(2, 4), env=("cliques",))
+def test_an_mlp_with_bias_gelu_and_residual(comm, check):
+    """Forward and backward, again on other matrices, into matrices of the caller; checked as it goes, too."""
+    with Mesh(GRIDS[comm.size], comm) as mesh:
+        free = {name: (shape, "float64") for name, shape in SHAPES.items()}
+        with rma_mm.plan_chain(MLP, mesh, outputs=["H"], check=check, **free) as chain:
+            assert (len(chain.plans), len(chain.chain.steps)) == (6, 8 + 4 * check)  # element-wise work apart
+            for turn in range(2):
+                known = arrays(turn)
+                given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in known.items()}
+                names = ["Y", "dW1"] if turn else []
+                out = {x: DistMatrix.empty(chain.outputs[x].shape, float, mesh, chain.layouts[x]) for x in names}
+                found, wanted = chain.execute(out=out, **given), by_numpy(MLP, known)
+                assert list(found) == ["H", "Y", "dW2", "dW1", "db1", "dX"]
+                for name, x in found.items():
+                    assert np.allclose(x.to_numpy(), wanted[name], rtol=1e-12, atol=1e-12), name
+                    assert x is out.get(name, chain.outputs[name])
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_scratch_goes_to_the_step_that_needs_it(comm):
+    """What two products need at least fits, also where one of them needs more than half of what is left."""
+    shapes = {"X": (4, 4), "W": (4, 4), "U": (64, 96), "V": (96, 48)}
+    known = {name: numbers(shape, n) for n, (name, shape) in enumerate(shapes.items())}
+    steps = ["H = X @ W", "S = U @ V", "T = U @ (V * 2) + S"]
+    with Mesh((2, 1), comm) as mesh:
+        given = {name: DistMatrix.from_numpy(x, mesh, "P('i', None)") for name, x in known.items()}
+        options = {"layouts": dict.fromkeys("HST", "P('i', None)"), "algorithm": "stationary_c"}
+        with rma_mm.plan_chain(steps, mesh, **options, **given) as chain:
+            rich = chain.peak_bytes
+        limit, refusal = rich, ""
+        while not refusal:  # down to the least that will do
+            try:
+                with rma_mm.plan_chain(steps, mesh, memory_limit=limit, **options, **given) as chain:
+                    assert chain.peak_bytes <= limit
+                    limit, least, plans = chain.peak_bytes - 1, chain.peak_bytes, [p.peak_bytes for p in chain.plans]
+                    found = {name: x.to_numpy() for name, x in chain.execute(**given).items()}
+                    wanted = by_numpy(steps, known)
+                    assert all(np.array_equal(x, wanted[name]) for name, x in found.items())
+            except MemoryLimitError as error:
+                refusal = str(error)
+        assert f"got {limit} bytes" in refusal and f"need {least}, 1 more" in refusal
+        own = [8 * sum(np.prod(shapes.get(x, (64, 48))) // 2 for x in three) for three in ("XWX", "UVS", "UVT")]
+        matrices = sum(8 * int(np.prod(shapes.get(x, (64, 48)))) // 2 for x in "XWUVXSTV")
+        scratch = [peak - mine for peak, mine in zip(plans, own, strict=True)]
+        assert least < rich
+        assert max(scratch) > (least - matrices) / 3, (scratch, least, matrices)  # an even split refuses it
+
+
+# -- misuse ---------------------------------------------------------------------------------------
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_misuse_of_expressions(comm):
+    """The same error on every rank, which names the step; and matrices for outputs that are not what they should be."""
+    with Mesh((2, 1), comm) as mesh:
+        X, W = DistMatrix.from_numpy(numbers((8, 6)), mesh), DistMatrix.from_numpy(numbers((6, 4)), mesh)
+
+        def refused(kind, steps, *words, **inputs):
+            same_error(comm, kind, lambda: rma_mm.plan_chain(steps, mesh, **inputs), *words)
+
+        refused(OptionError, ["Y = gelu(X @ W"], "'Y = gelu(X @ W'", "never closed", "\n            ^", X=X, W=W)
+        refused(OptionError, ["Y = Q + X"], "reads Q", "\n        ^", X=X)
+        refused(ShapeError, ["Y = X @ W + X"], "X @ W is (8, 4), X is (8, 6)", "\n              ^", X=X, W=W)
+        refused(DtypeError, ["Y = gelu(X)"], "int64", X=((4, 4), "int64"))
+        refused(OptionError, ["Y = X @ W"], "outputs, only", X=X, W=W, only=["Y"], outputs=["Y"])
+        refused(OptionError, ["Y = X @ W"], "lr: it is given", X=X, W=W, lr=0.5)
+        refused(LayoutError, ["Y = X + 1"], "Y", "summands", X=X, layouts={"Y": "P(None, None, i=sum)"})
+        refused(DisagreementError, ["Y = X * lr"], "lr", "rank 1", X=X, lr=0.5 + comm.rank)
+        with rma_mm.plan_chain(["Z = X @ W", "Y = 2 * Z - b"], mesh, X=X, W=W, b=((1, 4), float)) as chain:
+            b = DistMatrix.from_numpy(numbers((1, 4)), mesh, chain.layouts["b"])
+            Y = DistMatrix.empty((8, 4), float, mesh, chain.layouts["Y"])
+
+            def wrong(kind, *words, **out):
+                same_error(comm, kind, lambda: chain.execute(X=X, W=W, b=b, out=out), *words)
+
+            wrong(OptionError, "out: got 'Z'", "the outputs are Y", Z=Y)
+            wrong(ShapeError, "Y: ", "(8, 6)", Y=X)
+            same_error(comm, OptionError, lambda: chain.execute(X=X, W=W, b=b, out=[Y]), "out: got list")
+            same_error(comm, OptionError, lambda: chain.execute(X=X, W=W), "b: it is missing")
+            assert chain.execute(X=X, W=W, b=b, out={"Y": Y})["Y"] is Y
+            wanted = 2 * (numbers((8, 6)) @ numbers((6, 4))) - numbers((1, 4))
+            assert np.array_equal(Y.to_numpy(), wanted)
+        with rma_mm.plan_chain(["Y = X + 1", "S = X @ W"], mesh, only=["Y"], X=X, W=W) as chain:
+            same_error(comm, LayoutError, lambda: chain.execute(X=X, W=W, out={"Y": X}), "shares memory with X")
+            assert np.array_equal(chain.execute(X=X, W=W)["Y"].to_numpy(), numbers((8, 6)) + 1)  # W is not needed
