@@ -52,6 +52,8 @@ class RunOptions:
     layout_c: str | None
     transpose_a: bool
     transpose_b: bool
+    conjugate_a: bool
+    conjugate_b: bool
     alpha: complex
     beta: complex
     bias: str | None
@@ -212,6 +214,8 @@ def _add_problem(add: Any) -> None:
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
     add("--transpose-a", action="store_true", help="op(A) is A transposed")
     add("--transpose-b", action="store_true", help="op(B) is B transposed")
+    add("--conjugate-a", action="store_true", help="op(A) is conjugated, transposed or not")
+    add("--conjugate-b", action="store_true", help="op(B) is conjugated, transposed or not")
     add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
     add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
     add("--c", metavar="C0.npy", help="the matrix that beta scales")
