@@ -53,6 +53,8 @@ class RunOptions:
     layout_c: str | None
     transpose_a: bool
     transpose_b: bool
+    conjugate_a: bool
+    conjugate_b: bool
     symmetric: bool
     alpha: complex
     beta: complex
@@ -222,6 +224,8 @@ def _add_problem(add: Any) -> None:
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
     add("--transpose-a", action="store_true", help="op(A) is A transposed")
     add("--transpose-b", action="store_true", help="op(B) is B transposed")
+    add("--conjugate-a", action="store_true", help="op(A) is conjugated, transposed or not")
+    add("--conjugate-b", action="store_true", help="op(B) is conjugated, transposed or not")
     add("--symmetric", action="store_true", help="C, and C0 with it, is symmetric: half of it is multiplied; one file "
         "given twice, and transposed once, says so by itself")  # fmt: skip
     add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")

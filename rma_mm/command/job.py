@@ -173,6 +173,8 @@ class Job:
             beta=o.beta,
             transpose_a=o.transpose_a,
             transpose_b=o.transpose_b,
+            conjugate_a=o.conjugate_a,
+            conjugate_b=o.conjugate_b,
             algorithm=o.algorithm,
             prefer=o.prefer,
             memory_limit=o.memory_limit,

@@ -106,17 +106,17 @@ def test_scalars_transposes_and_the_old_c(comm: MPI.Intracomm, here: Path) -> No
     """C0 is restored before each repetition; negative complex literals are words of their own; --quiet is silent."""
     a, b, c0 = (np.load(here / f"{name}.npy") for name in ("A", "B", "C0"))
     if comm.rank == 0:
-        np.save(here / "At.npy", a.T.astype(np.complex64))
+        np.save(here / "At.npy", (a - 1j * a).T.astype(np.complex64))
     done = command(
         comm,
-        "--quiet --transpose-a At.npy B.npy --alpha -1-2j --beta -0.5 --c C0.npy -o C.npy --repeat 2 --warmup 2 "
-        "--verify --mesh 2x2 --layout-a j,i --layout-c i:cyclic(3),j",
+        "--quiet --transpose-a --conjugate-a At.npy B.npy --alpha -1-2j --beta -0.5 --c C0.npy -o C.npy --repeat 2 "
+        "--warmup 2 --verify --mesh 2x2 --layout-a j,i --layout-c i:cyclic(3),j",
         here,
     )
     assert done == (0, "", "")
     c = np.load(here / "C.npy")
     assert c.dtype == np.complex64
-    np.testing.assert_allclose(c, (-1 - 2j) * (a @ b) - 0.5 * c0, atol=1e-4)
+    np.testing.assert_allclose(c, (-1 - 2j) * ((a + 1j * a) @ b) - 0.5 * c0, atol=1e-4)
 
 
 def test_list(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ class Frontier:
                 return plan
             plan.close()
         o, limit = self.operands, self.taken.peak_bytes if self.found else None
-        plan = planned(o.a, o.b, self.mesh, o.c.layout, replace(o.options, memory_limit=limit))
-        return cast(Plan, plan)  # no step multiplies batches
+        options = replace(o.options, memory_limit=limit)
+        return cast(Plan, planned(o.a, o.b, self.mesh, o.c.layout, options))  # no step multiplies batches
 
 
 def shared_out(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
