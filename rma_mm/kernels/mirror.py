@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from rma_mm.kernels.elementwise import pieces
 
-TILE_BYTES = 16 << 10
-"""Of a box, what is transposed at once: it and its image stay in the first cache."""
+TILE_BYTES = 64 << 10
+"""Of a box, what is transposed at once, from a dense copy: lines that lie apart by powers of two would meet in few
+places of the cache."""
 LEAST = 32
 """Rows and columns of that, at least."""
 
@@ -19,10 +20,11 @@ LEAST = 32
 def transpose_into(image: NDArray[Any], box: NDArray[Any], conjugates: bool) -> None:
     """Copy `box`, which has the shape of `image` and lies transposed in memory, in tiles; conjugated where asked."""
     for part in pieces(image, TILE_BYTES, LEAST) if image.ndim == 2 else [...]:
+        dense = np.ascontiguousarray(box[part].T).T
         if conjugates:
-            np.conjugate(box[part], out=image[part])
+            np.conjugate(dense, out=image[part])
         else:
-            np.copyto(image[part], box[part])
+            np.copyto(image[part], dense)
 
 
 def mirror_within(square: NDArray[Any], conjugates: bool) -> None:

@@ -18,7 +18,7 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.runtime.verification.check import Verdict
-from rma_mm.runtime.verification.checked_product import required
+from rma_mm.runtime.verification.checked_product import as_before, required
 
 
 @in_turn
@@ -61,7 +61,8 @@ def verify(
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
         given = _given(A, B, C, C0, mesh, options)
     with using_threads(mesh.threads):
-        return required("verify", given, mesh.next_serial(), A, B, C, C0, quick=False)
+        before = C0 if given.options.symmetric is None or C0 is None else as_before(given, C0)
+        return required("verify", given, mesh.next_serial(), A, B, C, before, quick=False)
 
 
 def _given(

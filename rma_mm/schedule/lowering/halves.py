@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
@@ -37,6 +37,8 @@ class Halves:
     """Which owner has which part, each element once."""
     is_lower: bool = False
     """Whether just what lies below the diagonal is multiplied, because C's old value enters: no balance is sought."""
+    narrow: int = limits.NARROW
+    """Rows of a square on the diagonal up to which it is multiplied whole."""
     known: dict[int, Boxes] = field(default_factory=dict)
 
     def home(self, rank: int) -> Region:
@@ -84,7 +86,7 @@ class Halves:
     def triangle(self, rank: int, span: Span) -> Iterator[Region]:
         """The boxes on and below the diagonal of a square that a rank holds."""
         square = Region((span, span))
-        if len(span) <= limits.NARROW and self.home(rank).locate(square).is_contiguous:
+        if len(span) <= self.narrow and self.home(rank).locate(square).is_contiguous:
             yield square
             return
         upper, lower = _halves(span)
@@ -104,7 +106,15 @@ class Halves:
 def halves_of(fitted: Fitted) -> Halves | None:
     """Those of the C of a row that multiplies half of it; None for other rows."""
     given = fitted.given
-    return Halves(given.extent("C"), given.mesh, given.share, given.keeps_c) if fitted.row.half else None
+    if not fitted.row.half:
+        return None
+    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, limits.NARROW)
+
+
+@lru_cache(maxsize=64)
+def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, is_lower: bool, narrow: int) -> Halves:
+    """Remembered, for prices and lowering ask for the same ones several times."""
+    return Halves(shape, mesh, share, is_lower, narrow)
 
 
 def faced(boxes: Boxes, k: int) -> Region:

@@ -81,7 +81,7 @@ class _Lowering:
         ops += [Barrier(0)] if self.fitted.staged else []
         ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
         if self.halves and self.given.symmetry:
-            ops += mirrored(self.halves, self.given.symmetry, rank, self.depth)
+            ops += mirrored(self.halves, self.given.symmetry, rank, self.fitted.width, self.depth)
         if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
             ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.share, rank)]
         return ops

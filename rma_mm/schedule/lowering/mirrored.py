@@ -13,15 +13,16 @@ from rma_mm.schedule.passes import frames, prefetch
 from rma_mm.schedule.symmetry import FINISHED, Symmetry
 
 
-def mirrored(halves: Halves, symmetry: Symmetry, rank: int, depth: int) -> list[Op]:
+def mirrored(halves: Halves, symmetry: Symmetry, rank: int, width: int, depth: int) -> list[Op]:
     """A rank's part of C completed, once all ranks have multiplied: by its own boxes transposed, and by others'.
 
-    Others' come first, as their Copies go on while the rank transposes its own.
+    Others' come first, as their Copies go on while the rank transposes its own. width, depth: of panels, for which
+    there is room.
     """
     found = sorted(halves.mirrored(rank), key=lambda pair: (pair[0] == rank, (pair[0] - rank) % halves.mesh.size))
     ops: list[Op] = []
     for owner, box in found:
-        for part in _pieces(box) if owner != rank else [box]:
+        for part in _pieces(box, width * limits.WIDTH) if owner != rank else [box]:
             src, step = Ref(owner, "C", part.T), len(ops)
             if part[0] == part[1]:
                 src = Ref(rank, "C", part)
@@ -35,8 +36,8 @@ def mirrored(halves: Halves, symmetry: Symmetry, rank: int, depth: int) -> list[
     return [Barrier(0), *frames(prefetch(ops, depth), linger=False), *zeros]
 
 
-def _pieces(box: Region) -> Iterator[Region]:
-    """A box in parts of its rows that scratch has room for."""
+def _pieces(box: Region, most: int) -> Iterator[Region]:
+    """A box in parts of its rows, of so many elements at most if a row has no more."""
     rows, cols = box
-    for part in rows.pieces(max(1, limits.WORTH // max(1, len(cols)))):
+    for part in rows.pieces(most // max(1, len(cols))):
         yield Region((part, cols))
