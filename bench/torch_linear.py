@@ -103,7 +103,7 @@ def contest(comm: MPI.Intracomm, case: Case, rounds: int) -> dict[str, Any]:
 
 
 def overhead(comm: MPI.Intracomm, mesh: rma_mm.Mesh, rounds: int) -> float:
-    """Seconds that `mm` takes beyond `plan.execute` at 512³, each on operands of its own; by medians."""
+    """Seconds that `mm` takes beyond `plan.execute` at 512³: the difference of medians."""
     n, places = 512, ("i, *", "*, *", "i, *")
     case = Case(mesh, (n, n, n), places)
     x, w = case.x, case.w
@@ -136,8 +136,8 @@ def main(comm: MPI.Intracomm) -> int:
             added = overhead(comm, mesh, options.rounds)
         dist.destroy_process_group()
     if comm.rank == 0:
-        figures = ("rma_mm", "DTensor", "ratio")
-        rows = [[name, *(f"{case[what]:.3f}" for what in figures)] for name, case in cases.items()]
+        columns = ("rma_mm", "DTensor", "ratio")
+        rows = [[name, *(f"{case[column]:.3f}" for column in columns)] for name, case in cases.items()]
         lines = measure.table(["layer", "rma_mm s", "DTensor s", "ratio"], rows)
         lines += [f"mm beyond plan.execute at 512³: {added * 1e6:.0f} µs"]
         measure.publish(options.json, "torch_linear", where, lines, cases=cases, overhead=added)

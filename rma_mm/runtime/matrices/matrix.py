@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, parse_dtype
-from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError
+from rma_mm.errors import DtypeError, LayoutError, MeshError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.matrices.adaptors import linear_operator
 from rma_mm.runtime.matrices.arguments import (
     checked_array,
     checked_shape,
@@ -28,6 +29,9 @@ from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
 
 Elements = Callable[..., Any]
 FILL_BLOCK = 2**17
@@ -179,6 +183,23 @@ class DistMatrix(Stored, Multiplicand):
         source = self if single else self.redistribute(self.layout.single(self.mesh.shape))
         with Output.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
             output.write(source.region, source.tile)
+
+    def aslinearoperator(self) -> LinearOperator:
+        """The matrix as a scipy.sparse.linalg.LinearOperator, each of whose products is collective.
+
+        All ranks run the same solver on the same vectors, which are NumPy arrays, as are the results. Raises
+        OptionError where SciPy is not installed.
+        """
+        return linear_operator(self)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The whole matrix where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
+        if self.mesh.size > 1:
+            raise OptionError(
+                f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
+                f"NumPy does not know: all ranks call to_numpy(), or take tile, their part of it"
+            )
+        return np.array(self.tile, dtype=dtype, copy=copy)
 
     def copy_from(self, other: DistMatrix) -> None:
         """Take the elements of a matrix of the same shape and layout. Local."""
