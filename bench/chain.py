@@ -10,10 +10,14 @@ Results are held against NumPy's, exactly.
 Greedy choice loses where an input that two products read lies badly for both, and moving it costs much. So it is with
 `MPIR_CVAR_NUM_CLIQUES=4 mpiexec -n 4 python -m bench.chain --inputs columns` (four pretended nodes): each product takes
 what it needs of X and dY by itself, where joint choice brings both to rows once, or lets H lie for what follows.
+
+"--steps mlp" has bias, GELU and a residual, forward and backward. "apart" is every step of it by itself, one after the
+other, each on what is best for it alone where its inputs lie; joint is to take at most 0.8 of that between two hosts.
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
@@ -24,13 +28,19 @@ from numpy.typing import NDArray
 import rma_mm
 from bench import measure
 from rma_mm.policy.planner.candidates import single_layouts
+from tests.programs import by_numpy
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-STEPS = ("H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH")
-RESULTS = tuple(step.split()[0] for step in STEPS)
-CONTENDERS = ("joint", "greedy", "blocks")
+STEPS = {
+    "plain": ("H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"),
+    "mlp": (
+        "Z = X @ W1 + b1", "H = gelu(Z)", "Y = H @ W2 + X", "dW2 = H.T @ dY", "dZ = (dY @ W2.T) * gelu'(Z)",
+        "dW1 = X.T @ dZ", "db1 = sum(dZ, 0)", "dX = dZ @ W1.T + dY",
+    ),
+}  # fmt: skip
+CONTENDERS = {"plain": ("joint", "greedy", "blocks"), "mlp": ("joint", "apart")}
 INPUTS = ("blocks", "columns", "free")
 
 
@@ -42,19 +52,22 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--hidden", type=int, default=64, help="columns of H (64)")
     parser.add_argument("--dtype", default="float32", help="element type (float32)")
     parser.add_argument("--inputs", nargs="+", choices=INPUTS, default=INPUTS, help="where they lie (all three)")
+    parser.add_argument("--steps", choices=STEPS, default="plain", help="what is done (plain)")
     parser.add_argument("--mesh", help="as 2x2; the squarest when not given")
     parser.add_argument("--window", choices=measure.WINDOWS, help="RMA_MM_WINDOW, or shared")
     parser.add_argument("--repeat", type=int, default=9, help="samples of each case (9)")
     options = parser.parse_args()
     grid = measure.grid(options.mesh) if options.mesh else squarest(comm.size)
-    shapes = shapes_of(options.rows, options.width, options.hidden)
+    shapes = shapes_of(options.rows, options.width, options.hidden, options.steps)
     with rma_mm.Mesh(grid, comm, window=options.window) as mesh:
         where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "nodes": mesh.nodes}
-        results = [measured(mesh, shapes, options.dtype, inputs, options.repeat) for inputs in options.inputs]
+        asked = options.steps, shapes, options.dtype
+        results = [measured(mesh, *asked, inputs, options.repeat) for inputs in options.inputs]
     if comm.rank == 0:
         lines = [line for result in results for line in ["", *lines_of(result)]]
         shape = (options.rows, options.width, options.hidden)
-        measure.publish(options.json, "chain", where, lines, shape=shape, dtype=options.dtype, results=results)
+        facts = {"shape": shape, "dtype": options.dtype, "steps": options.steps}
+        measure.publish(options.json, "chain", where, lines, results=results, **facts)
     return 0 if all(result["right"] for result in results) else measure.WRONG
 
 
@@ -64,9 +77,10 @@ def squarest(size: int) -> tuple[int, int]:
     return size // rows, rows
 
 
-def shapes_of(rows: int, width: int, hidden: int) -> dict[str, tuple[int, int]]:
+def shapes_of(rows: int, width: int, hidden: int, steps: str = "plain") -> dict[str, tuple[int, int]]:
     """Shapes of the inputs."""
-    return {"X": (rows, width), "W1": (width, hidden), "W2": (hidden, width), "dY": (rows, width)}
+    bias = {"b1": (1, hidden)} if steps == "mlp" else {}
+    return {"X": (rows, width), "W1": (width, hidden), "W2": (hidden, width), "dY": (rows, width)} | bias
 
 
 def elements(shift: int, rows: NDArray[np.int64], cols: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -75,12 +89,15 @@ def elements(shift: int, rows: NDArray[np.int64], cols: NDArray[np.int64]) -> ND
 
 
 def measured(
-    mesh: rma_mm.Mesh, shapes: dict[str, tuple[int, int]], dtype: str, inputs: str, repeat: int
+    mesh: rma_mm.Mesh, steps: str, shapes: dict[str, tuple[int, int]], dtype: str, inputs: str, repeat: int
 ) -> dict[str, Any]:
     """All samples with inputs of one kind, and what follows from them. Collective."""
-    contenders = {name: Contender(mesh, name, shapes, dtype, inputs) for name in CONTENDERS}
+    contenders = {
+        name: (Apart if name == "apart" else Contender)(mesh, name, steps, shapes, dtype, inputs)
+        for name in CONTENDERS[steps]
+    }  # fmt: skip
     right = {name: contender.is_right() for name, contender in contenders.items()}
-    cases = {name: partial(contender.chain.execute, **contender.inputs) for name, contender in contenders.items()}
+    cases = {name: contender.run for name, contender in contenders.items()}
     samples = measure.interleaved(mesh.comm, cases, repeat)
     seconds = measure.medians(samples)
     found = {
@@ -88,12 +105,12 @@ def measured(
         "right": all(right.values()),
         "samples": samples,
         "seconds": seconds,
-        "predicted": {name: contender.chain.predicted_seconds for name, contender in contenders.items()},
-        "conversions": {name: len(contender.chain.answer.conversions) for name, contender in contenders.items()},
-        "chains": {name: str(contender.chain) for name, contender in contenders.items()},
-        "gain": seconds["greedy"] / seconds["joint"],
-        "gain_blocks": seconds["blocks"] / seconds["joint"],
+        "predicted": {name: contender.predicted for name, contender in contenders.items()},
+        "conversions": {name: contender.conversions for name, contender in contenders.items()},
+        "chains": {name: str(contender) for name, contender in contenders.items()},
     }
+    gains = {"greedy": "gain", "blocks": "gain_blocks", "apart": "gain_apart"}
+    found |= {gains[name]: seconds[name] / seconds["joint"] for name in seconds if name in gains}
     for contender in contenders.values():
         contender.close()
     return found
@@ -103,42 +120,96 @@ class Contender:
     """A chain, and the inputs that it takes. Collective to make."""
 
     def __init__(
-        self, mesh: rma_mm.Mesh, name: str, shapes: dict[str, tuple[int, int]], dtype: str, inputs: str
+        self, mesh: rma_mm.Mesh, name: str, steps: str, shapes: dict[str, tuple[int, int]], dtype: str, inputs: str
     ) -> None:
-        self.mesh = mesh
+        self.mesh, self.steps, self.shapes, self.dtype = mesh, STEPS[steps], shapes, dtype
         blocks, *_, columns = single_layouts(mesh.shape)
         layouts = {"blocks": dict.fromkeys(shapes, blocks), "columns": dict.fromkeys(shapes, columns), "free": {}}[
             inputs
         ]
+        self.chains = self.planned(name, layouts, blocks)
+
+    def planned(self, name: str, layouts: dict[str, Any], blocks: Any) -> list[rma_mm.ChainPlan]:
+        """The chains that do it; the inputs are made on the way. Collective."""
         if name == "blocks":
-            layouts = dict.fromkeys(shapes, blocks) | layouts | dict.fromkeys(RESULTS, blocks)
-        known: dict[str, Any] = {x: (shape, dtype) for x, shape in shapes.items()}
-        self.chain = rma_mm.plan_chain(STEPS, mesh, layouts=layouts, joint=name == "joint", **known)
-        self.inputs = {
-            x: rma_mm.DistMatrix.from_function(shape, partial(elements, 1000 * n), mesh, self.chain.layouts[x], dtype)
-            for n, (x, shape) in enumerate(shapes.items())
-        }
+            layouts = dict.fromkeys(self.shapes, blocks) | layouts
+            layouts |= dict.fromkeys((step.split()[0] for step in self.steps), blocks)
+        known: dict[str, Any] = {x: (shape, self.dtype) for x, shape in self.shapes.items()}
+        chain = rma_mm.plan_chain(self.steps, self.mesh, layouts=layouts, joint=name == "joint", **known)
+        self.inputs = {x: self.input(x, chain.layouts[x]) for x in self.shapes}
+        return [chain]
+
+    def input(self, name: str, layout: Any) -> rma_mm.DistMatrix:
+        """An input, placed. Collective."""
+        number = list(self.shapes).index(name)
+        f = partial(elements, 1000 * number)
+        return rma_mm.DistMatrix.from_function(self.shapes[name], f, self.mesh, layout, self.dtype)
+
+    def run(self) -> dict[str, rma_mm.DistMatrix]:
+        """Do it once: the outputs. Collective."""
+        return self.chains[0].execute(**self.inputs)
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds that were predicted."""
+        known = [chain.predicted_seconds for chain in self.chains]
+        return None if None in known else sum(filter(None, known))
+
+    @property
+    def conversions(self) -> int:
+        """Matrices that are brought to another placement."""
+        return sum(len(chain.answer.conversions) for chain in self.chains)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.chains))
 
     def is_right(self) -> bool:
-        """Whether all outputs are exactly NumPy's. Collective."""
-        found = {name: x.to_numpy(root=0) for name, x in self.chain.execute(**self.inputs).items()}
-        x, w1, w2, dy = (matrix.to_numpy(root=0) for matrix in self.inputs.values())
+        """Whether all outputs are NumPy's: exactly, where all numbers are whole. Collective."""
+        found = {name: x.to_numpy(root=0) for name, x in self.run().items()}
+        inputs = {name: matrix.to_numpy(root=0) for name, matrix in self.inputs.items()}
         verdict = None
         measure.rest(self.mesh.comm)
         if self.mesh.rank == 0:
-            h, dh = x @ w1, dy @ w2.T
-            wanted = {"Y": h @ w2, "dW2": h.T @ dy, "dW1": x.T @ dh}
-            verdict = found.keys() == wanted.keys() and all(
-                np.array_equal(found[name], wanted[name]) for name in wanted
-            )
+            wanted = by_numpy(list(self.steps), inputs)
+            is_whole = not any("gelu" in step for step in self.steps)
+            verdict = all(is_like(x, wanted[name], is_whole) for name, x in found.items())
         measure.rest(self.mesh.comm)
         return bool(self.mesh.comm.bcast(verdict))
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local."""
-        self.chain.close()
+        for chain in self.chains:
+            chain.close()
         for matrix in self.inputs.values():
             matrix.close()
+
+
+class Apart(Contender):
+    """Every step by itself, one after the other."""
+
+    def planned(self, name: str, layouts: dict[str, Any], blocks: Any) -> list[rma_mm.ChainPlan]:
+        """A chain for each step, on what those before it made. Collective."""
+        self.inputs = {x: self.input(x, layouts.get(x, blocks)) for x in self.shapes}
+        there, chains = dict(self.inputs), []
+        self.reads = [set(re.findall(r"\w+", step.split("=")[1])) for step in self.steps]
+        for step, reads in zip(self.steps, self.reads, strict=True):
+            chains.append(rma_mm.plan_chain(step, self.mesh, **{x: there[x] for x in there if x in reads}))
+            there |= chains[-1].outputs
+        return chains
+
+    def run(self) -> dict[str, rma_mm.DistMatrix]:
+        """Do it once. Collective."""
+        there, made = dict(self.inputs), {}
+        for chain, reads in zip(self.chains, self.reads, strict=True):
+            made |= chain.execute(**{x: there[x] for x in there if x in reads})
+            there |= made
+        return made
+
+
+def is_like(found: NDArray[Any], wanted: NDArray[Any], is_whole: bool) -> bool:
+    """Whether two results are equal, or equal to rounding."""
+    close = 0.0 if is_whole else 1e-4 * float(abs(wanted).max(initial=1))
+    return found.shape == wanted.shape and bool(np.all(abs(found - wanted) <= close))
 
 
 def lines_of(result: dict[str, Any]) -> list[str]:
@@ -150,8 +221,9 @@ def lines_of(result: dict[str, Any]) -> list[str]:
     head = [f"{result['inputs']} inputs", "median s", "predicted s", "conversions", "fastest s", "slowest s"]
     return [
         *measure.table(head, rows),
-        f"greedy takes {result['gain']:.3f} times as long as joint, blocks {result['gain_blocks']:.3f} times",
-        f"results exactly numpy's: {measure.text(result['right'])}",
+        *(f"{name} takes {took / result['seconds']['joint']:.3f} times as long as joint"
+          for name, took in result["seconds"].items() if name != "joint"),
+        f"results numpy's: {measure.text(result['right'])}",
         *(line for pair in starmap(_titled, result["chains"].items()) for line in ["", *pair]),
     ]
 

@@ -100,16 +100,16 @@ class Pointwise:
         for name, args in self.ops:
             operands = [_written(x, found) for x in args]
             template = OPERATIONS[name].text
-            found.append(cut(template.format(*(map(_bare, operands) if template[0].isalpha() else operands)), LONG))
+            found.append(cut(template.format(*(map(bare, operands) if template[0].isalpha() else operands)), LONG))
         whole = _written(self.result, found)
-        return _bare(whole) if self.ops else whole
+        return bare(whole) if self.ops else whole
 
 
 def _written(x: int | Constant, names: list[str]) -> str:
     return str(x.value) if isinstance(x, Constant) else names[x]
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """A text without the parentheses around all of it."""
     depth = 0
     for n, letter in enumerate(text):

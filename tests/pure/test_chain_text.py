@@ -12,6 +12,8 @@ from rma_mm.elements import pointwise
 from rma_mm.elements.pointwise import Pointwise
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.kernels.epilogue.pointwise import apply, summed
+from rma_mm.policy.planner import chain_gradients
+from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Graph
 from rma_mm.policy.planner.chain_steps import Factor, Step, asked, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
@@ -71,7 +73,7 @@ def test_turns_meet() -> None:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(pointwise).failed == 0
+    assert doctest.testmod(pointwise).failed == doctest.testmod(chain_gradients).failed == 0
 
 
 # -- what is done once, together, or not at all ----------------------------------------------------
@@ -156,6 +158,83 @@ def test_random_programs_are_grouped_right() -> None:
         found, wanted = run(steps, program.inputs, made), by_numpy(program.steps, program.inputs)
         for name in wanted.keys() & results.keys():
             assert is_right(found[name], wanted[name], program), (seed, name)
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def graph_with(steps: list[str], inputs: dict) -> Graph:
+    graph = Graph()
+    for name, x in inputs.items():
+        graph.input(name, x.shape, x.dtype)
+    graph_of(steps, graph, {})
+    return graph
+
+
+def slope(steps: list[str], inputs: dict, name: str, by: dict, change: dict) -> float:
+    """The derivative of the sum of a result, times `by`, as inputs change, by central differences."""
+    ends = []
+    for sign in (1, -1):
+        moved = {x: value + sign * 1e-5 * change[x] for x, value in inputs.items()}
+        ends.append(float(np.sum(by_numpy(steps, moved)[name] * by)))
+    return (ends[0] - ends[1]) / 2e-5
+
+
+def check_gradients(steps: list[str], inputs: dict, name: str) -> None:
+    rng = np.random.default_rng(len(steps))
+    graph = graph_with(steps, inputs)
+    by = rng.standard_normal(graph.nodes[graph.results[name]].shape)
+    written = gradients(graph, name, "grad_")
+    found = by_numpy([*steps, *written], inputs | {f"grad_{name}": by})
+    change = {x: rng.standard_normal(value.shape) for x, value in inputs.items()}
+    total = sum(float(np.sum(found[f"grad_{x}"] * change[x])) for x in inputs if f"grad_{x}" in found)
+    assert total == pytest.approx(slope(steps, inputs, name, by, change), rel=1e-6, abs=1e-7), (steps, written)
+    assert all(found[f"grad_{x}"].shape == value.shape for x, value in inputs.items() if f"grad_{x}" in found)
+    graph_with([*steps, *written], inputs | {f"grad_{name}": by})  # and they can be planned together
+
+
+def test_gradients_of_an_mlp_are_the_known_steps() -> None:
+    inputs = {name: np.random.default_rng(n).standard_normal(shape) for n, (name, shape) in enumerate(SHAPES.items())}
+    inputs = {name: inputs[name] for name in "XWbV"}
+    steps = ["Z = X @ W + b", "H = gelu(Z)", "Y = H @ V + X"]
+    assert gradients(graph_with(steps, inputs), "Y") == [
+        "dH = dY @ V.T", "dZ = dH * gelu'(Z)", "dV = H.T @ dY", "db = sum(dZ, 0)", "dW = X.T @ dZ",
+        "dX = dY + dZ @ W.T",
+    ]  # fmt: skip
+    check_gradients(steps, inputs, "Y")
+
+
+def test_gradients_of_random_programs_are_their_differences() -> None:
+    count = 0
+    for seed in range(600):
+        program = drawn(seed)
+        if any(x.dtype != np.float64 for x in program.inputs.values()) or not program.inputs:
+            continue
+        if re.search(r"relu|gelu'", " ".join(program.steps)):
+            continue
+        check_gradients(program.steps, program.inputs, program.steps[-1].split(" =")[0])
+        count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "options", "kind", "words"),
+    [
+        (["Y = X @ W"], float, {"result": "Z"}, OptionError, ["got 'Z'", "the results are Y"]),
+        (["dX = X @ W"], float, {"result": "dX"}, OptionError, ["dX", "taken", "prefix="]),
+        (["Y = gelu'(X) * 2"], float, {"result": "Y"}, OptionError, ["gelu'(X)", "not to be had"]),
+        (["Y = X * 2"], complex, {"result": "Y"}, DtypeError, ["complex128", "real numbers"]),
+        (["Y = X * 2"], int, {"result": "Y"}, DtypeError, ["int64", "real numbers"]),
+    ],
+)
+def test_gradients_that_there_are_not(
+    steps: list[str], dtype: type, options: dict, kind: type, words: list[str]
+) -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if name in re.findall(r"\w+", steps[0].split("=")[1])}
+    graph = graph_with(steps, {name: np.ones(shape, dtype) for name, shape in shapes.items()})
+    with pytest.raises(kind) as caught:
+        gradients(graph, **options)
+    assert all(word in str(caught.value) for word in words), caught.value
 
 
 # -- what is wrong, and where ---------------------------------------------------------------------

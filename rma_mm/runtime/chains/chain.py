@@ -11,6 +11,7 @@ from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import work_bytes
+from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_places import found, summands
 from rma_mm.policy.planner.chain_search import Answer, PlacedStep, PricedConversion
@@ -245,6 +246,14 @@ class ChainPlan:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def backward(self, result: str, prefix: str = "d") -> list[str]:
+        """The steps that make gradients of a result, to be planned together with those of the chain. Local.
+
+        They read the gradient by the result, as "dY", and make "dX" for every input X that it depends on, and for named
+        results on the way. Raises OptionError, DtypeError.
+        """
+        return gradients(self.chain.graph, result, prefix)
 
     # -- preparing --------------------------------------------------------------------------------
 
