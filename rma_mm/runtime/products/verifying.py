@@ -61,7 +61,7 @@ def verify(
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
         given = _given(A, B, C, C0, mesh, options)
     with using_threads(mesh.threads):
-        before = C0 if given.options.symmetric is None or C0 is None else as_before(given, C0)
+        before = None if C0 is None else as_before(given, C, C0)
         return required("verify", given, mesh.next_serial(), A, B, C, before, quick=False)
 
 
