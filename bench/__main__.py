@@ -8,6 +8,7 @@ COMMANDS = {
     "mpiexec -n P python -m bench.words": "words that the transports counted against the interpreter's count",
     "mpiexec -n P python -m bench.memory": "resident memory against plan.peak_bytes; growth over 5000 matmul calls",
     "mpiexec -n P python -m bench.chain": "an MLP's forward and backward pass, placed jointly, greedily and in blocks",
+    "mpiexec -n P python -m bench.batches": "products of batches: rate beside NumPy, overhead of small ones, words",
     "mpiexec -n 3 python -m bench.uneven": "ranks pinned 1 + 2 to two cores: shares by speed against even ones",
     "mpiexec -n 3 python -m bench.slowed": "a rank loses half of its core for a while: shares that follow",
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
