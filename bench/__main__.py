@@ -10,6 +10,7 @@ COMMANDS = {
     "mpiexec -n P python -m bench.chain": "an MLP's forward and backward pass, placed jointly, greedily and in blocks",
     "mpiexec -n P python -m bench.orientations": "products of operands that lie transposed beside those that do not",
     "mpiexec -n 2 python -m bench.gram": "A · Aᵀ, half of it multiplied, against the general product; int8 relations",
+    "mpiexec -n P python -m bench.batches": "products of batches: rate beside NumPy, overhead of small ones, words",
     "mpiexec -n 3 python -m bench.uneven": "ranks pinned 1 + 2 to two cores: shares by speed against even ones",
     "mpiexec -n 3 python -m bench.slowed": "a rank loses half of its core for a while: shares that follow",
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",

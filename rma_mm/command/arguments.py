@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from typing import Any, NoReturn
 
 from rma_mm.elements.dtypes import parse_dtype
@@ -40,8 +41,8 @@ class RunOptions:
     files: tuple[str, ...]
     """A.npy and B.npy, or none for generated matrices."""
     output: str | None
-    shape: tuple[int, int, int]
-    """(M, N, K) of generated matrices."""
+    shape: tuple[int, ...]
+    """(M, N, K) of generated matrices; (…, M, K, N) of batches."""
     dtype: str | None
     compute_dtype: str | None
     semiring: str
@@ -113,8 +114,9 @@ def parse(argv: Sequence[str]) -> RunOptions:
         )
     if options.files and shape:
         raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
-    m, n, k = options.shape
-    for name, extents in (("A", (m, k)), ("B", (k, n)), ("C", (m, n))):
+    m, n, k = options.shape if len(options.shape) == 3 else (options.shape[i] for i in (-3, -1, -2))
+    count = prod(options.shape[:-3])
+    for name, extents in (("A", (count * m, k)), ("B", (count * k, n)), ("C", (count * m, n))):
         if reason := too_large(extents):
             raise OptionError(f"--shape: got {options.shape}, so that {name} is {extents}; {reason}")
     if (options.bias is None) != (options.bias_per is None):
@@ -191,7 +193,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("files", nargs="*", metavar="A.npy B.npy", help="the operands, 2-D .npy files")
+    add("files", nargs="*", metavar="A.npy B.npy", help="the operands, .npy files of matrices or batches")
     add("-o", "--output", metavar="C.npy", help="where to write the result")
     _add_problem(add)
     _add_method(add)
@@ -218,7 +220,7 @@ def _parser() -> Parser:
 
 def _add_problem(add: Any) -> None:
     """The flags that say what to multiply."""
-    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048)")
+    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048); of batches BATCH,M,K,N")
     add("--dtype", type=dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
     add("--compute-dtype", type=dtype, metavar="T", help="element type of the result, when not NumPy's choice")
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
@@ -275,10 +277,10 @@ def _whole(text: str, least: int, most: int, rule: str, within: str | None = Non
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """M, N and K."""
-    rule = "three whole numbers M,N,K, as 100,200,300"
+    """M, N and K; of batches the batch, M, K and N."""
+    rule = "three whole numbers M,N,K, as 100,200,300, or for batches BATCH,M,K,N, as 12,512,64,512"
     words = text.split(",")
-    if len(words) != 3:
+    if len(words) < 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
     return tuple(_whole(word, 0, MOST, rule, text) for word in words)
 

@@ -144,7 +144,8 @@ class Job:
         """(m, n, k). Raises ShapeError for operands that do not fit, naming all shapes."""
         o = self.options
         if not o.files:
-            return o.shape
+            m, n, k = o.shape
+            return m, n, k
         a, b = self.files["A"].shape, self.files["B"].shape
         (m, k), (inner, n) = a[::-1] if o.transpose_a else a, b[::-1] if o.transpose_b else b
         if k != inner:

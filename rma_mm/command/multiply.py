@@ -20,6 +20,8 @@ def text(options: RunOptions) -> str:
 
 def run(options: RunOptions, frame: Frame) -> int:
     """Multiply. Collective."""
+    from rma_mm.command.batch_job import BatchJob, is_batch
     from rma_mm.command.job import Job
 
-    return Job(options, frame).run()
+    kind = BatchJob if is_batch(options, frame.comm) else Job
+    return kind(options, frame).run()

@@ -1,5 +1,6 @@
 """Arrays of other than two dimensions, and products of batches: drawn ones against NumPy, words, plans and errors."""
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
+from rma_mm.command.arguments import parse
+from rma_mm.command.batch_job import BatchJob
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import (
@@ -26,8 +29,10 @@ from rma_mm.geometry.mesh import MeshShape, grids
 from tests import raw_format
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
+from tests.processes import mpirun
 from tests.strategies import array_layouts
 from tests.strategies_mpi import shared_examples
+from tests.thorough import thorough
 
 DTYPES = ("float32", "float64", "complex64", "float16", "bfloat16", "int8", "int64", "bool")
 
@@ -158,6 +163,51 @@ def check_files(comm, mesh, x):
             shutil.rmtree(folder)
 
 
+def test_the_command_multiplies_files_of_batches(tmp_path):
+    """Verified and written; options that batches do not take are refused, and so is a shape of two numbers."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-3, 4, (5, 6, 7)).astype("float32"), rng.integers(-3, 4, (5, 8, 7)).astype("float32")
+    for name, x in (("a", a), ("b", b)):
+        np.save(tmp_path / f"{name}.npy", x)
+    files = [str(tmp_path / f"{name}.npy") for name in "abc"]
+    flags = ["--transpose-b", "--alpha", "2", "--layout-c", "None,i", "--verify", "--quiet", "--json", "-"]
+    done = mpirun(2, ["-m", "rma_mm.run", *files[:2], "-o", files[2], *flags])
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["verified"] is True
+    assert report["layouts"]["C"] == "P(None, 'i', None)"
+    assert np.array_equal(np.load(files[2]), 2 * a @ b.swapaxes(1, 2))
+
+
+@thorough
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--shape", "12,16,8,24", "--explain"], 0, "words       0 of the busiest rank"),
+        (["--shape", "2,3,16,8,24", "--dtype", "bfloat16"], 0, "verified    right"),
+        (["--shape", "3,16,8,24", "--semiring", "min_plus", "--dtype", "int32"], 0, "verified    right"),
+        (["--shape", "3,16,8,24", "--activation", "relu"], 2, "--activation: a product of batches takes none"),
+        (["--shape", "16,8"], 2, "BATCH,M,K,N"),
+    ],
+)
+def test_the_command_multiplies_generated_batches(flags, code, said):
+    done = mpirun(2, ["-m", "rma_mm.run", *flags])
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+@thorough
+def test_the_benchmark_of_batches(tmp_path):
+    file = tmp_path / "report.json"
+    small = ["--shape", "6,16,8,16", "--small", "4,8,8,8", "--repeat", "2", "--json", str(file)]
+    done = mpirun(2, ["-m", "bench.batches", *small])
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert (report["right"], report["words"]) == (True, 0)
+    assert {"ratio", "bar", "met"} <= set(report["rate"])
+    assert {"overhead_us", "bar_us", "met"} <= set(report["overhead"])
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_arrays_and_plans(comm):
     """Placements, ways to make one, words, plans that are kept, and what is refused: the same on every rank."""
@@ -186,6 +236,11 @@ def test_arrays_and_plans(comm):
         with rma_mm.plan(a, b.redistribute("P('i')")) as plan:  # what the plan counts is what is moved
             assert (plan.execute(a, b.redistribute("P('i')")).to_numpy() == 6).all()
             assert plan.words.words_intra <= plan.settled.share.words
+        job = BatchJob(parse(["--shape", "8,4,6,4"]), None)
+        c = a @ b
+        assert job._is_right(a, b, c)
+        c.tile[:, -1, -1] += 1e-9 * (comm.rank == 3)  # the check of the command line finds one element
+        assert not job._is_right(a, b, c)
         few = np.ones((1, 64, 512)), np.ones((1, 512, 64))
         assert (rma_mm.matmul(*few, mesh, memory_limit=500_000).to_numpy() == 512).all()
         assert ((a @ b) @ np.ones((4, 2))).shape == (8, 4, 2)

@@ -55,8 +55,8 @@ def matmul(
     """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
 
     A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
-    Batches (…, m, k) and (…, k, n), each a DistArray or NumPy array, broadcast as NumPy's; C is a DistArray then, and
-    there is no choice of algorithm, epilogue or check.
+    Batches (…, m, k) and (…, k, n), each a DistArray or NumPy array, broadcast as NumPy's; C is a DistArray then.
+    What they move is pulled, and sums of several ranks are pushed; algorithm, epilogue and check are not for them.
     out: where C goes, and what beta multiplies; else a new matrix, placed by `layout` or as the plan chooses, which may
     choose otherwise when a rank becomes slow. c: what beta multiplies in place of `out`, placed as that, or as the new
     matrix then is; it stays as it was, and is not read where beta is 0. algorithm: a
