@@ -102,3 +102,12 @@ def test_uneven(tmp_path):
     assert set(found["results"]) == {"auto", "even", "even auto", "weighted", "queue", "data_parallel"}
     assert found["results"]["even"]["share"] < 0.35
     assert all(result["of ideal"] > 0 for result in found["results"].values())
+
+
+@thorough
+def test_orientations(tmp_path):
+    found = report(tmp_path, "orientations", "--shape", "60,50,70", "--repeat", "1", ranks=4)
+    each = found["results"]
+    names = ("auto", "summa_c", "summa_b", "cannon")
+    assert set(each) == {f"{name} {way}" for name in names for way in ("NN", "TN", "NT", "TT")}
+    assert each["summa_b TN"]["words"] < each["summa_b NN"]["words"] < each["summa_b NT"]["words"]
