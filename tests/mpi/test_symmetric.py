@@ -187,6 +187,9 @@ REFUSED = [
     # options, what the message says
     ({"symmetric": True, "transpose_b": False}, "symmetric: got True; C would be (8, 3), and only a square matrix"),
     ({"symmetric": "yes"}, "symmetric: got 'yes'; it is True, False, None, or"),
+    ({"symmetric": np.ones(2)}, "symmetric: got array"),
+    ({"fill": np.ones(2)}, "fill: got array"),
+    ({"transpose_a": np.ones(2)}, "transpose_a: got array"),
     ({"fill": "upper"}, "fill: got 'upper'; it is"),
     ({"fill": "lower", "symmetric": False}, "C is not known to be symmetric"),
     ({"fill": "lower", "epilogue": Epilogue(np.ones(8), "row")}, "C is not known to be symmetric"),

@@ -67,7 +67,7 @@ class ProductOptions:
     def normalised(self) -> ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
-        flags: dict[str, Any] = {name: self._is_so(name) for name in FLAGS}
+        flags: dict[str, Any] = {name: self.is_so(name) for name in FLAGS}
         prefer = None if self.prefer is None else check_preference(self.prefer)
         return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
 
@@ -85,7 +85,7 @@ class ProductOptions:
         """Of how many products one is verified, once normalised; 0 where none is."""
         return int(self.check.removeprefix("every=") or 0)
 
-    def _is_so(self, name: str) -> bool:
+    def is_so(self, name: str) -> bool:
         """A flag, whatever says it. Raises OptionError for what says neither."""
         value = getattr(self, name)
         try:

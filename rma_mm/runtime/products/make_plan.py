@@ -210,9 +210,9 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
     product = operands.product_dtype
     operands = replace(operands, c=replace(operands.c, dtype=product))
     _check_semiring(operands)
-    check_symmetry(operands)
     for name in ("alpha", "beta"):
         scalar(getattr(options, name), product, name)
+    check_symmetry(operands)
     if options.epilogue is not None:
         operands = _with_epilogue(operands)
     limit: object = options.memory_limit

@@ -25,9 +25,9 @@ def with_symmetry(options: ProductOptions, A: object, B: object) -> ProductOptio
     said, fill = options.symmetric, options.fill
     if isinstance(said, np.bool_):
         said = bool(said)
-    if not (said is None or isinstance(said, bool) or said == HERMITIAN):
+    if not (said is None or isinstance(said, bool) or (isinstance(said, str) and said == HERMITIAN)):
         raise OptionError(f'symmetric: got {quoted(said)}; it is True, False, None, or "{HERMITIAN}"')
-    if fill not in FILLS:
+    if not (isinstance(fill, str) and fill in FILLS):
         raise OptionError(f'fill: got {quoted(fill)}; it is "both", or "lower" for zeros above the diagonal')
     found = own_product(options, A, B) if said is not False else None
     known: Symmetry | None = None
@@ -52,9 +52,9 @@ def own_product(options: ProductOptions, A: object, B: object) -> Symmetry | Non
     """What A · B is by its operands alone: None unless one is the other transposed."""
     if not (isinstance(A, DistMatrix) and isinstance(B, DistMatrix)) or A.block is not B.block:
         return None
-    if A.flipped ^ bool(options.transpose_a) == B.flipped ^ bool(options.transpose_b):
+    if (A.flipped != options.is_so("transpose_a")) == (B.flipped != options.is_so("transpose_b")):
         return None
-    return Symmetry(_is_complex(A) and bool(options.conjugate_a) != bool(options.conjugate_b))
+    return Symmetry(_is_complex(A) and options.is_so("conjugate_a") != options.is_so("conjugate_b"))
 
 
 def _is_complex(A: object) -> bool:
@@ -68,7 +68,11 @@ def _keeps_it(options: ProductOptions, found: Symmetry) -> bool:
 
 
 def _is_real(x: Any) -> bool:
-    return not np.any(np.imag(x))
+    """Whether a scalar is real; what is no scalar is refused later."""
+    try:
+        return complex(x).imag == 0
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def check_symmetry(operands: Operands) -> None:
