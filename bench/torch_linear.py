@@ -1,36 +1,35 @@
 """`mpiexec -n 4 python -m bench.torch_linear`: y = x @ w and its gradients by rma_mm.torch and by DTensor over gloo.
 
 Both run in the same processes on the same data, round by round in turn, and the results of both are compared with each
-other. x is 4096×1024 and w 1024×4096, placed as a column layer (w and y in columns), a row layer (x in columns, w in
-rows, y summed into rows) and a data-parallel one (x and y in rows) have them. The last line says what `mm` adds to
-`plan.execute` at 512³. The bars: ratio ≤ 0.75 on one node, ≤ 100 µs.
+other. x is 4096×1024 and w 1024×4096, placed as in a column layer (w and y in columns), a row layer (x in columns, w in
+rows, y summed into rows), a data-parallel one (x and y in rows), and in blocks on the squarest grid. The last line says
+what `mm` adds to `plan.execute` at 512³. The bars: ratio ≤ 0.75 on one node, ≤ 100 µs.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 import rma_mm
 import rma_mm.torch as rt
 from bench import measure
+from rma_mm.geometry.mesh import grids
 
 PLACES = {
-    "column": ("*, *", "*, i", "*, i"),
-    "row": ("*, i", "i, *", "i, *"),
-    "data": ("i, *", "*, *", "i, *"),
+    "column": (1, "*, *", "*, i", "*, i"),
+    "row": (1, "*, i", "i, *", "i, *"),
+    "data": (1, "i, *", "*, *", "i, *"),
+    "blocks": (2, "i, j", "i, j", "i, j"),
 }
-"""Layouts of x, w and y on a mesh of one axis."""
-PLACEMENTS = {"*, *": Replicate(), "i, *": Shard(0), "*, i": Shard(1)}
+"""Axes of the mesh, and layouts of x, w and y."""
 TOLERANCE = 1e-5
 """Of the largest element, for sums in another order in float32."""
 
@@ -42,25 +41,21 @@ class Case:
         m, n, k = shape
         random = np.random.default_rng(1)
         self.mesh, self.places = mesh, places
-        self.devices = rt.device_mesh(mesh)
         self.shapes = (m, k), (k, n), (m, n)
         tiles = []
         for extents, place in zip(self.shapes, places, strict=True):
             whole = random.standard_normal(extents, np.float32)
             D = rma_mm.DistMatrix.from_numpy(whole, mesh, place)
             tiles.append(torch.from_numpy(np.array(D.tile)))
-        self.x, self.w, self.dy = tiles
-        self.ours = [each.clone().requires_grad_() for each in tiles[:2]]
-        self.theirs = [self.dtensor(n).requires_grad_() for n in range(2)]
-        self.theirs_dy = self.dtensor(2)
+        x, w, self.dy = tiles
+        self.ours = [each.clone().requires_grad_() for each in (x, w)]
+        self.theirs = [self.dtensor(n, each).requires_grad_() for n, each in enumerate((x, w))]
+        self.theirs_dy = self.dtensor(2, self.dy)
 
-    def dtensor(self, n: int) -> DTensor:
-        """x, w or dy."""
-        tile, shape = (self.x, self.w, self.dy)[n], self.shapes[n]
-        placement = [PLACEMENTS[self.places[n]]]
-        return DTensor.from_local(
-            tile.clone(), self.devices, placement, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
-        )
+    def dtensor(self, n: int, tile: torch.Tensor) -> DTensor:
+        """A copy of x, w or dy."""
+        matrix = rma_mm.DistMatrix.from_local(tile.clone().numpy(), self.shapes[n], self.mesh, self.places[n])
+        return rt.to_dtensor(matrix)
 
     def by_rma_mm(self) -> list[torch.Tensor]:
         """y and both gradients; this rank's tiles."""
@@ -80,12 +75,9 @@ class Case:
         return [each.to_local().detach() for each in (y, *grads)]
 
 
-def timed(comm: MPI.Intracomm, call: Callable[[], Any]) -> float:
-    """Seconds until the last rank has done it."""
-    comm.Barrier()
-    begun = time.perf_counter()
-    call()
-    return comm.allreduce(time.perf_counter() - begun, MPI.MAX)
+def balanced(ranks: int, axes: int) -> tuple[int, ...]:
+    """The squarest grid of so many axes."""
+    return max(grids(ranks, axes), key=min)
 
 
 def contest(comm: MPI.Intracomm, case: Case, rounds: int) -> dict[str, Any]:
@@ -93,12 +85,8 @@ def contest(comm: MPI.Intracomm, case: Case, rounds: int) -> dict[str, Any]:
     pairs = zip(case.by_rma_mm(), case.by_dtensor(), strict=True)
     off = max(float((mine - other).abs().max() / other.abs().max()) for mine, other in pairs)
     right = comm.allreduce(off, MPI.MAX) < TOLERANCE
-    seconds: dict[str, list[float]] = {"rma_mm": [], "DTensor": []}
-    for n in range(rounds):
-        order = [("rma_mm", case.by_rma_mm), ("DTensor", case.by_dtensor)]
-        for name, call in order[:: 1 if n % 2 else -1]:
-            seconds[name].append(timed(comm, call))
-    ours, theirs = (median(each) for each in seconds.values())
+    seconds = measure.interleaved(comm, {"rma_mm": case.by_rma_mm, "DTensor": case.by_dtensor}, rounds)
+    ours, theirs = measure.medians(seconds).values()
     return {"right": right, "seconds": seconds, "rma_mm": ours, "DTensor": theirs, "ratio": ours / theirs}
 
 
@@ -106,18 +94,15 @@ def overhead(comm: MPI.Intracomm, mesh: rma_mm.Mesh, rounds: int) -> float:
     """Seconds that `mm` takes beyond `plan.execute` at 512³: the difference of medians."""
     n, places = 512, ("i, *", "*, *", "i, *")
     case = Case(mesh, (n, n, n), places)
-    x, w = case.x, case.w
+    x, w = (each.detach() for each in case.ours)
     A, B = (
         rma_mm.DistMatrix.from_local(each.numpy(), (n, n), mesh, place)
         for each, place in zip((x, w), places, strict=False)
     )
     plan = rma_mm.plan(A, B, mesh, layout=places[2])
-    calls = [lambda: plan.execute(A, B), lambda: rt.mm(x, w, mesh, *places)]
-    seconds: list[list[float]] = [[], []]
-    for _ in range(20 * rounds):
-        for call, samples in zip(calls, seconds, strict=True):
-            samples.append(timed(comm, call))
-    return median(seconds[1]) - median(seconds[0])
+    calls = {"execute": lambda: plan.execute(A, B), "mm": lambda: rt.mm(x, w, mesh, *places)}
+    found = measure.medians(measure.interleaved(comm, calls, 20 * rounds, settle=0))
+    return found["mm"] - found["execute"]
 
 
 def main(comm: MPI.Intracomm) -> int:
@@ -129,10 +114,13 @@ def main(comm: MPI.Intracomm) -> int:
     with tempfile.TemporaryDirectory() as own:
         store = f"file://{comm.bcast(own)}/store"
         dist.init_process_group("gloo", store, world_size=comm.size, rank=comm.rank)
+        cases = {}
+        for name, (axes, *places) in PLACES.items():
+            with rma_mm.Mesh(balanced(comm.size, axes), comm) as mesh:
+                torch.set_num_threads(mesh.threads)
+                cases[name] = contest(comm, Case(mesh, options.shape, places), options.rounds)
         with rma_mm.Mesh((comm.size,), comm) as mesh:
-            torch.set_num_threads(mesh.threads)
             where = measure.machine(comm, mesh.window_flavour) | {"torch": torch.__version__, "threads": mesh.threads}
-            cases = {name: contest(comm, Case(mesh, options.shape, PLACES[name]), options.rounds) for name in PLACES}
             added = overhead(comm, mesh, options.rounds)
         dist.destroy_process_group()
     if comm.rank == 0:

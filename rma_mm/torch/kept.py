@@ -61,11 +61,11 @@ class KeptTensors:
         matrix = slot.matrix
         assert matrix is not None
         tile: NDArray[Any] = matrix.tile
-        is_brain = tile.dtype == BFLOAT16
-        shown = (tile.view(np.int16) if is_brain else tile).view(ShownTile)
+        is_bfloat16 = tile.dtype == BFLOAT16
+        shown = (tile.view(np.int16) if is_bfloat16 else tile).view(ShownTile)
         shown.matrix, slot.shown = matrix, ref(shown)
         tensor = from_numpy(shown)
-        tensor = tensor.view(bfloat16) if is_brain else tensor
+        tensor = tensor.view(bfloat16) if is_bfloat16 else tensor
         if tile.size:
             self.shown[tensor.data_ptr()] = shown
         else:

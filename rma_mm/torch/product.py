@@ -71,7 +71,8 @@ class TorchProduct:
         self.y_layout = asked.layout
         """Where y lies, once the first plan has decided that."""
         self.ones: DistMatrix | None = None
-        self._pools: dict[str, ResultPool] = {}
+        self.known_pools: dict[str, ResultPool] = {}
+        """By what is to lie there."""
         self.key: tuple[object, ...] = ()
         """Under which it is kept."""
         self.results = ("y", "y") if asked.keeps_sums else ("y",)
@@ -117,7 +118,7 @@ class TorchProduct:
         return [self._pool(what) for what in whats]
 
     def _pool(self, what: str) -> ResultPool:
-        found = self._pools.get(what)
+        found = self.known_pools.get(what)
         if found is None:
             assert self.y_layout is not None
             shape, layout = {
@@ -126,7 +127,7 @@ class TorchProduct:
                 "w": (self.shapes[1], gradient_layout(self.asked.w_layout)),
                 "bias": ((1, self.n), replace(self.y_layout, splits=((), self.y_layout.splits[1]))),
             }[what]  # fmt: skip
-            found = self._pools[what] = self.kept.pool(shape, self.dtype, layout)
+            found = self.known_pools[what] = self.kept.pool(shape, self.dtype, layout)
         return found
 
     # -- computing --------------------------------------------------------------------------------
@@ -174,5 +175,5 @@ class TorchProduct:
         for plan in self.plans.values():
             plan.close()
         self.plans.clear()
-        self._pools.clear()
+        self.known_pools.clear()
         self.ones = None

@@ -87,9 +87,19 @@ def _asked(
         if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
             raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
         places.append(parse_layout(place, mesh) if isinstance(place, str) else place)
+        if isinstance(place, Layout):
+            _check_axes(name, place, mesh)
     x_place, w_place, y_place = places
     assert x_place is not None and w_place is not None
     return Asked(x_place, w_place, y_place, transpose_w, has_bias, activation, keeps_sums)
+
+
+def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
+    """Raises LayoutError for axes that the mesh does not have."""
+    grid = place.mesh(mesh)
+    named = {*place.split_axes, *place.skew_axes, *place.partial, *(axis for axis, _ in place.pins)}
+    if grid.size > mesh.size or not named <= set(grid.names):
+        raise LayoutError(f"{name}: got {place}; the mesh {mesh} has the axes {', '.join(mesh.names)}")
 
 
 def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) -> Tensor:
@@ -129,8 +139,8 @@ class KeptProducts:
     def of(cls, mesh: Mesh) -> KeptProducts:
         """Those of `mesh`, which closes them."""
         found = mesh.kept.get(cls)
+        mesh.require_open()
         if found is None:
-            mesh.require_open()
             found = mesh.kept[cls] = cls(mesh)
         assert isinstance(found, cls)
         return found
@@ -151,7 +161,8 @@ class KeptProducts:
         wants: of which of them a gradient is wanted. One ballot where all ranks know all of it from before.
         """
         product, a, b = self._known(asked, tensors)
-        pools = product.pools(*product.results) if product and a and b else []
+        is_ready = product is not None and product.y_layout is not None and a is not None and b is not None
+        pools = product.pools(*product.results) if product and is_ready else []
         free = free_slots(pools)
         value = digest(product.serial, a.facts, b.facts, wants) if product and a and b else 0
         is_known = self.ballot.cast(value, not pools, (*_twice(free), 0, 0, 0, 0, 0))
@@ -197,6 +208,7 @@ class KeptProducts:
         assert a is not None and b is not None
         product.plan("y", a, b)
         self._check_bias(product, [shapes[2] for shapes, _ in everyone])
+        self.by_tiles[_by_tiles(asked, tensors)] = product.key
         return product, a, b
 
     def _product(self, asked: Asked, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
@@ -207,11 +219,18 @@ class KeptProducts:
         if key not in self.kinds:
             made = TorchProduct(self.tensors, asked, x, w, TYPES[tensors[0].dtype])
             if len(self.kinds) >= PRODUCTS:
-                self.kinds.popitem(last=False)[1].close()
+                self._forget()
             made.key = key
             self.kinds[key] = made
-        self.by_tiles[_by_tiles(asked, tensors)] = key
         return self.kinds[key]
+
+    def _forget(self) -> None:
+        """Drop the product that was used longest ago, and the memory for results of none but it."""
+        key, product = self.kinds.popitem(last=False)
+        product.close()
+        self.by_tiles = {tiles: kind for tiles, kind in self.by_tiles.items() if kind != key}
+        used = {id(pool) for kind in self.kinds.values() for pool in kind.known_pools.values()}
+        self.tensors.pools = {name: pool for name, pool in self.tensors.pools.items() if id(pool) in used}
 
     def _check_bias(self, product: TorchProduct, shapes: list[Any]) -> None:
         """Raises ShapeError where the biases, whose shapes are given by rank, are not each rank's columns of y."""
@@ -255,8 +274,8 @@ class KeptProducts:
 
 def _by_tiles(asked: Asked, tensors: Sequence[Any]) -> tuple[object, ...]:
     """What this rank sees of a product."""
-    x, w, _ = tensors
-    return asked, x.shape, w.shape, x.dtype
+    x, w, bias = tensors
+    return asked, x.shape, w.shape, x.dtype, bias if bias is None else bias.shape
 
 
 def _fault(tensors: Sequence[Any]) -> RmaError | None:

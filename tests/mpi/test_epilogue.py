@@ -256,3 +256,26 @@ def test_the_command_line_refuses(comm, here):
         ("A.npy B.npy --result-dtype int8", "never down"),
     ):
         refused(command(comm, wrong, here), words)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_another_bias(comm):
+    """What is bound adds the new values, of which each rank needs its own only; what does not fit is refused."""
+    with Mesh((2, 2), comm) as mesh:
+        x = np.random.default_rng(1).integers(-3, 4, (6, 6)).astype(np.float32)
+        A, first, second = DistMatrix.from_numpy(x, mesh), np.arange(6.0), np.arange(6.0)[::-1] * 2
+        for per in ("column", "row"):
+            epilogue = Epilogue(first, per, "relu")
+            plan = rma_mm.plan(A, A, mesh, layout="i,j", epilogue=epilogue, compute_dtype="f8")
+            for bias in (first, second):
+                C = plan.execute(A, A)
+                assert np.array_equal(C.to_numpy(), np.maximum(x @ x + (bias if per == "column" else bias[:, None]), 0))
+                if mesh.checks is None:
+                    own = C.region[per == "column"].indices
+                    plan.set_bias(second[own], own)
+                else:
+                    plan.set_bias(second)
+            with pytest.raises(ShapeError, match=r"\(5,\); here it is \(6,\)"):
+                plan.set_bias(second[1:])
+        with pytest.raises(OptionError, match="adds no bias"):
+            rma_mm.plan(A, A, mesh).set_bias(first)

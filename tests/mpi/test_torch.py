@@ -28,6 +28,7 @@ from rma_mm.errors import (
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.torch.products import KeptProducts
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
 from tests.strategies import layouts
@@ -253,12 +254,36 @@ def test_errors_are_the_same_on_every_rank(comm):
         same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation="tanh"), "'tanh'", "relu, gelu")
         same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i"), "x_layout")
         same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i", x_layout="*,i"), "bias")
+        layer = rt.Linear(3, 4, mesh, dtype=torch.float32)
+        layer.bias = torch.nn.Parameter(torch.ones(4 + (mesh.rank == 0)))
+        for _ in range(2):  # what was refused is not known the next time
+            same_error(comm, ShapeError, lambda: layer(x), "bias: got shape (5,) on rank 0")
+        sums = Layout(((), ()), partial=("k",))
+        same_error(comm, LayoutError, wrong(layouts=(sums, "*,*", None)), "x_layout", "k=sum")
         torch.testing.assert_close(wrong()(), x @ w)  # all goes on
         y = rt.mm(x.requires_grad_(), w, mesh, "*,*", "*,*", "*,*")
         with torch.no_grad():
             w += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_memory_of_many_kinds_is_bounded(comm):
+    """Shapes that never come again: plans and the memory for their results go."""
+    with Mesh((2,), comm) as mesh, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rma_mm.torch.products.PRODUCTS", 3)
+        kept = KeptProducts.of(mesh)
+        for m in range(2, 9):
+            x, w = torch.ones(m, 4), torch.ones(4, 2)
+            assert torch.equal(rt.mm(x, w, mesh, "*,*", "*,*", "*,*"), x @ w)
+        assert (len(kept.kinds), len(kept.by_tiles), len(kept.tensors.pools)) == (3, 3, 3)
+        y = rt.mm(x, w, mesh, "*,*", "*,*", "*,*")
+        D = rt.matrix_of(y, mesh)  # from now on its user's
+        del y
+        assert not torch.equal(rt.mm(2 * x, w, mesh, "*,*", "*,*", "*,*"), torch.from_numpy(D.tile))
+        again = rt.mm(x, w, mesh, "*,*", "*,*", "*,*")
+        assert not np.shares_memory(again.numpy(), D.tile)
 
 
 DTENSORS = [(8, 4), (5, 3), (1, 1)]
