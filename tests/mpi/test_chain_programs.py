@@ -89,9 +89,9 @@ def test_types_and_inputs_of_any_kind(comm):
     steps = ["H = gelu(X @ W1 + b1) * 0.5 - c", "Y = H @ W2 + X", "s = sum(H, 0)", "V = (X + 1).T @ Y"]
     steps += ["t = V.T - sum(V)"]
     shapes = {name: shape for name, shape in SHAPES.items() if name != "dY"} | {"c": (1, 37)}
-    kinds = {"bfloat16": "P('i', None)", "float16": "P('i:cyclic(3)', None)", "float32": "P('i:weights(1, 3)', None)"}
+    places = ("P('i', None)", "P('i:cyclic(3)', None)", "P('i:weights(1, 3)', None)", "P(None, None, i=sum)")
     with Mesh((2,), comm) as mesh:
-        for kind, place in (kinds | {"float64": "P(None, None, i=sum)"}).items():
+        for kind, place in zip(("bfloat16", "float16", "float32", "float64"), places, strict=True):
             dtype, rng = parse_dtype(kind), np.random.default_rng(1)
             known = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
             given = {name: DistMatrix.from_numpy(x, mesh) for name, x in known.items()}
