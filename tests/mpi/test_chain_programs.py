@@ -85,7 +85,7 @@ def test_an_mlp_with_bias_gelu_and_residual(comm, check):
 
 @parallel(ranks=(3,), env=("node",))
 def test_types_and_inputs_of_any_kind(comm):
-    """Halves, summands, turned memory, uneven, cyclic and shifted placements, nothing at all; a rank beyond the mesh."""
+    """Halves, summands, turned memory, uneven, cyclic, shifted placements, nothing at all; a rank beyond the mesh."""
     steps = ["H = gelu(X @ W1 + b1) * 0.5 - c", "Y = H @ W2 + X", "s = sum(H, 0)", "V = (X + 1).T @ Y"]
     steps += ["t = V.T - sum(V)"]
     shapes = {name: shape for name, shape in SHAPES.items() if name != "dY"} | {"c": (1, 37)}

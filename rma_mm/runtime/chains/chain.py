@@ -260,8 +260,10 @@ class ChainPlan:
     def _prepared(self) -> int:
         """Make matrices, plans and conversions; bytes of the fullest rank. Collective. Raises MemoryLimitError."""
         places = self._places()
-        moved = sum(map(self._scratch, [*self.answer.conversions, *self._gathered()]))
-        taken = sum(self._nbytes(*place) for place in places) + moved + self._work_bytes()
+        gathered = self._gathered()
+        moved = sum(map(self._scratch, [*self.answer.conversions, *gathered]))
+        held = [*places, *((each.name, each.source) for each in gathered)]
+        taken = sum(self._nbytes(*place) for place in held) + moved + self._work_bytes()
         (most,) = largest(self.mesh.comm, [taken])
         limit = self.chain.options.memory_limit
         if limit is not None and most > limit:
