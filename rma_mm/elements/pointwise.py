@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.elements.dtypes import accumulator, check_dtype, is_half, rank
+from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, is_half, rank
 from rma_mm.errors import DtypeError, cut
 
 Array = NDArray[Any]
@@ -71,12 +71,16 @@ def result_of(name: str, operands: list[np.dtype[Any] | Constant]) -> np.dtype[A
         if isinstance(x, np.dtype) and rank(x) not in operation.takes:
             takes = ", ".join(RANKS[n] for n in operation.takes)
             raise DtypeError(f"{operation.text.format('x', 'y')} of {x.name}; it takes {takes}")
-    ones = [x.value if isinstance(x, Constant) else np.ones(1, x) for x in operands]
+    has_number = any(isinstance(x, Constant) for x in operands)
+    like = {BFLOAT16: np.dtype(np.float16)} if has_number else {}  # NumPy has no rule for numbers with bfloat16
+    ones = [x.value if isinstance(x, Constant) else np.ones(1, like.get(x, x)) for x in operands]
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(operation.probe(*ones)).dtype
     except (TypeError, OverflowError) as error:
         raise DtypeError(f"{str(error).rstrip('.')}; use a wider type") from None
+    if BFLOAT16 in operands and has_number and found == np.float16:
+        return check_dtype(BFLOAT16)
     return check_dtype(found, "the result's dtype")
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rma_mm.elements import pointwise
-from rma_mm.elements.pointwise import Pointwise
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.elements.pointwise import Constant, Pointwise, result_of
 from rma_mm.errors import DtypeError, OptionError, ShapeError
 from rma_mm.kernels.epilogue.pointwise import apply, summed
 from rma_mm.policy.planner import chain_gradients
@@ -322,6 +323,24 @@ def test_types_that_have_no_rule(step: str, dtype: str, words: list[str]) -> Non
     with pytest.raises(DtypeError) as caught:
         read([step], dtype=dtype)
     assert all(word in str(caught.value) for word in [*words, step]), caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "wanted"),
+    [
+        ("*", ("bfloat16", 0.5), "bfloat16"),
+        ("+", ("bfloat16", 2), "bfloat16"),
+        ("*", ("bfloat16", 2j), "complex64"),
+        ("+", ("bfloat16", "float32"), "float32"),
+        ("-", ("int8", 3), "int8"),
+        ("/", ("int8", "int8"), "float64"),
+        ("*", ("float32", 0.1), "float32"),
+        ("gelu'", ("float16",), "float16"),
+    ],
+)
+def test_types_of_operations(name: str, operands: tuple, wanted: str) -> None:
+    given = [parse_dtype(x) if isinstance(x, str) else Constant.of(x) for x in operands]
+    assert result_of(name, given).name == wanted
 
 
 def test_inputs_that_no_step_reads() -> None:

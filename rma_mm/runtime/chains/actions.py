@@ -92,9 +92,10 @@ class AxisSums(StepPlaces):
         own = here[self.result] if self.own is None else self.own
         factor = self.step.factors[0]
         source = here[place].T if factor.transposed else here[place]
-        tile = source.tile.conj() if factor.conjugated else source.tile
         if own.tile.size:
-            summed(tile, self.step.axes, own.tile)
+            summed(source.tile, self.step.axes, own.tile)
+            if factor.conjugated:
+                np.conjugate(own.tile, out=own.tile)
         if self.moving is not None:
             meet(own)
             self.moving.run(own)

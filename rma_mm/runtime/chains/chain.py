@@ -116,7 +116,7 @@ class ChainPlan:
         self._in_place: set[Place] = set()
         """Matrices that are read where they lie on node-mates."""
         self._news: set[Place] = set()
-        """Matrices that were made since all ranks met, as far as steps are prepared."""
+        """Matrices that not all ranks are sure to see yet as they were made, as far as steps are prepared."""
         self._is_closed = False
         self._last: list[tuple[str, float]] = []
         """What was in force for each step when the chain was closed."""
@@ -260,8 +260,10 @@ class ChainPlan:
     def _prepared(self) -> int:
         """Make matrices, plans and conversions; bytes of the fullest rank. Collective. Raises MemoryLimitError."""
         places = self._places()
-        moved = sum(map(self._scratch, [*self.answer.conversions, *self._gathered()]))
-        taken = sum(self._nbytes(*place) for place in places) + moved + self._work_bytes()
+        gathered = self._gathered()
+        moved = sum(map(self._scratch, [*self.answer.conversions, *gathered]))
+        held = [*places, *((each.name, each.source) for each in gathered)]
+        taken = sum(self._nbytes(*place) for place in held) + moved + self._work_bytes()
         (most,) = largest(self.mesh.comm, [taken])
         limit = self.chain.options.memory_limit
         if limit is not None and most > limit:
@@ -327,13 +329,13 @@ class ChainPlan:
         to, source = self._made[each.name, each.target], (each.name, each.source)
         moving = Moving(self.mesh, to.shape, to.dtype, each.source, to.layout, to.tile, to.block)
         self._actions.append(Conversion(moving, source, source in self._news))
-        self._news.clear() if source in self._news else None
+        self._news.discard(source)
 
     def _action(self, placed: StepPlaces, product: Frontier | None) -> Action:
         """A step as the next action. Collective."""
         step = placed.step
         if product is not None:
-            self._news.clear()  # ranks meet before every product, and behind it
+            self._news -= {*placed.reads[:2], placed.result}  # ranks meet before every product, and behind it
             plan = product.plan()
             self.plans.append(plan)
             read = {place for x, place in zip("AB", placed.reads, strict=False) if plan.settled.reads_in_place(x)}
@@ -346,7 +348,7 @@ class ChainPlan:
         assert own is not None
         is_there = self._is_there(step, own, placed.layouts[-1])
         if not is_there:
-            self._news.clear()
+            self._news.discard(placed.result)
         return summing(self.mesh, placed, own, self._made[placed.result], is_there)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
