@@ -18,6 +18,7 @@ _PUBLIC = {
     "Epilogue": ".kernels.epilogue.epilogue",
     "Mesh": ".runtime.ranks.mesh",
     "Plan": ".runtime.products.plan",
+    "closure": ".runtime.graphs.closure",
     "list_algorithms": ".algorithms",
     "load": ".runtime.matrices.matrix",
     "matmul": ".runtime.products.matmul",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rma_mm.algorithms import list_algorithms
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
+    from rma_mm.runtime.graphs.closure import closure
     from rma_mm.runtime.matrices.matrix import DistMatrix, load
     from rma_mm.runtime.products.matmul import matmul, plan
     from rma_mm.runtime.products.plan import Plan
@@ -43,6 +45,7 @@ __all__ = [
     "Mesh",
     "Plan",
     "__version__",
+    "closure",
     "list_algorithms",
     "load",
     "matmul",
