@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.elements.semiring import Semiring, check_semiring, find_semiring
+from rma_mm.elements.semiring import MAX_MIN, MIN_PLUS, OR_AND, Semiring, check_semiring, find_semiring
 from rma_mm.errors import DtypeError, LayoutError, MeshError, NegativeCycleError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.graphs.edges import Edges, by_rows, fill, is_sparse
@@ -19,9 +19,9 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 
-PATHS = {"min_plus": "shortest paths", "max_min": "widest paths", "or_and": "what is reached"}
+PATHS = {MIN_PLUS.name: "shortest paths", MAX_MIN.name: "widest paths", OR_AND.name: "what is reached"}
 """Semiring → what its closure is."""
-TRACED = ("min_plus", "max_min")
+TRACED = (MIN_PLUS.name, MAX_MIN.name)
 """Those whose paths have predecessors."""
 BLOCK = 2**22
 """Lengths of paths that are traced at a time."""
@@ -30,7 +30,7 @@ BLOCK = 2**22
 @in_turn
 def closure(
     D: DistMatrix | NDArray[Any] | Any,
-    semiring: str = "min_plus",
+    semiring: str = MIN_PLUS.name,
     predecessors: bool = False,
     mesh: Mesh | None = None,
     layout: str | Layout | None = None,
@@ -56,7 +56,7 @@ def closure(
         raise MeshError(f"mesh: got {mesh!r}; pass a DistMatrix, or a mesh beside the array")
     matrix, ring, edges = _start(D, mesh, layout, semiring, predecessors)
     n, nothing = matrix.shape[0], ring.identity(matrix.dtype)
-    itself = True if matrix.dtype.kind == "b" else 0 if ring.name == "min_plus" else _greatest(matrix.dtype)
+    itself = True if matrix.dtype.kind == "b" else 0 if ring.name == MIN_PLUS.name else _greatest(matrix.dtype)
     if predecessors and edges is None:
         edges = Edges.gathered(matrix, nothing)
     _square(matrix, ring, itself)
@@ -114,9 +114,9 @@ def _start(
 
 def _type_of(dtype: np.dtype[Any], semiring: str) -> np.dtype[Any]:
     """The element type of the matrix that is made of a sparse one, which need not say that there is no edge."""
-    if semiring == "or_and":
+    if semiring == OR_AND.name:
         return np.dtype(bool)
-    return np.dtype(np.float64) if semiring == "min_plus" and dtype.kind in "iub" else dtype
+    return np.dtype(np.float64) if semiring == MIN_PLUS.name and dtype.kind in "iub" else dtype
 
 
 def _check_square(shape: tuple[int, ...]) -> None:
@@ -128,13 +128,13 @@ def _check(array: NDArray[Any], place: Layout, ring: Semiring) -> None:
     """Raise where a graph's matrix is none of this semiring's."""
     if place.partial:
         raise LayoutError(f"D: it is placed as {place}, in summands; redistribute it first")
-    if ring.name == "min_plus" and array.dtype.kind in "iu":
+    if ring.name == MIN_PLUS.name and array.dtype.kind in "iu":
         raise DtypeError(f"D: got {array.dtype.name}; min_plus wants floats, with inf where there is no edge")
     check_semiring(ring, array.dtype, 1, 0, False)
     if array.dtype.kind in "biu":
         return
     wide = array.astype(np.promote_types(array.dtype, np.float32), copy=False)
-    if np.isnan(wide).any() or (ring.name == "min_plus" and np.isneginf(wide).any()):
+    if np.isnan(wide).any() or (ring.name == MIN_PLUS.name and np.isneginf(wide).any()):
         got = "NaN" if np.isnan(wide).any() else "-inf"
         raise OptionError(f"D: got {got}; a weight is a number, and where there is no edge inf (-inf for max_min)")
 
@@ -151,14 +151,14 @@ def _square(matrix: DistMatrix, ring: Semiring, itself: Any) -> None:
     vertices, *at = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
     diagonal = tuple(at)
     rounding = 0.0
-    if ring.name == "min_plus":
+    if ring.name == MIN_PLUS.name:
         weights = np.abs(matrix.tile[np.isfinite(matrix.tile)].astype(np.float64))
         largest = mesh.comm.allreduce(float(weights.max(initial=0.0)), max)
         rounding = 8 * n * _eps(matrix.dtype) * largest
 
     def close(tile: NDArray[Any], rounding: float) -> int:
         """Put the path of no edges on the diagonal; the first vertex on a negative cycle, plus 1, or 0."""
-        negative = vertices[tile[diagonal] < -rounding] if ring.name == "min_plus" else vertices[:0]
+        negative = vertices[tile[diagonal] < -rounding] if ring.name == MIN_PLUS.name else vertices[:0]
         tile[diagonal] = itself
         return int(negative[0]) + 1 if len(negative) else 0
 
@@ -196,7 +196,7 @@ def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str) -> Di
     """The vertex before the last on a best path between any two, placed as the matrix is. Collective."""
     from rma_mm.kernels.paths import trace
 
-    mesh, widest = matrix.mesh, semiring == "max_min"
+    mesh, widest = matrix.mesh, semiring == MAX_MIN.name
     rows = matrix.redistribute(by_rows(mesh))
     found = DistMatrix.allocated(mesh, matrix.shape, np.dtype(np.int32), rows.layout)
     weights = edges.weights.astype(np.float64)
