@@ -19,6 +19,7 @@ _PUBLIC = {
     "Epilogue": ".kernels.epilogue.epilogue",
     "Mesh": ".runtime.ranks.mesh",
     "Plan": ".runtime.products.plan",
+    "closure": ".runtime.graphs.closure",
     "einsum": ".runtime.einsum.einsum",
     "list_algorithms": ".algorithms",
     "load": ".runtime.matrices.array",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
     from rma_mm.runtime.einsum.einsum import einsum
+    from rma_mm.runtime.graphs.closure import closure
     from rma_mm.runtime.matrices.array import DistArray, load
     from rma_mm.runtime.matrices.matrix import DistMatrix
     from rma_mm.runtime.products.matmul import matmul, plan
@@ -48,6 +50,7 @@ __all__ = [
     "Mesh",
     "Plan",
     "__version__",
+    "closure",
     "einsum",
     "list_algorithms",
     "load",

@@ -109,6 +109,10 @@ class ClosedError(RmaError, ValueError):
     """Use of a matrix, plan, mesh or window after it was closed."""
 
 
+class NegativeCycleError(RmaError, ValueError):
+    """A graph in which going round a cycle makes paths ever shorter."""
+
+
 Fault = Literal[
     "barriers", "deadlock", "filled-twice", "misfit", "no-rank", "not-dense", "not-filled", "not-final", "not-once",
     "not-opened", "not-own", "opened-twice", "out-of-bounds", "race", "summand", "unmatched", "written-late",

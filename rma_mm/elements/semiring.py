@@ -165,10 +165,10 @@ def _check_laws(semiring: Semiring, dtype: np.dtype[Any]) -> None:
 
 PLUS_TIMES = register_semiring("plus_times", np.add, np.multiply, KINDS, is_arithmetic=True)
 """The ordinary product."""
-register_semiring("min_plus", np.minimum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
+MIN_PLUS = register_semiring("min_plus", np.minimum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
 register_semiring("max_plus", np.maximum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
-register_semiring("max_min", np.maximum, np.minimum, "iuf", Distributes.ALWAYS)
-register_semiring("or_and", np.logical_or, np.logical_and, "b", Distributes.ALWAYS, is_arithmetic=True)
+MAX_MIN = register_semiring("max_min", np.maximum, np.minimum, "iuf", Distributes.ALWAYS)
+OR_AND = register_semiring("or_and", np.logical_or, np.logical_and, "b", Distributes.ALWAYS, is_arithmetic=True)
 
 
 def find_semiring(name: object) -> Semiring:

@@ -1,0 +1,1 @@
+"""Graphs as matrices: shortest and widest paths, what is reached."""

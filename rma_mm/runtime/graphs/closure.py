@@ -1,0 +1,224 @@
+"""The best of all paths between any two vertices, by squaring a graph's matrix in a semiring."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.semiring import MAX_MIN, MIN_PLUS, OR_AND, Semiring, check_semiring, find_semiring
+from rma_mm.errors import DtypeError, LayoutError, MeshError, NegativeCycleError, OptionError, ShapeError
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.graphs.edges import Edges, by_rows, fill, is_sparse
+from rma_mm.runtime.matrices.arguments import checked_array, checksum, placed
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.products.matmul import matmul
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.process_group import in_turn
+
+PATHS = {MIN_PLUS.name: "shortest paths", MAX_MIN.name: "widest paths", OR_AND.name: "what is reached"}
+"""Semiring → what its closure is."""
+TRACED = (MIN_PLUS.name, MAX_MIN.name)
+"""Those whose paths have predecessors."""
+BLOCK = 2**22
+"""Lengths of paths that are traced at a time."""
+
+
+@in_turn
+def closure(
+    D: DistMatrix | NDArray[Any] | Any,
+    semiring: str = MIN_PLUS.name,
+    predecessors: bool = False,
+    mesh: Mesh | None = None,
+    layout: str | Layout | None = None,
+) -> DistMatrix | tuple[DistMatrix, DistMatrix]:
+    """The best path between any two vertices of a graph: the closure of its (n, n) matrix D. Collective.
+
+    D[i, j]: the weight of the edge from i to j, or what says that there is none: `inf` for min_plus (shortest paths),
+    the least value for max_min (widest paths: the greatest least weight), False for or_and (what is reached). A
+    DistMatrix, which is overwritten and returned; or, with a `mesh` and if wanted a `layout`, a NumPy array, or a
+    sparse matrix of SciPy's whose stored elements are the edges, both equal on every rank. A path of no edges leads
+    from each vertex to itself.
+
+    predecessors: also return P (int32), whose P[i, j] is the vertex before j on a best path from i, -9999 where there
+    is none, and for j = i, as SciPy has it; of equally good paths one with the fewest edges, to a few rounding errors.
+    Every rank then keeps all edges for the time being. D is squared until nothing changes on any rank, at most
+    log2(n) times, beside one more matrix of its size.
+
+    Raises ShapeError, DtypeError, LayoutError, OptionError; NegativeCycleError where shortest paths have no end, after
+    which D holds no result.
+    """
+    mesh = D.mesh if isinstance(D, DistMatrix) else mesh
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"mesh: got {mesh!r}; pass a DistMatrix, or a mesh beside the array")
+    matrix, ring, edges = _start(D, mesh, layout, semiring, predecessors)
+    n, nothing = matrix.shape[0], ring.identity(matrix.dtype)
+    itself = True if matrix.dtype.kind == "b" else 0 if ring.name == MIN_PLUS.name else _greatest(matrix.dtype)
+    if predecessors and edges is None:
+        edges = Edges.gathered(matrix, nothing)
+    _square(matrix, ring, itself)
+    if edges is None:
+        return matrix
+    return matrix, _predecessors(matrix, edges, n, ring.name)
+
+
+def _start(
+    D: Any, mesh: Mesh, layout: str | Layout | None, semiring: str, predecessors: bool
+) -> tuple[DistMatrix, Semiring, Edges | None]:
+    """D on the mesh, and its edges where every rank has them already. Collective."""
+    with agreed(mesh.comm, "closure", semiring=semiring, predecessors=predecessors, layout=layout) as facts:
+        ring = find_semiring(semiring)
+        if semiring not in PATHS:
+            told = ", ".join(f"{name} ({what})" for name, what in PATHS.items())
+            raise OptionError(f"semiring: got {semiring!r}; closures are of {told}")
+        if predecessors and semiring not in TRACED:
+            raise OptionError(f"predecessors: {semiring} says only whether there is a path; use {' or '.join(TRACED)}")
+        if isinstance(D, DistMatrix):
+            array, place, shape = D.tile, D.layout, D.shape
+            facts |= {"D": D.facts, "layout": str(layout)}
+            if layout is not None and placed(layout, D.shape, mesh) != place:
+                raise LayoutError(f"layout: got {layout}; D is placed as {place}, and is overwritten where it lies")
+        else:
+            csr = D.tocsr(copy=True) if is_sparse(D) else None
+            if csr is not None:
+                csr.sum_duplicates()
+                csr = csr.astype(_type_of(csr.dtype, semiring))
+            array = checked_array(D) if csr is None else csr.data
+            shape = array.shape if csr is None else csr.shape
+            _check_square(shape)
+            place = placed(layout, shape, mesh)
+            parts = [array] if csr is None else [array, csr.indices, csr.indptr]
+            facts |= {"shape": shape, "elements (by checksum)": [checksum(part.reshape(1, -1)) for part in parts]}
+        _check_square(shape)
+        _check(array, place, ring)
+    if isinstance(D, DistMatrix):
+        return D, ring, None
+    nothing = ring.identity(array.dtype)
+    matrix = DistMatrix.allocated(mesh, shape, array.dtype, place)
+    if csr is None:
+        matrix.tile[...] = array[matrix.region.selector()]
+    else:
+        fill(matrix, csr, nothing)
+    if not predecessors:
+        return matrix, ring, None
+    if csr is None:
+        begins, ends = np.nonzero(array != nothing)
+        return matrix, ring, Edges.of(shape[0], begins, ends, array[begins, ends])
+    kept = array != nothing
+    begins = np.repeat(np.arange(shape[0]), np.diff(csr.indptr))
+    return matrix, ring, Edges.of(shape[0], begins[kept], csr.indices[kept], array[kept])
+
+
+def _type_of(dtype: np.dtype[Any], semiring: str) -> np.dtype[Any]:
+    """The element type of the matrix that is made of a sparse one, which need not say that there is no edge."""
+    if semiring == OR_AND.name:
+        return np.dtype(bool)
+    return np.dtype(np.float64) if semiring == MIN_PLUS.name and dtype.kind in "iub" else dtype
+
+
+def _check_square(shape: tuple[int, ...]) -> None:
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ShapeError(f"D: got the shape {tuple(shape)}; the matrix of a graph is square")
+
+
+def _check(array: NDArray[Any], place: Layout, ring: Semiring) -> None:
+    """Raise where a graph's matrix is none of this semiring's."""
+    if place.partial:
+        raise LayoutError(f"D: it is placed as {place}, in summands; redistribute it first")
+    if ring.name == MIN_PLUS.name and array.dtype.kind in "iu":
+        raise DtypeError(f"D: got {array.dtype.name}; min_plus wants floats, with inf where there is no edge")
+    check_semiring(ring, array.dtype, 1, 0, False)
+    if array.dtype.kind in "biu":
+        return
+    wide = array.astype(np.promote_types(array.dtype, np.float32), copy=False)
+    if np.isnan(wide).any() or (ring.name == MIN_PLUS.name and np.isneginf(wide).any()):
+        got = "NaN" if np.isnan(wide).any() else "-inf"
+        raise OptionError(f"D: got {got}; a weight is a number, and where there is no edge inf (-inf for max_min)")
+
+
+def _greatest(dtype: np.dtype[Any]) -> Any:
+    """What leaves every value as it is under minimum."""
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
+def _square(matrix: DistMatrix, ring: Semiring, itself: Any) -> None:
+    """Square a matrix in place until nothing changes, or all paths are counted. Collective."""
+    n, mesh = matrix.shape[0], matrix.mesh
+    rows, cols = (span.indices for span in matrix.region)
+    vertices, *at = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
+    diagonal = tuple(at)
+    rounding = 0.0
+    if ring.name == MIN_PLUS.name:
+        weights = np.abs(matrix.tile[np.isfinite(matrix.tile)].astype(np.float64))
+        largest = mesh.comm.allreduce(float(weights.max(initial=0.0)), max)
+        rounding = 8 * n * _eps(matrix.dtype) * largest
+
+    def close(tile: NDArray[Any], rounding: float) -> int:
+        """Put the path of no edges on the diagonal; the first vertex on a negative cycle, plus 1, or 0."""
+        negative = vertices[tile[diagonal] < -rounding] if ring.name == MIN_PLUS.name else vertices[:0]
+        tile[diagonal] = itself
+        return int(negative[0]) + 1 if len(negative) else 0
+
+    through = mesh.comm.allreduce(close(matrix.tile, 0.0), max)
+    now, other = matrix, DistMatrix.allocated(mesh, matrix.shape, matrix.dtype, matrix.layout)
+    for _ in range(ceil(log2(n)) if n > 1 else 0):
+        if through:
+            break
+        matmul(now, now, mesh, out=other, semiring=ring.name)
+        cycle = close(other.tile, rounding)
+        changed = not np.array_equal(now.tile, other.tile)
+        through, is_changed = mesh.comm.allreduce((cycle, changed), _larger)
+        now, other = other, now
+        if not is_changed:
+            break
+    if through:
+        raise NegativeCycleError(
+            f"D: a cycle of negative weight leads through vertex {through - 1}, so that there are no shortest paths"
+        )
+    if now is not matrix:
+        matrix.copy_from(now)
+    (other if now is matrix else now).close()
+
+
+def _larger(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
+    return max(one[0], other[0]), one[1] or other[1]
+
+
+def _eps(dtype: np.dtype[Any]) -> float:
+    """The rounding error of a number near 1."""
+    return float({2: 2.0**-7}.get(dtype.itemsize, 0.0) or np.finfo(dtype).eps)
+
+
+def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str) -> DistMatrix:
+    """The vertex before the last on a best path between any two, placed as the matrix is. Collective."""
+    from rma_mm.kernels.paths import trace
+
+    mesh, widest = matrix.mesh, semiring == MAX_MIN.name
+    rows = matrix.redistribute(by_rows(mesh))
+    found = DistMatrix.allocated(mesh, matrix.shape, np.dtype(np.int32), rows.layout)
+    weights = edges.weights.astype(np.float64)
+    order = np.unique(edges.weights)
+    if widest:  # by their rank: any integers are exact so
+        weights = np.searchsorted(order, edges.weights).astype(np.float64)
+    sources, step = rows.region[0].indices, max(1, BLOCK // max(1, n))
+    eps = 0.0 if widest else 4 * (log2(max(2, n)) + 1) * _eps(matrix.dtype)
+    for begin in range(0, len(sources), step):
+        part = rows.tile[begin : begin + step]
+        lengths = _ranked(part, order) if widest else part.astype(np.float64)
+        mine = sources[begin : begin + step].astype(np.int64)
+        found.tile[begin : begin + step] = trace(lengths, mine, edges.starts, edges.ends, weights, widest, eps)
+    rows.close()
+    return found.redistribute(matrix.layout)
+
+
+def _ranked(widths: NDArray[Any], order: NDArray[Any]) -> NDArray[np.float64]:
+    """Widths of paths by their rank among the weights; -inf where there is no path, inf on the diagonal."""
+    at = np.searchsorted(order, widths)
+    ranks = at.astype(np.float64)
+    ranks[at == len(order)] = np.inf
+    known = np.append(order, order[-1:] if len(order) else widths.dtype.type(0))
+    ranks[(at < len(order)) & (known[at] != widths)] = -np.inf
+    return ranks
