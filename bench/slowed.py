@@ -19,7 +19,7 @@ import rma_mm
 from bench import measure
 from bench.uneven import pin
 from rma_mm import DistMatrix, Mesh
-from rma_mm.kernels.speed import SIZE
+from rma_mm.kernels.choice.speed import SIZE
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.speeds import round_of
 

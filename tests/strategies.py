@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
 from rma_mm.policy.model.machine import TYPICAL

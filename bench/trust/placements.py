@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import prod
 from random import Random
 
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, grids
 
 KINDS = ("even", "even", "cyclic", "weights", "bounds")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.distal import parse_distal
 from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Wanted

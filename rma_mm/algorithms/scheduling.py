@@ -69,7 +69,8 @@ from rma_mm.algorithms.placed_loops import PlacedLoops
 from rma_mm.algorithms.statement import PLAIN, Statement, parse_statement
 from rma_mm.algorithms.survey import one_sided, placed_work
 from rma_mm.errors import AlgorithmError, LayoutError
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.schedule.row import DIMS, OWNERS, Cut, Grains, Row, stationary
 

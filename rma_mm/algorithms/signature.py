@@ -21,7 +21,8 @@ import re
 from dataclasses import replace
 
 from rma_mm.algorithms.survey import one_sided, placed_work
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
 from rma_mm.geometry.notations.sbp import Placed, Sbp, deduce, parse_sbp, sbp_text, sbp_to_layout
 from rma_mm.schedule.row import Row, Wanted, stationary

@@ -5,7 +5,8 @@ shared memory systems", IPDPS 2004. Its diagonal shift of starting points is the
 even blocks is gone.
 """
 
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.schedule.row import Row, stationary
 

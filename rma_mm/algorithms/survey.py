@@ -17,7 +17,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
-from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, divisors
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Setting, Wanted, WorkMap, is_placed_as

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from rma_mm.algorithms.stationary import STATIONARY_C
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, grids
 from rma_mm.geometry.shares import cuts_by_speed, slices
 from rma_mm.schedule.row import Row, Setting, Wanted, stationary

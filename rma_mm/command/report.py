@@ -15,7 +15,7 @@ from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
 from rma_mm.kernels.choice.rates import calls_a_second
-from rma_mm.kernels.speed import square
+from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.needs import merged
 from rma_mm.runtime.products.plan import Plan

@@ -16,7 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
-from rma_mm.geometry.layout import Level, Split
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 
 FLOOR = 512

@@ -10,7 +10,8 @@ import torch
 from torch.nn.init import calculate_gain
 
 from rma_mm.errors import LayoutError, MeshError, OptionError, quoted
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span

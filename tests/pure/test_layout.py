@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import MOST_BLOCKS, Layout, Level, everywhere
+from rma_mm.geometry.layout import Layout, everywhere
+from rma_mm.geometry.level import MOST_BLOCKS, Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rma_mm.errors import LayoutError, MeshError
 from rma_mm.geometry import notation
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import notations, parse_layout
 from rma_mm.geometry.span import Region, Span

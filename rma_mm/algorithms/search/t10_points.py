@@ -11,7 +11,8 @@ from functools import lru_cache
 from heapq import nsmallest
 from itertools import product
 
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
 from rma_mm.schedule.row import Setting
 

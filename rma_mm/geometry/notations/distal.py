@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 

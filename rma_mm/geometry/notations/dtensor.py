@@ -12,7 +12,8 @@ from __future__ import annotations
 from itertools import accumulate
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.sbp import Placed, Sbp, sbp_to_layout
 

@@ -7,7 +7,8 @@ systematic journey"). Here the notation means the order of the axes, and cuts ar
 
 from __future__ import annotations
 
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import inf, prod
 from typing import cast
 
-from rma_mm.geometry.layout import CutKind, Layout, Level, Split, cyclic_fault, is_whole
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import CutKind, Level, Split, cyclic_fault, is_whole
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader
 

@@ -6,7 +6,8 @@ import re
 from typing import NoReturn, cast
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import MeshShape
 
 TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_]\w*)|(?P<number>[0-9]+)|(?P<mark>[\[\](),]))")

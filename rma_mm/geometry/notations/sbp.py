@@ -19,7 +19,8 @@ from math import prod
 from typing import Literal, cast, get_args
 
 from rma_mm.errors import LayoutError
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 

@@ -57,7 +57,12 @@ class Epilogue:
             object.__setattr__(self, "bias", kept)
 
     def put(self, at: Any, values: Any) -> None:
-        """Let the bias have other values at these indices; plans are told by `Plan.set_bias`. `text` stays."""
+        """Let the bias have other values at these indices; plans are told by `Plan.set_bias`. `text` stays.
+
+        Raises ShapeError.
+        """
+        if np.shape(values) != self.bias[at].shape:
+            raise ShapeError(f"set_bias: got values of shape {np.shape(values)}; here it is {self.bias[at].shape}")
         self.bias.flags.writeable = True
         self.bias[at] = values
         self.bias.flags.writeable = False

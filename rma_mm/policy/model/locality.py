@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.joint_cuts import Joint, joint
 from rma_mm.policy.model.spans import DimSpans, Figures, Numbers, SpanOverlap, dim_spans

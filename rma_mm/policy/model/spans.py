@@ -11,7 +11,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
 

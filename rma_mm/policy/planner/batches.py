@@ -13,7 +13,8 @@ from itertools import product
 from math import prod
 
 from rma_mm.errors import ShapeError
-from rma_mm.geometry.layout import Layout, Level, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import Machine

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.errors import AlgorithmError, LayoutError
-from rma_mm.geometry.layout import Layout, Level, Split, everywhere
+from rma_mm.geometry.layout import Layout, everywhere
+from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.shares import cuts_by_speed
 from rma_mm.policy.model.machine import TOGETHER

@@ -28,7 +28,7 @@ class Fault(Exception):
         self.kind, self.node = kind, node
 
 
-class Statement(NamedTuple):
+class Assignment(NamedTuple):
     """A step as it was written."""
 
     text: str
@@ -45,7 +45,7 @@ def graph_of(steps: object, graph: Graph, numbers: Mapping[str, Any]) -> set[str
     texts = [line for line in steps.splitlines() if line.split("#")[0].strip()] if isinstance(steps, str) else steps
     if not isinstance(texts, Sequence) or not texts:
         raise OptionError(f"steps: got {cut(repr(steps))}; pass a list of steps; {RULE}")
-    statements = [_statement(text) for text in texts]
+    statements = [_assignment(text) for text in texts]
     reader = _Reader(graph, numbers, [each.name for each in statements])
     for each in statements:
         reader.read(each)
@@ -55,7 +55,7 @@ def graph_of(steps: object, graph: Graph, numbers: Mapping[str, Any]) -> set[str
     return reader.read_names
 
 
-def _statement(text: object) -> Statement:
+def _assignment(text: object) -> Assignment:
     """A step, taken apart. Raises OptionError."""
     if not isinstance(text, str):
         raise OptionError(f"steps: got {cut(repr(text))}; {RULE}")
@@ -72,7 +72,7 @@ def _statement(text: object) -> Statement:
     target = found[0].targets[0] if len(found) == 1 and isinstance(found[0], ast.Assign) else None
     if not isinstance(target, ast.Name) or len(found[0].targets) != 1:  # type: ignore[attr-defined]
         raise _error(text, OptionError, RULE, 0)
-    return Statement(text, target.id.replace(PRIME, "'"), found[0].value)  # type: ignore[attr-defined]
+    return Assignment(text, target.id.replace(PRIME, "'"), found[0].value)  # type: ignore[attr-defined]
 
 
 def _error(text: str, kind: type[RmaError], message: str, column: int) -> RmaError:
@@ -95,7 +95,7 @@ class _Reader:
         self.read_names: set[str] = set()
         self.text = ""
 
-    def read(self, statement: Statement) -> None:
+    def read(self, statement: Assignment) -> None:
         """Read a step. Raises OptionError, ShapeError, DtypeError."""
         graph, (self.text, name, value) = self.graph, statement
         try:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.kernels import bind
-from rma_mm.kernels.speed import square
+from rma_mm.kernels.choice.speed import square
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
 from rma_mm.runtime.calibration.fitting import Shape
 from rma_mm.runtime.calibration.sampling import Act, Case, Lap, Movement

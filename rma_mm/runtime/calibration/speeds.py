@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rma_mm.geometry.shares import relative
-from rma_mm.kernels.speed import multiplies_a_second
+from rma_mm.kernels.choice.speed import multiplies_a_second
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows.waiting import barrier
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
-from rma_mm.kernels.speed import square
+from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.semiring import Semiring
-from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Split
 from rma_mm.runtime.einsum.subscripts import Indices
 from rma_mm.runtime.matrices.array import DistArray
 

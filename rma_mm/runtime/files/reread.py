@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import FileFormatError, cut, named
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Readable

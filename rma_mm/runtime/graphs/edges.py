@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.mesh import Mesh
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import check_dtype, parse_dtype
 from rma_mm.errors import LayoutError, ShapeError, cut
 from rma_mm.geometry.extents import too_large
-from rma_mm.geometry.layout import Layout, Level
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.runtime.matrices.stored import Shape

@@ -217,14 +217,30 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
     return a is b or (np.may_share_memory(a.local, b.local) and np.shares_memory(a.local, b.local))
 
 
-def check_added(c: DistMatrix | None, A: DistMatrix, B: DistMatrix, out: DistMatrix | None) -> None:
-    """Raise LayoutError where what a product adds is the memory of its result, or of an operand."""
-    if c is None:
-        return
-    if out is not None and overlap(c, out):
+def check_memory(
+    A: DistMatrix, B: DistMatrix, out: DistMatrix | None, c: DistMatrix | None, own: DistMatrix | None
+) -> None:
+    """Raise LayoutError where a result, or what is added to it, is memory that a product must leave as it is.
+
+    own: where the result goes if `out` is None, if it is there already.
+    """
+    if out is not None and (overlap(out, A) or overlap(out, B)):
+        raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
+    place = out if out is not None else own
+    if c is not None and place is not None and overlap(c, place):
         raise LayoutError("c: it shares memory with out, which would not leave it as it was; pass it as out alone")
-    if overlap(c, A) or overlap(c, B):
+    if c is not None and (overlap(c, A) or overlap(c, B)):
         raise LayoutError("c: it shares memory with an operand; pass a copy of it")
+
+
+def copy_in(name: str, x: NDArray[Any], made: Any) -> None:
+    """Copy an array that is equal on every rank into this rank's part of a matrix, or DistArray. Raises ShapeError."""
+    array = np.asarray(x)
+    if array.shape != made.shape or array.dtype != made.dtype:
+        raise ShapeError(
+            f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {made.dtype} of {made.shape}"
+        )
+    made.tile[...] = array[made.region.selector()]
 
 
 def tiles(tile: NDArray[Any], region: Region) -> dict[Region, NDArray[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import ClosedError, LayoutError, OptionError, RmaError, ShapeError
+from rma_mm.errors import ClosedError, LayoutError, OptionError, RmaError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
@@ -19,10 +19,9 @@ from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.matrices.matrix import DistMatrix, check_added, check_matrix, overlap
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, check_memory, copy_in
 from rma_mm.runtime.products.adaptation import Adaptation
-from rma_mm.runtime.products.latest import OWN, Latest
-from rma_mm.runtime.products.prepared import Prepared
+from rma_mm.runtime.products.prepared import OWN, Latest, Prepared
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_own
@@ -223,7 +222,8 @@ class Plan:
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c)
-            latest = self._latest = Latest((A, B, out, c), self._executable(A, B, out), *self.agreed)
+            executable = self.prepared.executable(A, B, out, self.trace)
+            latest = self._latest = Latest((A, B, out, c), executable, *self.agreed)
         else:  # checked and bound already: only the other ranks remain to be asked
             latest.executable.sync()
             self._vote(latest.facts, latest.digest, None)
@@ -244,7 +244,7 @@ class Plan:
         self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None = None
     ) -> None:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
-        self._executable(*self._agreed(A, B, out))
+        self.prepared.executable(*self._agreed(A, B, out), self.trace)
 
     def set_bias(self, values: NDArray[Any], at: NDArray[np.int64] | slice = slice(None)) -> None:
         """Let the epilogue add these values from the next execution on; of the others (`at` chooses) those before.
@@ -255,8 +255,6 @@ class Plan:
         epilogue = self.options.epilogue
         if epilogue is None or epilogue.bias is None:
             raise OptionError("set_bias: this plan adds no bias; make one with epilogue=Epilogue(bias=…, per=…)")
-        if np.shape(values) != epilogue.bias[at].shape:
-            raise ShapeError(f"set_bias: got values of shape {np.shape(values)}; here it is {epilogue.bias[at].shape}")
         epilogue.put(at, values)
         self.prepared.refresh_bias()
 
@@ -281,9 +279,7 @@ class Plan:
                 if matrix is not None:
                     self._check(name, matrix, said)
             check_own(self.options, A, B)
-            if out is not None and (overlap(out, A) or overlap(out, B)):
-                raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
-            check_added(c, A, B, out if out is not None else self._own_c)
+            check_memory(A, B, out, c, self._own_c)
             check_apart(self.workspace, A=A, B=B, out=out, c=c)
             added = None if c is None else c.facts
             facts = (self.serial, self._adapt, A.facts, B.facts, added, out.facts if out is not None else OWN)
@@ -300,12 +296,10 @@ class Plan:
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        is_agreed = self.ballot.cast(hashed, error is not None, self.watch.tells())
-        if is_agreed:
-            self.watch.hears(self.ballot.told)
-        else:
+        if not self.ballot.cast(hashed, error is not None, self.watch.tells()):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
+        self.watch.hears(self.ballot.told)
 
     def _checks(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None
@@ -395,15 +389,8 @@ class Plan:
             return x
         if name not in self._arrays:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistMatrix")
-        operand = self.settled.operands[name]
-        array = np.asarray(x)
-        if array.shape != operand.shape or array.dtype != operand.dtype:
-            raise ShapeError(
-                f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {operand.dtype} of {operand.shape}"
-            )
-        made = self._arrays[name]
-        made.tile[...] = array[made.region.selector()]
-        return made
+        copy_in(name, x, self._arrays[name])
+        return self._arrays[name]
 
     def _check(self, name: str, matrix: DistMatrix, said: str) -> None:
         """Raise where a matrix, which the caller calls `said`, is not A, B or C (`name`) of this plan."""
@@ -411,6 +398,3 @@ class Plan:
         assert operand.layout is not None
         facts = (operand.dtype, operand.shape, operand.layout)
         check_matrix(said, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
-
-    def _executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix) -> Executable:
-        return self.prepared.executable(A, B, C, self.trace)

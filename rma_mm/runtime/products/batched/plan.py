@@ -16,7 +16,7 @@ from rma_mm.geometry.extents import as_matrix
 from rma_mm.kernels.batched import Call, bind_batch
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
-from rma_mm.runtime.matrices.matrix import DistMatrix, check_added, overlap
+from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
 from rma_mm.runtime.matrices.move import Moving
 from rma_mm.runtime.products.batched.settled import SettledBatch
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
@@ -135,14 +135,10 @@ class BatchPlan:
             if out is None and c is None and self.options.beta != 0:
                 raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
             given = {"A": self._staged_input("A", A), "B": self._staged_input("B", B)}
-            if out is not None:
-                given["C"] = self._checked("C", out)
-                if any(overlap(given["C"].folded, given[x].folded) for x in "AB"):
-                    raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
-            if c is not None:
-                given["c"] = self._checked("C", c, "c")
-                place = given["C"].folded if out is not None else None
-                check_added(given["c"].folded, given["A"].folded, given["B"].folded, place)
+            given |= {x: self._checked("C", made, x) for x, made in (("C", out), ("c", c)) if made is not None}
+            folded = {x: array.folded for x, array in given.items()}
+            own = self._own_c.folded if self._own_c is not None else None
+            check_memory(folded["A"], folded["B"], folded.get("C"), folded.get("c"), own)
             facts = (self.serial, *(given[x].facts if x in given else None for x in OPERANDS))
             for window in {x.folded.block.window for x in given.values()}:
                 window.sync()  # what this rank stored, before the others may read it
@@ -190,13 +186,8 @@ class BatchPlan:
             return self._checked(name, x)
         if name not in self._arrays:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistArray")
-        made, array = self._arrays[name], np.asarray(x)
-        if array.shape != made.shape or array.dtype != made.dtype:
-            raise ShapeError(
-                f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {made.dtype} of {made.shape}"
-            )
-        made.tile[...] = array[made.region.selector()]
-        return made
+        copy_in(name, x, self._arrays[name])
+        return self._arrays[name]
 
     def _checked(self, name: str, x: object, said: str = "") -> DistArray:
         """A, B or C (`name`), which the caller calls `said`, where it is what the plan was made for."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError, OptionError, ShapeError
 from rma_mm.geometry.extents import as_matrix, too_large
-from rma_mm.geometry.layout import Layout, Split
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Split
 from rma_mm.kernels import choose_kernel
 from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, named, share
 from rma_mm.policy.planner.tables import seconds_text
