@@ -233,14 +233,15 @@ def test_shortest_paths_and_reachability(comm, algorithm):
         assert np.array_equal(R.to_numpy(), reached)
 
 
-def test_the_program_of_the_readme(tmp_path):
-    """It runs as it is printed there, and its own checks hold."""
+@pytest.mark.parametrize(("name", "says"), [("paths.py", "pairs"), ("batches.py", "")])
+def test_the_programs_of_the_readme(tmp_path, name, says):
+    """They run as they are printed there, and their own checks hold."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (program,) = [text for text in programs if "min_plus" in text]
-    (tmp_path / "paths.py").write_text(program)
-    done = mpirun(4, ["-m", "mpi4py", "paths.py"], cwd=tmp_path)
+    (program,) = [text for text in programs if text.startswith(f"# {name}:")]
+    (tmp_path / name).write_text(program)
+    done = mpirun(4, ["-m", "mpi4py", name], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "pairs" in done.stdout
+    assert says in done.stdout
 
 
 # -- what it refuses ------------------------------------------------------------------------------
