@@ -30,7 +30,7 @@ RATE, OVERHEAD = 0.9, 100.0
 def main(comm: MPI.Intracomm) -> int:
     """Measure and report; `WRONG` where a product was."""
     parser = measure.Parser(__doc__, comm.rank)
-    parser.add_argument("--shape", default="96,512,64,512", help="of the rate: batch, m, k, n (96,512,64,512)")
+    parser.add_argument("--shape", default="96,512,512,64", help="of the rate: batch, m, n, k (96,512,512,64)")
     parser.add_argument("--small", default="64,64,64,64", help="of the overhead, likewise (64,64,64,64)")
     parser.add_argument("--dtype", default="float32", help="element type (float32)")
     parser.add_argument("--repeat", type=int, default=30, help="samples of a rate; ten times as many small ones (30)")
@@ -61,7 +61,7 @@ class Case:
     """One product of batches, on the mesh and on rank 0 by itself. Collective to make."""
 
     def __init__(self, mesh: rma_mm.Mesh, shape: str, dtype: str) -> None:
-        batch, m, k, n = map(int, shape.split(","))
+        batch, m, n, k = map(int, shape.split(","))
         self.mesh = mesh
         self.a, self.b = (
             rma_mm.DistArray.from_function((batch, *face), _elements, mesh, dtype=dtype) for face in ((m, k), (k, n))

@@ -220,7 +220,7 @@ def _parser() -> Parser:
 
 def _add_problem(add: Any) -> None:
     """The flags that say what to multiply."""
-    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048); of batches BATCH,M,K,N")
+    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048); of batches BATCH,M,N,K")
     add("--dtype", type=dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
     add("--compute-dtype", type=dtype, metavar="T", help="element type of the result, when not NumPy's choice")
     add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
@@ -277,8 +277,8 @@ def _whole(text: str, least: int, most: int, rule: str, within: str | None = Non
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """M, N and K; of batches the batch, M, K and N."""
-    rule = "three whole numbers M,N,K, as 100,200,300, or for batches BATCH,M,K,N, as 12,512,64,512"
+    """M, N and K; of batches their extents first."""
+    rule = "three whole numbers M,N,K, as 100,200,300, or for batches BATCH,M,N,K, as 12,512,64,512"
     words = text.split(",")
     if len(words) < 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")

@@ -94,7 +94,7 @@ class BatchJob:
             if o.files:
                 files = [open_array(path, o.dtype) for path in o.files]
                 return [Operand(_shape_of(file), file.dtype) for file in files]
-            *batch, m, k, n = o.shape
+            *batch, m, n, k = o.shape
             dtype = np.dtype(parse_dtype(o.dtype or DEFAULT_DTYPE))
             one = (k, m) if o.transpose_a else (m, k)
             other = (n, k) if o.transpose_b else (k, n)

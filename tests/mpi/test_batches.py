@@ -187,7 +187,7 @@ def test_the_command_multiplies_files_of_batches(tmp_path):
         (["--shape", "2,3,16,8,24", "--dtype", "bfloat16"], 0, "verified    right"),
         (["--shape", "3,16,8,24", "--semiring", "min_plus", "--dtype", "int32"], 0, "verified    right"),
         (["--shape", "3,16,8,24", "--activation", "relu"], 2, "--activation: a product of batches takes none"),
-        (["--shape", "16,8"], 2, "BATCH,M,K,N"),
+        (["--shape", "16,8"], 2, "BATCH,M,N,K"),
     ],
 )
 def test_the_command_multiplies_generated_batches(flags, code, said):
