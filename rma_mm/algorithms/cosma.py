@@ -34,7 +34,7 @@ def on_grid(grid: Grid, setting: Setting) -> Row:
 
 
 def _fit(setting: Setting) -> Row | str:
-    grid = best_grid(setting.shape, setting.mesh.size, setting.memory, setting.may_idle)
+    grid = best_grid(setting.shape, setting.mesh.size, setting.memory, setting.is_named)
     return grid if isinstance(grid, str) else on_grid(grid, setting)
 
 

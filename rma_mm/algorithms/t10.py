@@ -35,7 +35,7 @@ def row_of(point: Point, setting: Setting) -> Row:
     factors = point.factors(setting.shape).items()
     notes = [f"{x}           f_s {space}, f_t {time}, rp {pace}" for x, (space, time, pace) in factors]
     return replace(
-        T10_ROTATE, notes=(f"T10's plan  {point}", *notes),
+        T10_ROTATE, found_as=str(point), notes=(f"T10's plan  {point}", *notes),
         placements=lambda _: wanted, work=lambda _: point.work(),
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",

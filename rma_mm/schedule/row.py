@@ -121,8 +121,8 @@ class Setting:
         return ()
 
     @property
-    def may_idle(self) -> bool:
-        """Whether ranks may stay idle. Where plans are compared by words alone, they may not."""
+    def is_named(self) -> bool:
+        """Whether the row was asked for by name: then it may search for long, and leave ranks idle."""
         return True
 
     def seconds(self, row: Row) -> float:
@@ -200,6 +200,8 @@ class Row:
     a piece is wider than a panel."""
     half: bool = False
     """Whether of a symmetric C half is multiplied, where it lives, and the rest mirrored."""
+    found_as: str = ""
+    """The form that gives this row without the search that found it."""
     notes: tuple[str, ...] = ()
     """Lines for `--explain`: what was chosen within the row."""
     fit: Callable[[Setting], Row | str] | None = None

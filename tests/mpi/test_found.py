@@ -116,8 +116,8 @@ def test_the_interface_is_the_documented_one(comm):
         for layout in ("", ["i"], 3):
             with pytest.raises(ValueError, match="layout"):
                 rma_mm.matmul(A, A.T, layout=layout)
-        for wrong in (np.ones(4), np.ones((2, 2, 2))):
-            with pytest.raises(ValueError, match="two dimensions"):
+        for wrong, words in ((np.ones(4), "two dimensions"), (np.ones((2, 2, 2)), "inner dimensions 2 and 3")):
+            with pytest.raises(ValueError, match=words):
                 rma_mm.matmul(wrong, A, mesh)
         with pytest.raises(ValueError, match="out"):
             rma_mm.matmul(A, A.T, out=x)

@@ -22,8 +22,8 @@ MORE = 3
 """How many times the words of the plan that moves least another may move, and still be priced."""
 PRICED = 24
 """Of so many F_ops, the least moving ones, a plan is priced."""
-RINGED = 8
-"""Of so many of these rings are priced."""
+RINGED, BRIEFLY = 8, 2
+"""Of so many of these rings are priced, and where it is one row of many."""
 LENGTHS = 8
 """About so many lengths of a ring, at most."""
 PIECES = (2, 4)
@@ -170,7 +170,8 @@ def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | s
     by_words = least_moving(setting.shape, setting.mesh.size, setting.memory)
     if isinstance(by_words, str):
         return by_words
-    found = [_ringed(point, setting, seconds) for point in nsmallest(RINGED, by_words[:PRICED], key=seconds)]
+    fastest = nsmallest(RINGED if setting.is_named else BRIEFLY, by_words[:PRICED], key=seconds)
+    found = [_ringed(point, setting, seconds) for point in fastest]
     best = min(found, key=seconds)
     return min([best, *best.paced(setting.shape)], key=seconds)
 

@@ -74,14 +74,13 @@ class Request(Setting):
         return self.tariff.machine.speeds_of(self.mesh.size)
 
     @property
-    def may_idle(self) -> bool:
-        """Whether ranks may stay idle: where that was asked for by name."""
+    def is_named(self) -> bool:
+        """Whether a row was asked for by name."""
         return self.algorithm != "auto"
-
 
     def seconds(self, row: Row) -> float:
         """What a row would take on its cheapest placements; infinite where it cannot be taken."""
-        found = _best(row, "", self)
+        found = _best(row, self)
         return float("inf") if "rejected" in found else float(found["bill"].seconds)
 
 
@@ -131,9 +130,8 @@ def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
     rows = _rows(request)
     if each is not None or (request, rows) not in _known:
         each = each or _here
-        taken = [_taken_as(row, request) for row in rows]
-        priced = each(lambda n: _best(*taken[n], request), len(rows))
-        found = sorted((Candidate(row, **what) for (row, _), what in zip(taken, priced, strict=True)), key=_order)
+        priced = each(lambda n: _best(rows[n], request), len(rows))
+        found = sorted((_candidate(row, what, request) for row, what in zip(rows, priced, strict=True)), key=_order)
         finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
         refined = [replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)]
         _known[request, rows] = sorted([*refined, *found[REFINED:]], key=_order)
@@ -200,8 +198,19 @@ def _taken_as(row: Row, request: Request) -> tuple[Row, str]:
     return (row, fitted) if isinstance(fitted, str) else (fitted, "")
 
 
-def _best(row: Row, misfit: str, request: Request) -> Priced:
-    """`row` on the cheapest placements that the request leaves open."""
+def _candidate(row: Row, what: Priced, request: Request) -> Candidate:
+    """The row that was priced, maybe by another rank, whose search is not repeated."""
+    form = what.pop("found_as", "")
+    if form and row.form is not None:
+        named = row.form(form)
+        assert isinstance(named, Row)
+        return Candidate(replace(_taken_as(named, request)[0], name=row.name), **what)
+    return Candidate(_taken_as(row, request)[0], **what)
+
+
+def _best(row: Row, request: Request) -> Priced:
+    """`row`, as it fits the request, on the cheapest placements that this leaves open."""
+    row, misfit = _taken_as(row, request)
     if misfit:
         return _rejected(misfit)
     known = request.symmetry
@@ -237,7 +246,7 @@ def _best(row: Row, misfit: str, request: Request) -> Priced:
     correction = request.tariff.machine.corrections.get(kind, 1.0)
     return {
         "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
-        "reads_in_place": reads_in_place, "correction": correction,
+        "reads_in_place": reads_in_place, "correction": correction, "found_as": row.found_as,
     }  # fmt: skip
 
 
