@@ -31,7 +31,10 @@ from rma_mm.windows.waiting import barrier
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-UNUSED = ("c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer")
+UNUSED = (
+    "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer",
+    "speeds", "symmetric",
+)  # fmt: skip
 """Options that a product of batches does not take."""
 
 
@@ -109,8 +112,9 @@ class BatchJob:
                 for x, text in zip(operands, texts, strict=True)
             )
         options = ProductOptions(
-            o.alpha, transpose_a=o.transpose_a, transpose_b=o.transpose_b, algorithm=o.algorithm,
-            memory_limit=o.memory_limit, compute_dtype=o.compute_dtype, kernel=o.kernel, semiring=o.semiring,
+            o.alpha, transpose_a=o.transpose_a, transpose_b=o.transpose_b, conjugate_a=o.conjugate_a,
+            conjugate_b=o.conjugate_b, algorithm=o.algorithm, memory_limit=o.memory_limit,
+            compute_dtype=o.compute_dtype, kernel=o.kernel, semiring=o.semiring,
         )  # fmt: skip
         plan = planned(a, b, mesh, o.layout_c, options)
         assert isinstance(plan, BatchPlan)
@@ -161,9 +165,10 @@ class BatchJob:
     def _times(self, a: DistArray, b: DistArray, x: Any) -> Any:
         """Alpha · op(A) @ (op(B) @ x), on every rank. Collective."""
         o = self.options
-        inner = matmul(b, x, transpose_a=o.transpose_b, semiring=o.semiring, compute_dtype=o.compute_dtype)
+        types: dict[str, Any] = {"semiring": o.semiring, "compute_dtype": o.compute_dtype}
+        inner = matmul(b, x, transpose_a=o.transpose_b, conjugate_a=o.conjugate_b, **types)
         return matmul(
-            a, inner, alpha=o.alpha, transpose_a=o.transpose_a, semiring=o.semiring, compute_dtype=o.compute_dtype
+            a, inner, alpha=o.alpha, transpose_a=o.transpose_a, conjugate_a=o.conjugate_a, **types
         ).to_numpy()
 
     def _report(self, plan: BatchPlan, seconds: list[float], verdict: bool | None) -> None:

@@ -1,6 +1,8 @@
 """Arrays of other than two dimensions, and products of batches: drawn ones against NumPy, words, plans and errors."""
 
+import inspect
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
+from rma_mm.command import batch_job
 from rma_mm.command.arguments import parse
 from rma_mm.command.batch_job import BatchJob
 from rma_mm.elements.dtypes import parse_dtype
@@ -179,6 +182,21 @@ def test_the_command_multiplies_files_of_batches(tmp_path):
     assert np.array_equal(np.load(files[2]), 2 * a @ b.swapaxes(1, 2))
 
 
+def test_the_command_conjugates_batches(tmp_path):
+    """Each option of a product is taken by batches, or refused: none is passed over."""
+    rng = np.random.default_rng(2)
+    a, b = ((rng.integers(-3, 4, (2, 3, 3)) + 1j * rng.integers(-3, 4, (2, 3, 3))).astype("complex64") for _ in "ab")
+    files = [str(tmp_path / f"{name}.npy") for name in "abc"]
+    for file, x in zip(files, (a, b), strict=False):
+        np.save(file, x)
+    done = mpirun(2, ["-m", "rma_mm.run", *files[:2], "-o", files[2], "--conjugate-a", "--verify", "--quiet"])
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load(files[2]), a.conj() @ b)
+    known = set(re.findall(r"\b(?:o|options)\.(\w+)", inspect.getsource(batch_job)))
+    elsewhere = {"help", "list", "verify", "beta"}  # beta needs c, which is refused
+    assert {*vars(parse([]))} <= {*known, *batch_job.UNUSED, *elsewhere}
+
+
 @thorough
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
@@ -256,6 +274,10 @@ def test_arrays_and_plans(comm):
             (LayoutError, lambda: rma_mm.matmul(c, c, out=c), ("shares memory",)),
             (AlgorithmError, lambda: rma_mm.matmul(a, b, algorithm="cannon"), ("algorithm", "cannon")),
             (OptionError, lambda: rma_mm.matmul(a, b, check=True), ("check",)),
+            (OptionError, lambda: rma_mm.matmul(a, b, prefer="two-sided"), ("prefer",)),
+            (OptionError, lambda: np.asarray(a), ("(8, 4, 6) over 4 ranks", "to_numpy()")),
+            (ShapeError, lambda: DistArray.empty((2**70, 0, 4), "float64", mesh), (str(2**70),)),
+            (ShapeError, lambda: DistArray.empty((2, -1, 4), "float64", mesh), ("(2, -1, 4)",)),
             (OptionError, lambda: rma_mm.matmul(a, b, beta=1), ("beta", "out")),
             (MemoryLimitError, lambda: rma_mm.matmul(a, b, memory_limit=10), ("memory_limit", "10")),
         )

@@ -9,7 +9,8 @@ import pytest
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.semiring import SEMIRINGS
-from rma_mm.errors import DtypeError, OptionError, ShapeError
+from rma_mm.errors import DtypeError, LayoutError, OptionError, ShapeError
+from rma_mm.geometry.layout import Layout
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
 from tests.thorough import thorough
@@ -125,7 +126,18 @@ def test_results_errors_and_what_moves(comm):
         wide = rma_mm.einsum("...j,jk", small, ones, mesh=mesh, compute_dtype="int64")
         assert wide.dtype == np.int64
         assert np.array_equal(wide.to_numpy(), small.astype("int64") @ ones)
+        y = np.arange(12.0).reshape(3, 4)
+        skewed = DistMatrix.from_numpy(y, mesh, "P('i:skew(j)', 'j') on i=1, j=3")
+        assert np.array_equal(rma_mm.einsum("ij,ijk->k", skewed, np.ones((3, 4, 2)), mesh=mesh).to_numpy(), [66, 66])
+        summands = Layout(((), ()), partial=("i",))
+        held = DistMatrix.from_local(np.full((2, 2), 100, "int8"), (2, 2), mesh, summands)  # 300 is 44
+        for text in ("ij->i", "ij->ij"):
+            wide = rma_mm.einsum(text, held, compute_dtype="int64")
+            assert np.array_equal(wide.to_numpy(), np.einsum(text, np.full((2, 2), 44)))
+        tall = DistMatrix.from_numpy(np.ones((3, 1)), mesh)
         refused = (
+            (LayoutError, lambda: rma_mm.einsum("ij->i", held, semiring="min_plus"), ("operand 0", "summands")),
+            (ShapeError, lambda: rma_mm.einsum("ii->i", tall), ("'i'", "3 and 1 in operand 0")),
             (ShapeError, lambda: rma_mm.einsum("bij,bjk", a, a), ("'j'", "5 in operand 0", "4 in operand 1")),
             (OptionError, lambda: rma_mm.einsum("bij->bb", a), ("'b'", "twice")),
             (OptionError, lambda: rma_mm.einsum("bij->z", a), ("'z'",)),

@@ -11,10 +11,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, check_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring, check_semiring, find_semiring
-from rma_mm.errors import MeshError, OptionError
+from rma_mm.errors import LayoutError, MeshError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.einsum.subscripts import Indices, Subscripts, parse, path
-from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed
+from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
@@ -65,8 +65,11 @@ def einsum(
         sums = _Sums(mesh, found, dtype, ring, ProductOptions(
             compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
         ))  # fmt: skip
-        sums.check()
-    terms = [Term(names, x) for names, x in zip(found.operands, given, strict=True)]
+        sums.check(given)
+    terms = [
+        Term(names, whole(x, dtype) if isinstance(x, DistArray) else x)
+        for names, x in zip(found.operands, given, strict=True)
+    ]
     lent = [x.folded.block.key for x in given if isinstance(x, DistArray)]
     return sums.finished(sums.product(terms), layout, lent)
 
@@ -89,9 +92,15 @@ class _Sums:
     semiring: Semiring
     options: ProductOptions
 
-    def check(self) -> None:
-        """Raise OptionError where sums come before products that may not."""
+    def check(self, given: Sequence[NDArray[Any] | DistArray]) -> None:
+        """Raise OptionError where sums come before products that may not, LayoutError for summands without +."""
         every = self.subscripts.operands
+        for n, x in enumerate(given):
+            if isinstance(x, DistArray) and x.layout.partial and not self.semiring.is_arithmetic:
+                raise LayoutError(
+                    f"einsum: operand {n} is placed as {x.layout}, in summands; semiring {self.semiring.name} does "
+                    f"not add, so place it without sum (redistribute does)"
+                )
         for n, names in enumerate(every):
             others = {name for m, other in enumerate(every) if m != n for name in other}
             alone = [name for name in names if name not in others and name not in self.subscripts.output]

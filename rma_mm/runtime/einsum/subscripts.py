@@ -77,7 +77,13 @@ def _extents(operands: Sequence[Indices], shapes: Sequence[tuple[int, ...]]) -> 
     """The length of each index."""
     found: dict[str, tuple[int, int]] = {}
     for number, (names, shape) in enumerate(zip(operands, shapes, strict=True)):
+        own = dict(zip(names, shape, strict=True))
         for name, extent in zip(names, shape, strict=True):
+            if extent != own[name]:
+                raise ShapeError(
+                    f"einsum: index {_named(name)} has {extent} and {own[name]} in operand {number}; a diagonal is "
+                    f"taken of equal ones"
+                )
             known, where = found.get(name, (1, number))
             if 1 not in (known, extent) and known != extent:
                 raise ShapeError(

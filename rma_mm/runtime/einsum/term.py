@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.semiring import Semiring
 from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.level import Split
+from rma_mm.geometry.level import Level, Split
 from rma_mm.runtime.einsum.subscripts import Indices
 from rma_mm.runtime.matrices.array import DistArray
 
@@ -104,9 +104,10 @@ def dropped(term: Term, names: Sequence[str]) -> Term:
 
 
 def arranged(term: Term, groups: Groups) -> Term:
-    """The operand with its indices in the order of `groups`, each of them one dimension. Collective, and moves nothing.
+    """The operand with its indices in the order of `groups`, each of them one dimension. Collective.
 
-    Indices that are in no group have the length 1 and are not cut. The memory is the operand's own where that lies so.
+    It moves nothing, but where indices are joined of an array that is placed with skew. Indices that are in no group
+    have the length 1 and are not cut. The memory is the operand's own where that lies so.
     """
     order = [term.names.index(name) for group in groups for name in group]
     extents = [tuple(term.extent(name) for name in group) for group in groups]
@@ -115,19 +116,19 @@ def arranged(term: Term, groups: Groups) -> Term:
     spare = [dim for dim in range(len(term.names)) if dim not in order]
     if isinstance(term.x, np.ndarray):
         return Term(names, term.x.transpose(*order, *spare).reshape(shape))
-    array = term.x
+    array = _unshifted(term.x) if any(len(group) > 1 for group in groups) else term.x
     splits = [array.layout.splits[dim] for dim in order]
     joined, at = [], 0
     for group, inner in zip(groups, extents, strict=True):
         joined.append(_joined(splits[at : at + len(group)], inner))
         at += len(group)
     layout = replace(array.layout, splits=tuple(joined) or ((),))
-    whole = shape or (1,)
-    if whole == array.shape and layout == array.layout and order == sorted(order):
+    extent = shape or (1,)
+    if extent == array.shape and layout == array.layout and order == sorted(order):
         return Term(names, array)
-    made = array.reshaped(whole, layout) if order == sorted(order) else None
+    made = array.reshaped(extent, layout) if order == sorted(order) else None
     if made is None:
-        made = DistArray.allocated(array.mesh, whole, array.dtype, layout)
+        made = DistArray.allocated(array.mesh, extent, array.dtype, layout)
         rest = [dim for dim in range(array.ndim) if dim not in order]
         made.tile[...] = array.tile.transpose(*order, *rest).reshape(made.tile.shape)
     return Term(names, made)
@@ -160,6 +161,26 @@ def _uncut(array: DistArray, dims: Sequence[int]) -> DistArray:
         return array
     splits = tuple(() if dim in dims else split for dim, split in enumerate(array.layout.splits))
     return array.redistribute(Layout(splits, array.layout.pins, grid=array.layout.grid))
+
+
+def _unshifted(array: DistArray) -> DistArray:
+    """The array placed without skew, which a dimension that is several in one cannot have. Collective."""
+    if not array.layout.skew_axes:
+        return array
+    splits = tuple(
+        tuple(Level(level.axes) if level.skew else level for level in split) for split in array.layout.splits
+    )
+    return array.redistribute(replace(array.layout, splits=splits, partial=()))
+
+
+def whole(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
+    """The array without summands that are not of the type `dtype`, in which sums go on. Collective.
+
+    The sum of some that are cast is not their sum, cast: that may wrap around, or be rounded.
+    """
+    if not array.layout.partial or array.dtype == dtype:
+        return array
+    return array.redistribute(array.layout.single(array.mesh.shape))
 
 
 def _lacking(items: tuple[Any, ...], dims: Sequence[int]) -> tuple[Any, ...]:

@@ -67,7 +67,10 @@ def checked_extents(shape: Any) -> tuple[int, ...]:
         extents = ()
     if not extents:
         raise ShapeError(f"shape: got {shape!r}; an array has a dimension or more, as (12, 3, 4)")
-    checked_shape((prod(extents[:-1]) if min(extents) > 0 else min(extents), extents[-1]))
+    if min(extents) < 0:
+        raise ShapeError(f"shape: got {shape!r}; every dimension is at least 0")
+    if reason := too_large((prod(n or 1 for n in extents[:-1]), extents[-1])):
+        raise ShapeError(f"shape: got {shape!r}; {reason}")
     return extents
 
 

@@ -39,9 +39,11 @@ FILL_BLOCK = 2**17
 
 
 class Multiplicand:
-    """What stands beside `@`."""
+    """What stands beside `@`, and what NumPy sees of it."""
 
     mesh: Mesh
+    shape: Any
+    tile: Any
     __array_ufunc__ = None  # so that array @ matrix comes here
 
     def __matmul__(self, other: Multiplicand | NDArray[Any]) -> Any:
@@ -53,6 +55,15 @@ class Multiplicand:
         from rma_mm.runtime.products.matmul import matmul
 
         return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """All of it where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
+        if self.mesh.size > 1:
+            raise OptionError(
+                f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
+                f"NumPy does not know: all ranks call to_numpy(), or take tile, their part of it"
+            )
+        return np.array(self.tile, dtype=dtype, copy=copy)
 
 
 class DistMatrix(Stored, Multiplicand):
@@ -191,15 +202,6 @@ class DistMatrix(Stored, Multiplicand):
         OptionError where SciPy is not installed.
         """
         return linear_operator(self)
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """The whole matrix where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
-        if self.mesh.size > 1:
-            raise OptionError(
-                f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
-                f"NumPy does not know: all ranks call to_numpy(), or take tile, their part of it"
-            )
-        return np.array(self.tile, dtype=dtype, copy=copy)
 
     def copy_from(self, other: DistMatrix) -> None:
         """Take the elements of a matrix of the same shape and layout. Local."""

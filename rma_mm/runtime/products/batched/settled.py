@@ -90,6 +90,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
         "epilogue": options.epilogue is not None,
         "check": bool(options.check),
         "symmetric": options.symmetric is not None,
+        "prefer": options.prefer == "two-sided",
     }
     for name, given in refused.items():
         if given:
