@@ -42,8 +42,11 @@ def check_program(mesh, seed):
             given[name] = DistMatrix.from_numpy(program.inputs[name], mesh, chain.layouts[name])
         given = {name: x for name, x in given.items() if isinstance(x, DistMatrix)}
         wanted = by_numpy(program.steps, program.inputs)
-        for _ in range(2):
-            for name, x in chain.execute(**given).items():
+        for names in ([], [name for name in chain.outputs if rng.random() < 0.5]):
+            out = {x: DistMatrix.empty(chain.outputs[x].shape, chain.outputs[x].dtype, mesh, chain.layouts[x])
+                   for x in names}  # fmt: skip
+            for name, x in chain.execute(out=out, **given).items():
+                assert name not in out or x is out[name]
                 assert is_right(x.to_numpy(), wanted[name], program), (seed, name, program.steps, options)
 
 
@@ -112,6 +115,25 @@ def test_types_and_inputs_of_any_kind(comm):
             found = chain.execute(X=X)
             y = 2 * x + x.sum(0)
             assert np.array_equal(found["Y"].to_numpy(), y) and np.array_equal(found["G"].to_numpy(), x.T @ y)
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_sums_into_matrices_of_the_caller(comm):
+    """Sums of parts that are brought together, and read on by later steps, on other placements too."""
+    x, y = numbers((7, 6)), numbers((6, 4), 1)
+    with Mesh((3,), comm) as mesh:
+        X, Y = DistMatrix.from_numpy(x, mesh, "P('i', None)"), DistMatrix.from_numpy(y, mesh)
+        layouts = {"s": "P(None, 'i')", "t": "P(None, 'i')"}
+        steps = ["s = sum(X, 0)", "t = s * 2", "Z = s @ Y"]
+        options = {"outputs": ["s"], "layouts": layouts, "joint": False}
+        with rma_mm.plan_chain(steps, mesh, **options, X=X, Y=Y) as chain:
+            ends = chain.answer.steps[0].layouts
+            assert [str(x) for x in ends] == ["P('i', None)", "P(None, 'i')"]  # neither is converted
+            wanted = by_numpy(steps, {"X": x, "Y": y})
+            out = {"s": DistMatrix.from_numpy(numbers((1, 6), 2), mesh, layouts["s"])}
+            for given in ({}, out, {"s": DistMatrix.from_numpy(numbers((6, 1), 3), mesh, "P('i', None)").T}):
+                for name, found in chain.execute(out=given, X=X, Y=Y).items():
+                    assert np.array_equal(found.to_numpy(), wanted[name]), name
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -229,6 +229,13 @@ def test_a_narrow_beam_says_that_it_is_not_exact() -> None:
     assert narrow.seconds >= jointly(question).seconds
 
 
+def test_states_beyond_the_beam_are_not_held_against_others() -> None:
+    """Of thousands of states that no other makes needless, only those that are kept are looked at."""
+    search = placing._Search(drawn_question(5, 6, 4, False, False))
+    nodes = [placing._Node(float(n), tuple(1 for _ in search.alive[1])) for n in range(5)]
+    assert search.pruned(reversed(nodes), 1, False, 3) == nodes[:3]
+
+
 def test_greedy_loses_where_a_first_step_is_a_little_cheaper_elsewhere() -> None:
     steps, _ = steps_read(["H = X @ W", "Y = H @ V", "Z = H @ U"], dict.fromkeys("XWVU", (4, 4)))
     options = dict.fromkeys(("X", "W", "V", "U", "H", "Y", "Z"), ("rows", "blocks"))

@@ -254,7 +254,7 @@ class _Search:
                     known = found.get(after.masks)
                     if known is None or after.seconds < known.seconds:
                         found[after.masks] = after
-            nodes = self.pruned(found.values(), number + 1, may_convert)
+            nodes = self.pruned(found.values(), number + 1, may_convert, beam + 1)
             is_exact, nodes = is_exact and len(nodes) <= beam, nodes[:beam]
         return min(map(self.finished, nodes), key=lambda node: node.seconds, default=None), is_exact
 
@@ -333,12 +333,14 @@ class _Search:
                 for more, seconds, there in self.brought(rest, masks | {name: one.mask}, may_convert):
                     yield (one, *more), one.seconds + seconds, there
 
-    def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool) -> list[_Node]:
-        """The states, cheapest first, without those that cost no less than making all they have from a cheaper one."""
+    def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool, most: int) -> list[_Node]:
+        """The `most` cheapest states without those that cost no less than making all they have from a cheaper one."""
         kept: list[_Node] = []
         for node in sorted(nodes, key=lambda each: each.seconds):
             if not (may_convert and any(self.reaches(one, node, number) for one in kept[:DOMINATORS])):
                 kept.append(node)
+                if len(kept) == most:
+                    break
         return kept
 
     def reaches(self, one: _Node, other: _Node, number: int) -> bool:

@@ -85,6 +85,9 @@ class AxisSums(StepPlaces):
     own: DistMatrix | None
     """The sums of ranks' own parts; None where they are the result."""
     moving: Moving | None
+    """What brings them together in the chain's own result."""
+    made: DistMatrix
+    """The chain's own result; it is copied where the caller gives another."""
 
     def __call__(self, here: Here) -> None:
         """Do it."""
@@ -99,6 +102,8 @@ class AxisSums(StepPlaces):
         if self.moving is not None:
             meet(own)
             self.moving.run(own)
+            if here[self.result] is not self.made:
+                here[self.result].copy_from(self.made)
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local."""
@@ -142,8 +147,8 @@ def meet(*matrices: DistMatrix) -> None:
 def summing(mesh: Mesh, placed: StepPlaces, own: Layout, made: DistMatrix, is_there: bool) -> AxisSums:
     """Sums prepared: `own` is where those of ranks' own parts are, `is_there` whether the result is. Collective."""
     if is_there:
-        return AxisSums(placed.step, placed.layouts, None, None)
+        return AxisSums(placed.step, placed.layouts, None, None, made)
     stage = DistMatrix.allocated(mesh, made.shape, made.dtype, own)
     moving = Moving(mesh, made.shape, made.dtype, own, made.layout, made.tile, made.block)
-    return AxisSums(placed.step, placed.layouts, stage, moving)
+    return AxisSums(placed.step, placed.layouts, stage, moving, made)
 

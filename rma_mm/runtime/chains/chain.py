@@ -347,8 +347,6 @@ class ChainPlan:
         own = summands(step, placed.layouts[0], self.mesh.shape)
         assert own is not None
         is_there = self._is_there(step, own, placed.layouts[-1])
-        if not is_there:
-            self._news.discard(placed.result)
         return summing(self.mesh, placed, own, self._made[placed.result], is_there)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
