@@ -17,7 +17,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.kept import KeptTensors
-from rma_mm.torch.tensors import array_of, check_tensor
+from rma_mm.torch.tensors import array_of, check_mesh, check_tensor
 
 PLACEMENTS: dict[Placed, Placement] = {"S(0)": Shard(0), "S(1)": Shard(1), "B": Replicate(), "P": Partial("sum")}
 """By their words in SBP."""
@@ -40,7 +40,7 @@ class TorchRanks:
     @classmethod
     def of(cls, mesh: Mesh) -> TorchRanks:
         """Those of `mesh`. Collective when first asked for. Raises MeshError."""
-        found = mesh.kept.get(cls)
+        found = check_mesh(mesh).kept.get(cls)
         if found is None:
             found = mesh.kept[cls] = cls(mesh)
         assert isinstance(found, cls)

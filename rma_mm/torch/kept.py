@@ -15,7 +15,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.pool import ResultPool, ResultSlot, ShownTile
-from rma_mm.torch.tensors import TYPES, array_of, dense
+from rma_mm.torch.tensors import TYPES, array_of, check_mesh, dense
 
 Place = tuple[object, ...]
 """Where a tensor lies, of what type and shape it is, and how its matrix is placed."""
@@ -37,8 +37,8 @@ class KeptTensors:
 
     @classmethod
     def of(cls, mesh: Mesh) -> KeptTensors:
-        """That of `mesh`, which closes it."""
-        found = mesh.kept.get(cls)
+        """That of `mesh`, which closes it. Raises MeshError."""
+        found = check_mesh(mesh).kept.get(cls)
         if found is None:
             found = mesh.kept[cls] = cls(mesh)
         assert isinstance(found, cls)

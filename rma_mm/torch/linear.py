@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.init import calculate_gain
 
-from rma_mm.errors import LayoutError, MeshError, OptionError, quoted
+from rma_mm.errors import DtypeError, LayoutError, OptionError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
@@ -19,9 +19,12 @@ from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.products import empty, multiplied
+from rma_mm.torch.tensors import TYPES, check_mesh
 
 NAMED = ("column", "row")
 """Placements that have a name."""
+TRAINED = tuple(dtype for dtype in TYPES if dtype.is_floating_point or dtype.is_complex)
+"""Element types that weights may have."""
 DRAWN = 2**22
 """Random numbers that are drawn at a time."""
 
@@ -66,18 +69,19 @@ class Linear(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if not isinstance(mesh, Mesh):
-            raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
+        check_mesh(mesh)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
         given = {"placement": placement, "x_layout": x_layout, "layout": layout}
         with agreed(mesh.comm, "Linear", activation=activation, bias=bias, **given):
-            if activation is not None and activation not in ACTIVATIONS:
+            if not (activation is None or (isinstance(activation, str) and activation in ACTIVATIONS)):
                 raise OptionError(f"activation: got {quoted(activation)}; use {', '.join(ACTIVATIONS)} or None")
+            if dtype not in TRAINED:
+                raise DtypeError(f"dtype: got {quoted(dtype)}; use {', '.join(map(str, TRAINED))}")
             places = layouts_of(mesh.shape, placement, x_layout, layout)
             if bias:
                 places.bias.check((1, out_features), mesh.shape)
         self.in_features, self.out_features = in_features, out_features
         self.mesh, self.activation, self.layouts = mesh, activation, places
-        dtype = dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(empty((out_features, in_features), dtype, mesh, places.weight))
         self.regions = {"weight": places.weight.region((out_features, in_features), mesh.shape, mesh.rank)}
         """The part of each whole tensor that this rank holds."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rma_mm.errors import DtypeError, LayoutError, MeshError, RmaError, ShapeError
+from rma_mm.errors import DtypeError, LayoutError, RmaError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.runtime.execution.operands import flag
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
@@ -23,7 +24,7 @@ from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import SLOTS, ResultSlot, free_slots, taken
 from rma_mm.torch.product import Asked, TorchProduct
-from rma_mm.torch.tensors import TYPES, check_tensor, whole_shape
+from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, whole_shape
 
 PRODUCTS = 64
 """Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
@@ -62,17 +63,18 @@ def multiplied(
     layout: str | Layout | None, transpose_w: bool, activation: str | None,
 ) -> Tensor:  # fmt: skip
     """activation(x @ w + bias): `mm` with an epilogue. bias: this rank's columns of it. Collective."""
-    if not isinstance(mesh, Mesh):
-        raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
-    given = x, w, bias
+    kept, given = KeptProducts.of(mesh), (x, w, bias)
     is_trained = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given)
     asked: Asked | RmaError
     try:
-        options = bool(transpose_w), bias is not None, activation, is_trained and activation in KEEPS_SUMS
-        asked = _asked(mesh.shape, x_layout, w_layout, layout, *options)
+        for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
+            if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
+                raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
+        options = bias is not None, activation, is_trained and activation in KEEPS_SUMS
+        asked = _asked(mesh.shape, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
     except RmaError as error:  # the others must hear of it
         asked = error
-    y: Tensor = _Multiply.apply(x, w, bias, KeptProducts.of(mesh), asked)
+    y: Tensor = _Multiply.apply(x, w, bias, kept, asked)
     return y
 
 
@@ -84,8 +86,6 @@ def _asked(
     """The arguments as values. Raises LayoutError."""
     places: list[Layout | None] = []
     for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
-        if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
-            raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
         places.append(parse_layout(place, mesh) if isinstance(place, str) else place)
         if isinstance(place, Layout):
             _check_axes(name, place, mesh)
@@ -105,7 +105,8 @@ def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
 def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) -> Tensor:
     """This rank's tile of a new matrix of undefined content, in memory of the mesh. Collective.
 
-    Products take it as it lies, and ranks of a node read it in place. Raises LayoutError, ShapeError, DtypeError.
+    Products take it as it lies, and ranks of a node read it in place. Raises LayoutError, ShapeError, DtypeError,
+    MeshError.
     """
     return KeptTensors.of(mesh).lend(DistMatrix.empty(shape, TYPES.get(dtype, dtype), mesh, layout))
 
@@ -113,15 +114,16 @@ def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) ->
 def matrix_of(tensor: Tensor, mesh: Mesh) -> DistMatrix:
     """The matrix on `mesh` whose tile this is: a result of `mm` or `Linear`, or made by `empty`. Local.
 
-    Raises LayoutError for any other tensor.
+    Raises LayoutError for any other tensor, MeshError.
     """
-    found = KeptTensors.of(mesh).find(tensor)
+    kept = KeptTensors.of(mesh)
+    found = kept.find(check_tensor("tensor", tensor))
     if found is None:
         raise LayoutError(
             f"tensor: got one of shape {tuple(tensor.shape)} that is no whole tile of a matrix on {mesh!r}; results of "
             f"mm are, DistMatrix.from_local takes others (by .numpy())"
         )
-    return KeptTensors.of(mesh).give(found)
+    return kept.give(found)
 
 
 class KeptProducts:
@@ -138,7 +140,7 @@ class KeptProducts:
     @classmethod
     def of(cls, mesh: Mesh) -> KeptProducts:
         """Those of `mesh`, which closes them."""
-        found = mesh.kept.get(cls)
+        found = check_mesh(mesh).kept.get(cls)
         mesh.require_open()
         if found is None:
             found = mesh.kept[cls] = cls(mesh)

@@ -9,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
-from rma_mm.errors import DtypeError, LayoutError, ShapeError, quoted
+from rma_mm.errors import DtypeError, LayoutError, MeshError, ShapeError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.runtime.ranks.mesh import Mesh
 
 TYPES: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, dtype.name): dtype for dtype in SUPPORTED if hasattr(torch, dtype.name)
 }
 """Element types that both have; bfloat16 among them."""
-NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
@@ -40,6 +40,13 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     strides, shape = tensor.stride(), tensor.shape
     is_dense = (1 in strides and 0 not in strides) or 1 in shape or 0 in shape
     return tensor.resolve_conj().resolve_neg() if is_dense else tensor.contiguous()
+
+
+def check_mesh(mesh: object) -> Mesh:
+    """`mesh`, if it is one. Raises MeshError."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
+    return mesh
 
 
 def check_tensor(name: str, x: object) -> torch.Tensor:

@@ -244,7 +244,12 @@ def test_errors_are_the_same_on_every_rank(comm):
         same_error(comm, LayoutError, wrong(layouts=("k,*", "*,*", None)), "'k'")
         same_error(comm, LayoutError, wrong(layouts=(None, "*,*", None)), "x_layout: got None")
         same_error(comm, MeshError, lambda: rt.mm(x, w, None, "*,*", "*,*"), "mesh: got NoneType")
+        same_error(comm, LayoutError, wrong(layouts=([] if last else "*,*", "*,*", None)), "x_layout: got []")
+        same_error(comm, OptionError, lambda: rt.mm(x, w, mesh, "*,*", "*,*", None, x[0]), "transpose_w: got tensor")
         same_error(comm, LayoutError, lambda: rt.matrix_of(x, mesh), "(2, 3)")
+        same_error(comm, LayoutError, lambda: rt.matrix_of(None, mesh), "tensor: got NoneType")
+        for call in (lambda: rt.matrix_of(x, None), lambda: rt.empty((2, 3), torch.float32, None, "*,*")):
+            same_error(comm, MeshError, call, "mesh: got NoneType")
         if comm.size > 1:
             same_error(comm, ShapeError, wrong(x=torch.ones(2 + last, 3)), "(3, 3) on rank 2", "(2, 3)")
             same_error(comm, DisagreementError, wrong(x=x.clone().requires_grad_(last)), "gradients wanted")
@@ -252,6 +257,10 @@ def test_errors_are_the_same_on_every_rank(comm):
             same_error(comm, DisagreementError, wrong() if last else lambda: mesh.arena.mesh and DistMatrix.empty(
                 (1, 1), "f4", mesh), "torch.mm on rank 2")
         same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation="tanh"), "'tanh'", "relu, gelu")
+        same_error(comm, OptionError, lambda: rt.Linear(3, 4, mesh, activation=["relu"]), "['relu']")
+        for dtype in ("float32", torch.int32):
+            given = dtype if last else torch.float32
+            same_error(comm, DtypeError, lambda given=given: rt.Linear(3, 4, mesh, dtype=given), f"got {dtype!r}")
         same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i"), "x_layout")
         same_error(comm, LayoutError, lambda: rt.Linear(3, 4, mesh, placement="*,i", x_layout="*,i"), "bias")
         layer = rt.Linear(3, 4, mesh, dtype=torch.float32)

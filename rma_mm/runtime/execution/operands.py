@@ -87,11 +87,15 @@ class ProductOptions:
 
     def is_so(self, name: str) -> bool:
         """A flag, whatever says it. Raises OptionError for what says neither."""
-        value = getattr(self, name)
-        try:
-            return bool(value)
-        except (TypeError, ValueError):
-            raise OptionError(f"{name}: got {value!r}; it is True or False") from None
+        return flag(name, getattr(self, name))
+
+
+def flag(name: str, value: object) -> bool:
+    """An argument that is true or false. Raises OptionError for what is neither, as an array or tensor of several."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise OptionError(f"{name}: got {value!r}; it is True or False") from None
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,6 @@ def check_own(options: ProductOptions, A: DistMatrix, B: DistMatrix) -> None:
     known = options.symmetric
     if known is not None and not known.is_asked and own_product(options, A, B) is None:
         raise OptionError(
-            "B: this plan multiplies half of a matrix times its own transpose, and B is not A transposed; make a plan "
-            "with symmetric=False, or symmetric=True where A · B is symmetric"
+            "B: this plan is for a matrix times its own transpose, and B is not A transposed; make one with "
+            "symmetric=False, or symmetric=True where A · B is symmetric"
         )
