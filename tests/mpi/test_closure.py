@@ -50,7 +50,7 @@ def check_paths(weights, best, before, semiring):
     assert np.allclose(value[~none], best[~none], rtol=1e-12, atol=0)
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques"))
+@parallel(ranks=(1, 4), env=("node", "cliques"), usual="node")
 def test_closures_are_those_of_floyd_and_warshall(comm):
     rng = np.random.default_rng(comm.size)
     with Mesh(grid(comm), comm) as mesh:
