@@ -8,6 +8,7 @@ import pytest
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
@@ -134,6 +135,10 @@ def test_results_errors_and_what_moves(comm):
         for text in ("ij->i", "ij->ij"):
             wide = rma_mm.einsum(text, held, compute_dtype="int64")
             assert np.array_equal(wide.to_numpy(), np.einsum(text, np.full((2, 2), 44)))
+        for dtype in ("float16", "bfloat16"):  # ones summed in these stop at 2048 and 256
+            ones = np.ones((2, 4096)).astype(parse_dtype(dtype))
+            for x in (ones, DistMatrix.from_numpy(ones, mesh, "P(None, 'i')")):
+                assert rma_mm.einsum("ij->", x, mesh=mesh) == 8192
         tall = DistMatrix.from_numpy(np.ones((3, 1)), mesh)
         refused = (
             (LayoutError, lambda: rma_mm.einsum("ij->i", held, semiring="min_plus"), ("operand 0", "summands")),

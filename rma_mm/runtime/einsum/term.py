@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import accumulator
 from rma_mm.elements.semiring import Semiring
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
@@ -67,19 +68,21 @@ def diagonal(term: Term) -> Term:
 
 
 def summed(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: Semiring) -> Term:
-    """The operand summed over some of its indices, in `dtype`. Collective.
+    """The operand summed over some of its indices, as `dtype`. Collective.
 
-    Where ranks hold parts of such an index each sums its own, and the result is placed in summands, if its type allows.
+    Sums are formed in the type in which those of products are. Where ranks hold parts of such an index each sums its
+    own, and the result is placed in summands, if its type allows.
     """
     dims = [term.names.index(name) for name in names]
     if not dims:
         return term
-    rest, identity = term.without(dims), semiring.identity(dtype)
+    rest, wide = term.without(dims), accumulator(dtype)
+    identity = semiring.identity(wide)
 
     def reduce(x: Array) -> Array:
         with np.errstate(all="ignore"):
-            made = semiring.add.reduce(x.astype(dtype, copy=False), axis=tuple(dims), dtype=dtype, initial=identity)
-        return np.asarray(made)
+            made = semiring.add.reduce(x.astype(wide, copy=False), axis=tuple(dims), dtype=wide, initial=identity)
+            return np.asarray(made).astype(dtype, copy=False)
 
     if isinstance(term.x, np.ndarray):
         return Term(rest, reduce(term.x))
