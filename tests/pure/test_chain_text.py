@@ -105,6 +105,7 @@ def test_what_nobody_wants_is_dropped() -> None:
         ({"outputs": "A"}, ["outputs: got 'A'", "A, B"]),
         ({"outputs": ["X"]}, ["outputs: got ['X']"]),
         ({"outputs": 3}, ["outputs: got 3"]),
+        ({"outputs": [["A"]]}, ["outputs: got [['A']]"]),
         ({"outputs": ["A"], "only": ["A"]}, ["pass outputs", "or only"]),
     ],
 )
