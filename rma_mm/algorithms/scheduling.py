@@ -359,12 +359,6 @@ class Loops:
         return self.loops.local(self._index("reorder", loop))[0]
 
 
-def _count(cut: Cut) -> str:
-    """Into how many parts, in symbols."""
-    letters = {axis: letter for letter, axis in SIZES.items()}
-    return letters.get(str(cut.parts), "owners" if cut == OWNERS else str(cut.parts))
-
-
 def _cuts(work: Mapping[str, tuple[str, ...]]) -> str:
     """The work map in the survey's words."""
     return ", ".join(f"{dim}→({','.join(axes)})" for dim, axes in work.items())

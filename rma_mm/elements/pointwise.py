@@ -16,15 +16,16 @@ Array = NDArray[Any]
 
 
 class Constant(NamedTuple):
-    """A number, as Python has it; 1 and 1.0 are two: they make different types of integers."""
+    """A number, as Python has it; 1 and 1.0 are two: they make different types of integers. So are 0.0 and -0.0."""
 
     kind: str
+    """Its type, and how it is written."""
     value: Any
 
     @classmethod
     def of(cls, value: Any) -> Constant:
         """This number."""
-        return cls(type(value).__name__, value)
+        return cls(f"{type(value).__name__} {value!r}", value)
 
 
 class ElementOperation(NamedTuple):

@@ -86,6 +86,7 @@ def test_what_is_said_twice_is_done_once() -> None:
     assert sum("X @ W" in text for text in found) == 1
     assert texts(["A = X @ W", "B = X @ W"]) == ["A = X @ W", "B = A"]
     assert len(texts(["A = (X * 1) @ W", "B = (X * 1.0) @ W"])) == 4  # other types, where X is whole
+    assert texts(["A = X / 0.0", "B = X / -0.0"]) == ["A = X / 0.0", "B = X / -0.0"]  # other signs
 
 
 def test_what_nobody_wants_is_dropped() -> None:
@@ -104,6 +105,7 @@ def test_what_nobody_wants_is_dropped() -> None:
         ({"outputs": "A"}, ["outputs: got 'A'", "A, B"]),
         ({"outputs": ["X"]}, ["outputs: got ['X']"]),
         ({"outputs": 3}, ["outputs: got 3"]),
+        ({"outputs": [["A"]]}, ["outputs: got [['A']]"]),
         ({"outputs": ["A"], "only": ["A"]}, ["pass outputs", "or only"]),
     ],
 )
@@ -203,6 +205,16 @@ def test_gradients_of_an_mlp_are_the_known_steps() -> None:
         "dX = dY + dZ @ W.T",
     ]  # fmt: skip
     check_gradients(steps, inputs, "Y")
+
+
+def test_gradients_hold_numbers_that_have_no_literal() -> None:
+    graph = Graph()
+    graph.input("X", (2, 3), np.dtype(float))
+    graph_of(["Y = X * a + X * b + X * c"], graph, {"a": np.inf, "b": -np.inf, "c": np.nan})
+    (step,) = gradients(graph, "Y")
+    made = by_numpy([step], {"dY": np.ones((2, 3))})["dX"]
+    graph_with(["Y = X * 2", step], {"X": np.ones((2, 3)), "dY": np.ones((2, 3))})
+    assert step.count("1e999") == 4 and np.isnan(made).all()
 
 
 def test_gradients_of_random_programs_are_their_differences() -> None:
@@ -308,6 +320,10 @@ def test_the_caret_stands_right_in_long_steps_and_behind_other_letters() -> None
         read(["Größe = gelu'(X) + relu'(ü)"])
     shown, caret = str(caught.value).splitlines()[1:]
     assert shown[caret.index("^")] == "ü"
+    with pytest.raises(OptionError) as caught:
+        read("Y\t=\tX\t+ Q")
+    shown, caret = str(caught.value).splitlines()[1:]
+    assert "\t" not in shown and shown[caret.index("^")] == "Q"
 
 
 @pytest.mark.parametrize(

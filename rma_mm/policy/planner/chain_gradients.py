@@ -108,7 +108,8 @@ class _Reverse:
     def text(self, x: Value) -> str:
         """A node as it is written: by its name, or as an operand of something."""
         if isinstance(x, Constant):
-            return str(x.value) if not str(x.value).startswith("-") else f"({x.value})"
+            written = str(x.value).replace("inf", "1e999").replace("nan", "(1e999 - 1e999)")  # those have no literal
+            return f"({written})" if written.startswith("-") else written
         if x in self.names:
             return self.names[x]
         node = self.graph.nodes[x]

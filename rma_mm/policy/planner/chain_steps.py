@@ -86,7 +86,7 @@ def asked(graph: Graph, read: Collection[str], outputs: Sequence[str] | None, on
     if outputs is not None and only is not None:
         raise OptionError("outputs, only: pass outputs for results beside those that no step reads, or only for these")
     what, named = ("only", only) if only is not None else ("outputs", outputs or ())
-    is_list = isinstance(named, Sequence) and not isinstance(named, str)
+    is_list = isinstance(named, Sequence) and all(isinstance(x, str) for x in named) and not isinstance(named, str)
     if not is_list or not all(name in graph.results for name in named) or (only is not None and not named):
         made = ", ".join(graph.results)
         raise OptionError(f"{what}: got {cut(repr(named))}; it is a list of names that the steps make: {made}")

@@ -59,7 +59,7 @@ def _assignment(text: object) -> Assignment:
     """A step, taken apart. Raises OptionError."""
     if not isinstance(text, str):
         raise OptionError(f"steps: got {cut(repr(text))}; {RULE}")
-    text = text.strip().replace("\n", " ")
+    text = re.sub(r"\s", " ", text.strip())  # tabs too: the caret counts characters
     prepared = re.sub(r"(?<=\w)'", PRIME, text)
     try:
         found = ast.parse(prepared).body

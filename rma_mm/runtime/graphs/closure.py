@@ -86,6 +86,8 @@ def _start(
             if csr is not None:
                 csr.sum_duplicates()
                 csr = csr.astype(_type_of(csr.dtype, semiring))
+                if semiring == OR_AND.name:
+                    csr.data[...] = True  # an edge leads on whatever it weighs
             array = checked_array(D) if csr is None else csr.data
             shape = array.shape if csr is None else csr.shape
             _check_square(shape)
