@@ -250,13 +250,12 @@ class Plan:
         """Let the epilogue add these values from the next execution on; of the others (`at` chooses) those before.
 
         Local: of values that belong to other ranks' rows or columns alone, a rank needs none, unless C is verified.
-        Raises OptionError for a plan that was made without a bias, ShapeError for values that do not fit.
+        Raises OptionError for a plan that was made without a bias, ShapeError for values or indices that do not fit,
+        DtypeError for values that the bias's type does not hold.
         """
         epilogue = self.options.epilogue
         if epilogue is None or epilogue.bias is None:
             raise OptionError("set_bias: this plan adds no bias; make one with epilogue=Epilogue(bias=…, per=…)")
-        if np.shape(values) != epilogue.bias[at].shape:
-            raise ShapeError(f"set_bias: got values of shape {np.shape(values)}; here it is {epilogue.bias[at].shape}")
         epilogue.put(at, values)
         self.prepared.refresh_bias()
 
