@@ -275,7 +275,15 @@ def test_another_bias(comm):
                     plan.set_bias(second[own], own)
                 else:
                     plan.set_bias(second)
+            with rma_mm.plan(A, A, mesh, epilogue=epilogue) as other:
+                right = np.maximum(x @ x + (first if per == "column" else first[:, None]), 0)
+                assert np.array_equal(other.execute(A, A).to_numpy(), right)  # an epilogue is its caller's
             with pytest.raises(ShapeError, match=r"\(5,\); here it is \(6,\)"):
                 plan.set_bias(second[1:])
+            with pytest.raises(ShapeError, match=r"at: got array\(\[6\]\) for a bias of 6 values"):
+                plan.set_bias(second[:1], np.array([6]))
+            for wrong in (second * 1j, second.astype(str)):
+                with pytest.raises(DtypeError):
+                    plan.set_bias(wrong)
         with pytest.raises(OptionError, match="adds no bias"):
             rma_mm.plan(A, A, mesh).set_bias(first)

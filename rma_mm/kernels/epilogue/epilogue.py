@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import accumulator, check_dtype, parse_dtype, rank
-from rma_mm.errors import DtypeError, OptionError, ShapeError
+from rma_mm.errors import DtypeError, OptionError, ShapeError, quoted
 from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS, activate, bind_compiled
 
@@ -56,15 +56,25 @@ class Epilogue:
             kept.flags.writeable = False
             object.__setattr__(self, "bias", kept)
 
+    def apart(self) -> Epilogue:
+        """The same with a bias of its own, so that `put` changes no other's."""
+        return self if self.bias is None else replace(self)
+
     def put(self, at: Any, values: Any) -> None:
         """Let the bias have other values at these indices; plans are told by `Plan.set_bias`. `text` stays.
 
-        Raises ShapeError.
+        Raises ShapeError for values or indices that do not fit, DtypeError for values that its type does not hold.
         """
-        if np.shape(values) != self.bias[at].shape:
-            raise ShapeError(f"set_bias: got values of shape {np.shape(values)}; here it is {self.bias[at].shape}")
+        given = np.asarray(values)
+        try:
+            wanted = self.bias[at].shape
+        except IndexError as error:
+            raise ShapeError(f"at: got {quoted(at)} for a bias of {self.bias.size} values: {error}") from None
+        if given.shape != wanted:
+            raise ShapeError(f"values: got some of shape {given.shape}; here it is {wanted}")
+        _check_ladder(check_dtype(given.dtype, "values"), self.bias.dtype, f"got {given.dtype} for {self.bias.dtype}")
         self.bias.flags.writeable = True
-        self.bias[at] = values
+        self.bias[at] = given
         self.bias.flags.writeable = False
 
     @cached_property

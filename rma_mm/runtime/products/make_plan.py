@@ -110,6 +110,9 @@ def planned(
         if request and workspace is not None:
             raise OptionError("workspace: a product of batches takes none; leave it out")
         operands = request.operands if request else operands_of(a, b, mesh, layout, options)
+    if operands.options.epilogue is not None:  # the plan's own: it may be given another bias
+        own = operands.options.epilogue.apart()
+        operands = replace(operands, options=replace(operands.options, epilogue=own))
     operands = with_kernel(mesh, operands)
     if request:
         return BatchPlan(mesh, settle_batch(mesh, replace(request, operands=operands)))

@@ -250,7 +250,7 @@ class Plan:
         """Let the epilogue add these values from the next execution on; of the others (`at` chooses) those before.
 
         Local: of values that belong to other ranks' rows or columns alone, a rank needs none, unless C is verified.
-        Raises OptionError for a plan that was made without a bias, ShapeError for values that do not fit.
+        Raises OptionError for a plan that was made without a bias, ShapeError, DtypeError for what does not fit it.
         """
         epilogue = self.options.epilogue
         if epilogue is None or epilogue.bias is None:
