@@ -93,6 +93,8 @@ def product(statement: str = PLAIN, /, **placements: str) -> Loops:
     if set(placements) != set(named.values()):
         got = ", ".join(placements)
         raise AlgorithmError(f"product: got placements of {got}; the tensors are {', '.join(sorted(named.values()))}")
+    if wrong := [x for x, text in placements.items() if not isinstance(text, str)]:
+        raise AlgorithmError(f"product: {wrong[0]}: got {placements[wrong[0]]!r}; a placement is a text, as in xy->xy")
     counts = {x: len(text.partition("->")[2].replace(" ", "")) for x, text in placements.items()}
     if len(set(counts.values())) > 1 or not 1 <= min(counts.values()) <= len(AXIS_NAMES):
         got = ", ".join(f"{x} {count}" for x, count in counts.items())
@@ -217,7 +219,8 @@ class Loops:
         """
         index = next((each for each in self.statement.indices if loop in (each, *self.loops.outer(each)[:1])), loop)
         over = {f"{each}o": axes for each, axes in self.loops.work.items()}
-        named = by if isinstance(by, str) else tuple(axis for each in by for axis in over.get(each, (each,)))
+        is_plain = isinstance(by, str) or not isinstance(by, Sequence)
+        named = by if is_plain else tuple(axis for each in by for axis in over.get(each, (each,)))
         return replace(self, rotated=self._index("rotate", index), by=self._named("rotate", named))
 
     # -- what they make ---------------------------------------------------------------------------
@@ -342,7 +345,8 @@ class Loops:
 
     def _named(self, word: str, axes: Sequence[str]) -> tuple[str, ...]:
         """`axes`, if they are axes of the mesh, each once."""
-        if not axes or not set(axes) <= set(self.axes) or len(set(axes)) < len(axes):
+        is_list = isinstance(axes, Sequence) and all(isinstance(axis, str) for axis in axes)
+        if not is_list or not axes or not set(axes) <= set(self.axes) or len(set(axes)) < len(axes):
             _refuse(word, repr(axes), f"the notations are for the axes {', '.join(self.axes)}, each named once")
         return tuple(axes)
 

@@ -362,3 +362,14 @@ def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
 def test_words_make_new_values() -> None:
     assert SUMMA.rotate("k", by="ij") == CANNON
     assert SUMMA.rotated == "" and CANNON.rotated == "k"
+
+
+def test_what_is_neither_text_nor_list_is_refused_in_words() -> None:
+    loops = product()
+    for call, words in (
+        (lambda: product(A=3, B="xy->xy", C="xy->xy"), "A: got 3; a placement is a text"),  # type: ignore[arg-type]
+        (lambda: loops.distribute(m=3), "distribute: got 3"),  # type: ignore[arg-type]
+        (lambda: loops.distribute(m="i", n="j").rotate("k", by=3), "rotate: got 3"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(AlgorithmError, match=words):
+            call()
