@@ -127,6 +127,7 @@ class BatchJob:
             return as_array(load(o.files["AB".index(name)], mesh, plan.layouts[name], o.dtype))
         made = DistArray.allocated(mesh, x.shape, x.dtype, plan.layouts[name])
         fill(made.folded.tile, made.folded.region, generated(o.seed, name, x.dtype))
+        made.keep_first_summand()
         return made
 
     def _execute(self, plan: BatchPlan, a: DistArray, b: DistArray, c: DistArray) -> list[float]:

@@ -34,7 +34,7 @@ def test_a_summed_operand_may_lie_elsewhere_than_its_summands(comm):
 
     x = np.ones((600, 600), np.float32)
     with Mesh((2,), comm) as mesh:
-        A = DistMatrix.from_numpy(x, mesh, "None, None, i=sum")
+        A = DistMatrix.from_local(x.copy(), x.shape, mesh, "None, None, i=sum")
         B = DistMatrix.from_numpy(x, mesh)
         free, shared.free_segment_bytes = shared.free_segment_bytes, lambda: 2**20
         try:
@@ -164,7 +164,7 @@ def test_half_precision_summands_are_cast_in_counted_memory(comm):
     n = 64
     with Mesh((comm.size,), comm) as mesh:
         x = np.ones((n, n), np.float16)
-        A = DistMatrix.from_numpy(x, mesh, "*, *, i=sum")
+        A = DistMatrix.from_local(x.copy(), x.shape, mesh, "*, *, i=sum")
         plan = rma_mm.plan(A, x, mesh, algorithm="stationary_c", layout="i")
         C = plan.execute(A, x)
         assert (C.to_numpy() == comm.size * n).all()

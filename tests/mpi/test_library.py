@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import rma_mm
-from rma_mm import DistMatrix, Mesh
+from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,
@@ -80,6 +80,14 @@ def test_every_constructor_holds_the_same_matrix(comm):
                 assert each.dtype == x.dtype
                 for region, tile in each.local.items():
                     assert np.array_equal(tile, x[region.selector()])
+        for layout in ("*,*,i=sum", "None,j,i=sum", "i,*,j=sum"):  # x is their sum, not each summand
+            made = [
+                DistMatrix.from_numpy(x, mesh, layout),
+                DistMatrix.from_function((7, 10), lambda rows, cols: x[rows, cols], mesh, layout),
+                DistArray.from_numpy(x[None], mesh, f"*,{layout}"),
+            ]
+            for each in made:
+                assert np.array_equal(each.to_numpy().reshape(7, 10), x)
 
 
 @parallel()

@@ -84,6 +84,7 @@ class DistArray(Multiplicand):
             facts["elements (by checksum)"] = checksum(array.reshape(as_matrix(array.shape)))
         made = cls.allocated(mesh, array.shape, array.dtype, place)
         made.tile[...] = array[made.region.selector()]
+        made.keep_first_summand()
         return made
 
     @classmethod
@@ -144,6 +145,7 @@ class DistArray(Multiplicand):
         made = cls.empty(shape, dtype, mesh, layout)
         with agreed(mesh.comm, "from_function"):
             fill(made.tile, made.region, f)
+        made.keep_first_summand()
         return made
 
     # -- what it holds ----------------------------------------------------------------------------
@@ -275,6 +277,7 @@ def load(
             part = np.empty(region.shape, file.dtype)
             file.read(region, part)
             made.tile[...] = part.reshape(made.tile.shape[::-1]).T
+    made.keep_first_summand()
     return made
 
 

@@ -43,6 +43,7 @@ class Multiplicand:
 
     mesh: Mesh
     shape: Any
+    layout: Layout
     tile: Any
     __array_ufunc__ = None  # so that array @ matrix comes here
 
@@ -55,6 +56,12 @@ class Multiplicand:
         from rma_mm.runtime.products.matmul import matmul
 
         return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
+
+    def keep_first_summand(self) -> None:
+        """Where it is held in summands, of which each has got all of it, leave it in the first of them alone. Local."""
+        at = self.layout.coords(self.mesh.shape, self.mesh.rank)
+        if at is not None and any(at[axis] for axis in self.layout.partial):
+            self.tile[...] = 0
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """All of it where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
@@ -101,6 +108,7 @@ class DistMatrix(Stored, Multiplicand):
             facts |= {"shape": array.shape, "dtype": array.dtype, "elements (by checksum)": checksum(array)}
         made = DistMatrix.allocated(mesh, (array.shape[0], array.shape[1]), array.dtype, place)
         made.tile[...] = array[made.region.selector()]
+        made.keep_first_summand()
         return made
 
     @classmethod
@@ -153,6 +161,7 @@ class DistMatrix(Stored, Multiplicand):
         made = cls.empty(shape, dtype, mesh, layout)
         with agreed(mesh.comm, "from_function"):
             fill(made.tile, made.region, f)
+        made.keep_first_summand()
         return made
 
     # -- what it holds ----------------------------------------------------------------------------
@@ -243,6 +252,7 @@ def copy_in(name: str, x: NDArray[Any], made: Any) -> None:
             f"{name}: got {array.dtype} of shape {array.shape}; the plan is for {made.dtype} of {made.shape}"
         )
     made.tile[...] = array[made.region.selector()]
+    made.keep_first_summand()
 
 
 def tiles(tile: NDArray[Any], region: Region) -> dict[Region, NDArray[Any]]:
