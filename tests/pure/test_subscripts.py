@@ -41,7 +41,7 @@ def test_an_ellipsis_stands_for_the_last_dimensions_alike():
         ("ij,jk->iik", [(2, 3), (3, 4)], OptionError, ["'i'", "twice"]),
         ("ij,jk->iz", [(2, 3), (3, 4)], OptionError, ["'z'", "no operand"]),
         ("ij,jk", [(2, 3), (4, 5)], ShapeError, ["'j'", "3 in operand 0", "4 in operand 1"]),
-        ("ii", [(2, 3)], ShapeError, ["'i'", "2 in operand 0 and 3 in operand 0"]),
+        ("ii", [(2, 3)], ShapeError, ["'i'", "2 and 3 in operand 0"]),
         ("...i,...i", [(2, 3), (4, 3)], ShapeError, ["-1 of '...'"]),
         ("ij", [(2, 3, 4)], ShapeError, ["operand 0", "(2, 3, 4)", "'ij'"]),
         ("ijk...", [(2, 3)], ShapeError, ["operand 0"]),
