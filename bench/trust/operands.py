@@ -54,13 +54,8 @@ class Maker:
         """What is passed for a matrix with the elements `x` (as stored), and what it then is."""
         if given.source == "array":
             return np.array(x, order=given.order), x
-        first = given.before or given.layout
-        # one array on all ranks, one function and one file are each rank's summand; a root's is one of them
-        times = 1 if given.source in ("root", "local") or x.dtype.kind == "b" else summands(first, self.mesh)
         made = getattr(self, "_" + given.source)(given, x, rng)
-        with np.errstate(all="ignore"):
-            whole = (x * x.dtype.type(times)).astype(x.dtype)
-        return (made.T, whole.T) if given.turned else (made, whole)
+        return (made.T, x.T) if given.turned else (made, x)
 
     def _from_numpy(self, given: Given, x: Array, _: np.random.Generator) -> DistMatrix:
         return DistMatrix.from_numpy(np.array(x, order=given.order), self.mesh, self.place(given.layout))
