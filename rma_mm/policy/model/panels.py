@@ -149,7 +149,8 @@ class _Cutter:
             pieces = owned if OWNERS in grain else once
             for cut in grain:
                 pieces = pieces * (np.ceil(extent / pieces / cut.size) if cut.size else max(1, int(cut.parts)))
-            found = together(found, np.minimum(pieces, extent))
+            pieces = np.minimum(pieces, extent)  # what cuts owners' parts further cuts where they end, too
+            found = np.maximum(found, pieces) if OWNERS in grain else together(found, pieces)
         return found
 
     @cached_property
