@@ -159,6 +159,8 @@ BOUNDS = {
     "messages": 0.07,
 }  # fmt: skip
 """By what share figures of a few ranks may miss those of all; words of one kind by what share of all words."""
+LINKS, T10_LINKS = ("between", "within"), 0.07
+"""Of T10's plans, whose grids need not fit nodes, which class of link the words go over is known less well."""
 CLOSE, FEW = 0.03, 0.02
 """What all but a few of them keep, and how many these are."""
 
@@ -207,7 +209,8 @@ def test_a_few_ranks_stand_for_all(
         for shape, found in exact.items() for candidate, meant in found
         for kind, value in deviations(figures(candidate, Request(shape, mesh, shares=shares)), meant).items()
     }  # fmt: skip
-    assert {key: value for key, value in off.items() if abs(value) > BOUNDS[key[-1]]} == {}
+    allowed = {key: T10_LINKS if key[0] == "t10_rotate" and key[-1] in LINKS else BOUNDS[key[-1]] for key in off}
+    assert {key: value for key, value in off.items() if abs(value) > allowed[key]} == {}
     main_figures = [abs(value) for (*_, kind), value in off.items() if kind in ("seconds", "words", "busiest", "held")]
     assert np.quantile(main_figures, 1 - FEW) < CLOSE
 
