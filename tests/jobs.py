@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -30,12 +31,19 @@ START_SECONDS = 120
 VARIANT = "RMA_MM_TEST_VARIANT"
 """Environment variable: the name of the environment that a rank lives in."""
 
+LOST_DAEMON = "A daemon failed to report back after being spawned"
+"""What Open MPI's mpiexec says where its daemon on a (pretended) host died as it began: once in some hundred starts."""
+
 TAIL_LINES = 40
 """Lines of the ranks' output shown with a failure."""
 
 
 class JobError(Exception):
     """A job did not answer: it did not start, lost a rank, or ran out of time. It cannot be used again."""
+
+
+class LauncherError(JobError):
+    """mpiexec lost one of its own daemons before a rank had begun: nothing that is tested here had run."""
 
 
 @dataclass
@@ -124,7 +132,9 @@ class Job:
         while len(self.channels) < self.ranks:
             if self.mpiexec.process.poll() is not None or limit.left <= 0:
                 met = name_ranks([channel.rank for channel in self.channels]) if self.channels else "no rank"
-                raise JobError(f"mpiexec -n {self.ranks} did not start: {met} came\n{self.tail()}")
+                lost = not self.channels and LOST_DAEMON in self.tail()
+                kind = LauncherError if lost else JobError
+                raise kind(f"mpiexec -n {self.ranks} did not start: {met} came\n{self.tail()}")
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
                 self._welcome(connection)
@@ -299,9 +309,17 @@ class Pool:
         if self.job is None or self.env != env or self.job.ranks < ranks:
             self.close()
             ranks = max(ranks, self.most.get(env, 0))
-            self.job = Job(ranks, {**self.variants[env], VARIANT: env}, self.controlled)
+            self.job = self._start(ranks, {**self.variants[env], VARIANT: env})
             self.env = env
         return self.job
+
+    def _start(self, ranks: int, variables: Mapping[str, str]) -> Job:
+        """A new job; once more where the launcher lost its own daemon."""
+        try:
+            return Job(ranks, variables, self.controlled)
+        except LauncherError as error:
+            print(f"{error}\nstarted once more", file=sys.stderr)
+            return Job(ranks, variables, self.controlled)
 
     def close(self) -> None:
         """End the job in use, if there is one; raises JobError where it does not end well."""

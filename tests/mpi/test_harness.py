@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import launch, processes
-from tests.jobs import Pool
+from tests.jobs import LOST_DAEMON, Pool
 
 pytest.importorskip("mpi4py", exc_type=ImportError)
 
@@ -176,6 +177,26 @@ def test_which_ranks_an_environment_has() -> None:
         assert [kind.env for kind in kinds].count(env) == 2
     assert {launch.Kind(3, "cliques"), launch.Kind(6, "cliques")} <= set(kinds), "even nodes, and others"
     assert launch.Kind(1, "cliques") not in kinds
+
+
+@pytest.mark.parametrize(("losses", "runs"), [(1, True), (2, False)])
+def test_a_launcher_that_loses_its_daemon_is_called_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: int, runs: bool
+) -> None:
+    """Open MPI's does, rarely, before any rank begins; twice is a failure."""
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(
+        f"#!/bin/sh\necho >> {tmp_path}/starts\n"
+        f"if [ $(wc -l < {tmp_path}/starts) -gt {losses} ]; then exec {processes.find_mpiexec()} \"$@\"; fi\n"
+        f"echo {LOST_DAEMON}\nexit 1\n"
+    )
+    launcher.chmod(0o755)
+    monkeypatch.setattr(processes, "find_mpiexec", lambda: str(launcher))
+    pool = Pool(launch.ENVS)
+    with nullcontext() if runs else pytest.raises(pytest.fail.Exception, match=LOST_DAEMON):
+        run(pool, "case_good")
+    assert len((tmp_path / "starts").read_text()) == 2
+    pool.close()
 
 
 def test_unknown_environment() -> None:
