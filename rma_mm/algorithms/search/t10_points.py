@@ -22,8 +22,10 @@ MORE = 3
 """How many times the words of the plan that moves least another may move, and still be priced."""
 PRICED = 24
 """Of so many F_ops, the least moving ones, a plan is priced."""
-RINGED, BRIEFLY = 8, 2
-"""Of so many of these rings are priced, and where it is one row of many."""
+RINGED = 8
+"""Of so many of these rings are priced."""
+BRIEFLY = 4
+"""Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""
 LENGTHS = 8
 """About so many lengths of a ring, at most."""
 PIECES = (2, 4)
@@ -165,12 +167,15 @@ def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | s
     """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
     Not all are priced: of the F_ops that need not move much more than another the plan that moves least; of the fastest
-    of these the rings of A, then B, then C; of the fastest of those finer paces.
+    of these the rings of A, then B, then C; of the fastest of those finer paces. Where it is one row of many only the
+    first of these steps is taken.
     """
     by_words = least_moving(setting.shape, setting.mesh.size, setting.memory)
     if isinstance(by_words, str):
         return by_words
-    fastest = nsmallest(RINGED if setting.is_named else BRIEFLY, by_words[:PRICED], key=seconds)
+    if not setting.is_named:
+        return min(by_words[:BRIEFLY], key=seconds)
+    fastest = nsmallest(RINGED, by_words[:PRICED], key=seconds)
     found = [_ringed(point, setting, seconds) for point in fastest]
     best = min(found, key=seconds)
     return min([best, *best.paced(setting.shape)], key=seconds)
