@@ -114,8 +114,7 @@ class _Reader(Reader):
     """Reads one statement."""
 
     def fail(self, what: str, column: int | None = None) -> NoReturn:
-        column = self.tokens[self.at][2] if column is None else column
-        raise AlgorithmError(f"product: {what}, {self.forms}\n  {self.text}\n  {' ' * column}^")
+        raise AlgorithmError(f"product: {what}, {self.forms}\n{self.marked(column)}")
 
     def statement(self) -> Statement:
         """The whole text."""

@@ -346,6 +346,9 @@ def test_statements_that_are_no_product_of_two_matrices(text: str, column: int, 
         product(text)
     first, shown, mark = str(error.value).splitlines()
     assert (shown, mark) == (f"  {text}", f"  {' ' * column}^")
+    with pytest.raises(AlgorithmError) as error:
+        product(f"\t{text}")
+    assert str(error.value).splitlines()[2] == f"  \t{' ' * column}^"
     assert first.startswith("product: ") and says in first and first.endswith("as in C(m,n) = A(m,k) * B(k,n)")
 
 

@@ -40,8 +40,13 @@ class Reader:
 
     def fail(self, what: str, column: int | None = None) -> NoReturn:
         """Raise LayoutError with a mark under the token at hand, or under `column`."""
+        raise LayoutError(f"layout: {what}; write it {self.forms}\n{self.marked(column)}")
+
+    def marked(self, column: int | None = None) -> str:
+        """The text, and below it a mark under the token at hand, or under `column`."""
         column = self.tokens[self.at][2] if column is None else column
-        raise LayoutError(f"layout: {what}; write it {self.forms}\n  {self.text}\n  {' ' * column}^")
+        before = re.sub(r"[^\t]", " ", self.text[:column])
+        return f"  {self.text}\n  {before}^"
 
     def fail_before(self, what: str) -> NoReturn:
         """Raise LayoutError with a mark under the token just read."""

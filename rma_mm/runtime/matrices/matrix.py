@@ -240,8 +240,6 @@ def check_memory(
     place = out if out is not None else own
     if c is not None and place is not None and overlap(c, place):
         raise LayoutError("c: it shares memory with out, which would not leave it as it was; pass it as out alone")
-    if c is not None and (overlap(c, A) or overlap(c, B)):
-        raise LayoutError("c: it shares memory with an operand; pass a copy of it")
 
 
 def copy_in(name: str, x: NDArray[Any], made: Any) -> None:
