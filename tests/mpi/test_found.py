@@ -182,7 +182,7 @@ def test_a_rank_sends_out_of_the_array_that_it_gathers_into(comm, algorithm):
         assert (C.tile == x @ y).all()
 
 
-@parallel(ranks=(4,), env=("node", "nolocal", "created"), usual="created")
+@parallel(ranks=(4,), env=("nolocal", "created"), usual="created")
 @pytest.mark.parametrize("half", usually(1, [0, 1]))
 def test_a_c_that_is_wanted_everywhere_is_whole_however_a_is_cut(comm, half):
     """The work was cut as A is, and C gathered from where it would have been computed otherwise."""

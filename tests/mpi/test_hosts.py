@@ -77,11 +77,11 @@ def test_rate_is_limited():
             assert 15e6 < link_rate(cluster, source, sink) < 26e6
 
 
-def command(*arguments, prefix=()):
+def command(*arguments, prefix=(), timeout=60):
     """`python -m bench.hosts` with arguments, ended."""
     words = [*prefix, sys.executable, "-m", "bench.hosts", *arguments]
     pipes = {"capture_output": True, "text": True}
-    return subprocess.run(words, cwd=ROOT, env=job_environment({}), timeout=60, check=False, **pipes)
+    return subprocess.run(words, cwd=ROOT, env=job_environment({}), timeout=timeout, check=False, **pipes)
 
 
 @pytest.mark.parametrize("arguments", [["--rate", "5foo", "--", "true"], ["--hosts", "0", "--", "true"], []])
@@ -281,7 +281,7 @@ def test_failed_start_leaves_nothing():
 def test_bars(tmp_path):
     file = tmp_path / "report.json"
     words = ["--bars", "--size", "256", "--repeat", "1", "--json", str(file)]
-    done = command(*words)
+    done = command(*words, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert [result["right"] for result in found["timed"] + found["counted"]] == [True] * 9

@@ -30,7 +30,7 @@ from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products import memory, settling
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from tests.launch import VARIANTS, parallel
+from tests.launch import parallel
 from tests.thorough import thorough, usually
 
 ONE_NODE = ("node",)
@@ -59,7 +59,7 @@ def same_error(comm, kind, call, *words):
 # -- constructors ---------------------------------------------------------------------------------
 
 
-@parallel(env=VARIANTS)
+@parallel(env=("node", "nolocal", "created"))
 def test_every_constructor_holds_the_same_matrix(comm):
     x = matrix((7, 10))
     with Mesh(grid(comm), comm) as mesh:
@@ -133,7 +133,7 @@ def test_ranks_beyond_the_mesh_join_every_call(comm):
 # -- products -------------------------------------------------------------------------------------
 
 
-@parallel(ranks=(1, 2, 4))
+@parallel(ranks=(1, 4), env=("node", "nolocal", "created"))
 @pytest.mark.parametrize(
     "dtype", usually(5, ["float16", "float32", "complex128", "int8", "bool", "bfloat16", "complex64", "uint64"])
 )
@@ -188,7 +188,7 @@ def test_numpy_operands_compute_dtype_and_mixed_types(comm):
         assert np.array_equal(mixed.to_numpy(), x.astype(float) @ y.astype(float))
 
 
-@parallel(ranks=(1, 2, 3))
+@parallel(ranks=(1, 3), env=("node", "nolocal", "created"))
 @pytest.mark.parametrize(
     "shape", usually(3, [(0, 3, 4), (3, 4, 0), (1, 8, 1), (3, 0, 4), (1, 1, 1), (0, 0, 0)], several=False)
 )

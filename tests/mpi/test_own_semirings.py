@@ -45,8 +45,8 @@ def check(mesh, plan, name, a, b, c, wanted):
         x.close()
 
 
-@parallel(ranks=(4,), env=("node", "created"), usual="node")
-@pytest.mark.parametrize("name", usually(2, ("xor_and", NO_MPI, *sorted(set(TYPES) - {"xor_and", NO_MPI}))))
+@parallel(ranks=(4,), env=("created",))
+@pytest.mark.parametrize("name", usually(1, ("xor_and", NO_MPI, *sorted(set(TYPES) - {"xor_and", NO_MPI}))))
 def test_every_algorithm_takes_a_semiring_of_ones_own(comm, name):
     """On placements of its own choice; where MPI cannot accumulate so, all but those that do."""
     refused = {}

@@ -129,7 +129,7 @@ def check(comm: MPI.Intracomm, gram: Gram, meshes: dict[tuple[int, ...], Mesh]) 
     assert np.array_equal(found, right.astype(found.dtype)), f"{found}, and not {right}"
 
 
-@parallel(timeout=120)
+@parallel(env=("node", "nolocal", "created"), timeout=120)
 def test_equals_numpy(comm: MPI.Intracomm) -> None:
     """Every type, placement, way to say it, and what becomes of C above the diagonal."""
     meshes: dict[tuple[int, ...], Mesh] = {}

@@ -72,7 +72,7 @@ def check_trace(plan, trace, ops):
         assert event.facts["bytes"] == counted * itemsizes[event.facts["operand"]] or not counted
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques", "nolocal"), timeout=120, usual="nolocal")
+@parallel(ranks=(4,), env=("node", "nolocal"), timeout=120, usual="nolocal")
 @pytest.mark.parametrize("half", usually(1, [0, 1]))
 def test_a_trace_tells_what_was_done(comm, half):
     """Of every algorithm, on every rank: each product of its schedule once and in order, each word that it moved."""
@@ -80,7 +80,7 @@ def test_a_trace_tells_what_was_done(comm, half):
 
 
 @thorough
-@parallel(ranks=(4,), env=("cliques", "created"), timeout=120)
+@parallel(ranks=(4,), env=("cliques",), timeout=120)
 def test_what_is_summed_in_another_type_is_told_in_bytes_of_that(comm):
     """Halves are summed as float32, also on their way."""
     check_all(comm, "float16", ALGORITHMS)

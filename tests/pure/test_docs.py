@@ -60,11 +60,16 @@ def known() -> frozenset[str]:
     return frozenset().union(*map(defined, files))
 
 
+@cache
+def inside() -> list[str]:
+    """The files and folders of the package and the tests."""
+    return [f"/{file.relative_to(ROOT)}" for folder in ("rma_mm", "tests") for file in (ROOT / folder).rglob("*")]
+
+
 def is_there(path: str, document: str) -> bool:
     """Whether a path is one from the root, from beside the document, or the end of one of the package or the tests."""
     places = [ROOT / path, (ROOT / document).parent / path]
-    places += [place for folder in ("rma_mm", "tests") for place in (ROOT / folder).rglob(path)]
-    return any(place.exists() for place in places)
+    return any(place.exists() for place in places) or any(file.endswith(f"/{path.rstrip('/')}") for file in inside())
 
 
 def faults(text: str, document: str = DOCUMENTS[0]) -> Iterator[str]:

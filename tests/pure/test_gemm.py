@@ -117,7 +117,7 @@ def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> NDAr
 
 
 @thorough
-@settings(max_examples=24, deadline=None)  # nearly each is compiled first
+@settings(max_examples=10, deadline=None)  # nearly each is compiled first
 @given(case=semiring_cases())
 def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]) -> None:
     name, a, b, c, beta = case
@@ -133,7 +133,7 @@ def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDAr
 # -- blocks, threads, processors ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", usually(1, ["int8", "float64", "complex64", "int32"]))
+@pytest.mark.parametrize("name", usually(1, ["int32", "int8", "float64", "complex64"]))
 def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several panels along m, n and k, the last ones narrower."""
     on(monkeypatch, replace(host(), caches=TINY))
@@ -176,7 +176,7 @@ def test_a_forked_child_multiplies() -> None:
     before = get_threads()
     set_threads(2)
     try:
-        a = np.ones((300, 300), np.int64)
+        a = np.ones((300, 300), np.int32)
         bound = kernels.bind(a, a, np.empty_like(a), kernel="numba")
         bound()
         child = os.fork()
