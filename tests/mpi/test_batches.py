@@ -21,6 +21,7 @@ from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,
+    DisagreementError,
     FileFormatError,
     LayoutError,
     MemoryLimitError,
@@ -226,6 +227,23 @@ def test_the_benchmark_of_batches(tmp_path):
     assert {"overhead_us", "bar_us", "met"} <= set(report["overhead"])
 
 
+def check_repeated(comm, plan, a, b):
+    """What an execution finds checked and bound is what it is given: new elements, another C, closed operands."""
+    mesh = plan.mesh
+    first, other = (DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"]) for _ in range(2))
+    left = DistArray.from_numpy(a.to_numpy(), mesh)
+    for factor, out in ((1, first), (2, first), (3, other), (4, None), (5, None), (6, first)):
+        left.tile[...] = factor
+        made = plan.execute(left, b, out)
+        assert made is out or out is None
+        assert (made.tile == 6 * factor).all()
+    assert (other.tile == 18).all()
+    same_error(comm, DisagreementError, lambda: plan.execute(left, b, first if comm.rank else other), "C: ")
+    plan.execute(left, b, first)
+    left.close()
+    same_error(comm, ClosedError, lambda: plan.execute(left, b, first), "closed")
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_arrays_and_plans(comm):
     """Placements, ways to make one, words, plans that are kept, and what is refused: the same on every rank."""
@@ -251,6 +269,7 @@ def test_arrays_and_plans(comm):
             assert (plan.execute(a, b).to_numpy() == 6).all()
             assert plan.words.words_intra == plan.settled.share.words == 0
             assert "batch axis 0 over i, j" in plan.explain()
+            check_repeated(comm, plan, a, b)
         with rma_mm.plan(a, b.redistribute("P('i')")) as plan:  # what the plan counts is what is moved
             assert (plan.execute(a, b.redistribute("P('i')")).to_numpy() == 6).all()
             assert plan.words.words_intra <= plan.settled.share.words

@@ -29,6 +29,7 @@ from rma_mm.runtime.matrices.arguments import (
 from rma_mm.runtime.matrices.matrix import DistMatrix, Elements, Multiplicand, fill, tiles
 from rma_mm.runtime.matrices.move import move
 from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 
@@ -170,6 +171,16 @@ class DistArray(Multiplicand):
     def local(self) -> dict[Region, NDArray[Any]]:
         """This rank's tiles: box of global indices → writable view."""
         return tiles(self.tile, self.region)
+
+    @property
+    def block(self) -> Block:
+        """The memory under the array. Raises ClosedError after `close`."""
+        return self.folded.block
+
+    @property
+    def held(self) -> Block | None:
+        """The memory under the array; None after `close`."""
+        return self.folded.held
 
     @property
     def in_place(self) -> bool:
