@@ -140,7 +140,7 @@ class Prepared:
         return added
 
 
-class Operand(Protocol):
+class OnMemory(Protocol):
     """A matrix, or an array, on memory of the arena."""
 
     @property
@@ -152,7 +152,7 @@ class Operand(Protocol):
         """The memory under it; None where it is closed."""
 
 
-M = TypeVar("M", bound=Operand)
+M = TypeVar("M", bound=OnMemory)
 E = TypeVar("E")
 
 
