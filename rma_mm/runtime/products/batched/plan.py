@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import sub
@@ -19,6 +20,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
 from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.products.batched.checked import checked_batch
 from rma_mm.runtime.products.batched.settled import SettledBatch
 from rma_mm.runtime.products.prepared import OWN, Latest
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
@@ -140,10 +142,21 @@ class BatchPlan:
             latest.executable.sync()
             self._vote(latest.facts, latest.digest, None)
         a, b, made = map(as_array, latest.matrices)
-        if c is not None and self.options.beta != 0:
-            made.tile[...] = c.tile
-        self._run(latest.executable, a, b, made)
+        added = c if self.options.beta != 0 else None
+        with self._checks(a, b, made, added):
+            if added is not None:
+                made.tile[...] = added.tile
+            self._run(latest.executable, a, b, made)
         return made
+
+    def _checks(
+        self, a: DistArray, b: DistArray, made: DistArray, added: DistArray | None
+    ) -> AbstractContextManager[None]:
+        """What is checked of the next products."""
+        if self.mesh.checks is None:
+            return nullcontext()
+        request = self.settled.request
+        return checked_batch(request.batch, request.operands, self.mesh.next_serial(), a, b, made, added)
 
     def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
