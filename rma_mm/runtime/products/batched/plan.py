@@ -56,11 +56,14 @@ class Share:
 
     def traffic(self) -> tuple[int, int, int, int]:
         """All that this rank ever caused through these windows, in the order of `Counters`."""
-        each = [window.counters for window in self.movers]
-        return (
-            sum(x.words_intra for x in each), sum(x.words_inter for x in each), sum(x.messages for x in each),
-            sum(x.messages_inter for x in each),
-        )  # fmt: skip
+        intra = inter = messages = messages_inter = 0
+        for window in self.movers:
+            counters = window.counters
+            intra += counters.words_intra
+            inter += counters.words_inter
+            messages += counters.messages
+            messages_inter += counters.messages_inter
+        return intra, inter, messages, messages_inter
 
 
 class BatchPlan:
