@@ -1,16 +1,16 @@
 """`mpiexec -n P python -m bench.batches`: products of batches that are cut over all ranks.
 
-Rate: each repetition times rank 0 alone with NumPy's batched product on all cores, the others idle, and then
-`plan.execute` on all ranks, so that both see the same machine. Bar at 2 and 4 ranks: 0.9 of NumPy's rate.
-Overhead: what `plan.execute` adds to this rank's own share by numpy.matmul, on small products. Bar: 100 µs.
+Rate: rank 0 alone with NumPy's batched product on all cores, the others idle, and `plan.execute` on all ranks, in turn.
+Each begins when the threads of NumPy's BLAS have come to rest: they spin for 30 ms after a product, and a rank that
+shares its core with one takes twice as long. Bar at 2 and 4 ranks: 0.9 of NumPy's rate.
+Overhead: what `plan.execute` adds to each rank's own share by numpy.matmul, on small products. All ranks do one or the
+other over and over, so that ranks that share a core do so in both. Bar: 100 µs.
 Both: no word is moved.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +18,14 @@ import numpy as np
 import rma_mm
 from bench import measure
 from rma_mm.kernels.threads import cores, using_threads
-from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 RATE, OVERHEAD = 0.9, 100.0
 """The bars: of NumPy's rate, and microseconds."""
+ROW = 200
+"""Small products of one sample: more than ranks that share a core do before they take turns."""
 
 
 def main(comm: MPI.Intracomm) -> int:
@@ -33,14 +34,14 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--shape", default="96,512,512,64", help="of the rate: batch, m, n, k (96,512,512,64)")
     parser.add_argument("--small", default="64,64,64,64", help="of the overhead, likewise (64,64,64,64)")
     parser.add_argument("--dtype", default="float32", help="element type (float32)")
-    parser.add_argument("--repeat", type=int, default=30, help="samples of a rate; ten times as many small ones (30)")
+    parser.add_argument("--repeat", type=int, default=30, help="samples of each (30)")
     options = parser.parse_args()
     with rma_mm.Mesh((comm.size,), comm) as mesh:
         where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "threads": mesh.threads}
         large = Case(mesh, options.shape, options.dtype)
         rate = large.rate(options.repeat)
         small = Case(mesh, options.small, options.dtype)
-        overhead = small.overhead(10 * options.repeat)
+        overhead = small.overhead(options.repeat)
         facts = {"right": large.is_right() and small.is_right(), "words": large.words() + small.words()}
     if comm.rank == 0:
         lines = [
@@ -72,35 +73,19 @@ class Case:
         self.made = np.empty((batch, m, n), dtype)
 
     def rate(self, repeat: int) -> dict[str, Any]:
-        """Seconds of both, in turn."""
-        samples: tuple[list[float], list[float]] = ([], [])
-        for turn in range(-2, repeat):
-            measure.meet(self.mesh.comm)
-            if self.mesh.rank == 0:
-                with using_threads(len(cores())):
-                    alone = _seconds(lambda: np.matmul(*self.whole, out=self.made))
-            measure.meet(self.mesh.comm)
-            together = max(self.mesh.comm.allgather(_seconds(self._execute)))
-            if turn >= 0 and self.mesh.rank == 0:
-                samples[0].append(alone)
-                samples[1].append(together)
-        if self.mesh.rank:
-            return {}
-        seconds = [median(each) for each in samples]
+        """Seconds of both, in turn. Collective."""
+        samples = measure.interleaved(self.mesh.comm, {"NumPy": self._alone, "rma_mm": self._execute}, repeat, warmup=2)
+        seconds = list(measure.medians(samples).values())
         ratio = seconds[0] / seconds[1]
         return {"seconds": seconds, "ratio": ratio, "bar": RATE, "met": ratio >= RATE, "samples": samples}
 
     def overhead(self, repeat: int) -> dict[str, Any]:
-        """Microseconds of the slowest rank, beside its own share by numpy.matmul, in turn."""
+        """Microseconds of a product on the slowest rank, beside its own share by numpy.matmul, in turn. Collective."""
         x, y, z = (np.array(each.tile) for each in (self.a, self.b, self.c))
-        samples: tuple[list[float], list[float]] = ([], [])
-        for _ in range(repeat):
-            barrier(self.mesh.comm)
-            samples[0].append(1e6 * _seconds(lambda: np.matmul(x, y, out=z)))
-            barrier(self.mesh.comm)
-            samples[1].append(1e6 * _seconds(self._execute))
-        every = self.mesh.comm.allgather([median(each) for each in samples])
-        us = [max(mine[n] for mine in every) for n in (0, 1)]
+        cases = {"NumPy": _many(lambda: np.matmul(x, y, out=z)), "rma_mm": _many(self._execute)}
+        with using_threads(self.mesh.threads):
+            samples = measure.interleaved(self.mesh.comm, cases, repeat, warmup=2, settle=0)
+        us = [1e6 * seconds / ROW for seconds in measure.medians(samples).values()]
         over = us[1] - us[0]
         return {"us": us, "overhead_us": over, "bar_us": OVERHEAD, "met": over <= OVERHEAD}
 
@@ -114,6 +99,12 @@ class Case:
         found = self.c.to_numpy()
         return all(self.mesh.comm.allgather(np.array_equal(found, np.matmul(*self.whole))))
 
+    def _alone(self) -> None:
+        """The whole product by NumPy on rank 0."""
+        if self.mesh.rank == 0:
+            with using_threads(len(cores())):
+                np.matmul(*self.whole, out=self.made)
+
     def _execute(self) -> None:
         self.plan.execute(self.a, self.b, self.c)
 
@@ -123,10 +114,14 @@ def _elements(batch: Any, rows: Any, cols: Any) -> Any:
     return (3 * batch + 5 * rows + 7 * cols) % 9 - 4
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
+def _many(call: Callable[[], object]) -> Callable[[], None]:
+    """`ROW` calls in a row."""
+
+    def calls() -> None:
+        for _ in range(ROW):
+            call()
+
+    return calls
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Local products of batches: c[…] = alpha · op(a[…]) @ op(b[…]) + beta · c[…], prepared once and done in one call."""
+"""Local products of batches: c[…] = alpha · op(a[…]) @ op(b[…]) + beta · c[…], prepared once and done in few calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BLAS_TYPES
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.kernels.binders import bind_numba
+from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import in_turn
-from rma_mm.kernels.local import bind
-from rma_mm.kernels.product import check_apart
+from rma_mm.kernels.local import bind, bound_or_scaled
+from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
+from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
 from rma_mm.kernels.threads import get_threads, together, using_threads
 
 Array = NDArray[Any]
@@ -41,17 +45,20 @@ def bind_batch(
     if not prod(batch):
         return partial(in_turn, [])
     options = (alpha, beta, conj_a, conj_b, kernel, semiring)
-    if not batch or all(step == 0 or extent == 1 for step, extent in zip(b.strides, batch, strict=False)):
+    if not batch:
+        return bind(a, b, c, *options)
+    if all(step == 0 or extent == 1 for step, extent in zip(b.strides, batch, strict=False)):
         flat_a, flat_c = _flat(a), _flat(c)
         if flat_a is not None and flat_c is not None:
             return bind(flat_a, b[(0,) * len(batch)], flat_c, *options)
-    is_plain = a.dtype == b.dtype == c.dtype and c.dtype in BLAS_TYPES and semiring.is_arithmetic
-    if not is_plain or kernel == "numba" or 0 in (*c.shape, a.shape[-1]):
-        steps = [bind(a[at], b[at], c[at], *options) for at in np.ndindex(*batch)]
-        return partial(in_turn, steps)
-    at = (0,) * len(batch)
-    bind(a[at], b[at], c[at], *options)  # which raises what there is to be raised
-    return _by_numpy(a, b, c, alpha, beta, conj_a and c.dtype.kind == "c", conj_b and c.dtype.kind == "c")
+    a, b, c = _longest_last(_joined([a, b, c]))
+    rows, one_type = prod(c.shape[:-1]), a.dtype if a.dtype == b.dtype else None
+    name = choose_kernel(kernel, c.dtype, rows, c.shape[-1], a.shape[-1], semiring, one_type)
+    steps: list[Call] = []
+    for at in np.ndindex(c.shape[:-3]):
+        problem = checked(a[at], b[at], c[at], alpha, beta, conj_a, conj_b, semiring, dims=3)
+        steps.append(bound_or_scaled(problem, name, kernel == name, BINDERS))
+    return steps[0] if len(steps) == 1 else partial(in_turn, steps)
 
 
 def _flat(x: Array) -> Array | None:
@@ -64,20 +71,55 @@ def _flat(x: Array) -> Array | None:
     return np.lib.stride_tricks.as_strided(x, (prod(x.shape[:-1]), x.shape[-1]), (step, x.strides[-1]))
 
 
-def _by_numpy(a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool) -> Call:
+def _joined(arrays: list[Array]) -> list[Array]:
+    """The same with neighbouring dimensions of the batch as one, wherever all arrays lie so."""
+    dim = 0
+    while dim < arrays[0].ndim - 3:
+        inner = arrays[0].shape[dim + 1]
+        if all(x.strides[dim] == inner * x.strides[dim + 1] or 1 in x.shape[dim : dim + 2] for x in arrays):
+            arrays = [_without(x, dim) for x in arrays]
+        else:
+            dim += 1
+    return arrays
+
+
+def _without(x: Array, dim: int) -> Array:
+    """Two dimensions as one, which they lie as."""
+    outer, inner = x.shape[dim : dim + 2]
+    step = x.strides[dim] if inner == 1 else x.strides[dim + 1]
+    shape, strides = (*x.shape[:dim], outer * inner), (*x.strides[:dim], step)
+    return np.lib.stride_tricks.as_strided(x, (*shape, *x.shape[dim + 2 :]), (*strides, *x.strides[dim + 2 :]))
+
+
+def _longest_last(arrays: list[Array]) -> list[Array]:
+    """The same with the longest dimension of the batch in front of the matrices."""
+    longest = int(np.argmax(arrays[0].shape[:-2]))
+    return [np.moveaxis(x, longest, -3) for x in arrays]
+
+
+def _bind_matmul(problem: LocalOperands) -> Product:
     """The products by numpy.matmul, whose loop over a batch is compiled; threads share the batch where they can."""
-    one = c.shape[-2] * c.shape[-1] * a.shape[-1]
-    batch = c.shape[:-2]
-    dim = int(np.argmax(batch))
-    threads = min(get_threads(), batch[dim], one * prod(batch) // WORTH) if one <= SMALL else 1
-    make = partial(_call, alpha=alpha, beta=beta, conj_a=conj_a, conj_b=conj_b)
+    p, one = problem, prod(problem.sizes)
+    is_blas = p.c.dtype in BLAS_TYPES
+    threads = min(get_threads(), p.count, one * p.count // WORTH) if one <= SMALL or not is_blas else 1
     if threads < 2:
-        return make(a, b, c)
-    calls = []
-    for n in range(threads):
-        part = (*(slice(None),) * dim, slice(batch[dim] * n // threads, batch[dim] * (n + 1) // threads))
-        calls.append(make(a[part], b[part], c[part]))
-    return partial(_shared, calls)
+        return _matmul(p)
+    parts = (p.some(slice(p.count * n // threads, p.count * (n + 1) // threads)) for n in range(threads))
+    return Product.by("numpy", p, _shared, [_matmul(part) for part in parts])
+
+
+def _matmul(problem: LocalOperands) -> Product:
+    """The products by one call of numpy.matmul where that does all, by blocks of some of them elsewhere."""
+    p = problem
+    is_direct = p.a.dtype == p.b.dtype == p.c.dtype and (p.c.dtype in BLAS_TYPES or p.c.dtype.kind in "biu")
+    if is_direct and p.alpha == 1 and p.beta == 0 and not (p.conj_a or p.conj_b):
+        return Product.by("numpy", p, _call, p.a, p.b, p.c)
+    return bind_numpy(p)
+
+
+def _call(a: Array, b: Array, c: Array) -> None:
+    with np.errstate(all="ignore"):
+        np.matmul(a, b, out=c)
 
 
 def _shared(calls: list[Call]) -> None:
@@ -86,19 +128,16 @@ def _shared(calls: list[Call]) -> None:
         together(calls)
 
 
-def _call(a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool) -> Call:
-    is_direct = not conj_a and not conj_b and alpha == 1 and beta == 0
+def _one_by_one(problem: LocalOperands) -> Product:
+    """Each product by itself, by NumPy's ufuncs."""
+    p = problem
+    return Product.by("numpy", p, in_turn, [
+        bind_terms(replace(p, a=p.a[n], b=p.b[n], c=p.c[n])) for n in range(p.count)
+    ])  # fmt: skip
 
-    def multiply() -> None:
-        with np.errstate(all="ignore"):
-            if is_direct:
-                np.matmul(a, b, out=c)
-                return
-            made = np.matmul(np.conj(a) if conj_a else a, np.conj(b) if conj_b else b)
-            if alpha != 1:
-                np.multiply(made, c.dtype.type(alpha), out=made)
-            if beta != 0:
-                np.add(made, np.multiply(c, c.dtype.type(beta)), out=made)
-            np.copyto(c, made)
 
-    return multiply
+BINDERS: tuple[dict[str, Binder], dict[str, Binder]] = (
+    {"blas": _bind_matmul, "numba": bind_numba, "numpy": _bind_matmul},
+    {"numba": bind_numba, "numpy": _one_by_one},
+)
+"""The ways to do products of a batch, by name: by + and ×, for which NumPy calls its own BLAS, and by others."""

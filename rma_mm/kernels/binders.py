@@ -23,10 +23,14 @@ KERNELS: dict[str, Binder] = {"blas": bind_blas, "numba": bind_numba, "numpy": b
 SEMIRING_KERNELS: dict[str, Binder] = {"numba": bind_numba, "numpy": bind_terms}
 """The ways to do one by other operations than + and ×, by name."""
 
+BINDERS = (KERNELS, SEMIRING_KERNELS)
 
-def bound(problem: LocalOperands, name: str, sure: bool) -> Product:
+
+def bound(
+    problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
+) -> Product:
     """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
-    binders = KERNELS if problem.semiring.is_arithmetic else SEMIRING_KERNELS
+    binders = by[0] if problem.semiring.is_arithmetic else by[1]
     try:
         return binders[name](problem)
     except AlgorithmError:

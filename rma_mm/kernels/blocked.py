@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ Blocks = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """Blocks of a, b and c of one type."""
 
 Step = Callable[[Blocks, tuple[Any, Any], tuple[bool, bool], NDArray[Any]], None]
-"""step((a, b, c), (alpha, beta), (conj_a, conj_b), spare): a product of blocks; `spare` has room for c, or none."""
+"""step((a, b, c), (alpha, beta), (conj_a, conj_b), spare): products of blocks; `spare` has room for c, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,17 @@ class Blocking:
             columns = min(columns, most // rows)
         return rows, columns, depth
 
-    def pieces(self, m: int, n: int, k: int) -> tuple[int, int, int, int]:
-        """Bytes of a's panel, b's panel, the accumulator and the spare block, each a multiple of 64."""
+    def together(self, count: int, m: int, n: int, k: int) -> int:
+        """How many products of a batch go through scratch at once: as many as fit in panels whole, or one."""
+        most = PANEL_BYTES // self.working.itemsize
+        largest = max(m * k * self.pack_a, k * n * self.pack_b, m * n * self.accumulate)
+        return min(count, max(1, most // largest)) if largest else count
+
+    def pieces(self, m: int, n: int, k: int, count: int = 1) -> tuple[int, int, int, int]:
+        """Bytes of a's panel, b's panel, the accumulator and the spare block, each a multiple of 64.
+
+        count: of products that go through them at once.
+        """
         rows, columns, depth = self.block(m, n, k)
         counts = (
             rows * depth * self.pack_a,
@@ -75,7 +84,8 @@ class Blocking:
             rows * columns * self.accumulate,
             rows * columns * self.spare,
         )
-        first, second, third, fourth = (-(-count * self.working.itemsize // _ALIGN) * _ALIGN for count in counts)
+        sizes = (count * each * self.working.itemsize for each in counts)
+        first, second, third, fourth = (-(-size // _ALIGN) * _ALIGN for size in sizes)
         return first, second, third, fourth
 
     def scratch_bytes(self, m: int, n: int, k: int) -> int:
@@ -98,11 +108,14 @@ def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:
 def _run(problem: LocalOperands, blocking: Blocking, step: Step, alpha: Any, beta: Any) -> None:
     m, n, k = problem.sizes
     rows, columns, depth = blocking.block(m, n, k)
-    panels = _carve(blocking.pieces(m, n, k), blocking.working)
+    count = blocking.together(problem.count, m, n, k)
+    panels = _carve(blocking.pieces(m, n, k, count), blocking.working)
+    parts = [problem] if problem.count == count else map(problem.some, _slices(problem.count, count))
     with np.errstate(all="ignore"):  # wrap-around, infinities and NaN are results here, not surprises
-        for i in _slices(m, rows):
-            for j in _slices(n, columns):
-                _block_of_c(problem, blocking, step, (alpha, beta), (i, j), depth, panels)
+        for part in parts:
+            for i in _slices(m, rows):
+                for j in _slices(n, columns):
+                    _block_of_c(part, blocking, step, (alpha, beta), (..., i, j), depth, panels)
 
 
 def _block_of_c(
@@ -110,16 +123,16 @@ def _block_of_c(
     blocking: Blocking,
     step: Step,
     scalars: tuple[Any, Any],
-    at: tuple[slice, slice],
+    at: tuple[Any, slice, slice],
     depth: int,
     panels: list[NDArray[Any]],
 ) -> None:
-    """One block of c over the whole of k."""
+    """One block of c, or of each of a batch, over the whole of k."""
     c = problem.c[at]
     alpha, beta = scalars
     target, factor, keep = (shaped(panels[2], c.shape), 1, 0) if blocking.accumulate else (c, alpha, beta)
-    for p in _slices(problem.a.shape[1], depth):
-        a, b = problem.a[at[0], p], problem.b[p, at[1]]
+    for p in _slices(problem.a.shape[-1], depth):
+        a, b = problem.a[..., at[1], p], problem.b[..., p, at[2]]
         conj_a, conj_b = problem.conj_a, problem.conj_b
         if blocking.pack_a:
             a, conj_a = _packed(a, panels[0], conj_a), False
@@ -157,7 +170,7 @@ def _packed(x: NDArray[Any], panel: NDArray[Any], conj: bool) -> NDArray[Any]:
 
 def shaped(panel: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """The first elements of `panel` as a row-major array."""
-    return panel[: shape[0] * shape[1]].reshape(shape)
+    return panel[: prod(shape)].reshape(shape)
 
 
 def _slices(extent: int, width: int) -> Iterator[slice]:

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from rma_mm.elements.dtypes import accumulator, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import DtypeError, OptionError, ShapeError
-from rma_mm.kernels.binders import bound
+from rma_mm.kernels.binders import BINDERS, bound
 from rma_mm.kernels.blas import plan_blas
 from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.elementwise import cast, scale
@@ -29,7 +29,7 @@ from rma_mm.kernels.epilogue.epilogue import (
     in_turn,
 )
 from rma_mm.kernels.numpy_gemm import plan_numpy, terms_bytes
-from rma_mm.kernels.product import LocalOperands, Product, check_apart, checked
+from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
 
 
 def bind(
@@ -60,7 +60,7 @@ def bind(
     name = choose_kernel(kernel, c.dtype, m, n, k, semiring, a.dtype if a.dtype == b.dtype else None)
     if closing is not None:
         return _closed(problem, name, kernel == name, closing)
-    return _unclosed(problem, name, sure=kernel == name)
+    return bound_or_scaled(problem, name, sure=kernel == name)
 
 
 def matmul(
@@ -112,12 +112,14 @@ def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kerne
     return Closing(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
 
 
-def _unclosed(problem: LocalOperands, name: str, sure: bool) -> Product:
-    """The product, or the scaling that is left of it where nothing is multiplied."""
+def bound_or_scaled(
+    problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
+) -> Product:
+    """The product, or the scaling that is left of it where nothing is multiplied. The rest is as of `bound`."""
     m, n, k = problem.sizes
     c, semiring = problem.c, problem.semiring
     if m and n and k and problem.alpha != 0:
-        return bound(problem, name, sure)
+        return bound(problem, name, sure, by)
     nothing = semiring.identity(c.dtype)
     only_scale = (c.fill, nothing) if problem.beta == 0 else (scale, c, problem.beta)
     return Product.by(name, problem, *only_scale)
@@ -129,7 +131,7 @@ def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> 
     for rows, cols in blocks(problem.c):
         c = problem.c[rows, cols]
         block = replace(problem, a=problem.a[rows], b=problem.b[:, cols], c=c)
-        product = _unclosed(block, name, sure)
+        product = bound_or_scaled(block, name, sure)
         steps += [product, closing.part(rows, cols).bound(c)]
     return Product.by(product.kernel if steps else name, problem, in_turn, steps)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,14 +35,14 @@ class Product(partial[None]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalOperands:
-    """c = alpha · op(a) @ op(b) + beta · c with every size positive and alpha ≠ 0."""
+    """c = alpha · op(a) @ op(b) + beta · c with every size positive and alpha ≠ 0; or a batch of such products."""
 
     a: NDArray[Any]
-    """(m, k), any strides."""
+    """(m, k), any strides; of a batch (count, m, k)."""
     b: NDArray[Any]
-    """(k, n), any strides."""
+    """(k, n), any strides; of a batch (count, k, n)."""
     c: NDArray[Any]
-    """(m, n), any strides, writable."""
+    """(m, n), any strides, writable; of a batch (count, m, n)."""
     alpha: np.generic[Any]
     """In the type in which c is summed."""
     beta: np.generic[Any]
@@ -57,7 +57,16 @@ class LocalOperands:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """(m, n, k)."""
-        return self.c.shape[0], self.c.shape[1], self.a.shape[1]
+        return self.c.shape[-2], self.c.shape[-1], self.a.shape[-1]
+
+    @property
+    def count(self) -> int:
+        """The number of products."""
+        return self.c.shape[0] if self.c.ndim == 3 else 1
+
+    def some(self, part: slice) -> LocalOperands:
+        """Some products of a batch."""
+        return replace(self, a=self.a[part], b=self.b[part], c=self.c[part])
 
 
 Binder = Callable[[LocalOperands], Product]
@@ -66,14 +75,14 @@ Binder = Callable[[LocalOperands], Product]
 
 def checked(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
-    semiring: Semiring = PLUS_TIMES,
+    semiring: Semiring = PLUS_TIMES, dims: int = 2,
 ) -> LocalOperands:  # fmt: skip
-    """The operands of one product.
+    """The operands of one product, or of a batch of them where `dims` is 3.
 
     Raises: ShapeError, DtypeError, OptionError, LayoutError where `c` overlaps, ValueError where it is read-only.
     """
-    fits = a.ndim == b.ndim == c.ndim == 2 and a.shape[1] == b.shape[0] and c.shape == (a.shape[0], b.shape[1])
-    if not fits:
+    fits = a.ndim == b.ndim == c.ndim == dims and a.shape[:-2] == b.shape[:-2] == c.shape[:-2]
+    if not fits or a.shape[-1] != b.shape[-2] or c.shape[-2:] != (a.shape[-2], b.shape[-1]):
         raise ShapeError(
             f"a {a.shape} @ b {b.shape} does not give c {c.shape}: the shapes must be (m, k), (k, n) and (m, n)"
         )

@@ -21,6 +21,7 @@ from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,
+    DisagreementError,
     FileFormatError,
     LayoutError,
     MemoryLimitError,
@@ -29,8 +30,10 @@ from rma_mm.errors import (
 )
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.runtime.products.batched.plan import BatchPlan
 from tests import raw_format
 from tests.launch import parallel
+from tests.mpi.test_checks import check_found, switched
 from tests.mpi.test_library import same_error
 from tests.processes import mpirun
 from tests.strategies import array_layouts
@@ -226,6 +229,23 @@ def test_the_benchmark_of_batches(tmp_path):
     assert {"overhead_us", "bar_us", "met"} <= set(report["overhead"])
 
 
+def check_repeated(comm, plan, a, b):
+    """What an execution finds checked and bound is what it is given: new elements, another C, closed operands."""
+    mesh = plan.mesh
+    first, other = (DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"]) for _ in range(2))
+    left = DistArray.from_numpy(a.to_numpy(), mesh)
+    for factor, out in ((1, first), (2, first), (3, other), (4, None), (5, None), (6, first)):
+        left.tile[...] = factor
+        made = plan.execute(left, b, out)
+        assert made is out or out is None
+        assert (made.tile == 6 * factor).all()
+    assert (other.tile == 18).all()
+    same_error(comm, DisagreementError, lambda: plan.execute(left, b, first if comm.rank else other), "C: ")
+    plan.execute(left, b, first)
+    left.close()
+    same_error(comm, ClosedError, lambda: plan.execute(left, b, first), "closed")
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_arrays_and_plans(comm):
     """Placements, ways to make one, words, plans that are kept, and what is refused: the same on every rank."""
@@ -251,6 +271,7 @@ def test_arrays_and_plans(comm):
             assert (plan.execute(a, b).to_numpy() == 6).all()
             assert plan.words.words_intra == plan.settled.share.words == 0
             assert "batch axis 0 over i, j" in plan.explain()
+            check_repeated(comm, plan, a, b)
         with rma_mm.plan(a, b.redistribute("P('i')")) as plan:  # what the plan counts is what is moved
             assert (plan.execute(a, b.redistribute("P('i')")).to_numpy() == 6).all()
             assert plan.words.words_intra <= plan.settled.share.words
@@ -263,6 +284,8 @@ def test_arrays_and_plans(comm):
         assert (rma_mm.matmul(*few, mesh, memory_limit=500_000).to_numpy() == 512).all()
         assert ((a @ b) @ np.ones((4, 2))).shape == (8, 4, 2)
         c = DistArray.empty((8, 4, 4), "float64", mesh)
+        moved = b.redistribute("P(None, 'i', 'j')")
+        assert (rma_mm.matmul(a, b, prefer="two-sided").to_numpy() == 6).all()
         refused = (
             (ShapeError, lambda: rma_mm.matmul(a, np.ones((3, 6, 4))), ("batch axis -3 has 8 in A and 3 in B",)),
             (ShapeError, lambda: rma_mm.matmul(a, np.ones((8, 5, 4))), ("inner dimensions 6 and 5",)),
@@ -274,7 +297,8 @@ def test_arrays_and_plans(comm):
             (LayoutError, lambda: rma_mm.matmul(c, c, out=c), ("shares memory",)),
             (AlgorithmError, lambda: rma_mm.matmul(a, b, algorithm="cannon"), ("algorithm", "cannon")),
             (OptionError, lambda: rma_mm.matmul(a, b, check=True), ("check",)),
-            (OptionError, lambda: rma_mm.matmul(a, b, prefer="two-sided"), ("prefer",)),
+            (OptionError, lambda: rma_mm.matmul(a, moved, prefer="two-sided"), ("prefer", "two-sided")),
+            (OptionError, lambda: rma_mm.matmul(a, b, prefer="sometimes"), ("prefer", "sometimes")),
             (OptionError, lambda: np.asarray(a), ("(8, 4, 6) over 4 ranks", "to_numpy()")),
             (ShapeError, lambda: DistArray.empty((2**70, 0, 4), "float64", mesh), (str(2**70),)),
             (ShapeError, lambda: DistArray.empty((2, -1, 4), "float64", mesh), ("(2, -1, 4)",)),
@@ -286,3 +310,39 @@ def test_arrays_and_plans(comm):
         a.close()
         with pytest.raises(ClosedError):
             a.tile  # noqa: B018
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_switches_of_the_environment_are_those_of_batches(comm):
+    """RMA_MM_CHECK finds one wrong element of one product; RMA_MM_PREFER refuses what would have to move."""
+    x = np.random.default_rng(1).integers(-3, 4, (6, 5, 4)).astype("float32")
+
+    def spoiled(mesh, patch):
+        run = BatchPlan._run
+
+        def run_and_spoil(plan, *given):
+            run(plan, *given)
+            given[-1].tile[-1, 2, 1] += comm.rank == 1
+
+        patch.setattr(BatchPlan, "_run", run_and_spoil)
+        rma_mm.matmul(DistArray.from_numpy(x, mesh), x, mesh, transpose_b=True)
+
+    check_found(comm, spoiled, r"products \(6, 5, 4\) @ \(6, 5, 4\) .* C\[5\] is wrong, computed again", (2,))
+    with switched("1") as patch:
+        with Mesh((2,), comm) as mesh:
+            a, c = DistArray.from_numpy(x, mesh, "P(None, 'i')"), DistArray.from_numpy(x @ x.swapaxes(1, 2), mesh)
+            for beta in (0, 2):  # right ones pass, moved and added to; what is not written would show
+                c = rma_mm.matmul(a, x[:1].swapaxes(1, 2), mesh, c, beta=beta)
+            assert np.array_equal(c.to_numpy(), 3 * (x @ x[0].T))
+            summed = rma_mm.matmul(x, DistArray.from_numpy(x, mesh), mesh, transpose_b=True, semiring="min_plus")
+            assert np.array_equal(summed.to_numpy(), (x[:, :, None] + x[:, None]).min(-1))
+        patch.setenv("RMA_MM_PREFER", "two-sided")
+        with Mesh((2,), comm) as mesh:
+            a = DistArray.from_numpy(x, mesh)
+            with rma_mm.plan(a, a, mesh, transpose_b=True) as plan:
+                assert np.array_equal(plan.execute(a, a).to_numpy(), x @ x.swapaxes(1, 2))
+                assert plan.words.words_intra == plan.settled.share.words == 0
+            by_rows = DistArray.from_numpy(x, mesh, "P(None, 'i')")
+            call = lambda prefer: rma_mm.matmul(a, by_rows, transpose_b=True, prefer=prefer)  # noqa: E731
+            same_error(comm, OptionError, lambda: call(None), "RMA_MM_PREFER", "every way to cut")
+            assert np.array_equal(call("auto").to_numpy(), x @ x.swapaxes(1, 2))

@@ -10,7 +10,7 @@ import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
-from rma_mm.errors import DtypeError, LayoutError, OptionError, ShapeError
+from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
@@ -139,6 +139,13 @@ def test_results_errors_and_what_moves(comm):
             ones = np.ones((2, 4096)).astype(parse_dtype(dtype))
             for x in (ones, DistMatrix.from_numpy(ones, mesh, "P(None, 'i')")):
                 assert rma_mm.einsum("ij->", x, mesh=mesh) == 8192
+        none = DistMatrix.from_numpy(np.zeros((0, 4), "int8"), mesh), np.arange(-4, 8, dtype="int8").reshape(4, 3)
+        for ring, least in (("max_plus", -128), ("min_plus", 127)):  # which ⊗ something does not leave as it is
+            for text, shape in (("ij,jk->k", (3,)), ("ij,jk->jk", (4, 3)), ("ij,jk->", ())):
+                found = rma_mm.einsum(text, *none, semiring=ring)
+                assert np.array_equal(found.to_numpy() if shape else found, np.full(shape, least))
+        nan = rma_mm.einsum("ij,jk->k", np.zeros((0, 4)), np.full((4, 3), np.nan), mesh=mesh, layout="P('i')")
+        assert np.array_equal(nan.to_numpy(), np.zeros(3))
         tall = DistMatrix.from_numpy(np.ones((3, 1)), mesh)
         refused = (
             (LayoutError, lambda: rma_mm.einsum("ij->i", held, semiring="min_plus"), ("operand 0", "summands")),
@@ -148,6 +155,9 @@ def test_results_errors_and_what_moves(comm):
             (OptionError, lambda: rma_mm.einsum("bij->z", a), ("'z'",)),
             (DtypeError, lambda: rma_mm.einsum("i", np.array(["a"]), mesh=mesh), ("operand 0",)),
             (OptionError, lambda: rma_mm.einsum("bij->b", a, semiring="times"), ("semiring",)),
+            (AlgorithmError, lambda: rma_mm.einsum("bij->b", a, kernel="fast"), ("kernel", "fast")),
+            (OptionError, lambda: rma_mm.einsum("bij->b", a, memory_limit=-1), ("memory_limit", "-1")),
+            (MemoryLimitError, lambda: rma_mm.einsum("bij->b", a, memory_limit=335), ("335", "take 336")),
         )
         for kind, call, words in refused:
             same_error(comm, kind, call, *words)

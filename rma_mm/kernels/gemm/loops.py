@@ -195,10 +195,28 @@ def block(sums, panel_a, panel_b, sliver_a, sliver_b, c, row, col, rows, columns
 
 def multiply(
     sums, left, right,
+    a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col, count, a_step, b_step, c_step,
+    m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
+):  # fmt: skip
+    """C = alpha · a @ b + beta · c in the semiring of the form; `scalars` holds alpha and beta.
+
+    It is done `count` times; from one product to the next it is `a_step`, `b_step` and `c_step`.
+    """
+    for q in range(count):
+        one(
+            sums, left, right, moved(a, q * a_step), a_row, a_col, a_flips, moved(b, q * b_step), b_row, b_col, b_flips,
+            moved(c, q * c_step), c_row, c_col, m, n, k, mode, plain, scalars, block_m, block_n, block_k,
+            panel_a, panel_b, spare,
+        )  # fmt: skip
+
+
+@_inlined
+def one(
+    sums, left, right,
     a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col,
     m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
 ):  # fmt: skip
-    """C = alpha · a @ b + beta · c in the semiring of the form; `scalars` holds alpha and beta."""
+    """One product."""
     for p in range(0, k, block_k):
         depth = min(block_k, k - p)
         cells = (depth + sums.group - 1) // sums.group
@@ -216,24 +234,26 @@ def multiply(
                 )  # fmt: skip
 
 
-def least_exponents(source, row, col, rows, columns, out):
-    """Set `out` to the least exponent, as bfloat16 stores it, of what is not zero in a matrix; 256 where all is."""
+def least_exponents(source, step, row, col, count, rows, columns, out):
+    """Set `out` to the least exponent, as bfloat16 stores it, of what is not zero in matrices; 256 where all is."""
     least = numba.int32(256)
-    for i in range(rows):
-        for j in range(columns):
-            bits = numba.int32(half(source, i * row + j * col)) & 0x7FFF
-            exponent = bits >> 7 if bits != 0 else 256
-            least = min(least, exponent)
+    for q in range(count):
+        for i in range(rows):
+            for j in range(columns):
+                bits = numba.int32(half(source, q * step + i * row + j * col)) & 0x7FFF
+                exponent = bits >> 7 if bits != 0 else 256
+                least = min(least, exponent)
     set_word(out, 0, least)
 
 
-def specials(side, source, row, col, rows, columns, out):
-    """Set `out` to what a matrix of floats holds, added up: 1 for NaN, 2 for infinity, 4 for minus infinity."""
+def specials(side, source, step, row, col, count, rows, columns, out):
+    """Set `out` to what matrices of floats hold, added up: 1 for NaN, 2 for infinity, 4 for minus infinity."""
     nan = above = below = numba.int32(0)
-    for i in range(rows):
-        for j in range(columns):
-            value = read(side, source, i * row + j * col, 0, 1)
-            nan |= numba.int32(np.isnan(value))
-            above |= numba.int32(value == np.inf)
-            below |= numba.int32(value == -np.inf)
+    for q in range(count):
+        for i in range(rows):
+            for j in range(columns):
+                value = read(side, source, q * step + i * row + j * col, 0, 1)
+                nan |= numba.int32(np.isnan(value))
+                above |= numba.int32(value == np.inf)
+                below |= numba.int32(value == -np.inf)
     set_word(out, 0, nan + 2 * above + 4 * below)

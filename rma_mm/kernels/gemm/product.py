@@ -26,7 +26,7 @@ from rma_mm.kernels.threads import get_threads, together
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
 _ARGUMENTS = (
-    *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE,
+    *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
 )  # fmt: skip
 WORTH = 1 << 20
@@ -48,7 +48,8 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
     size = types.int64
     kinds = (
         SumType(form, c), SideType(form, "a", a), SideType(form, "b", b),
-        *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
+        *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 4,
+        *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
     )  # fmt: skip
     return compiled(multiply, kinds, _ARGUMENTS)
 
@@ -58,7 +59,7 @@ def looks(form: Form | None, source: str) -> Callable[..., None]:
     """`least_exponents` of bfloat16, or `specials` of elements that a form packs, compiled."""
     from numba import types
 
-    kinds, arguments = (BYTES, *(types.int64,) * 4, BYTES), (_ADDRESS, *(_SIZE,) * 4, _ADDRESS)
+    kinds, arguments = (BYTES, *(types.int64,) * 6, BYTES), (_ADDRESS, *(_SIZE,) * 6, _ADDRESS)
     if form is None:
         return compiled(least_exponents, kinds, arguments)
     return compiled(specials, (SideType(form, "a", source), *kinds), (_ADDRESS, *arguments))
@@ -158,15 +159,15 @@ def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.d
 def _bound(problem: LocalOperands) -> Call:
     """The call that computes a product whose result is of the type in which it is summed."""
     p = problem
-    if p.c.strides[0] == p.c.itemsize != p.c.strides[1]:  # by columns: the transposed product is stored by rows
-        a, b, c, conj_a, conj_b = p.b.T, p.a.T, p.c.T, p.conj_b, p.conj_a
+    if p.c.strides[-2] == p.c.itemsize != p.c.strides[-1]:  # by columns: the transposed product is stored by rows
+        (a, b, c), conj_a, conj_b = (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c)), p.conj_b, p.conj_a
     else:
         a, b, c, conj_a, conj_b = p.a, p.b, p.c, p.conj_a, p.conj_b
     facts = (p.semiring, a, b, c, p.alpha, p.beta, conj_a, conj_b)
     careful, _ = _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=False)
     if _code_of(p.semiring, a.dtype, b.dtype, c.dtype, safe=True)[0] == careful:
         return _call(*facts, safe=False)
-    _look(a[:0], careful)  # compile it now
+    _look(a[..., :0, :], careful)  # compile it now
     return partial(_choose, a, b, careful, _call(*facts, safe=True), _call(*facts, safe=False))
 
 
@@ -175,7 +176,7 @@ def _call(
 ) -> Call:
     """A call of compiled loops."""
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
-    (m, n), k = c.shape, a.shape[1]
+    (m, n), k = c.shape[-2:], a.shape[-1]
     blocks = blocks_of(form, m, n, k, host())
     mode = OVERWRITES if beta == 0 else ADDS if beta == 1 else SCALES
     scalars = np.array([alpha, beta], c.dtype)
@@ -183,11 +184,16 @@ def _call(
         scalars = scalars.astype(form.total)
     values = (
         None, None, None,
-        _address(a), *a.strides, conj_a, _address(b), *b.strides, conj_b, _address(c), *c.strides,
-        m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
+        _address(a), *a.strides[-2:], conj_a, _address(b), *b.strides[-2:], conj_b, _address(c), *c.strides[-2:],
+        *_steps(a, b, c), m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
     )  # fmt: skip
     given = [kind(value) for kind, value in zip(_ARGUMENTS[:-3], values, strict=True)]
     return partial(_run, loops, given, blocks, (a, b, c, scalars))
+
+
+def _steps(a: Array, b: Array, c: Array) -> tuple[int, ...]:
+    """How many products there are, and how far it is from one to the next in each array."""
+    return (len(c), a.strides[0], b.strides[0], c.strides[0]) if c.ndim == 3 else (1, 0, 0, 0)
 
 
 def _address(x: Array) -> int:
@@ -220,7 +226,8 @@ def _makes_nan(times: str, one: int, other: int) -> bool:
 
 def _look(x: Array, form: Form) -> int:
     """What decides about the fast instructions: the least exponent in `x`, or which special values there are."""
-    out, place = ctypes.c_int32(), (_address(x), *x.strides, *x.shape)
+    batch = x[:1] if x.ndim == 3 and not x.strides[0] else x if x.ndim == 3 else x[None]
+    out, place = ctypes.c_int32(), (_address(batch), *batch.strides, *batch.shape)
     if form.is_arithmetic:
         looks(None, "")(*place, ctypes.addressof(out))
     else:
@@ -232,7 +239,7 @@ def _step(
     semiring: Semiring, blocks: tuple[Array, Array, Array], scalars: tuple[Any, Any], conj: tuple[bool, bool],
     spare: Array,
 ) -> None:
-    """Set c = a @ b + beta · c for a block of c in the type in which it is summed."""
+    """Set c = a @ b + beta · c for a block of c, or of each of a batch, in the type in which it is summed."""
     a, b, c = blocks
     alpha, beta = (c.dtype.type(x) for x in scalars)
     calls = [_bound(part) for part in _parts(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
@@ -252,12 +259,15 @@ def _slices(m: int, n: int, k: int, threads: int) -> list[slice]:
 
 
 def _parts(problem: LocalOperands, threads: int) -> list[LocalOperands]:
-    """Equal parts of a product, along the longer side of c: one for each thread, if they are worth it."""
-    m, n, k = problem.sizes
+    """Equal parts, one for each thread, if they are worth it: of a batch, or of a product along c's longer side."""
+    (m, n, k), count = problem.sizes, problem.count
+    if threads > 1 and count >= threads:
+        parts = max(1, min(threads, count * m * n * k // WORTH))
+        return [problem.some(slice(count * i // parts, count * (i + 1) // parts)) for i in range(parts)]
     made = []
     for some in _slices(m, n, k, threads):
         if m >= n:
-            made.append(replace(problem, a=problem.a[some], c=problem.c[some]))
+            made.append(replace(problem, a=problem.a[..., some, :], c=problem.c[..., some, :]))
         else:
-            made.append(replace(problem, b=problem.b[:, some], c=problem.c[:, some]))
+            made.append(replace(problem, b=problem.b[..., some], c=problem.c[..., some]))
     return made

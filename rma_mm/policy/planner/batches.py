@@ -238,7 +238,13 @@ def _name(dim: str) -> str:
     return f"batch axis {dim}" if dim.isdecimal() else {"m": "rows", "n": "columns", "k": "sums"}[dim]
 
 
-def best(shares: Iterable[BatchShare], limit: int | None) -> int | None:
-    """The number of the fastest whose memory fits, the first of equal ones; None where none fits."""
-    able = [(each.seconds, n) for n, each in enumerate(shares) if limit is None or each.held <= limit]
+def best(shares: Iterable[BatchShare], limit: int | None, rests: bool = False) -> int | None:
+    """The number of the fastest whose memory fits, the first of equal ones; None where none fits.
+
+    rests: whether those are excluded that move words.
+    """
+    able = [
+        (each.seconds, n) for n, each in enumerate(shares)
+        if (limit is None or each.held <= limit) and not (rests and each.words)
+    ]  # fmt: skip
     return min(able)[1] if able else None

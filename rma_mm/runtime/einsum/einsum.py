@@ -11,15 +11,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, check_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring, check_semiring, find_semiring
-from rma_mm.errors import LayoutError, MeshError, OptionError
+from rma_mm.errors import LayoutError, MemoryLimitError, MeshError, OptionError
 from rma_mm.geometry.layout import Layout
+from rma_mm.kernels import choose_kernel
 from rma_mm.runtime.einsum.subscripts import Indices, Subscripts, parse, path
 from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
+from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
 from rma_mm.runtime.products.batched.plan import BatchPlan
-from rma_mm.runtime.products.make_plan import common_mesh, describe, planned
+from rma_mm.runtime.products.make_plan import check_limit, common_mesh, describe, planned
 from rma_mm.runtime.products.matmul import matmul
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.agreement import agreed
@@ -44,7 +46,8 @@ def einsum(
     indices, a DistArray of one or more than two, and a NumPy scalar on every rank without any. layout: where it goes;
     else where it costs least. What is summed over in one operand alone is summed first, and diagonals are taken before
     that; the rest are products of two, several in the order that opt_einsum finds, where it is installed, else from
-    left to right. The other options are those of `matmul`, of each product.
+    left to right. The other options are those of `matmul`, of each product; with one operand memory_limit is of what
+    a rank holds of it and of the result.
 
     Raises OptionError for subscripts that cannot be read, an index that the result has twice or that no operand has;
     ShapeError for an index of two lengths; and as `matmul` does.
@@ -62,10 +65,16 @@ def einsum(
         dtype = _common([x.dtype for x in given], compute_dtype)
         ring = find_semiring(semiring)
         check_semiring(ring, dtype, 1, 0, conjugates=False)
+        choose_kernel(kernel, dtype, 1, 1, 1, ring)  # which raises where there is none
+        check_limit(memory_limit)
         sums = _Sums(mesh, found, dtype, ring, ProductOptions(
             compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
         ))  # fmt: skip
         sums.check(given)
+        if len(given) == 1:
+            sums.check_room(given[0], layout)
+    if any(extent == 0 and name not in found.output for name, extent in found.extents):
+        return sums.nothing(layout)
     terms = [
         Term(names, whole(x, dtype) if isinstance(x, DistArray) else x)
         for names, x in zip(found.operands, given, strict=True)
@@ -110,6 +119,32 @@ class _Sums:
                     f"einsum: index {alone[0]!r} is in operand {n} alone, and is summed over before it is multiplied, "
                     f"which {self.semiring.name} is not known to allow"
                 )
+
+    def check_room(self, x: NDArray[Any] | DistArray, layout: str | Layout | None) -> None:
+        """Raise MemoryLimitError where one operand and its sums, placed by `layout`, or evenly, are too much."""
+        limit, extents, mesh = self.options.memory_limit, dict(self.subscripts.extents), self.mesh
+        shape = tuple(extents[name] for name in self.subscripts.output)
+        if limit is None or not shape:
+            return
+        own = x.layout if isinstance(x, DistArray) else Layout(((),) * x.ndim)
+        least = _most(own, x.shape, mesh) * x.dtype.itemsize
+        least += _most(placed(layout, shape, mesh), shape, mesh) * self.dtype.itemsize
+        if least > limit:
+            raise MemoryLimitError(
+                f"memory_limit: got {limit} bytes; the operand and the result take {least} on the fullest rank: allow "
+                f"more, or place them on more ranks"
+            )
+
+    def nothing(self, layout: str | Layout | None) -> Any:
+        """The result of sums over an index without extent, whatever the operands hold. Collective."""
+        extents, identity = dict(self.subscripts.extents), self.semiring.identity(self.dtype)
+        if not self.subscripts.output:
+            return self.dtype.type(identity)
+        shape = tuple(extents[name] for name in self.subscripts.output)
+        made = kind_of(shape).empty(shape, self.dtype, self.mesh, layout)
+        made.tile[...] = identity
+        made.keep_first_summand()
+        return made
 
     def product(self, terms: list[Term]) -> Term:
         """All operands multiplied, in an order of the result's indices that needs no copy. Collective."""
@@ -201,6 +236,11 @@ class _Sums:
         if layout is not None:
             made = made.redistribute(layout)
         return made.folded if made.ndim == 2 else made
+
+
+def _most(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
+    """Elements on the fullest rank."""
+    return max(layout.region(shape, mesh.shape, rank).size for rank in range(mesh.shape.size))
 
 
 def _long(term: Term, extents: dict[str, int]) -> list[str]:

@@ -8,32 +8,29 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from rma_mm.elements.dtypes import as_dtype, check_dtype, parse_dtype
-from rma_mm.errors import LayoutError, MeshError, ShapeError
+from rma_mm.elements.dtypes import check_dtype
+from rma_mm.errors import LayoutError, ShapeError
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import check_dimensions, open_array
 from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.matrices.arguments import (
-    checked_array,
     checked_extents,
-    checksum,
     common_dtype,
-    default_split,
-    pinned,
     placed,
 )
-from rma_mm.runtime.matrices.matrix import DistMatrix, Elements, Multiplicand, fill, tiles
+from rma_mm.runtime.matrices.matrix import DistMatrix, Distributed, tiles
 from rma_mm.runtime.matrices.move import move
 from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 
 
-class DistArray(Multiplicand):
+class DistArray(Distributed):
     """An array of one, three or more dimensions placed on `mesh` by `layout`. Make one by the class methods.
 
     Of three and more dimensions the last two are those of matrices, the others count these: a batch. It does what
@@ -41,6 +38,8 @@ class DistArray(Multiplicand):
 
     >>> D = DistArray.from_numpy(x, mesh, layout="P('l', 'i', 'j')")    # doctest: +SKIP
     """
+
+    is_matrix = False
 
     def __init__(self, folded: DistMatrix, shape: tuple[int, ...], layout: Layout) -> None:
         self.folded, self.shape, self.layout = folded, shape, layout
@@ -53,53 +52,6 @@ class DistArray(Multiplicand):
         """An array on new memory of the arena, everything agreed already. Collective."""
         folded = DistMatrix.allocated(mesh, as_matrix(shape), dtype, layout.folded(shape))
         return cls(folded, shape, layout)
-
-    @classmethod
-    @in_turn
-    def empty(
-        cls, shape: tuple[int, ...], dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None
-    ) -> DistArray:
-        """An array of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
-        with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
-            shape = checked_extents(shape)
-            place = placed(layout, shape, mesh)
-            element = as_dtype(dtype)
-        return cls.allocated(mesh, shape, element, place)
-
-    @classmethod
-    @in_turn
-    def from_numpy(
-        cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
-    ) -> DistArray:
-        """The array `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
-
-        Raises ShapeError, DtypeError, LayoutError; DisagreementError where ranks hold different arrays.
-        """
-        if root is not None:
-            return cls._from_root(x, mesh, layout, root)
-        with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
-            array = checked_array(x, is_matrix=False)
-            place = placed(layout, array.shape, mesh)
-            facts |= {"shape": array.shape, "dtype": array.dtype}
-            facts["elements (by checksum)"] = checksum(array.reshape(as_matrix(array.shape)))
-        made = cls.allocated(mesh, array.shape, array.dtype, place)
-        made.tile[...] = array[made.region.selector()]
-        made.keep_first_summand()
-        return made
-
-    @classmethod
-    def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> DistArray:
-        with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
-            if not 0 <= root < mesh.shape.size:
-                raise MeshError(f"root: got {root}; the mesh {mesh.shape} has the ranks 0 to {mesh.shape.size - 1}")
-            if mesh.rank == root:
-                array = checked_array(x, is_matrix=False)
-                placed(layout, array.shape, mesh)
-        shape, dtype = mesh.comm.bcast((array.shape, array.dtype.name) if mesh.rank == root else None, root)
-        source = cls.allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root, len(shape)))
-        if mesh.rank == root:
-            source.tile[...] = array
-        return source.redistribute(layout if layout is not None else default_split(mesh, shape))
 
     @classmethod
     @in_turn
@@ -121,32 +73,6 @@ class DistArray(Multiplicand):
         mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
         local = np.empty(mine, dtype) if array is None else array.reshape(mine)
         return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, mesh.arena.adopt(local)), shape, place)
-
-    @classmethod
-    @in_turn
-    def from_function(
-        cls,
-        shape: tuple[int, ...],
-        f: Elements,
-        mesh: Mesh,
-        layout: str | Layout | None = None,
-        dtype: DTypeLike | None = None,
-    ) -> DistArray:
-        """The array whose elements are f(…), called with an open index grid for each dimension. Collective.
-
-        f sees this rank's indices only, a part of them at a time. dtype: that of what f returns when not given.
-        """
-        if dtype is None:
-            with agreed(mesh.comm, "from_function", shape=shape) as facts:
-                shape = checked_extents(shape)
-                first = [np.zeros((1,) * len(shape), np.int64)] * len(shape)
-                dtype = np.asarray(f(*first)).dtype if min(shape) else np.dtype(np.float64)
-                facts["dtype"] = dtype
-        made = cls.empty(shape, dtype, mesh, layout)
-        with agreed(mesh.comm, "from_function"):
-            fill(made.tile, made.region, f)
-        made.keep_first_summand()
-        return made
 
     # -- what it holds ----------------------------------------------------------------------------
 
@@ -170,6 +96,16 @@ class DistArray(Multiplicand):
     def local(self) -> dict[Region, NDArray[Any]]:
         """This rank's tiles: box of global indices → writable view."""
         return tiles(self.tile, self.region)
+
+    @property
+    def block(self) -> Block:
+        """The memory under the array. Raises ClosedError after `close`."""
+        return self.folded.block
+
+    @property
+    def held(self) -> Block | None:
+        """The memory under the array; None after `close`."""
+        return self.folded.held
 
     @property
     def in_place(self) -> bool:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.elements.dtypes import as_dtype, parse_dtype
 from rma_mm.errors import DtypeError, LayoutError, MeshError, OptionError, ShapeError
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.matrices.adaptors import linear_operator
 from rma_mm.runtime.matrices.arguments import (
     checked_array,
+    checked_extents,
     checked_shape,
     checksum,
     common_dtype,
-    default_layout,
     fitting,
     pinned,
     placed,
@@ -73,57 +74,104 @@ class Multiplicand:
         return np.array(self.tile, dtype=dtype, copy=copy)
 
 
-class DistMatrix(Stored, Multiplicand):
-    """A matrix of `shape` (rows, columns) placed on `mesh` by `layout`. Make one by the class methods.
+class Distributed(Multiplicand):
+    """What is placed on a mesh, and how it is made: matrices, and arrays of other dimensions."""
 
-    >>> D = DistMatrix.from_numpy(x, mesh, layout="P('i', 'j')")    # doctest: +SKIP
-    """
+    is_matrix = True
+    """Whether it has two dimensions, or as many as it is given."""
 
-    # -- making one -------------------------------------------------------------------------------
+    @classmethod
+    def allocated(cls, mesh: Mesh, shape: Any, dtype: np.dtype[Any], layout: Layout) -> Self:
+        """One on new memory of the arena, everything agreed already. Collective."""
+        raise NotImplementedError
+
+    @property
+    def region(self) -> Region:
+        """The global indices that this rank holds."""
+        raise NotImplementedError
 
     @classmethod
     @in_turn
-    def empty(cls, shape: Shape, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
-        """A matrix of undefined content. Collective. Raises LayoutError, DtypeError."""
+    def empty(cls, shape: Any, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> Self:
+        """One of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
         with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
-            shape = checked_shape(shape)
+            shape = cls._extents(shape)
             place = placed(layout, shape, mesh)
             element = as_dtype(dtype)
-        return DistMatrix.allocated(mesh, shape, element, place)
+        return cls.allocated(mesh, shape, element, place)
 
     @classmethod
     @in_turn
     def from_numpy(
         cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
-    ) -> DistMatrix:
-        """The matrix `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
+    ) -> Self:
+        """The elements of `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
 
         Raises ShapeError, DtypeError, LayoutError; DisagreementError where ranks hold different arrays.
         """
         if root is not None:
             return cls._from_root(x, mesh, layout, root)
         with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
-            array = checked_array(x)
+            array = checked_array(x, cls.is_matrix)
             place = placed(layout, array.shape, mesh)
-            facts |= {"shape": array.shape, "dtype": array.dtype, "elements (by checksum)": checksum(array)}
-        made = DistMatrix.allocated(mesh, (array.shape[0], array.shape[1]), array.dtype, place)
+            facts |= {"shape": array.shape, "dtype": array.dtype}
+            facts["elements (by checksum)"] = checksum(array.reshape(as_matrix(array.shape)))
+        made = cls.allocated(mesh, array.shape, array.dtype, place)
         made.tile[...] = array[made.region.selector()]
         made.keep_first_summand()
         return made
 
     @classmethod
-    def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> DistMatrix:
+    def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> Self:
         with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
             if not 0 <= root < mesh.shape.size:
                 raise MeshError(f"root: got {root}; the mesh {mesh.shape} has the ranks 0 to {mesh.shape.size - 1}")
             if mesh.rank == root:
-                array = checked_array(x)
+                array = checked_array(x, cls.is_matrix)
                 placed(layout, array.shape, mesh)
         shape, dtype = mesh.comm.bcast((array.shape, array.dtype.name) if mesh.rank == root else None, root)
-        source = DistMatrix.allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root))
+        source = cls.allocated(mesh, shape, parse_dtype(dtype), pinned(mesh, root, len(shape)))
         if mesh.rank == root:
             source.tile[...] = array
-        return source.redistribute(layout if layout is not None else default_layout(mesh))
+        return source.redistribute(placed(layout, shape, mesh))
+
+    @classmethod
+    @in_turn
+    def from_function(
+        cls, shape: Any, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
+    ) -> Self:
+        """One whose elements are f(rows, columns), or f of more, called with open index grids. Collective.
+
+        f takes a grid for each dimension, as `np.ogrid` makes them, and sees this rank's indices only, a part of them
+        at a time. dtype: that of what f returns when not given.
+        """
+        if dtype is None:
+            with agreed(mesh.comm, "from_function", shape=shape) as facts:
+                shape = cls._extents(shape)
+                first = [np.zeros((1,) * len(shape), np.int64)] * len(shape)
+                dtype = np.asarray(f(*first)).dtype if min(shape) else np.dtype(np.float64)
+                facts["dtype"] = dtype
+        made = cls.empty(shape, dtype, mesh, layout)
+        with agreed(mesh.comm, "from_function"):
+            fill(made.tile, made.region, f)
+        made.keep_first_summand()
+        return made
+
+    @classmethod
+    def _extents(cls, shape: Any) -> tuple[int, ...]:
+        """The shape, checked. Raises ShapeError."""
+        return checked_shape(shape) if cls.is_matrix else checked_extents(shape)
+
+    def redistribute(self, layout: str | Layout) -> Self:
+        """The same elements placed by `layout`. Collective. Raises LayoutError."""
+        raise NotImplementedError
+
+
+class DistMatrix(Stored, Distributed):
+    """A matrix of `shape` (rows, columns) placed on `mesh` by `layout`. Make one by the class methods.
+
+    >>> D = DistMatrix.from_numpy(x, mesh, layout="P('i', 'j')")    # doctest: +SKIP
+    """
 
     @classmethod
     @in_turn
@@ -142,27 +190,6 @@ class DistMatrix(Stored, Multiplicand):
         if array is None:
             array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
         return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
-
-    @classmethod
-    @in_turn
-    def from_function(
-        cls, shape: Shape, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
-    ) -> DistMatrix:
-        """The matrix whose elements are f(rows, columns), called with open index grids as from `np.ogrid`. Collective.
-
-        f sees this rank's indices only, a few rows at a time. dtype: that of what f returns when not given.
-        """
-        if dtype is None:
-            with agreed(mesh.comm, "from_function", shape=shape) as facts:
-                shape = checked_shape(shape)
-                first = np.zeros((1, 1), np.int64)
-                dtype = np.asarray(f(first, first)).dtype if min(shape) else np.dtype(np.float64)
-                facts["dtype"] = dtype
-        made = cls.empty(shape, dtype, mesh, layout)
-        with agreed(mesh.comm, "from_function"):
-            fill(made.tile, made.region, f)
-        made.keep_first_summand()
-        return made
 
     # -- what it holds ----------------------------------------------------------------------------
 

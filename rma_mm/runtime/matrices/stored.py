@@ -37,6 +37,11 @@ class Stored:
         return cls(mesh, shape, dtype, layout, block)
 
     @property
+    def held(self) -> Block | None:
+        """The memory under the matrix; None after `close`."""
+        return self._block
+
+    @property
     def block(self) -> Block:
         """The memory under the matrix. Raises ClosedError after `close`."""
         if self._block is None:

@@ -218,12 +218,16 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
     check_symmetry(operands)
     if options.epilogue is not None:
         operands = _with_epilogue(operands)
-    limit: object = options.memory_limit
-    if limit is not None and (not isinstance(limit, Integral) or limit < 0):
-        raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
+    check_limit(options.memory_limit)
     operands = replace(operands, kernel=operands.choose_kernel())
     _probe(operands)
     return operands
+
+
+def check_limit(limit: object) -> None:
+    """Raise OptionError for what is no memory limit."""
+    if limit is not None and (not isinstance(limit, Integral) or limit < 0):
+        raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
 
 
 def _check_semiring(operands: Operands) -> None:

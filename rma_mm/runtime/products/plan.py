@@ -67,7 +67,7 @@ class Plan:
         self.trace: Trace | None = None
         """Where to note what this rank does when; to be set before anything is bound."""
         self._own_c: DistMatrix | None = None
-        self._latest: Latest | None = None
+        self._latest: Latest[DistMatrix, Executable] | None = None
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         """The matrices of operands that come as arrays."""
         self._is_closed = False

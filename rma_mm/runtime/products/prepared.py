@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Generic, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -139,15 +140,27 @@ class Prepared:
         return added
 
 
-class Latest:
+class OnMemory(Protocol):
+    """A matrix, or an array, on memory of the arena."""
+
+    @property
+    def block(self) -> Block:
+        """The memory under it. Raises ClosedError where it is closed."""
+
+    @property
+    def held(self) -> Block | None:
+        """The memory under it; None where it is closed."""
+
+
+M = TypeVar("M", bound=OnMemory)
+E = TypeVar("E")
+
+
+class Latest(Generic[M, E]):
     """What a plan remembers of its last execution: what was checked, bound and agreed on. Holds no operand alive."""
 
     def __init__(
-        self,
-        matrices: tuple[DistMatrix, DistMatrix, DistMatrix, DistMatrix | None],
-        executable: Executable,
-        facts: tuple[object, ...],
-        digest: int,
+        self, matrices: tuple[M, M, M, M | None], executable: E, facts: tuple[object, ...], digest: int
     ) -> None:
         """matrices: A, B, the result, and what is added to it where that is another."""
         self.executable, self.facts, self.digest = executable, facts, digest
@@ -160,20 +173,19 @@ class Latest:
             return False
         given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))
         for matrix, (known, block) in zip(given, self._known, strict=True):
-            if matrix is not known() or not isinstance(matrix, DistMatrix):
-                return False
-            if matrix._block is None or matrix._block is not block():
+            found = known()
+            if found is None or matrix is not found or found.held is None or found.held is not block():
                 return False
         return True
 
     @property
-    def matrices(self) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    def matrices(self) -> tuple[M, M, M]:
         """A, B and the result, which must be alive."""
         A, B, out = (known() for known, _ in self._known[:3])
         assert A is not None and B is not None and out is not None
         return A, B, out
 
     @property
-    def out(self) -> DistMatrix:
+    def out(self) -> M:
         """The result matrix."""
         return self.matrices[2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from math import prod
 from operator import sub
 from time import perf_counter_ns as clock
@@ -18,7 +20,9 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
 from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.products.batched.checked import checked_batch
 from rma_mm.runtime.products.batched.settled import SettledBatch
+from rma_mm.runtime.products.prepared import OWN, Latest
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -30,10 +34,36 @@ from rma_mm.windows.waiting import barrier
 
 BOUND = 8
 """Sets of operands that a product is kept bound to."""
-OPERANDS = ("A", "B", "C", "c")
-"""As a call of `execute` names them."""
 Given = DistArray | DistMatrix | NDArray[Any]
 """An operand as it is passed: an array is equal on every rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What a rank does for a product on given memory."""
+
+    product: Call
+    """The local products."""
+    windows: frozenset[Window]
+    """Where operands and result are."""
+    movers: frozenset[Window]
+    """What it moves them by."""
+
+    def sync(self) -> None:
+        """Make what this rank stored seen, before the others may read it."""
+        for window in self.windows:
+            window.sync()
+
+    def traffic(self) -> tuple[int, int, int, int]:
+        """All that this rank ever caused through these windows, in the order of `Counters`."""
+        intra = inter = messages = messages_inter = 0
+        for window in self.movers:
+            counters = window.counters
+            intra += counters.words_intra
+            inter += counters.words_inter
+            messages += counters.messages
+            messages_inter += counters.messages_inter
+        return intra, inter, messages, messages_inter
 
 
 class BatchPlan:
@@ -55,8 +85,8 @@ class BatchPlan:
         self.words = Counters()
         """What this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
-        self._agreed: tuple[tuple[object, ...], int] = ((), 0)
-        self._bound: OrderedDict[tuple[object, ...], Call] = OrderedDict()
+        self._latest: Latest[DistArray | DistMatrix, Share] | None = None
+        self._bound: OrderedDict[tuple[object, ...], Share] = OrderedDict()
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         self._own_c: DistArray | None = None
         self._moving, self._brought = self._prepared()
@@ -108,24 +138,33 @@ class BatchPlan:
         every rank, which is not checked here. Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError,
         ClosedError; DisagreementError.
         """
-        a, b, made = self._agree(A, B, out, c)
-        before, seen, begun = self._traffic(a, b), self.mesh.metrics.now(), clock()
-        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
-        for x, matrix in (("A", a), ("B", b)):
-            if x in self._moving:
-                self._moving[x].run(matrix.folded)
-        with using_threads(self.mesh.threads):
-            self._multiply(self._product(a, b, made))
-        if "C" in self._moving:
-            self._move_c(made)
-        self.words = Counters(*map(sub, self._traffic(a, b), before))
-        self.watch.note(clock() - begun, seen, self.words)
+        latest = self._latest
+        if latest is None or not latest.names(A, B, out, c):
+            latest = self._latest = self._agreed(A, B, out, c)
+        else:  # checked and bound already: only the other ranks remain to be asked
+            latest.executable.sync()
+            self._vote(latest.facts, latest.digest, None)
+        a, b, made = map(as_array, latest.matrices)
+        added = c if self.options.beta != 0 else None
+        with self._checks(a, b, made, added):
+            if added is not None:
+                made.tile[...] = added.tile
+            self._run(latest.executable, a, b, made)
         return made
 
-    def _agree(
+    def _checks(
+        self, a: DistArray, b: DistArray, made: DistArray, added: DistArray | None
+    ) -> AbstractContextManager[None]:
+        """What is checked of the next products."""
+        if self.mesh.checks is None:
+            return nullcontext()
+        request = self.settled.request
+        return checked_batch(request.batch, request.operands, self.mesh.next_serial(), a, b, made, added)
+
+    def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
-    ) -> tuple[DistArray, DistArray, DistArray]:
-        """The operands, once all ranks have brought the same ones: agreement and start barrier at once. Collective."""
+    ) -> Latest[DistArray | DistMatrix, Share]:
+        """The operands, checked and bound, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
         facts: tuple[object, ...] = ()
@@ -134,25 +173,41 @@ class BatchPlan:
                 raise ClosedError("plan: it is closed; make a new one")
             if out is None and c is None and self.options.beta != 0:
                 raise OptionError(f"beta: got {self.options.beta}; beta other than 0 adds to C, so pass out, or c")
-            given = {"A": self._staged_input("A", A), "B": self._staged_input("B", B)}
-            given |= {x: self._checked("C", made, x) for x, made in (("C", out), ("c", c)) if made is not None}
-            folded = {x: array.folded for x, array in given.items()}
-            own = self._own_c.folded if self._own_c is not None else None
-            check_memory(folded["A"], folded["B"], folded.get("C"), folded.get("c"), own)
-            facts = (self.serial, *(given[x].facts if x in given else None for x in OPERANDS))
-            for window in {x.folded.block.window for x in given.values()}:
+            left, right = self._staged_input("A", A), self._staged_input("B", B)
+            for matrix, said in ((out, "C"), (c, "c")):
+                if matrix is not None:
+                    self._check("C", matrix, said)
+            folded = [None if x is None else x.folded for x in (out, c, self._own_c)]
+            check_memory(as_array(left).folded, as_array(right).folded, *folded)
+            added = None if c is None else c.facts
+            facts = (self.serial, left.facts, right.facts, added, out.facts if out is not None else OWN)
+            for window in {x.block.window for x in (left, right, out) if x is not None}:
                 window.sync()  # what this rank stored, before the others may read it
         except Exception as caught:  # noqa: BLE001 - agreed on below, in one allreduce
             error = caught
-        if facts != self._agreed[0]:
-            self._agreed = (facts, digest(facts))
-        if not self.ballot.cast(self._agreed[1], error is not None, self.watch.tells()):
-            disagree(self.ballot, in_words(dict(zip(("plan", *OPERANDS), facts, strict=False))), error)
+        hashed = digest(facts)
+        self._vote(facts, hashed, error)
+        made = out if out is not None else self._c()
+        return Latest((left, right, made, c), self._share(as_array(left), as_array(right), made), facts, hashed)
+
+    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
+        """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
+        if not self.ballot.cast(hashed, error is not None, self.watch.tells()):
+            disagree(self.ballot, in_words(dict(zip(("plan", "A", "B", "c", "C"), facts, strict=False))), error)
         self.watch.hears(self.ballot.told)
-        made = given["C"] if out is not None else self._c()
-        if c is not None and self.options.beta != 0:
-            made.folded.tile[...] = given["c"].folded.tile
-        return given["A"], given["B"], made
+
+    def _run(self, mine: Share, a: DistArray, b: DistArray, c: DistArray) -> None:
+        before, seen, begun = mine.traffic(), self.mesh.metrics.now(), clock()
+        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
+        for x, matrix in (("A", a), ("B", b)):
+            if x in self._moving:
+                self._moving[x].run(matrix.folded)
+        with using_threads(self.mesh.threads):
+            self._multiply(mine.product)
+        if "C" in self._moving:
+            self._move_c(c)
+        self.words = Counters(*map(sub, mine.traffic(), before))
+        self.watch.note(clock() - begun, seen, self.words)
 
     def _multiply(self, product: Call) -> None:
         tally, begun = self.mesh.metrics.tally, clock()
@@ -180,18 +235,18 @@ class BatchPlan:
 
     # -- operands ---------------------------------------------------------------------------------
 
-    def _staged_input(self, name: str, x: Given) -> DistArray:
-        """An operand; one that is given as an array is copied into the plan's own."""
+    def _staged_input(self, name: str, x: Given) -> DistArray | DistMatrix:
+        """An operand, checked; one that is given as an array is copied into the plan's own."""
         if isinstance(x, DistArray | DistMatrix):
-            return self._checked(name, x)
+            self._check(name, x, name)
+            return x
         if name not in self._arrays:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistArray")
         copy_in(name, x, self._arrays[name])
         return self._arrays[name]
 
-    def _checked(self, name: str, x: object, said: str = "") -> DistArray:
-        """A, B or C (`name`), which the caller calls `said`, where it is what the plan was made for."""
-        said = said or name
+    def _check(self, name: str, x: object, said: str) -> None:
+        """Raise where what the caller calls `said` is not A, B or C (`name`) of this plan."""
         if not isinstance(x, DistArray | DistMatrix):
             raise LayoutError(f"{said}: got {type(x).__name__}; execute takes DistArray, or DistMatrix")
         if x.mesh is not self.mesh:
@@ -203,7 +258,6 @@ class BatchPlan:
                     f"{said}: got {x.dtype} of shape {x.shape} placed as {x.layout}; the plan is for {wanted[0]} of "
                     f"shape {wanted[1]} placed as {wanted[2]}"
                 )
-        return as_array(x)
 
     def _allocated(self, x: str) -> DistArray:
         """A new array for an operand, or for C. Collective."""
@@ -240,13 +294,17 @@ class BatchPlan:
         region = self.settled.inner[x].region(request.batch.shape(x), mesh.shape, mesh.rank)
         return len(region[request.batch.dims(x).index(dim)])
 
-    def _product(self, a: DistArray, b: DistArray, c: DistArray) -> Call:
-        """The local product on these operands, bound when first wanted."""
-        key = tuple((*x.folded.block.key, x.folded.flipped) for x in (a, b, c))
+    def _share(self, a: DistArray, b: DistArray, c: DistArray) -> Share:
+        """What this rank does with these operands, bound when first wanted."""
+        key = tuple((*x.block.key, x.folded.flipped) for x in (a, b, c))
         if key not in self._bound:
             if len(self._bound) >= BOUND:
                 self._bound.popitem(last=False)
-            self._bound[key] = self._bind(a, b, c)
+            moved = {x.block.window for x in (a, b, *self._brought.values())} if self._moving else set()
+            moved |= {block.window for moving in self._moving.values() for block in moving.blocks.values()}
+            windows = frozenset(x.block.window for x in (a, b, c))
+            with using_threads(self.mesh.threads):  # products are cut for them
+                self._bound[key] = Share(self._bind(a, b, c), windows, frozenset(moved))
         self._bound.move_to_end(key)
         return self._bound[key]
 
@@ -270,24 +328,13 @@ class BatchPlan:
         local = folded.block.unheld().local
         return local.T if folded.flipped else local.reshape(extents)
 
-    def _traffic(self, a: DistArray, b: DistArray) -> tuple[int, int, int, int]:
-        """All that this rank ever caused through the windows that it moves by, in the order of `Counters`."""
-        if not self._moving:
-            return 0, 0, 0, 0
-        windows = {x.folded.block.window for x in (a, b, *self._brought.values())}
-        windows |= {block.window for moving in self._moving.values() for block in moving.blocks.values()}
-        each = [window.counters for window in windows]
-        return (
-            sum(x.words_intra for x in each), sum(x.words_inter for x in each), sum(x.messages for x in each),
-            sum(x.messages_inter for x in each),
-        )  # fmt: skip
-
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
 
         Local, and may be repeated.
         """
         self._is_closed = True
+        self._latest = None
         self._bound.clear()
         for moving in self._moving.values():
             moving.close()
@@ -297,6 +344,7 @@ class BatchPlan:
 
     def forget(self, window: Window) -> None:
         """Drop what is bound, as a window is about to be closed."""
+        self._latest = None
         self._bound.clear()
 
     def __enter__(self) -> BatchPlan:

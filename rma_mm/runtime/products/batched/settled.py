@@ -14,6 +14,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Split
 from rma_mm.kernels import choose_kernel
 from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, named, share
+from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import tariff_of
@@ -23,6 +24,11 @@ from rma_mm.windows.waiting import reduced
 
 SHOWN = 5
 """Ways to cut a product that are told of beside the one that was taken."""
+UNSERVED = (
+    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every way to cut these products of a batch gets or accumulates; place "
+    f"A, B and C so that the same axes cut the batch of each, or leave more placements to the plan"
+)
+"""What is said where no way moves nothing: batches are moved by gets and accumulates alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +96,6 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
         "epilogue": options.epilogue is not None,
         "check": bool(options.check),
         "symmetric": options.symmetric is not None,
-        "prefer": options.prefer == "two-sided",
     }
     for name, given in refused.items():
         if given:
@@ -102,7 +107,10 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
 
 
 def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
-    """The fastest way to cut a product on the slowest rank, of those that fit. Collective; raises MemoryLimitError."""
+    """The fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
+
+    Collective; raises OptionError, MemoryLimitError.
+    """
     batch, operands, shape = request.batch, request.operands, mesh.shape
     tariff = tariff_of(mesh, operands)
     sizes = {x: operands.dtype(x).itemsize for x in "ABC"}
@@ -115,9 +123,13 @@ def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
             figures[:] = [(each.seconds, each.words, each.held) for each in mine]
     reduced(mesh.comm, figures, "MAX")
     shares = [BatchShare(float(seconds), int(words), int(held)) for seconds, words, held in figures]
-    taken = best(shares, operands.options.memory_limit)
+    rests = (operands.options.prefer or mesh.prefer) == TWO_SIDED
+    able = [each for each in shares if not (rests and each.words)]
+    if not able:
+        raise OptionError(UNSERVED)
+    taken = best(shares, operands.options.memory_limit, rests)
     if taken is None:
-        least = min(each.held for each in shares)
+        least = min(each.held for each in able)
         raise MemoryLimitError(
             f"memory_limit: got {operands.options.memory_limit} bytes; this product of batches needs {least} on the "
             f"fullest rank: allow more, or use more ranks"
