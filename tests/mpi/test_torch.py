@@ -197,6 +197,18 @@ def test_plans_of_tensors_change_over_too(comm):
         assert mesh.metrics.tally.plan_changes >= 3  # y, and the gradients of x and w
 
 
+def test_arrays_of_tensors_share_their_memory():
+    """Both ways, of every type that both have."""
+    for dtype in rt.tensors.TYPES:
+        t = torch.arange(6).reshape(2, 3).to(dtype).t()
+        array = rt.tensors.array_of(t)
+        array[1, 1] = 0
+        back = rt.tensors.tensor_of(array)
+        assert (array.shape, array.dtype.name) == ((3, 2), str(dtype).removeprefix("torch."))
+        assert t[1, 1] == 0 and torch.equal(back, t)
+        assert (back.data_ptr(), back.stride()) == (t.data_ptr(), t.stride())
+
+
 LINEAR = [((4,), "gelu"), ((2, 2), "relu"), ((2, 2), None)]
 
 
