@@ -2,12 +2,17 @@
 
 Both run in the same processes on the same data, round by round in turn, and the results of both are compared with each
 other. x is 4096×1024 and w 1024×4096, placed as in a column layer (w and y in columns), a row layer (x in columns, w in
-rows, y summed into rows), a data-parallel one (x and y in rows), and in blocks on the squarest grid. The last line says
-what `mm` adds to `plan.execute` at 512³. The bars: ratio ≤ 0.75 on one node, ≤ 100 µs.
+rows, y summed into rows), a data-parallel one (x and y in rows), and in blocks on the squarest grid. Beside them stands
+what no system can go below that multiplies with the BLAS of NumPy, as rma_mm does, or of PyTorch, as DTensor: each rank
+multiplies its share of all three products, and moves nothing. The last line says what `mm` adds to `plan.execute` at
+512³. The bars: ratio ≤ 0.75 on one node, ≤ 0.5 between two hosts at 1 Gbit/s, ≤ 100 µs.
+
+`python -m bench.hosts --ranks 1 --rate 1gbit -- python -m bench.torch_linear` measures between two hosts.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +27,7 @@ import rma_mm
 import rma_mm.torch as rt
 from bench import measure
 from rma_mm.geometry.mesh import grids
+from rma_mm.kernels.threads import using_threads
 
 PLACES = {
     "column": (1, "*, *", "*, i", "*, i"),
@@ -30,6 +36,8 @@ PLACES = {
     "blocks": (2, "i, j", "i, j", "i, j"),
 }
 """Axes of the mesh, and layouts of x, w and y."""
+COLUMNS = ("rma_mm", "DTensor", "NumPy alone", "torch alone")
+"""What is measured in turn."""
 TOLERANCE = 1e-5
 """Of the largest element, for sums in another order in float32."""
 
@@ -51,6 +59,10 @@ class Case:
         self.ours = [each.clone().requires_grad_() for each in (x, w)]
         self.theirs = [self.dtensor(n, each).requires_grad_() for n, each in enumerate((x, w))]
         self.theirs_dy = self.dtensor(2, self.dy)
+        rows, cols = self.dy.shape
+        depth = m * n * k // (mesh.size * rows * cols)
+        self.share = [torch.from_numpy(random.standard_normal(x, np.float32)) for x in ((rows, depth), (depth, cols))]
+        self.results = [np.empty(x, np.float32) for x in ((rows, cols), (rows, depth), (depth, cols))]
 
     def dtensor(self, n: int, tile: torch.Tensor) -> DTensor:
         """A copy of x, w or dy."""
@@ -74,6 +86,17 @@ class Case:
         grads = [each.grad.redistribute(placements=each.placements) for each in (x, w)]
         return [each.to_local().detach() for each in (y, *grads)]
 
+    def by_numpy_alone(self) -> None:
+        """As many multiplications, cut as y is, on memory that is used again."""
+        x, w, dy = (each.numpy() for each in (*self.share, self.dy))
+        for a, b, out in zip((x, dy, x.T), (w, w.T, dy), self.results, strict=True):
+            np.matmul(a, b, out=out)
+
+    def by_torch_alone(self) -> list[torch.Tensor]:
+        """The same by PyTorch, in new memory."""
+        x, w = self.share
+        return [x @ w, self.dy @ w.T, x.T @ self.dy]
+
 
 def balanced(ranks: int, axes: int) -> tuple[int, ...]:
     """The squarest grid of so many axes."""
@@ -81,13 +104,15 @@ def balanced(ranks: int, axes: int) -> tuple[int, ...]:
 
 
 def contest(comm: MPI.Intracomm, case: Case, rounds: int) -> dict[str, Any]:
-    """Median seconds of both, in turn, and whether their results are the same."""
+    """Median seconds of all, in turn, and whether both have the same results."""
     pairs = zip(case.by_rma_mm(), case.by_dtensor(), strict=True)
     off = max(float((mine - other).abs().max() / other.abs().max()) for mine, other in pairs)
     right = comm.allreduce(off, MPI.MAX) < TOLERANCE
-    seconds = measure.interleaved(comm, {"rma_mm": case.by_rma_mm, "DTensor": case.by_dtensor}, rounds)
-    ours, theirs = measure.medians(seconds).values()
-    return {"right": right, "seconds": seconds, "rma_mm": ours, "DTensor": theirs, "ratio": ours / theirs}
+    ways = dict(zip(COLUMNS, (case.by_rma_mm, case.by_dtensor, case.by_numpy_alone, case.by_torch_alone), strict=True))
+    with using_threads(case.mesh.threads):
+        seconds = measure.interleaved(comm, ways, rounds)
+    found = measure.medians(seconds)
+    return {"right": right, "seconds": seconds, **found, "ratio": found["rma_mm"] / found["DTensor"]}
 
 
 def overhead(comm: MPI.Intracomm, mesh: rma_mm.Mesh, rounds: int) -> float:
@@ -105,12 +130,19 @@ def overhead(comm: MPI.Intracomm, mesh: rma_mm.Mesh, rounds: int) -> float:
     return found["mm"] - found["execute"]
 
 
+def interface() -> dict[str, str]:
+    """What makes gloo use the interface that MPI was told to use between hosts."""
+    name = os.environ.get("FI_TCP_IFACE")
+    return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
 def main(comm: MPI.Intracomm) -> int:
     """Measure and report; `WRONG` where the results of both differ."""
     parser = measure.Parser(__doc__, comm.rank)
     parser.add_argument("--shape", type=int, nargs=3, default=(4096, 4096, 1024), metavar=("M", "N", "K"))
     parser.add_argument("--rounds", type=int, default=5, help="of each case (5)")
     options = parser.parse_args()
+    os.environ.update(interface())
     with tempfile.TemporaryDirectory() as own:
         store = f"file://{comm.bcast(own)}/store"
         dist.init_process_group("gloo", store, world_size=comm.size, rank=comm.rank)
@@ -124,9 +156,8 @@ def main(comm: MPI.Intracomm) -> int:
             added = overhead(comm, mesh, options.rounds)
         dist.destroy_process_group()
     if comm.rank == 0:
-        columns = ("rma_mm", "DTensor", "ratio")
-        rows = [[name, *(f"{case[column]:.3f}" for column in columns)] for name, case in cases.items()]
-        lines = measure.table(["layer", "rma_mm s", "DTensor s", "ratio"], rows)
+        rows = [[name, *(f"{case[x]:.3f}" for x in (*COLUMNS, "ratio"))] for name, case in cases.items()]
+        lines = measure.table(["layer", *(f"{x} s" for x in COLUMNS), "ratio"], rows)
         lines += [f"mm beyond plan.execute at 512³: {added * 1e6:.0f} µs"]
         measure.publish(options.json, "torch_linear", where, lines, cases=cases, overhead=added)
     return 0 if all(case["right"] for case in cases.values()) else measure.WRONG

@@ -15,7 +15,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.products.make_plan import make_plan
-from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.plan import Plan, Told
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import ResultPool
 from rma_mm.torch.tensors import array_of
@@ -132,30 +132,41 @@ class TorchProduct:
 
     # -- computing --------------------------------------------------------------------------------
 
-    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix) -> None:
-        """The product. Collective."""
+    def opening(self, what: str, a: DistMatrix | None, b: DistMatrix | None) -> tuple[int, ...]:
+        """What to tell with a ballot that is to open this product; nothing where that takes its own. Local."""
+        if a is None or b is None:
+            return ()
+        plan = self.plans.get((what, a.in_place, b.in_place))
+        return () if plan is None else plan.opening(a, b)
+
+    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix, opened: Told) -> None:
+        """The product. opened: see `Plan.execute`. Collective."""
         plan = self.plan("y", x, w)
         if bias is not None:
             self._put(plan, bias)
-        plan.execute(x, w, out)
+        plan.execute(x, w, out, opened=opened)
 
-    def gradient(self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix) -> None:
+    def gradient(
+        self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix, opened: Told
+    ) -> None:  # fmt: skip
         """The gradient of "x", "w" or "bias". Collective."""
-        if what == "x":
-            a, b = dy, w
-        elif what == "w":
-            a, b = (dy, x) if self.asked.transpose_w else (x, dy)
-        else:
-            a, b = self._rows_of_ones(dy), dy
-        self.plan(what, a, b).execute(a, b, out)
-
-    def _rows_of_ones(self, dy: DistMatrix) -> DistMatrix:
-        """(m, 1), placed as the rows of y: what sums them up. Collective when first wanted."""
-        if self.ones is None:
+        if what == "bias" and self.ones is None:
             layout = replace(dy.layout, splits=(dy.layout.splits[0], ()))
             self.ones = DistMatrix.allocated(self.mesh, (self.m, 1), dy.dtype, layout)
             self.ones.tile[...] = 1
-        return self.ones
+        a, b = self.operands(what, dy, x, w)
+        assert a is not None and b is not None
+        self.plan(what, a, b).execute(a, b, out, opened=opened)
+
+    def operands(
+        self, what: str, dy: DistMatrix | None, x: DistMatrix, w: DistMatrix
+    ) -> tuple[DistMatrix | None, DistMatrix | None]:
+        """What is multiplied for the gradient of "x", "w" or "bias": for that, ones as the rows of y, once made."""
+        if what == "x":
+            return dy, w
+        if what == "w":
+            return (dy, x) if self.asked.transpose_w else (x, dy)
+        return self.ones, dy
 
     def _put(self, plan: Plan, bias: torch.Tensor) -> None:
         """Let the plan add this rank's part of the bias; where products are checked, all of it (collective then)."""

@@ -22,9 +22,9 @@ from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_ali
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.torch.kept import KeptTensors
-from rma_mm.torch.pool import SLOTS, ResultSlot, free_slots, taken
+from rma_mm.torch.pool import SLOTS, ResultPool, ResultSlot, free_slots, taken
 from rma_mm.torch.product import Asked, TorchProduct
-from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, whole_shape
+from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
 
 PRODUCTS = 64
 """Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
@@ -155,27 +155,35 @@ class KeptProducts:
     # -- what is multiplied -----------------------------------------------------------------------
 
     @in_turn
-    def located(
+    def multiply(
         self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
-    ) -> tuple[TorchProduct, DistMatrix, DistMatrix, list[ResultSlot]]:
-        """The product of x, w and bias, where x and w lie, and where results are to, alike on all ranks. Collective.
+    ) -> tuple[TorchProduct, tuple[DistMatrix, DistMatrix], list[Tensor]]:
+        """The product of x, w and bias, where x and w lie, and the results. Collective.
 
-        wants: of which of them a gradient is wanted. One ballot where all ranks know all of it from before.
+        wants: of which of them a gradient is wanted. The ballot that opens the plan's execution is the only one where
+        all ranks know all of it from before.
         """
         product, a, b = self._known(asked, tensors)
-        is_ready = product is not None and product.y_layout is not None and a is not None and b is not None
-        pools = product.pools(*product.results) if product and is_ready else []
+        pools: list[ResultPool] = []
+        told: tuple[int, ...] = ()
+        value = 0
+        if product is not None and product.y_layout is not None and a is not None and b is not None:
+            pools, told = product.pools(*product.results), product.opening("y", a, b)
+            value = digest(product.serial, a.facts, b.facts, wants, bool(told))
         free = free_slots(pools)
-        value = digest(product.serial, a.facts, b.facts, wants) if product and a and b else 0
-        is_known = self.ballot.cast(value, not pools, (*_twice(free), 0, 0, 0, 0, 0))
-        is_common = self.ballot.told[0] == -self.ballot.told[1]
+        is_known = self.ballot.cast(value, not pools, (*_twice(free), *told))
+        most, least, *opened = self.ballot.told
         if not is_known:
+            told = ()
             product, a, b = self._settled(asked, tensors, wants, a, b)
             pools = product.pools(*product.results)
-            is_common = False
         assert product is not None and a is not None and b is not None
         self.kinds.move_to_end(product.key)
-        return product, a, b, taken(pools, free if is_common else None)
+        slots = taken(pools, free if is_known and most == -least else None)
+        shown = [self.tensors.show(slot) for slot in slots]
+        assert slots[0].matrix is not None
+        product.y(a, b, tensors[2], slots[0].matrix, opened if told else None)
+        return product, (a, b), shown
 
     def _known(
         self, asked: Asked | RmaError, tensors: Sequence[Any]
@@ -244,34 +252,53 @@ class KeptProducts:
                 )
 
     @in_turn
-    def gradient(
-        self, product: TorchProduct, dy: Tensor, seen: Tensor | None, wants: tuple[bool, ...]
-    ) -> tuple[DistMatrix, list[ResultSlot], Tensor]:
-        """The gradient of x @ w + bias as a matrix, and where those that are wanted are to lie. Collective.
+    def gradients(
+        self, product: TorchProduct, matrices: tuple[DistMatrix, DistMatrix], dy: Tensor, seen: Tensor | None,
+        wants: tuple[bool, ...],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """The gradients of x, w and bias that are wanted, of that of activation(x @ w + bias). Collective.
 
-        seen: what the activation's derivative is taken of; None where nothing was applied. Also returns what the matrix
-        must be held by.
+        matrices: x and w. seen: what the activation's derivative is taken of; None where nothing was applied.
         """
-        assert product.y_layout is not None
-        pools = product.pools("dy", *(what for what, is_wanted in zip(GRADIENTS, wants, strict=True) if is_wanted))
+        wanted = [what for what, is_wanted in zip(GRADIENTS, wants, strict=True) if is_wanted]
+        pools = product.pools("dy", *wanted)
         free = free_slots(pools)
-        found = self.tensors.find(dy, pools[0].layout) if seen is None else None
-        name = 0 if found is None else 2 * found.block.serial + found.flipped
-        told = (name, -name, *_twice(free), 0, 0, 0)
-        if not self.backward.cast(digest("backward", product.serial, wants), told=told):
+        own = pools[0].slots[free[0]] if free[0] < len(pools[0].slots) else None
+        matrix = self.tensors.find(dy, pools[0].layout) if seen is None else None
+        name = 0 if matrix is None else 2 * matrix.block.serial + matrix.flipped
+        if matrix is None and own is not None:  # before the ballot, which shows that it is there on every rank
+            matrix = _filled(own, product, dy, seen)
+        told = product.opening(wanted[0], *product.operands(wanted[0], matrix, *matrices))
+        value = digest("backward", product.serial, wants, bool(told), *(each.facts for each in matrices))
+        is_known = self.backward.cast(value, False, (*_twice(free), name, -name, *told))
+        most, least, high, low, *opened = self.backward.told
+        if not is_known:
             facts = {"y": ((product.m, product.n), str(product.y_layout)), "gradients wanted of x, w and bias": wants}
             require_alike(self.backward, in_words(facts), None)
-        high, low, most, least = self.backward.told[:4]
-        own, *slots = taken(pools, free if most == -least else None)
-        if found is not None and high == -low:
-            return found, slots, dy
-        into = self.tensors.show(own)
-        assert own.matrix is not None
-        if seen is None:
-            into.copy_(dy)
-        else:
-            DERIVATIVES[product.asked.activation](dy, seen, into)
-        return own.matrix, slots, into
+        slot, *slots = taken(pools, free if most == -least else None)
+        is_found = high == -low != 0
+        if not is_found and matrix is not slot.matrix:
+            matrix = _filled(slot, product, dy, seen)
+        assert matrix is not None
+        opens = bool(told) and is_known and (is_found or (most == -least and high == -low))
+        found: list[Tensor | None] = [None] * len(GRADIENTS)
+        for what, slot in zip(wanted, slots, strict=True):
+            shown = self.tensors.show(slot)
+            assert slot.matrix is not None
+            product.gradient(what, matrix, *matrices, slot.matrix, opened if opens else None)
+            found[GRADIENTS.index(what)], opens = shown, False
+        return found
+
+
+def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | None) -> DistMatrix:
+    """The gradient of x @ w + bias, put where it is to lie. Local."""
+    assert slot.matrix is not None
+    into = tensor_of(slot.matrix.tile)
+    if seen is None:
+        into.copy_(dy)
+    else:
+        DERIVATIVES[product.asked.activation](dy, seen, into)
+    return slot.matrix
 
 
 def _by_tiles(asked: Asked, tensors: Sequence[Any]) -> tuple[object, ...]:
@@ -311,33 +338,19 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: Asked) -> Tensor:
         """Collective."""
-        product, a, b, slots = kept.located(asked, (x, w, bias), ctx.needs_input_grad[:3])
-        shown = [kept.tensors.show(slot) for slot in slots]
-        out = slots[0].matrix
-        assert out is not None
-        product.y(a, b, bias, out)
-        seen, y = shown[0], shown[-1]
+        product, matrices, (seen, *applied) = kept.multiply(asked, (x, w, bias), ctx.needs_input_grad[:3])
         if asked.keeps_sums:
-            torch.ops.aten.gelu.out(seen, out=y)
+            torch.ops.aten.gelu.out(seen, out=applied[0])
         if any(ctx.needs_input_grad):
-            ctx.kept, ctx.product, ctx.matrices = kept, product, (a, b)
+            ctx.kept, ctx.product, ctx.matrices = kept, product, matrices
             ctx.save_for_backward(x, w, seen if asked.activation else None)  # to hear of changes made in place
-        return y
+        return applied[0] if applied else seen
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Collective."""
-        kept, product, (x, w) = ctx.kept, ctx.product, ctx.matrices
-        *tiles, seen = ctx.saved_tensors
-        wants = ctx.needs_input_grad[:3]
-        matrix, slots, _holds = kept.gradient(product, dy, seen, wants)
-        found: list[Tensor | None] = []
-        for what, is_wanted, like in zip(GRADIENTS, wants, (*tiles, None), strict=True):
-            found.append(None)
-            if is_wanted:
-                slot = slots.pop(0)
-                shown = kept.tensors.show(slot)
-                product.gradient(what, matrix, x, w, slot.matrix)
-                found[-1] = shown.reshape(-1 if like is None else like.shape)
-        return *found, None, None
+        x, w, seen = ctx.saved_tensors
+        found = ctx.kept.gradients(ctx.product, ctx.matrices, dy, seen, ctx.needs_input_grad[:3])
+        shapes = x.shape, w.shape, (-1,)
+        return *(each if each is None else each.reshape(to) for each, to in zip(found, shapes, strict=True)), None, None

@@ -21,9 +21,13 @@ TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """The elements of a CPU tensor as an array on the same memory; bfloat16 as that of ml_dtypes."""
+    """The elements of a CPU tensor as an array on the same memory; bfloat16 as that of ml_dtypes.
+
+    That goes by its bits: by DLPack NumPy 2.4 takes no bfloat16 ("Unsupported dtype in DLTensor"), and gives none
+    ("DLPack only supports signed/unsigned integers, float and complex dtypes").
+    """
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.dtype == torch.bfloat16:  # NumPy's and DLPack's doors are closed to it
+    if plain.dtype == torch.bfloat16:
         return np.asarray(plain.view(torch.int16).numpy()).view(TYPES[plain.dtype])
     return np.asarray(plain.numpy())
 

@@ -7,10 +7,13 @@ import pytest
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
+from bench.peers.jobs import free_port
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import OptionError
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
+from tests.processes import mpirun
+from tests.thorough import thorough
 
 
 @parallel(ranks=(1, 3), env=("node",))
@@ -50,3 +53,11 @@ def test_as_a_linear_operator(comm):
         solution, failed = linalg.cg(operator, square @ np.ones(6), rtol=1e-12)
         assert not failed
         np.testing.assert_allclose(solution, 1, rtol=1e-9)
+
+
+@thorough
+def test_arrays_of_jax():
+    """Both ways, beside JAX itself, in a job of its own: a process takes part in JAX once."""
+    pytest.importorskip("jax")
+    done = mpirun(4, ["-m", "tests.jax_ranks", str(free_port())])
+    assert done.returncode == 0, done.stderr

@@ -28,9 +28,11 @@ from rma_mm.errors import (
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.planner.adaptation import LOOKS
 from rma_mm.torch.products import KeptProducts
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
+from tests.mpi.test_steering import late
 from tests.strategies import layouts
 from tests.strategies_mpi import shared_examples
 
@@ -142,6 +144,69 @@ def test_what_is_kept_goes_with_its_tensors(comm):
                 mesh.arena.collect()
                 counts.append((len(mesh.arena.live), len(mesh.prepared)))
         assert counts[1] == counts[-1]
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_what_is_known_opens_with_one_ballot(comm):
+    """As `Plan.execute` has; each further gradient has its own. Ranks that differ then raise the same error."""
+    with Mesh((3,), comm) as mesh:
+        places, last = ("i,*", "*,*", "i,*"), mesh.rank == 2
+        x, v, w = (whole(shape).requires_grad_() for shape in ((2, 3), (2, 3), (3, 4)))
+        given, dy, other = x.detach(), whole((2, 4)), whole((3, 5)).requires_grad_()
+
+        def calls(act):
+            before = mesh.group.calls
+            act()
+            return mesh.group.calls - before
+
+        def wrong(x=x, w=w):
+            return lambda: rt.mm(x, w, mesh, *places)
+
+        for _ in range(2):
+            rt.mm(x, w, mesh, *places).backward(dy)
+            rt.mm(v, w, mesh, *places).backward(dy)
+        y = rt.mm(x, w, mesh, *places)
+        assert calls(wrong()) == 1
+        assert calls(lambda: y.backward(dy)) == 2
+        with torch.no_grad():
+            assert calls(wrong(given)) > 1  # seen for the first time
+            assert calls(wrong(given)) == 1
+        for _ in range(2):
+            same_error(comm, ShapeError, wrong(w=other if last else w), "w: got a tile of (3, 5) on rank 2")
+            same_error(comm, ShapeError, wrong(x[:, :2] if last else x), "x: got a tile of (2, 2) on rank 2")
+            same_error(comm, DisagreementError, wrong(x.float(), w.float()) if last else wrong(), "element type")
+            same_error(comm, LayoutError, wrong(x.to("meta") if last else x), "x: got a tensor on meta", "rank 2")
+            same_error(comm, DisagreementError, wrong(x.detach(), w.detach()) if last else wrong(), "gradients wanted")
+            one, two = rt.mm(x, w, mesh, *places), rt.mm(v, w, mesh, *places)
+            same_error(comm, DisagreementError, lambda: (one if last else two).backward(dy), "A: ")  # noqa: B023
+            assert torch.equal(wrong()(), x @ w)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_plans_of_tensors_change_over_too(comm):
+    """What takes longer than predicted goes on by groups, and is right before and after."""
+    with late(comm) as mesh:
+        x, w = (tile(whole((48, 48), seed=seed), "i,j", mesh).requires_grad_() for seed in (1, 2))
+        wanted = [whole((48, 48), seed=seed).requires_grad_() for seed in (1, 2)]
+        (wanted[0] @ wanted[1]).sum().backward()
+        for _ in range(2 * LOOKS + 6):
+            x.grad = w.grad = None
+            rt.mm(x, w, mesh, "i,j", "i,j", "i,j").sum().backward()
+            for mine, true in ((x, wanted[0]), (w, wanted[1])):
+                assert torch.equal(mine.grad, tile(true.grad, "i,j", mesh))
+        assert mesh.metrics.tally.plan_changes >= 3  # y, and the gradients of x and w
+
+
+def test_arrays_of_tensors_share_their_memory():
+    """Both ways, of every type that both have."""
+    for dtype in rt.tensors.TYPES:
+        t = torch.arange(6).reshape(2, 3).to(dtype).t()
+        array = rt.tensors.array_of(t)
+        array[1, 1] = 0
+        back = rt.tensors.tensor_of(array)
+        assert (array.shape, array.dtype.name) == ((3, 2), str(dtype).removeprefix("torch."))
+        assert t[1, 1] == 0 and torch.equal(back, t)
+        assert (back.data_ptr(), back.stride()) == (t.data_ptr(), t.stride())
 
 
 LINEAR = [((4,), "gelu"), ((2, 2), "relu"), ((2, 2), None)]

@@ -42,18 +42,21 @@ class Adaptation:
         self._usual = self._set_aside = settled
         """What is in force with the shares of the first execution; and what was left as it was late."""
 
+    def is_due(self, watch: ProductWatch) -> bool:
+        """Whether it is time to look for another; the same on all ranks. Local."""
+        follows = self._steps != self.mesh.metrics.relief.steps
+        return self._watch is not None and (follows or self._looked(watch, self._watch))
+
     def next(self, now: Settled, watch: ProductWatch) -> Settled | None:
         """What is to go on in place of `now`; None as a rule. Called once a product; collective where it changes.
 
         watch: of the products that were done so. A change is reported in the mesh's `fallbacks`.
         """
-        if self._watch is None:
-            return None
-        follows = self._steps != self.mesh.metrics.relief.steps
-        if not (follows or self._looked(watch, self._watch)):
+        if self._watch is None or not self.is_due(watch):
             return None
         agree(self.mesh.comm, "execute", {"adapt": True})  # others may be in other calls
         self._is_due = False
+        follows = self._steps != self.mesh.metrics.relief.steps
         return self._following(now) if follows else self._judged(now, self._watch)
 
     def _looked(self, product: ProductWatch, watch: Watch) -> bool:

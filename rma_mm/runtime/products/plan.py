@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import sub
 from time import perf_counter_ns
@@ -36,6 +37,11 @@ from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.liveness import CELLS, PRODUCT
+
+Given = DistMatrix | NDArray[Any]
+"""What operands may be."""
+Told = Sequence[int] | None
+"""What a ballot brought that has opened an execution; None where that takes its own."""
 
 
 class Plan:
@@ -198,21 +204,17 @@ class Plan:
 
     @in_turn
     def execute(
-        self,
-        A: DistMatrix | NDArray[Any],
-        B: DistMatrix | NDArray[Any],
-        out: DistMatrix | None = None,
-        progress: Progress | None = None,
-        *,
-        c: DistMatrix | None = None,
-    ) -> DistMatrix:
+        self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
+        c: DistMatrix | None = None, opened: Told = None,
+    ) -> DistMatrix:  # fmt: skip
         """Multiply. Collective. Returns `out`, or the plan's own C.
 
-        c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0.
-        Makes no window, communicator or buffer, but where it goes over to another way of doing the same (`adapt`).
-        The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
-        every rank, which is not checked here. progress is called with (done, total) multiply-adds of this rank; what
-        it raises is raised here, on its rank, once the product is complete, and it cannot call what is collective.
+        c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0. opened: what a
+        ballot brought by which all ranks have agreed on this call, each telling its `opening`. Makes no window,
+        communicator or buffer, but where it goes over to another way of doing the same (`adapt`). The operands must be
+        placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on every rank, which is not
+        checked here. progress is called with (done, total) multiply-adds of this rank; what it raises is raised here,
+        on its rank, once the product is complete, and it cannot call what is collective.
         Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
         plan was made with `check`, VerificationError; where a transfer fails for good, WindowError, on all ranks, which
         can agree on nothing more.
@@ -221,28 +223,35 @@ class Plan:
             self._go_over(other)
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
-            A, B, out = self._agreed(A, B, out, c)
+            A, B, out = self._agreed(A, B, out, c, opened)
             executable = self.prepared.executable(A, B, out, self.trace)
             latest = self._latest = Latest((A, B, out, c), executable, *self.agreed)
         else:  # checked and bound already: only the other ranks remain to be asked
             latest.executable.sync()
-            self._vote(latest.facts, latest.digest, None)
+            self._vote(latest.facts, latest.digest, None, opened)
             out = latest.out
         listener = None if progress is None else Listener(progress)
         added = c if self.options.beta != 0 else None
-        if self.mesh.checks is None and not self.options.check:
+        with using_threads(self.mesh.threads), self._checks(latest, added):
             self._run(latest.executable, listener, out, added)
-        else:
-            with using_threads(self.mesh.threads), self._checks(*latest.matrices, added):
-                self._run(latest.executable, listener, out, added)
         if listener is not None and listener.error is not None:
             raise listener.error
         return out
 
+    def opening(self, *operands: DistMatrix) -> tuple[int, ...]:
+        """What to tell with a ballot of the caller's that is to open the next execution on these operands. Local.
+
+        Nothing where an execution must take its own, as before the first and where the plan may change; alike on all
+        ranks that have executed it alike.
+        """
+        if self._is_closed or self._may_adapt != self._adapt or (self._adapt and self._adaptation.is_due(self.watch)):
+            return ()
+        for window in {matrix.block.window for matrix in operands}:
+            window.sync()
+        return self.watch.tells()
+
     @in_turn
-    def prepare(
-        self, A: DistMatrix | NDArray[Any], B: DistMatrix | NDArray[Any], out: DistMatrix | None = None
-    ) -> None:
+    def prepare(self, A: Given, B: Given, out: DistMatrix | None = None) -> None:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
         self.prepared.executable(*self._agreed(A, B, out), self.trace)
 
@@ -259,12 +268,8 @@ class Plan:
         self.prepared.refresh_bias()
 
     def _agreed(
-        self,
-        A: DistMatrix | NDArray[Any],
-        B: DistMatrix | NDArray[Any],
-        out: DistMatrix | None,
-        c: DistMatrix | None = None,
-    ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+        self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: Told = None
+    ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:  # fmt: skip
         """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
@@ -289,38 +294,36 @@ class Plan:
             error = caught
         if facts != self.agreed[0]:
             self.agreed = (facts, digest(facts))
-        self._vote(*self.agreed, error)
+        self._vote(*self.agreed, error, opened)
         self._may_adapt = self._adapt
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
 
-    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
+    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: Told) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        if not self.ballot.cast(hashed, error is not None, self.watch.tells()):
+        is_well = error is None
+        if not (is_well if opened else self.ballot.cast(hashed, not is_well, self.watch.tells())):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
-        self.watch.hears(self.ballot.told)
+        self.watch.hears(opened or self.ballot.told)
 
-    def _checks(
-        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None
-    ) -> AbstractContextManager[None]:
+    def _checks(self, latest: Latest, added: DistMatrix | None) -> AbstractContextManager[None]:
         """What is checked of the next product. added: what beta adds, where that is not C."""
+        given = self.algorithm, self.given
         if self.mesh.checks is not None:
-            return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
+            return checked_product(*given, self.serial, *latest.matrices, added)
         self._done += 1
-        if self._done % self.options.checked_every:
+        if not self.options.check or self._done % self.options.checked_every:
             return nullcontext()
-        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
+        return verified_product(*given, self.mesh.next_serial(), *latest.matrices, added)
 
     def _run(self, executable: Executable, progress: Progress | None, out: DistMatrix, c: DistMatrix | None) -> None:
         if c is not None:
             out.tile[...] = c.tile
         before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
         CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
-        with using_threads(self.mesh.threads):
-            executable.run(progress)
-        elapsed = perf_counter_ns() - begun
-        self.claims = executable.claims
+        executable.run(progress)
+        elapsed, self.claims = perf_counter_ns() - begun, executable.claims
         self.words = Counters(*map(sub, executable.traffic(), before))
         self.watch.note(elapsed, seen, self.words)
 
@@ -346,10 +349,7 @@ class Plan:
             settled = settle(self.mesh, settled.placed)
 
     def close(self) -> None:
-        """Give the plan's memory back, once all ranks have; its own C lives on while it is in use.
-
-        Local, and may be repeated.
-        """
+        """Give the plan's memory back, once all ranks have; its own C lives on while in use. Local; may be repeated."""
         self._is_closed = True
         self._latest = None
         self.prepared.close()
@@ -383,7 +383,7 @@ class Plan:
         assert x.layout is not None
         return DistMatrix.allocated(self.mesh, x.shape, x.dtype, x.layout)
 
-    def _staged_input(self, name: str, x: DistMatrix | NDArray[Any]) -> DistMatrix:
+    def _staged_input(self, name: str, x: Given) -> DistMatrix:
         """An operand given as an array, copied into the plan's own matrix."""
         if isinstance(x, DistMatrix):
             return x

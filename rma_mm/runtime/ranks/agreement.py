@@ -30,8 +30,8 @@ def digest(*facts: object) -> int:
     return int.from_bytes(raw, "little") >> 2
 
 
-TOLD = 7
-"""Numbers that a rank tells with a ballot."""
+TOLD = 11
+"""Numbers that a rank can tell with a ballot."""
 MESH = 0x1000193
 """Keeps equal calls on two meshes apart."""
 PARTING = 5.0
@@ -65,7 +65,7 @@ class Ballot:
         told: list[int] = self.all[3:].tolist()
         return told
 
-    def cast(self, value: int, failed: bool = False, told: Sequence[int] = (0,) * TOLD) -> bool:
+    def cast(self, value: int, failed: bool = False, told: Sequence[int] = ()) -> bool:
         """Whether every rank brought the same value and none failed. Collective.
 
         Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
@@ -75,7 +75,7 @@ class Ballot:
             value ^= self.seat.number * MESH
             self.seat.group.calls += 1
         self._late, CELLS[DOING] = None, BEGIN
-        self.mine[:] = value, -value, failed, *told
+        self.mine[:] = value, -value, failed, *told, *(0,) * (TOLD - len(told))
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:
             wait(request, self._when_late)

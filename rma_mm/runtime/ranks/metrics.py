@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -151,9 +151,9 @@ class Metrics:
         known = (-fine, fine) if relative else (SILENT, SILENT)
         return elapsed, *known, slow, self._slow_link, int(is_due), int(self.relief.is_due(slowness.is_slow))
 
-    def hears(self, told: list[int]) -> None:
+    def hears(self, told: Sequence[int]) -> None:
         """Name who became slow, on every rank alike; write the file, and follow with shares, where due. Collective."""
-        slow, link, is_due, follows = told[3:]
+        _, _, _, slow, link, is_due, follows, *_ = told
         if not (slow or link or is_due or follows):
             return
         rank = (slow or link) & (1 << BITS) - 1
@@ -275,7 +275,7 @@ class ProductWatch:
         slowness.seen = self._usual
         return self.metrics.tells(self._elapsed, slowness.relative(self._pace))
 
-    def hears(self, told: list[int]) -> None:
+    def hears(self, told: Sequence[int]) -> None:
         """What the ranks told. Collective."""
         self.heard += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
