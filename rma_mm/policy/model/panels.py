@@ -147,7 +147,7 @@ class _Cutter:
         return np.where(is_wide, joint.whole[of], 1.0)
 
     def chunks(self, ats: dict[str, int]) -> Figures:
-        """Pieces of the walk where every operand moves at its own grain. ats: which of an operand's dimensions it is."""
+        """Pieces of the walk where every operand moves at its own grain. ats: which dimension of each operand it is."""
         fitted = self.boxes.fitted
         spreads = dict(self.spreads)
         if fitted.cuts("C", fitted.dim):

@@ -230,10 +230,8 @@ class _Volumes:
                 return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, found.run)]
             how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
-            passed = None
-            if how == "reduce":  # who has C takes what all others of a group made
-                near = found.node.sum() / max(1.0, found.foreign.sum())
-                passed = found.own * (group - 1) * near
+            near = found.node.sum() / max(1.0, found.foreign.sum())
+            passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
             return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
