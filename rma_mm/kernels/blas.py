@@ -24,7 +24,7 @@ _ROW_MAJOR, _COL_MAJOR = 101, 102
 _AS_IT_IS, _TRANSPOSED = 111, 112
 _CONJ_TRANSPOSED, _CONJ = 113, 114  # 114 is OpenBLAS's own
 _REAL = {"f": ctypes.c_float, "d": ctypes.c_double, "F": ctypes.c_float, "D": ctypes.c_double}
-_LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
+LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Library:
 
     def gemm(self, dtype: np.dtype[Any]) -> Callable[..., None]:
         """cblas_?gemm for `dtype`."""
-        found = self.function(f"cblas_{_LETTER[dtype.char]}gemm")
+        found = self.function(f"cblas_{LETTER[dtype.char]}gemm")
         assert found is not None  # `_opened` looked
         return found
 
@@ -91,7 +91,7 @@ def _opened(path: str, openblas: bool) -> Library | None:
         return None
     names = ((prefix, suffix) for suffix in ("64_", "_64", "") for prefix in ("scipy_", ""))
     for prefix, suffix in names:
-        if all(_symbol(handle, f"{prefix}cblas_{letter}gemm{suffix}") for letter in _LETTER.values()):
+        if all(_symbol(handle, f"{prefix}cblas_{letter}gemm{suffix}") for letter in LETTER.values()):
             wide = bool(suffix) or _wide_without_suffix(handle, prefix)
             return Library(path, handle, prefix, suffix, ctypes.c_int64 if wide else ctypes.c_int, openblas)
     return None
@@ -158,12 +158,12 @@ def arguments(
         m, n, k, lda, ldb, ldc = (lib.integer(x) for x in (*sizes, of_a[1], of_b[1], ld_c))
         first, second, third = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, c))
         codes = (ctypes.c_int(x) for x in (_ROW_MAJOR if row_major else _COL_MAJOR, of_a[0], of_b[0]))
-        one, two = _scalar(alpha, c.dtype), _scalar(beta, c.dtype)
+        one, two = scalar_of(alpha, c.dtype), scalar_of(beta, c.dtype)
         return (*codes, m, n, k, one, first, lda, second, ldb, two, third, ldc)
     return None
 
 
-def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
+def scalar_of(value: Any, dtype: np.dtype[Any]) -> Any:
     """Real scalars go by value, complex ones by address."""
     real = _REAL[dtype.char]
     if dtype.kind == "f":

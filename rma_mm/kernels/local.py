@@ -30,6 +30,7 @@ from rma_mm.kernels.epilogue.epilogue import (
 )
 from rma_mm.kernels.numpy_gemm import plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
+from rma_mm.kernels.symmetric import bind_syrk, triangle
 
 
 def bind(
@@ -43,13 +44,15 @@ def bind(
     kernel: str = "auto",
     semiring: Semiring = PLUS_TIMES,
     closing: Closing | None = None,
+    half: bool = False,
 ) -> Product:
     """Prepare c = alpha · op(a) @ op(b) + beta · c; calling the result does it, without holding the GIL.
 
     a: (m, k), b: (k, n), c: (m, n), any strides; a and b are cast to the type of c, and op conjugates a complex
     operand if asked. beta = 0 never reads c, alpha = 0 reads neither a nor b (BLAS's rules). The arrays must not
     overlap c. `.kernel` of the result says which kernel was taken. `semiring` says what is done in place of + and ×;
-    alpha is then 1, and beta 0 or 1. `closing` is done to c in the end.
+    alpha is then 1, and beta 0 or 1. `closing` is done to c in the end. half: of a square c that is known to become
+    symmetric, or Hermitian, just what lies on and below the diagonal is wanted; what is then above is of no use.
 
     Raises: ShapeError; DtypeError for types without a rule, a scalar that c cannot hold, or a kernel that does not
     multiply this type; OptionError for what a semiring does not have; AlgorithmError for an unknown kernel; ValueError
@@ -58,6 +61,8 @@ def bind(
     problem = checked(a, b, c, alpha, beta, conj_a, conj_b, semiring)
     m, n, k = problem.sizes
     name = choose_kernel(kernel, c.dtype, m, n, k, semiring, a.dtype if a.dtype == b.dtype else None)
+    if half:
+        return _halved(problem, name, kernel == name, closing)
     if closing is not None:
         return _closed(problem, name, kernel == name, closing)
     return bound_or_scaled(problem, name, sure=kernel == name)
@@ -134,6 +139,14 @@ def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> 
         product = bound_or_scaled(block, name, sure)
         steps += [product, closing.part(rows, cols).bound(c)]
     return Product.by(product.kernel if steps else name, problem, in_turn, steps)
+
+
+def _halved(problem: LocalOperands, name: str, sure: bool, closing: Closing | None) -> Product:
+    """The product on and below the diagonal, in one call of BLAS or by blocks; and all of c closed."""
+    whole = bind_syrk(problem) if name == "blas" else None
+    products = [whole] if whole else [bound_or_scaled(part, name, sure) for part in triangle(problem)]
+    closings = [] if closing is None else [closing.part(*at).bound(problem.c[at]) for at in blocks(problem.c)]
+    return Product.by(products[0].kernel if products else name, problem, in_turn, [*products, *closings])
 
 
 def scratch_bytes(

@@ -272,7 +272,8 @@ class _Machine:
         product = self.product(self.read(op.a), self.read(op.b))
         if op.first:
             self.occupy(op.c)
-        self.write(op.c, product if op.first else self.sum(self.read(op.c), product))
+        total = product if op.first else self.sum(self.read(op.c), product)
+        self.write(op.c, np.where(above(op.c), np.nan, total) if op.half else total)
         if id(op) in rank.closed:
             self.close(op.c)
 

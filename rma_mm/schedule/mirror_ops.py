@@ -1,4 +1,4 @@
-"""What completes a symmetric C of which one triangle was computed: its mirror image, or zeros above the diagonal."""
+"""What completes a symmetric C of which one triangle was multiplied: its mirror image, or zeros above the diagonal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.schedule.ops import LocalOp, Move, Ref
+from rma_mm.schedule.ops import LocalOp, Move, Multiply, Ref
+from rma_mm.schedule.symmetry import multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +57,8 @@ def above(c: Ref) -> NDArray[np.bool_]:
     """Which elements of a region lie above the diagonal."""
     rows, cols = c.region
     return np.asarray(rows.indices[:, None] < cols.indices[None, :])
+
+
+def multiply_adds(op: Multiply) -> int:
+    """Of a product: of all that it is of, or of one triangle."""
+    return multiplied(op.c.region, op.half) * len(op.a.region[1])

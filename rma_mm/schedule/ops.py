@@ -1,8 +1,8 @@
 """The operations of a schedule, all on regions in global coordinates.
 
-Everything an algorithm does is a list of these per rank. Four readers understand them: `verify`, `interpret`,
-the policy floor (prices) and the executor. None of them knows an algorithm's name. An operation says of itself what it
-touches and what it moves; what else a reader does for each is in a table of its own (`rma_mm.schedule.dispatch`).
+Everything an algorithm does is a list of these per rank. Four readers understand them: `verify`, `interpret`, the
+simulator and the executor. None knows an algorithm's name. An operation says of itself what it touches and what it
+moves; what else a reader does for each is in a table of its own (`rma_mm.schedule.dispatch`).
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ class Multiply(LocalOp):
     c: Ref
     first: bool
     step: int
+    half: bool = False
+    """Whether just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
     kind: ClassVar[str] = "multiply"
     named: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
@@ -187,7 +189,7 @@ class Multiply(LocalOp):
         return [Move("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
 
     def __str__(self) -> str:
-        return f"{self.c} {':=' if self.first else '+='} {self.a} @ {self.b}"
+        return f"{self.c} {':=' if self.first else '+='} {self.a} @ {self.b}{', its lower half' * self.half}"
 
 
 class Accumulate(OneSidedOp):
@@ -394,7 +396,5 @@ def counted(op: Op, rank: int) -> list[Move]:
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
     """What `counted` counts in figures: (other rank, words, whether it is a message)."""
-    return [
-        (move.to if move.adds else move.source, move.ref.region.size, move.dst is not None)
-        for move in counted(op, rank)
-    ]
+    moves = counted(op, rank)
+    return [(x.to if x.adds else x.source, x.ref.region.size, x.dst is not None) for x in moves]

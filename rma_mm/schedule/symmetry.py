@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rma_mm.geometry.span import Region
+
 FINISHED = "F"
 """The first letter of slots that hold finished parts of C, in its own type."""
 FILLS = ("both", "lower")
@@ -26,3 +28,8 @@ class Symmetry:
     def word(self) -> str:
         """What such a matrix is called."""
         return "Hermitian" if self.conjugates else "symmetric"
+
+
+def multiplied(c: Region, half: bool) -> int:
+    """Elements of a box of C that are multiplied: all of them, or those on and below its diagonal."""
+    return (c.size + len(c[0])) // 2 if half else c.size

@@ -16,14 +16,8 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
 from rma_mm.schedule.row import Setting
 
-ROUNDED = 8
-"""Words by which plans with as many ranks along each dimension differ at most: whole numbers are rounded."""
-MORE = 3
-"""How many times the words of the plan that moves least another may move, and still be priced."""
-PRICED = 24
-"""Of so many F_ops, the least moving ones, a plan is priced."""
-RINGED = 8
-"""Of so many of these rings are priced."""
+PRICED, RINGED = 64, 8
+"""Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
 BRIEFLY = 4
 """Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""
 LENGTHS = 8
@@ -166,19 +160,20 @@ def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
 def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | str:
     """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
-    Not all are priced: of the F_ops that need not move much more than another the plan that moves least; of the fastest
-    of these the rings of A, then B, then C; of the fastest of those finer paces. Where it is one row of many only the
-    first of these steps is taken.
+    Not all are priced: of each F_op the plan that moves least, and the one that copies all; of the fastest of these the
+    rings of A, then B, then C, and then finer paces. Of one row of many only a few plans are, which move least.
     """
-    by_words = least_moving(setting.shape, setting.mesh.size, setting.memory)
+    shape, memory = setting.shape, setting.memory
+    by_words = least_moving(shape, setting.mesh.size, memory)
     if isinstance(by_words, str):
         return by_words
     if not setting.is_named:
         return min(by_words[:BRIEFLY], key=seconds)
-    fastest = nsmallest(RINGED, by_words[:PRICED], key=seconds)
+    ways = [(point, replace(point, rings=(1, 1, 1))) for point in by_words[:PRICED]]
+    fitting = [min((p for p in each if p.fits(shape, memory)), key=seconds) for each in ways]
+    fastest = nsmallest(RINGED, fitting, key=seconds)
     found = [_ringed(point, setting, seconds) for point in fastest]
-    best = min(found, key=seconds)
-    return min([best, *best.paced(setting.shape)], key=seconds)
+    return min((paced for point in found for paced in (point, *point.paced(shape))), key=seconds)
 
 
 def _ringed(point: Point, setting: Setting, seconds: Callable[[Point], float]) -> Point:
@@ -195,7 +190,7 @@ def _ringed(point: Point, setting: Setting, seconds: Callable[[Point], float]) -
 
 @lru_cache(maxsize=256)
 def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = None) -> list[Point] | str:
-    """Of each F_op that can do with up to `MORE` times as many words as the best, the plan that moves least.
+    """Of each F_op the plan that moves least.
 
     Copies included, of those that fit (or why none does), the one that moves least first; of equals the leanest.
     memory: elements of A, B and C that a rank may hold.
@@ -204,13 +199,11 @@ def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = No
     fitting = [point for point in leanest if point.fits(shape, memory)]
     if not fitting:
         return f"needs {min(point.held(shape) for point in leanest)} elements a rank, and {memory} may be held"
-    most = MORE * min(point.moved(shape) for point in fitting) + ROUNDED
 
     def by_words(p: Point) -> tuple[int, int, int, str]:
         return p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)
 
-    near = [point.ranks for point in fitting if point.moved(shape) <= most]
-    return sorted((min(_promising(shape, ranks, memory), key=by_words) for ranks in near), key=by_words)
+    return sorted((min(_promising(shape, each.ranks, memory), key=by_words) for each in fitting), key=by_words)
 
 
 def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory: int | None) -> list[Point]:

@@ -8,13 +8,14 @@ import numpy as np
 
 from rma_mm.policy.model.panels import WorkBoxes
 from rma_mm.policy.model.traffic import LocalWork, Moved, Phase
+from rma_mm.schedule.symmetry import multiplied
 
 
 def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
     """Of the boxes that hold what ranks multiply, no more than that, in as many products."""
     assert boxes.halves is not None
     mine = [boxes.halves.computed(rank) for rank in boxes.sample.ranks[: boxes.sample.count].tolist()]
-    area = np.array([sum(box.size for box in each) for each in mine], float)
+    area = np.array([sum(multiplied(box, box[0] == box[1]) for box in each) for each in mine], float)
     (m, n, k), (_, _, cut_k) = work.extents, work.pieces
     share = np.sqrt(area / np.maximum(1.0, m * n))
     side = np.sqrt(np.maximum(1.0, [len(each) for each in mine]))

@@ -87,10 +87,22 @@ def cut(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figure
         m, n, k = (np.choose(best, [each[dim] for each, _ in found]) for dim in range(3))
         pieces, repacked = (m, n, k), {x: np.choose(best, [each[x] for _, each in found]) for x in repacked}
     columns = boxes.extents[1] / pieces[1]
+    if fitted.by_chunks and not fitted.is_here:
+        pieces = summed_apart(boxes, pieces)
     if fitted.is_here:
         mine = sample.parts(fitted.layout("C"), fitted.given.extent("C"))[1].each[: sample.count]
         columns = np.where(boxes.has_work[: sample.count], mine, columns)
     return LocalWork(boxes.extents, pieces, columns), pieces[fitted.dim], repacked
+
+
+def summed_apart(boxes: WorkBoxes, pieces: Pieces) -> Pieces:
+    """The pieces where groups sum C up, for which a rank has one sum for each owner of a part that is a block."""
+    fitted, (m, n, k) = boxes.fitted, pieces
+    found = boxes.spread("C")
+    if "C" not in fitted.row.grouped or any((found.turns[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)):
+        return pieces
+    down, across = (np.maximum(1.0, found.cuts[at]) if at != fitted.dim else np.ones_like(m) for at in (0, 1))
+    return m * down, n * across, k
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ class _Cutter:
         fitted, sample, wanted = self.boxes.fitted, self.boxes.sample, self.boxes.spans[dim]
         ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
         if dim == fitted.dim and fitted.by_chunks:
-            return self.chunks({x: self.spreads[x].turns[at] for x, at in ats.items()})
+            return self.chunks(ats)
         helds = tuple(sample.spans(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
         joint = sample.joint(wanted, helds, limits.NARROW)
         of = wanted.of[: sample.count]
@@ -134,15 +146,21 @@ class _Cutter:
             repacked[x] = np.maximum(repacked[x], np.where(is_wide, is_interleaved[of], self.spreads[x].cuts[at] > 1))
         return np.where(is_wide, joint.whole[of], 1.0)
 
-    def chunks(self, turns: dict[str, Figures]) -> Figures:
-        """Pieces of the walk where every operand moves at its own grain, and its owner changes so many times."""
+    def chunks(self, ats: dict[str, int]) -> Figures:
+        """Pieces of the walk where every operand moves at its own grain. ats: which dimension of each operand it is."""
         fitted = self.boxes.fitted
+        spreads = dict(self.spreads)
+        if fitted.cuts("C", fitted.dim):
+            spreads["C"], ats = self.boxes.spread("C"), ats | {"C": OPERAND_DIMS["C"].index(fitted.dim)}
+        turns = {x: spreads[x].turns[at] for x, at in ats.items()}
         extent = np.maximum(1.0, self.boxes.extents[fitted.dim])
         once = np.ones(self.boxes.sample.count)
         found = once
         for x, each in turns.items():
             found = together(found, each) if OWNERS in fitted.grain(x) else found
-        owned = np.minimum(found, np.maximum(1.0, np.floor(extent / limits.NARROW)))
+        owned = found
+        if any((turns[x] > 2 * spreads[x].cuts[at]).any() for x, at in ats.items()):  # scattered ones are fused
+            owned = np.minimum(found, np.maximum(1.0, np.floor(extent / limits.NARROW)))
         found = owned
         for x in turns:
             grain = fitted.grain(x)

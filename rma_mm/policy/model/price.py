@@ -83,6 +83,8 @@ class _Load:
     """Seconds of the wire for its words."""
     serving: Figures
     """Seconds of the wire the other way, for what others want of what it holds."""
+    circling: Figures
+    """Seconds of the wire for slices that go round a ring, of which a rank has the first."""
     waiting: Figures
     """Seconds until its transfers begin to arrive."""
     operations: Figures
@@ -151,7 +153,8 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
     wire += float(load.waiting.max()) + crossing.alpha
     behind = 0.0
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
-        behind = machine.hidden * min(busy, wire) * (1 - 1 / max(1.0, float(np.max(phase.steps))))
+        first, circling = 1 / max(1.0, float(np.max(phase.steps))), sample.by_node(load.circling)
+        behind = machine.hidden * min(busy * (1 - first), wire - max(0.0, wire - circling) * first)
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
     moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
     return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
@@ -160,7 +163,7 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     """What every rank does in a phase."""
     machine, zero = tariff.machine, np.zeros(found.sample.count)
-    load = _Load(*(zero.copy() for _ in range(7)))
+    load = _Load(*(zero.copy() for _ in range(8)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
@@ -181,6 +184,7 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     if machine.wires:
         wires = of_each(machine.wires, found.sample.nodes, 1.0)
         load.wire /= wires
+        load.circling /= wires
         load.serving /= wires
     return load
 
@@ -219,7 +223,11 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     if moved.how == "broadcast" and moved.group > FLAT:
         both = rounds = float(ceil(log2(moved.group)))
     node = machine.cost("node", moved.how, flavour.name)
-    load.processor += (node.alpha * near + node.beta * size * moved.node) * both
+    if moved.passed is None:
+        load.processor += (node.alpha * near + node.beta * size * moved.node) * both
+    else:
+        passed = float(moved.messages.max()) * moved.passed / float(foreign.max())
+        load.processor += node.alpha * (near + passed) + node.beta * size * (moved.node + moved.passed)
     if moved.how == "shift" and moved.x == "C":  # a sum is waited for, and its sender may be inside a multiply
         load.stalled += STALLED * load.multiplying
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
@@ -227,6 +235,8 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     busy = machine.cost("between", moved.how, flavour.name, busy=True) if is_met else wire
     each = max(wire.beta, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
+    if moved.how == "shift" and moved.x != "C":
+        load.circling += each * moved.between * moved.rounds
     load.serving += each * moved.served
     load.waiting += (wire.alpha + delays) * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step

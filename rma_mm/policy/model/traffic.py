@@ -43,6 +43,8 @@ class Moved:
     """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""
     served: Figures | float = 0.0
     """Words that go to, or come from, other nodes because of what a rank holds."""
+    passed: Figures | None = None
+    """Words that go the other way between a rank and its node-mates; None where those are as many."""
 
 
 @dataclass(frozen=True, eq=False)

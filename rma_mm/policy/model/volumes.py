@@ -209,11 +209,15 @@ class _Volumes:
         grid, axes = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
         coords, sizes = self.sample.coords(grid), [grid.axis_size(axis) for axis in axes]
         place = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
-        following = dict(zip(axes, np.unravel_index((place + 1) % group, sizes), strict=True))
-        ranks = np.ravel_multi_index([following.get(axis, coords[axis]) for axis in grid.names], grid.shape)
-        there = np.array([self.mesh.nodes[rank] for rank in ranks[: self.sample.count].tolist()])
-        is_apart = there != self.sample.nodes
-        return Moved(x, "shift", self.zero, words * ~is_apart, words * is_apart, calls, group, run)
+
+        def is_apart(ahead: int) -> NDArray[np.bool_]:
+            at = dict(zip(axes, np.unravel_index((place + ahead) % group, sizes), strict=True))
+            ranks = np.ravel_multi_index([at.get(axis, coords[axis]) for axis in grid.names], grid.shape)
+            there = [self.mesh.nodes[rank] for rank in ranks[: self.sample.count].tolist()]
+            return np.asarray(np.array(there) != self.sample.nodes)
+
+        comes, goes = is_apart(1), is_apart(-1)
+        return Moved(x, "shift", self.zero, words * ~comes, words * comes, calls, group, run, passed=words * ~goes)
 
     def pushed(self, steps: Figures) -> list[Moved]:
         """How products come to the owners of C."""
@@ -226,7 +230,9 @@ class _Volumes:
                 return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, found.run)]
             how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
-            return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds)]
+            near = found.node.sum() / max(1.0, found.foreign.sum())
+            passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
+            return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)

@@ -23,7 +23,7 @@ from rma_mm.policy.simulator.events import Signal
 from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, World, rounds
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
-from rma_mm.schedule.mirror_ops import Clear, Mirror
+from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
@@ -339,6 +339,7 @@ class _Program:
         rank, clock = self.rank, self.world.clock
         (m, k), n = op.a.region.shape, op.b.region.shape[1]
         seconds = self.world.kernel.seconds(m, n, k, self.world.stride(op.c)) / rank.speed
+        seconds *= multiply_adds(op) / max(1, m * n * k)
         begun, rank.is_multiplying = clock.now, True
         yield seconds + rank.held_up(seconds)
         rank.is_multiplying = False

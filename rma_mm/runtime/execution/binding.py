@@ -15,7 +15,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from rma_mm.kernels.mirror import clear_beyond, mirror_within, transpose_into
+from rma_mm.kernels.symmetric import clear_beyond, mirror_within, transpose_into
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Box, Places, slots
@@ -30,7 +30,7 @@ from rma_mm.runtime.watching.tally import FAR_LINKS
 from rma_mm.runtime.watching.transfers import WatchedTransfer, timed
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
-from rma_mm.schedule.mirror_ops import Clear, Mirror
+from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
@@ -293,8 +293,8 @@ class Binding:
         s = self.scalars
         beta = 0 if op.first else s.beta if id(op) in self.fused else 1
         closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
-        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing)
-        work = float(a.shape[0]) * a.shape[1] * b.shape[1]
+        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing, op.half)
+        work = float(multiply_adds(op))
         self.setup.total_work += work
         helper, done, tally = self.setup.mesh.progress, self.setup.done, self.setup.mesh.metrics.tally
 

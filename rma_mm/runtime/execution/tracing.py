@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from rma_mm.runtime.execution.addressing import Places
+from rma_mm.schedule.mirror_ops import multiply_adds
 from rma_mm.schedule.ops import Accumulate, Move, Multiply, Op, Reduce, Ref, foreign
 from rma_mm.windows import Transfer
 
@@ -152,10 +153,9 @@ def call_facts(op: Op, places: Places) -> Facts:
     """The operation as maths; of a product its multiply-adds too, and what it reads in place of other ranks."""
     facts: Facts = {"operation": str(op), "step": op.step}
     if isinstance(op, Multiply):
-        (m, n), (_, k) = op.c.region.shape, op.a.region.shape
         viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
         size = sum(ref.region.size * places.array(ref).itemsize for ref in viewed)
-        facts |= {"multiply_adds": m * n * k, "bytes": size, "words": words_of(op, places)}
+        facts |= {"multiply_adds": multiply_adds(op), "bytes": size, "words": words_of(op, places)}
     return facts
 
 

@@ -99,6 +99,8 @@ class Boxes:
         problem = self.fitted.read
         c_holds = slot.region if slot else held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
         cuts = [self.cuts(rank, box, dim, c_holds) for dim in range(3)]
+        if any(_is_cut(face, cuts) for face in faces if face[0] == face[1]):
+            cuts[:2] = [box[0]], [box[1]]
         ops: list[Op] = []
         operands: dict[tuple[str, Region], Ref] = {}
         for k, m, n in product(cuts[2], cuts[0], cuts[1]):
@@ -111,7 +113,7 @@ class Boxes:
                 refs.append(operands[x, region])
             for c in wanted:
                 a, b = replace(refs[0], region=Region((c[0], k))), replace(refs[1], region=Region((k, c[1])))
-                ops.append(Multiply(a, b, Ref(rank, c_buffer, c), False, step))
+                ops.append(Multiply(a, b, Ref(rank, c_buffer, c), False, step, bool(faces) and c[0] == c[1]))
         return ops
 
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
@@ -128,6 +130,11 @@ class Boxes:
         slot = Slot(f"{x}{name}.{len(ops)}", region)
         ops += [Copy(Ref(owner, source, part), Ref(rank, slot, part), step) for owner, part in found]
         return Ref(rank, slot, region)
+
+
+def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:
+    """Whether a box of C lies in several parts of its rows, or of its columns."""
+    return any(all(face[dim] & part != face[dim] for part in cuts[dim]) for dim in (0, 1))
 
 
 def with_dim(box: Region, dim: int, span: Span) -> Region:

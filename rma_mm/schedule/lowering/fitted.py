@@ -161,6 +161,11 @@ class Fitted:
             taken.update(layout.replicated_axes(grid))
         return tuple(axis for axis in grid.names if axis not in taken)
 
+    def is_grouped(self, x: str) -> bool:
+        """Whether ranks walk in step because some of them work on the same slices of an operand, or add to the same."""
+        grid = self.work.mesh(self.given.mesh)
+        return x in self.row.grouped and (self.joins(x) or any(grid.axis_size(axis) > 1 for axis in self.group_axes(x)))
+
     def joins(self, x: str) -> bool:
         """Whether owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
 

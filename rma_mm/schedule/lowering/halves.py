@@ -4,8 +4,8 @@ An element and its mirror image have two owners, or one. Two owners share out wh
 half of the multiplications that all of its part would take. Where ranks hold whole rows, or columns, and one after the
 other, a pair of them leaves its part to one, as in a round of a tournament, so that the other fetches nothing for it;
 half of the pairs of a rank fall to it (of an even number of ranks, the one opposite is shared). What one rank holds
-both of, squares on the diagonal, it halves again and again: the block below the diagonal is multiplied, and the two
-squares that are left are halved, down to narrow ones, which are multiplied whole.
+both of, a square on the diagonal, it multiplies on and below the diagonal, in one product; where its memory scatters
+that square, the block below the diagonal, and by halves the two squares that are left.
 
 The balance is that of the triangle blocks of Beaumont, Eyraud-Dubois, Vérité and Langou (2022) and of Al Daas, Ballard,
 Grigori, Kumar and Rouse (2023), for a C that lies where it lies.
@@ -20,7 +20,6 @@ from functools import cached_property, lru_cache
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
-from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.schedule import held
 
@@ -37,8 +36,6 @@ class Halves:
     """Which owner has which part, each element once."""
     is_lower: bool = False
     """Whether just what lies below the diagonal is multiplied, because C's old value enters: no balance is sought."""
-    narrow: int = limits.NARROW
-    """Rows of a square on the diagonal up to which it is multiplied whole."""
     known: dict[int, Boxes] = field(default_factory=dict)
 
     def home(self, rank: int) -> Region:
@@ -55,7 +52,7 @@ class Halves:
     def mirrored(self, rank: int) -> list[tuple[int, Region]]:
         """(rank that multiplies its mirror image, box of C) of all that a rank does not multiply.
 
-        Boxes on the diagonal, which it multiplies whole, are among them.
+        Boxes on the diagonal, of which it multiplies half, are among them.
         """
         found: list[tuple[int, Region]] = []
         for other, mine in self.shared(rank):
@@ -86,7 +83,7 @@ class Halves:
     def triangle(self, rank: int, span: Span) -> Iterator[Region]:
         """The boxes on and below the diagonal of a square that a rank holds."""
         square = Region((span, span))
-        if len(span) <= self.narrow and self.home(rank).locate(square).is_contiguous:
+        if self.home(rank).locate(square).is_contiguous:
             yield square
             return
         upper, lower = _halves(span)
@@ -108,13 +105,13 @@ def halves_of(fitted: Fitted) -> Halves | None:
     given = fitted.given
     if not fitted.row.half:
         return None
-    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, limits.NARROW)
+    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c)
 
 
 @lru_cache(maxsize=64)
-def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, is_lower: bool, narrow: int) -> Halves:
+def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, is_lower: bool) -> Halves:
     """Remembered, for prices and lowering ask for the same ones several times."""
-    return Halves(shape, mesh, share, is_lower, narrow)
+    return Halves(shape, mesh, share, is_lower)
 
 
 def faced(boxes: Boxes, k: int) -> Region:

@@ -64,7 +64,7 @@ def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[li
     dim, extent = fitted.dim, len(box[fitted.dim])
     if not extent or not fitted.cuts(x, dim):
         return [0, extent], False
-    if x not in fitted.row.grouped and boxes.is_own(rank, x, side(box, x)):
+    if not fitted.is_grouped(x) and boxes.is_own(rank, x, side(box, x)):
         return [0, extent], False
     grain = fitted.grain(x)
     is_by_owner = grain[0] == OWNERS

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from rma_mm.errors import Fault, ScheduleError
 from rma_mm.schedule.mirror_ops import Mirror
-from rma_mm.schedule.ops import Op, Ref, Slot
+from rma_mm.schedule.ops import Multiply, Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
 
@@ -46,6 +46,14 @@ def check_mirror(schedule: Schedule, rank: int, op: Mirror) -> None:
         fail(rank, op, "misfit", "a mirror moves a box of the rank's own memory to its C, transposed")
     if isinstance(op.src.buffer, str) and op.src.buffer != "C":
         fail(rank, op, "misfit", "what is mirrored is a part of C")
+
+
+def check_half(schedule: Schedule, rank: int, op: Multiply) -> None:
+    """Where half is multiplied, it is of a square on the diagonal of a C that is known to be symmetric."""
+    if op.half and schedule.symmetry is None:
+        fail(rank, op, "misfit", "C is not known to be symmetric")
+    if op.half and op.c.region[0] != op.c.region[1]:
+        fail(rank, op, "misfit", "of squares on the diagonal half can be multiplied, and of no other box")
 
 
 def check_whole(schedule: Schedule, rank: int, op: Op, ref: Ref) -> None:

@@ -21,7 +21,7 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, epochs_of, expand
-from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_whole, fail
+from rma_mm.schedule.verify.alone import check_alone, check_half, check_mirror, check_whole, fail
 from rma_mm.schedule.verify.coverage import coverage, covers, covers_union, products_of
 from rma_mm.schedule.verify.messages import Letters
 from rma_mm.schedule.verify.slot_state import SlotState
@@ -97,6 +97,8 @@ class _Checker:
         self.opening: list[tuple[tuple[int, str], Region]] = []
         self.mirrored: list[Region] = []
         """Parts of C that are mirrored, and those that they mirror."""
+        self.halved: dict[int, set[Region]] = defaultdict(set)
+        """Squares of which half was multiplied, and the rest is still to be mirrored."""
         self.letters = Letters()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
@@ -197,7 +199,9 @@ class _Checker:
             self.touch(rank, op, op.src, "read")
             self.final(rank, op, op.src)
         self.mirrored += [op.c.region] if op.is_diagonal else [op.c.region, op.src.region]
-        if not op.is_diagonal:
+        if op.is_diagonal:
+            self.halved[rank] = {square for square in self.halved[rank] if not square.issubset(op.c.region)}
+        else:
             self.open(rank, op, op.c)
             self.finished[rank].append(op.c.region)
             self.products.append(products_of(self.schedule, op.c.region))
@@ -212,6 +216,8 @@ class _Checker:
         (m, k), (k2, n) = op.a.region, op.b.region
         if k != k2 or op.c.region != Region((m, n)) or op.c.rank != rank:
             fail(rank, op, "misfit", "the regions of a, b and c do not fit together")
+        check_half(self.schedule, rank, op)
+        self.halved[rank] |= {op.c.region} if op.half else set()
         for ref in (op.a, op.b):
             self.touch(rank, op, ref, "read")
             check_whole(self.schedule, rank, op, ref)
@@ -354,6 +360,8 @@ class _Checker:
             for what, regions in (("opened", self.opened[rank, "C"]), ("finished", self.finished[rank])):
                 if home and not covers(regions, home):
                     raise ScheduleError("not-once", f"rank {rank}: of its C {home} only {regions} was {what}")
+            if self.halved[rank]:
+                raise ScheduleError("not-once", f"rank {rank}: the upper half of {self.halved[rank]} is not mirrored")
         self.letters.check()
         self.check_added()
         if self.mirrored and not (coverage(self.mirrored, self.schedule.homes["C"].shape) == 1).all():
