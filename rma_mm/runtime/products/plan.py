@@ -307,7 +307,7 @@ class Plan:
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
         self.watch.hears(opened or self.ballot.told)
 
-    def _checks(self, latest: Latest, added: DistMatrix | None) -> AbstractContextManager[None]:
+    def _checks(self, latest: Latest[DistMatrix, Executable], added: DistMatrix | None) -> AbstractContextManager[None]:
         """What is checked of the next product. added: what beta adds, where that is not C."""
         given = self.algorithm, self.given
         if self.mesh.checks is not None:
