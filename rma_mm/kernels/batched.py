@@ -57,7 +57,7 @@ def bind_batch(
     steps: list[Call] = []
     for at in np.ndindex(c.shape[:-3]):
         problem = checked(a[at], b[at], c[at], alpha, beta, conj_a, conj_b, semiring, dims=3)
-        steps.append(bound_or_scaled(problem, name, kernel == name, BINDERS))
+        steps.append(bound_or_scaled(problem, name, kernel == name, BATCHED))
     return steps[0] if len(steps) == 1 else partial(in_turn, steps)
 
 
@@ -136,7 +136,7 @@ def _one_by_one(problem: LocalOperands) -> Product:
     ])  # fmt: skip
 
 
-BINDERS: tuple[dict[str, Binder], dict[str, Binder]] = (
+BATCHED: tuple[dict[str, Binder], dict[str, Binder]] = (
     {"blas": _bind_matmul, "numba": bind_numba, "numpy": _bind_matmul},
     {"numba": bind_numba, "numpy": _one_by_one},
 )

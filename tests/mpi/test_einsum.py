@@ -12,6 +12,8 @@ from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.einsum import placing
+from rma_mm.runtime.einsum.placing import Placements
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
 from tests.thorough import thorough
@@ -106,6 +108,26 @@ def test_a_thousand_random_expressions(comm):
     many(comm, 940, 2)
 
 
+def check_chain(comm, mesh):
+    """Products of matrices are placed together, once for each kind of operands; by any semiring, and to any place."""
+    kept = Placements.of(mesh).found
+    numbers = np.random.default_rng(5)
+    arrays = [numbers.integers(-3, 4, shape).astype("float32") for shape in ((12, 5), (7, 5), (7, 9), (9, 12))]
+    text, before = "ij,kj,kl,lm->mi", len(kept)
+    for ring in ("plus_times", "plus_times", "min_plus"):
+        for layout in (None, "P(None, 'i')"):
+            given = [DistMatrix.from_numpy(arrays[0], mesh, "P(None, 'i')"), *arrays[1:]]
+            found = rma_mm.einsum(text, *given, mesh=mesh, semiring=ring, layout=layout)
+            if ring == "plus_times":
+                expected = np.einsum(text, *arrays)
+            else:
+                expected = by_definition(text, arrays, SEMIRINGS[ring], arrays[0].dtype)
+            assert np.array_equal(found.to_numpy(), expected)
+            assert layout is None or str(found.layout) == layout
+    assert len(kept) == before + 4
+    assert all(len(placed.steps) == 3 for placed in [*kept.values()][before:])
+
+
 @parallel(ranks=(3,), env=("node",))
 def test_results_errors_and_what_moves(comm):
     with Mesh((comm.size,), comm) as mesh:
@@ -139,6 +161,10 @@ def test_results_errors_and_what_moves(comm):
             ones = np.ones((2, 4096)).astype(parse_dtype(dtype))
             for x in (ones, DistMatrix.from_numpy(ones, mesh, "P(None, 'i')")):
                 assert rma_mm.einsum("ij->", x, mesh=mesh) == 8192
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(placing, "LARGE", 1)
+            check_chain(comm, mesh)
+            many(comm, 15, 7)
         none = DistMatrix.from_numpy(np.zeros((0, 4), "int8"), mesh), np.arange(-4, 8, dtype="int8").reshape(4, 3)
         for ring, least in (("max_plus", -128), ("min_plus", 127)):  # which ⊗ something does not leave as it is
             for text, shape in (("ij,jk->k", (3,)), ("ij,jk->jk", (4, 3)), ("ij,jk->", ())):

@@ -14,7 +14,8 @@ from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring, check_se
 from rma_mm.errors import LayoutError, MemoryLimitError, MeshError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
-from rma_mm.runtime.einsum.subscripts import Indices, Subscripts, parse, path
+from rma_mm.runtime.einsum.placing import multiplied, options_of
+from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse
 from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
@@ -46,8 +47,9 @@ def einsum(
     indices, a DistArray of one or more than two, and a NumPy scalar on every rank without any. layout: where it goes;
     else where it costs least. What is summed over in one operand alone is summed first, and diagonals are taken before
     that; the rest are products of two, several in the order that opt_einsum finds, where it is installed, else from
-    left to right. The other options are those of `matmul`, of each product; with one operand memory_limit is of what
-    a rank holds of it and of the result.
+    left to right. Several large ones that are all of matrices are placed together, as `plan_chain` does it. The other
+    options are those of `matmul`, of each product; with one operand memory_limit is of what a rank holds of it and of
+    the result.
 
     Raises OptionError for subscripts that cannot be read, an index that the result has twice or that no operand has;
     ShapeError for an index of two lengths; and as `matmul` does.
@@ -80,7 +82,7 @@ def einsum(
         for names, x in zip(found.operands, given, strict=True)
     ]
     lent = [x.folded.block.key for x in given if isinstance(x, DistArray)]
-    return sums.finished(sums.product(terms), layout, lent)
+    return sums.finished(sums.product(terms, layout), layout, lent)
 
 
 def _common(dtypes: Sequence[np.dtype[Any]], compute: DTypeLike | None) -> np.dtype[Any]:
@@ -146,18 +148,25 @@ class _Sums:
         made.keep_first_summand()
         return made
 
-    def product(self, terms: list[Term]) -> Term:
+    def product(self, terms: list[Term], layout: str | Layout | None) -> Term:
         """All operands multiplied, in an order of the result's indices that needs no copy. Collective."""
         terms = [diagonal(term) for term in terms]
         terms = [self._alone(n, terms, self.subscripts.output) for n in range(len(terms))]
-        for step in path(self.subscripts):
-            chosen = [terms[n] for n in step]
-            terms = [term for n, term in enumerate(terms) if n not in step]
-            while len(chosen) > 1:
-                needed = {name for term in (*terms, *chosen[2:]) for name in term.names} | {*self.subscripts.output}
-                chosen[:2] = [self._pair(chosen[0], chosen[1], needed)]
-            terms.append(chosen[0])
-        return terms[0]
+        every = pairs(self.subscripts, [term.names for term in terms])
+        if len(every) > 1 and all(pair.is_plain for pair in every) and (made := self._together(terms, every, layout)):
+            return made
+        live, count = dict(enumerate(terms)), len(terms)
+        terms.clear()  # what was multiplied is not kept
+        for n, pair in enumerate(every, count):
+            live[n] = self._pair(live.pop(pair.a), live.pop(pair.b), pair)
+        return live.popitem()[1]
+
+    def _together(self, terms: list[Term], every: list[Pair], layout: str | Layout | None) -> Term | None:
+        """Products of matrices, placed together; None where they cannot be. Collective."""
+        matrices = {n: _matrix(term) for n, term in enumerate(terms)}
+        names = {n: term.names for n, term in enumerate(terms)}
+        made = multiplied(self.mesh, matrices, names, every, layout, self.options)
+        return None if made is None else Term(every[-1].names, as_array(made))
 
     def _alone(self, number: int, terms: list[Term], output: Indices) -> Term:
         """An operand without what it has but one of, where others have more, and summed over what is its own."""
@@ -166,26 +175,19 @@ class _Sums:
         others = {name for n, other in enumerate(terms) if n != number for name in _long(other, extents)}
         return summed(term, [x for x in term.names if x not in others and x not in output], self.dtype, self.semiring)
 
-    def _pair(self, a: Term, b: Term, needed: set[str]) -> Term:
-        """The product of two, summed over what nothing else needs. Collective."""
-        if not _begins_with(a, b, self.subscripts.output):
-            a, b = b, a
-        both = [name for name in a.names if name in b.names]
-        batch, k = (tuple(name for name in both if (name in needed) == is_kept) for is_kept in (True, False))
-        m, n = (tuple(name for name in x.names if name not in both) for x in (a, b))
-        batch = tuple(sorted(batch, key=self._place))
-        m, n = (tuple(sorted(names, key=self._place)) for names in (m, n))
+    def _pair(self, a: Term, b: Term, pair: Pair) -> Term:
+        """The product of two. Collective."""
+        batch, m, n, k = pair.batch, pair.m, pair.n, pair.k
         extents = dict(self.subscripts.extents)
-        is_plain = not batch and len(m) == len(n) == len(k) == 1
-        leading: list[Indices] = [] if is_plain else [(name,) for name in batch] or [()]
+        leading: list[Indices] = [] if pair.is_plain else [(name,) for name in batch] or [()]
         left, turn_a = _faced(a, leading, m, k)
         right, turn_b = _faced(b, leading, k, n)
-        if is_plain:
+        if pair.is_plain:
             made = matmul(
                 _matrix(left), _matrix(right), self.mesh, transpose_a=turn_a, transpose_b=turn_b,
-                **{x: getattr(self.options, x) for x in ("memory_limit", "compute_dtype", "kernel", "semiring")},
+                **options_of(self.options),
             )  # fmt: skip
-            return Term((*m, *n), as_array(made))
+            return Term(pair.names, as_array(made))
         folds = tuple((x, tuple(extents[i] for i in names)) for x, names in zip("mnk", (m, n, k), strict=True))
         options = replace(
             self.options, transpose_a=turn_a, transpose_b=turn_b, folds=tuple(x for x in folds if len(x[1]) > 1)
@@ -208,11 +210,6 @@ class _Sums:
         out = DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
         assert isinstance(plan, BatchPlan)
         return plan.execute(given[0], given[1], out)
-
-    def _place(self, name: str) -> int:
-        """Where an index comes in the result; behind all of these if it does not."""
-        output = self.subscripts.output
-        return output.index(name) if name in output else len(output)
 
     def finished(self, term: Term, layout: str | Layout | None, lent: Sequence[object]) -> Any:
         """The result as it is returned, on other memory than the operands', whose keys are `lent`. Collective."""
@@ -246,14 +243,6 @@ def _most(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
 def _long(term: Term, extents: dict[str, int]) -> list[str]:
     """The indices along which an operand is not the same."""
     return [name for name in term.names if term.extent(name) == extents[name]]
-
-
-def _begins_with(a: Term, b: Term, output: Indices) -> bool:
-    """Whether of what two operands do not share the result has A's indices first."""
-    mine, others = (
-        [output.index(x) for x in one.names if x in output and x not in other.names] for one, other in ((a, b), (b, a))
-    )
-    return not mine or not others or min(mine) < min(others)
 
 
 def _faced(term: Term, leading: Groups, rows: Indices, cols: Indices) -> tuple[Term, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -108,6 +108,74 @@ def _check_output(output: Indices, extents: dict[str, int], dots: Indices, text:
 
 def _named(name: str) -> str:
     return f"-{name[1:]} of '...'" if name.startswith("…") else repr(name)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A product of two: operands are numbered as they are given, and behind them the products in their order."""
+
+    a: int
+    b: int
+    batch: Indices
+    """Indices of both that are left; each group is in the order of the result."""
+    m: Indices
+    """Those of the first alone."""
+    n: Indices
+    """Those of the second alone."""
+    k: Indices
+    """Those of both that are summed over."""
+
+    @property
+    def names(self) -> Indices:
+        """The indices of the product."""
+        return (*self.batch, *self.m, *self.n)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a product of two matrices."""
+        return not self.batch and len(self.m) == len(self.n) == len(self.k) == 1
+
+
+def pairs(subscripts: Subscripts, operands: Sequence[Indices]) -> list[Pair]:
+    """All products, one after the other; `operands`: the indices that are left of each, every one once.
+
+    >>> [pair.names for pair in pairs(parse("ij,jk,kl", [(2, 3), (3, 4), (4, 5)]), ["ij", "jk", "kl"])][-1]
+    ('i', 'l')
+    """
+    made: list[Pair] = []
+    live = list(enumerate(operands))
+    for step in path(subscripts):
+        chosen = [live[n] for n in step]
+        live = [each for n, each in enumerate(live) if n not in step]
+        while len(chosen) > 1:
+            needed = {name for _, names in (*live, *chosen[2:]) for name in names} | {*subscripts.output}
+            made.append(_pair(chosen[0], chosen[1], needed, subscripts.output))
+            chosen[:2] = [(len(operands) + len(made) - 1, made[-1].names)]
+        live.append(chosen[0])
+    return made
+
+
+def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str], output: Indices) -> Pair:
+    """The product of two, by number and indices, summed over what nothing else needs."""
+    (a, left), (b, right) = (one, other) if _begins_with(one[1], other[1], output) else (other, one)
+
+    def ordered(names: Iterable[str]) -> Indices:
+        """As they come in the result, the others behind them."""
+        return tuple(sorted(names, key=lambda name: output.index(name) if name in output else len(output)))
+
+    both = [name for name in left if name in right]
+    return Pair(
+        a, b, ordered(name for name in both if name in needed), ordered(name for name in left if name not in both),
+        ordered(name for name in right if name not in both), tuple(name for name in both if name not in needed),
+    )  # fmt: skip
+
+
+def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:
+    """Whether of what two operands do not share the result has A's indices first."""
+    mine, others = (
+        [output.index(x) for x in one if x in output and x not in other] for one, other in ((a, b), (b, a))
+    )
+    return not mine or not others or min(mine) < min(others)
 
 
 def path(subscripts: Subscripts) -> list[tuple[int, ...]]:
