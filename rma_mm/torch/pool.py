@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -62,15 +62,15 @@ class ResultPool:
 
 def free_slots(pools: list[ResultPool]) -> tuple[int, ...]:
     """The first slot of each that is free on this rank, another each time that a pool is named again. Local."""
-    return tuple(_chosen([[slot.is_free for slot in pool.slots] for pool in pools], pools))
+    return tuple(_chosen(pools, lambda pool, slot: pools[pool].slots[slot].is_free))
 
 
-def _chosen(free: list[list[bool]], pools: list[ResultPool]) -> Iterator[int]:
+def _chosen(pools: list[ResultPool], is_free: Callable[[int, int], bool]) -> Iterator[int]:
     """The first free slot of each, or the number of a new one; another each time that a pool is named again."""
     last: dict[int, int] = {}
-    for pool, flags in zip(pools, free, strict=True):
-        begin = last.get(id(pool), -1) + 1
-        last[id(pool)] = n = next((n for n in range(begin, len(flags)) if flags[n]), max(begin, len(flags)))
+    for number, pool in enumerate(pools):
+        begin, end = last.get(id(pool), -1) + 1, len(pool.slots)
+        last[id(pool)] = n = next((n for n in range(begin, end) if is_free(number, n)), max(begin, end))
         yield n
 
 
@@ -84,6 +84,6 @@ def taken(pools: list[ResultPool], free: tuple[int, ...] | None) -> list[ResultS
         votes = np.array([slot.is_free for pool in pools for slot in pool.slots], np.uint8)
         if votes.size:
             reduced(pools[0].mesh.comm, votes, "MIN")
-        ends = list(accumulate(len(pool.slots) for pool in pools))
-        free = tuple(_chosen([part.astype(bool).tolist() for part in np.split(votes, ends[:-1])], pools))
+        begins = list(accumulate((len(pool.slots) for pool in pools), initial=0))
+        free = tuple(_chosen(pools, lambda pool, slot: bool(votes[begins[pool] + slot])))
     return [pool.take(slot) for pool, slot in zip(pools, free, strict=True)]

@@ -24,6 +24,7 @@ from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import SLOTS, ResultPool, ResultSlot, free_slots, taken
 from rma_mm.torch.product import Asked, TorchProduct
+from rma_mm.torch.recent import RecentCalls
 from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
 
 PRODUCTS = 64
@@ -31,6 +32,8 @@ PRODUCTS = 64
 KEEPS_SUMS = {"gelu"}
 """Activations whose derivative wants what they were applied to; others want no more than what became of it."""
 GRADIENTS = ("x", "w", "bias")
+NONE = (False, False, False)
+"""Where no gradient is wanted."""
 DERIVATIVES: dict[str | None, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
     "relu": lambda dy, y, into: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=into),
     "gelu": lambda dy, z, into: torch.ops.aten.gelu_backward.grad_input(dy, z, grad_input=into),
@@ -74,7 +77,11 @@ def multiplied(
         asked = _asked(mesh.shape, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
     except RmaError as error:  # the others must hear of it
         asked = error
-    y: Tensor = _Multiply.apply(x, w, bias, kept, asked)
+    y: Tensor
+    if is_trained:
+        y = _Multiply.apply(x, w, bias, kept, asked)
+    else:
+        _, _, (y,) = kept.multiply(asked, given, NONE)
     return y
 
 
@@ -135,6 +142,7 @@ class KeptProducts:
         """By what was asked for, shapes and element type. Oldest use first."""
         self.by_tiles: dict[tuple[object, ...], tuple[object, ...]] = {}
         """The key of what was computed last of tiles of such shapes."""
+        self.recent = RecentCalls()
         self.ballot, self.backward = Ballot(mesh.comm, "torch.mm"), Ballot(mesh.comm, "the backward pass of torch.mm")
 
     @classmethod
@@ -151,6 +159,7 @@ class KeptProducts:
         """Forget all."""
         self.kinds.clear()
         self.by_tiles.clear()
+        self.recent.clear()
 
     # -- what is multiplied -----------------------------------------------------------------------
 
@@ -189,11 +198,16 @@ class KeptProducts:
         self, asked: Asked | RmaError, tensors: Sequence[Any]
     ) -> tuple[TorchProduct | None, DistMatrix | None, DistMatrix | None]:
         """What this rank knows of such tensors; nothing where they are not what they should be."""
+        if (recent := self.recent.find(asked, tensors)) is not None:
+            return recent
         if isinstance(asked, RmaError) or _fault(tensors) is not None:
             return None, None, None
         x, w, _ = tensors
         product = self.kinds.get(self.by_tiles.get(_by_tiles(asked, tensors), ()))
-        return product, self.tensors.find(x, asked.x_layout), self.tensors.find(w, asked.w_layout)
+        a, b = self.tensors.find(x, asked.x_layout), self.tensors.find(w, asked.w_layout)
+        if product is not None and a is not None and b is not None:
+            self.recent.keep(asked, tensors, product, a, b)
+        return product, a, b
 
     def _settled(
         self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...], *found: DistMatrix | None
@@ -238,6 +252,7 @@ class KeptProducts:
         """Drop the product that was used longest ago, and the memory for results of none but it."""
         key, product = self.kinds.popitem(last=False)
         product.close()
+        self.recent.clear()
         self.by_tiles = {tiles: kind for tiles, kind in self.by_tiles.items() if kind != key}
         used = {id(pool) for kind in self.kinds.values() for pool in kind.known_pools.values()}
         self.tensors.pools = {name: pool for name, pool in self.tensors.pools.items() if id(pool) in used}

@@ -179,7 +179,17 @@ def test_what_is_known_opens_with_one_ballot(comm):
             same_error(comm, DisagreementError, wrong(x.detach(), w.detach()) if last else wrong(), "gradients wanted")
             one, two = rt.mm(x, w, mesh, *places), rt.mm(v, w, mesh, *places)
             same_error(comm, DisagreementError, lambda: (one if last else two).backward(dy), "A: ")  # noqa: B023
+            with torch.set_grad_enabled(not last):
+                same_error(comm, DisagreementError, wrong(), "gradients wanted")
             assert torch.equal(wrong()(), x @ w)
+        square = whole((3, 3), seed=4)
+        changes = (x.mul_, 2), (setattr, x, "data", 3 * x.detach()), (square.t_,)
+        with torch.no_grad():
+            for change, *arguments in changes:  # the same tensors, with something else in them
+                for given, place in ((x, "i,*"), (square, "*,*")):
+                    assert torch.equal(rt.mm(given, w, mesh, place, "*,*", place), given @ w)
+                change(*arguments)
+            assert torch.equal(rt.mm(square, w, mesh, "*,*", "*,*", "*,*"), square @ w)
 
 
 @parallel(ranks=(2,), env=("node",))

@@ -50,6 +50,11 @@ class Stored:
         return self._block
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was given back."""
+        return self._block is None
+
+    @property
     def region(self) -> Region:
         """The global indices that this rank holds."""
         return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
