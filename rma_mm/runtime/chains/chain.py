@@ -25,10 +25,10 @@ from rma_mm.runtime.chains.actions import (
     Multiplication,
     Place,
     StepPlaces,
-    summing,
 )
 from rma_mm.runtime.chains.asked import Chain
 from rma_mm.runtime.chains.memory import Frontier, shared_out
+from rma_mm.runtime.chains.overlapped import Overlapped
 from rma_mm.runtime.chains.prices import Prices, nbytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
@@ -37,6 +37,7 @@ from rma_mm.runtime.products.make_plan import common_mesh, describe
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import tell_together
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import largest
 
@@ -115,8 +116,6 @@ class ChainPlan:
         self._actions: list[Action] = []
         self._in_place: set[Place] = set()
         """Matrices that are read where they lie on node-mates."""
-        self._news: set[Place] = set()
-        """Matrices that not all ranks are sure to see yet as they were made, as far as steps are prepared."""
         self._is_closed = False
         self._last: list[tuple[str, float]] = []
         """What was in force for each step when the chain was closed."""
@@ -127,6 +126,9 @@ class ChainPlan:
         except RmaError:  # the same on every rank
             self.close()
             raise
+        is_checked = bool(chain.options.check) or mesh.checks is not None
+        inputs = [(name, answer.start[name]) for name in chain.inputs]
+        self._overlapped = Overlapped(mesh, self._actions, inputs, is_checked)
         self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
 
@@ -182,7 +184,7 @@ class ChainPlan:
         Raises VerificationError where the chain was made with `check`, and a product is wrong; OptionError, ShapeError,
         DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
         """
-        with agreed(self.mesh.comm, "execute", chain=self.serial) as facts:
+        with agreed(self.mesh.comm, "execute", chain=self.serial, adapt=[plan.adapt for plan in self.plans]) as facts:
             if self._is_closed:
                 raise ClosedError("chain: it is closed; make a new one")
             out = self._check_names(inputs, out)
@@ -195,8 +197,10 @@ class ChainPlan:
                 matrix.block.window.sync()  # what this rank stored, before the others may read it
         given = {(name, self._first[name]): matrix for name, matrix in (inputs | out).items()}
         here = self._made | {place: x for place, x in given.items() if x.layout == place[1]}
-        for action in self._actions:
-            action(here)
+        for plan in self.plans:
+            plan.follow()
+        tell_together(self.mesh.comm, [plan.watch for plan in self.plans])
+        self._overlapped.run(here)
         for name, matrix in out.items():
             if matrix.layout != self._first[name]:  # it was converted, to where it always is
                 matrix.copy_from(self.outputs[name])
@@ -234,8 +238,7 @@ class ChainPlan:
         for plan in self.plans:
             plan.close()
         for action in self._actions:
-            if isinstance(action, Conversion | AxisSums):
-                action.close()
+            action.close()
         self.plans.clear()
         self._actions.clear()
         self._made.clear()
@@ -277,10 +280,10 @@ class ChainPlan:
         products = self._products(taken, limit)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
-                self._convert(each)
-            self._actions.append(self._action(StepPlaces(step, placed.layouts), products.get(number)))
+                self._convert((each.name, each.source), (each.name, each.target))
+            self._add(StepPlaces(step, placed.layouts), products.get(number))
         for each in self.answer.last:
-            self._convert(each)
+            self._convert((each.name, each.source), (each.name, each.target))
         extras = sum(each.extra(plan.settled) for each, plan in zip(products.values(), self.plans, strict=True))
         (most,) = largest(self.mesh.comm, [taken + extras])
         return most
@@ -324,30 +327,38 @@ class ChainPlan:
         """Whether the sums of ranks' own parts are the result."""
         return found(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
 
-    def _convert(self, each: PricedConversion) -> None:
+    def _convert(self, source: Place, target: Place) -> None:
         """A conversion as the next action. Collective."""
-        to, source = self._made[each.name, each.target], (each.name, each.source)
-        moving = Moving(self.mesh, to.shape, to.dtype, each.source, to.layout, to.tile, to.block)
-        self._actions.append(Conversion(moving, source, source in self._news))
-        self._news.discard(source)
+        made = self._made[target]
+        moving = Moving(self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block)
+        self._actions.append(Conversion(moving, source, target, made))
 
-    def _action(self, placed: StepPlaces, product: Frontier | None) -> Action:
-        """A step as the next action. Collective."""
-        step = placed.step
+    def _add(self, placed: StepPlaces, product: Frontier | None) -> None:
+        """A step as the next action, or two. Collective."""
+        step, layouts = placed.step, placed.layouts
         if product is not None:
-            self._news -= {*placed.reads[:2], placed.result}  # ranks meet before every product, and behind it
             plan = product.plan()
             self.plans.append(plan)
             read = {place for x, place in zip("AB", placed.reads, strict=False) if plan.settled.reads_in_place(x)}
             self._in_place |= read
-            return Multiplication(step, placed.layouts, plan)
-        self._news.add(placed.result)
-        if not step.axes:
-            return Elementwise(step, placed.layouts, self._prices.tariff.kernel)
+            self._actions.append(Multiplication(step, layouts, plan))
+        elif step.axes:
+            self._add_sums(placed)
+        else:
+            self._actions.append(Elementwise(step, layouts, self._prices.tariff.kernel))
+
+    def _add_sums(self, placed: StepPlaces) -> None:
+        """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
+        step, made = placed.step, self._made[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.shape)
         assert own is not None
-        is_there = self._is_there(step, own, placed.layouts[-1])
-        return summing(self.mesh, placed, own, self._made[placed.result], is_there)
+        if self._is_there(step, own, placed.layouts[-1]):
+            self._actions.append(AxisSums(step, placed.layouts, placed.result))
+            return
+        part = f"{step.result} of each rank", own
+        self._made[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
+        self._actions.append(AxisSums(step, placed.layouts, part))
+        self._convert(part, placed.result)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
         """How each product is to be done, so that all of them fit the limit. Collective. Raises MemoryLimitError."""

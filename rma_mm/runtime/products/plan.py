@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from operator import sub
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from rma_mm.errors import ClosedError, LayoutError, OptionError, RmaError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
-from rma_mm.runtime.execution.executor import Executable, Listener, Progress
+from rma_mm.runtime.execution.executor import Executable, Listener, Progress, Running
 from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.operands import Operands
@@ -35,7 +33,6 @@ from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
-from rma_mm.windows.liveness import CELLS, PRODUCT
 
 
 class Plan:
@@ -217,8 +214,8 @@ class Plan:
         plan was made with `check`, VerificationError; where a transfer fails for good, WindowError, on all ranks, which
         can agree on nothing more.
         """
-        if self._may_adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
-            self._go_over(other)
+        if self._may_adapt:
+            self.follow()
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c)
@@ -230,11 +227,8 @@ class Plan:
             out = latest.out
         listener = None if progress is None else Listener(progress)
         added = c if self.options.beta != 0 else None
-        if self.mesh.checks is None and not self.options.check:
+        with using_threads(self.mesh.threads), self.checked(*latest.matrices, added):
             self._run(latest.executable, listener, out, added)
-        else:
-            with using_threads(self.mesh.threads), self._checks(*latest.matrices, added):
-                self._run(latest.executable, listener, out, added)
         if listener is not None and listener.error is not None:
             raise listener.error
         return out
@@ -301,28 +295,33 @@ class Plan:
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
         self.watch.hears(self.ballot.told)
 
-    def _checks(
-        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None
+    def follow(self) -> None:
+        """Go over to another way of doing the same where that is due. Collective; ranks have agreed on `adapt`."""
+        if self._adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
+            self._go_over(other)
+
+    def checked(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None = None
     ) -> AbstractContextManager[None]:
-        """What is checked of the next product. added: what beta adds, where that is not C."""
+        """Around the next product, where something is checked. added: what beta adds, where that is not C."""
         if self.mesh.checks is not None:
             return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
         self._done += 1
-        if self._done % self.options.checked_every:
+        if not self.options.check or self._done % self.options.checked_every:
             return nullcontext()
         return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
 
     def _run(self, executable: Executable, progress: Progress | None, out: DistMatrix, c: DistMatrix | None) -> None:
         if c is not None:
             out.tile[...] = c.tile
-        before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
-        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
-        with using_threads(self.mesh.threads):
+        with (running := Running(executable, self.watch)).noted():
             executable.run(progress)
-        elapsed = perf_counter_ns() - begun
-        self.claims = executable.claims
-        self.words = Counters(*map(sub, executable.traffic(), before))
-        self.watch.note(elapsed, seen, self.words)
+        self.ended(running)
+
+    def ended(self, running: Running) -> None:
+        """A product is done, of which this tells from now on."""
+        running.end()
+        self.claims, self.words = running.executable.claims, running.words
 
     def _go_over(self, settled: Settled) -> None:
         """Do the product as `settled` from now on; as before where that cannot be prepared. Collective."""
