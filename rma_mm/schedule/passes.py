@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rma_mm.schedule.ops import Barrier, Broadcast, Copy, Op, Ref, Scale, Shift, Slot
+from rma_mm.schedule.ops import Accumulate, Barrier, Broadcast, Copy, GroupOp, Op, Ref, Scale, Shift, Slot
 from rma_mm.schedule.symmetry import FINISHED
 
 
@@ -114,3 +114,14 @@ def frames_used(ops: list[Op]) -> dict[tuple[int, str], int]:
                 key = ref.rank, ref.buffer.frame
                 sizes[key] = max(sizes.get(key, 0), ref.buffer.region.size)
     return sizes
+
+
+def reached(ops: list[Op], rank: int) -> set[str]:
+    """The homes to which a rank adds by itself, or of which it so reads parts that other ranks hold.
+
+    And those but A and B that groups fill, or of which they bring parts: both are to be complete.
+    """
+    refs = [op.dst for op in ops if isinstance(op, Accumulate)]
+    refs += [ref for op in ops if not isinstance(op, GroupOp) for ref in op.refs if ref.rank != rank]
+    refs += [ref for op in ops if isinstance(op, Broadcast | Shift) for ref in op.refs if not _is_given(ref)]
+    return {ref.buffer for ref in refs if isinstance(ref.buffer, str)}

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from rma_mm.runtime.chains.actions import Action, Here, Place
 from rma_mm.runtime.execution.executor import under_way
-from rma_mm.runtime.execution.needs import all_ops, reached
+from rma_mm.runtime.execution.needs import all_ops
 from rma_mm.runtime.ranks.agreement import digest
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.ops import Broadcast, Shift
-from rma_mm.schedule.passes import leading, sources
+from rma_mm.schedule.passes import leading, reached, sources
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows.liveness import BARRIER, END
 from rma_mm.windows.waiting import barrier
@@ -54,20 +54,18 @@ class Overlapped:
     """The actions of a chain, to be run many times."""
 
     def __init__(self, mesh: Mesh, actions: Sequence[Action], inputs: Collection[Place], is_checked: bool) -> None:
-        """inputs: the places that are there from the beginning. is_checked: whether results are, one by one."""
+        """Collective. inputs: places that are there from the beginning. is_checked: whether each result is checked."""
         self.mesh, self.actions, self.inputs, self.is_checked = mesh, actions, inputs, is_checked
         self.schedules: list[Schedule | None] = []
         """Those by which `keeps_barriers` and `moments` were found."""
         self.keeps_barriers: list[bool] = []
         """By action."""
         self.moments: list[Moment] = []
+        self._look()
 
     def run(self, here: Here) -> None:
         """Do all. Collective; ranks have just agreed. What one rank cannot do all raise."""
-        schedules = [action.schedule for action in self.actions]
-        if schedules != self.schedules:
-            self._find(schedules)
-            self.schedules = schedules
+        self._look()
         if not self.is_checked:
             self._run(range(len(self.actions)), here)
             return
@@ -105,8 +103,12 @@ class Overlapped:
 
     # -- what begins when -------------------------------------------------------------------------
 
-    def _find(self, schedules: Sequence[Schedule | None]) -> None:
-        """Find out where ranks have to meet, and what may begin early. Collective."""
+    def _look(self) -> None:
+        """Find out where ranks have to meet, and what may begin early, where plans are not those of before."""
+        schedules = [action.schedule for action in self.actions]
+        if schedules == self.schedules:
+            return
+        self.schedules = schedules
         own = [rank_moves(each, self.mesh) for each in schedules]
         moved = [joined(ranks) for ranks in zip(*self.mesh.comm.allgather(own), strict=True)]
         self.keeps_barriers = [self.is_checked or bool(each.reached - {"A", "B"}) for each in moved]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rma_mm.kernels import scratch_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import Accumulate, Broadcast, GroupOp, Multiply, Op, Reduce
+from rma_mm.schedule.ops import Accumulate, Broadcast, Multiply, Op, Reduce
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, expand
 
@@ -89,12 +89,6 @@ def merged(movements: Sequence[dict[str, str]]) -> dict[str, str]:
 
 def _in_words(ways: set[str]) -> str:
     return "+".join(sorted(ways - {"here"})) or "here"
-
-
-def reached(ops: list[Op], rank: int) -> set[str]:
-    """The homes of which a rank's operations read parts of other ranks, or add to them, without these taking part."""
-    refs = [ref for op in ops if not isinstance(op, GroupOp) for ref in op.refs if ref.rank != rank]
-    return {ref.buffer for ref in refs if isinstance(ref.buffer, str)}
 
 
 def adds_elsewhere(ops: list[Op], rank: int) -> bool:
