@@ -11,12 +11,12 @@ from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import work_bytes
+from rma_mm.policy.model.price import Bill
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_places import found, summands
 from rma_mm.policy.planner.chain_search import Answer, PlacedStep, PricedConversion
 from rma_mm.policy.planner.chain_steps import Step
-from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.runtime.chains.actions import (
     Action,
     AxisSums,
@@ -30,6 +30,7 @@ from rma_mm.runtime.chains.asked import Chain
 from rma_mm.runtime.chains.memory import Frontier, shared_out
 from rma_mm.runtime.chains.overlapped import Overlapped
 from rma_mm.runtime.chains.prices import Prices, nbytes
+from rma_mm.runtime.chains.told import seconds_line, step_table
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.matrices.move import Moving, scratch_bytes
@@ -117,8 +118,9 @@ class ChainPlan:
         self._in_place: set[Place] = set()
         """Matrices that are read where they lie on node-mates."""
         self._is_closed = False
-        self._last: list[tuple[str, float]] = []
-        """What was in force for each step when the chain was closed."""
+        self._overlapped: Overlapped | None = None
+        self._last: tuple[list[tuple[str, float]], float] = [], 0.0
+        """What was in force for each step when the chain was closed, and the seconds of all."""
         self._prices = prices
         try:
             self.peak_bytes = self._prepared()
@@ -126,9 +128,8 @@ class ChainPlan:
         except RmaError:  # the same on every rank
             self.close()
             raise
-        is_checked = bool(chain.options.check) or mesh.checks is not None
         inputs = [(name, answer.start[name]) for name in chain.inputs]
-        self._overlapped = Overlapped(mesh, self._actions, inputs, is_checked)
+        self._overlapped = Overlapped(mesh, self._actions, inputs, bool(chain.options.check))
         self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
 
@@ -151,7 +152,7 @@ class ChainPlan:
     def _chosen(self) -> list[tuple[str, float]]:
         """Algorithm and seconds of each step."""
         if self._is_closed:
-            return self._last
+            return self._last[0]
         plans, pairs = iter(self.plans), zip(self.chain.steps, self.answer.steps, strict=True)
         return [self._in_force(step, placed, plans) for step, placed in pairs]
 
@@ -164,6 +165,12 @@ class ChainPlan:
 
     @property
     def _seconds(self) -> float:
+        """As steps overlap."""
+        return min(self._apart, self._overlapped.seconds) if self._overlapped else self._last[1]
+
+    @property
+    def _apart(self) -> float:
+        """One step after the other."""
         return sum(seconds for _, seconds in self._chosen) + sum(each.seconds for each in self.answer.conversions)
 
     @property
@@ -200,6 +207,7 @@ class ChainPlan:
         for plan in self.plans:
             plan.follow()
         tell_together(self.mesh.comm, [plan.watch for plan in self.plans])
+        assert self._overlapped is not None
         self._overlapped.run(here)
         for name, matrix in out.items():
             if matrix.layout != self._first[name]:  # it was converted, to where it always is
@@ -234,7 +242,7 @@ class ChainPlan:
 
         Local, and may be repeated.
         """
-        self._last, self._is_closed = self._chosen, True
+        self._last, self._is_closed, self._overlapped = (self._chosen, self._seconds), True, None
         for plan in self.plans:
             plan.close()
         for action in self._actions:
@@ -280,10 +288,10 @@ class ChainPlan:
         products = self._products(taken, limit)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
-                self._convert((each.name, each.source), (each.name, each.target))
-            self._add(StepPlaces(step, placed.layouts), products.get(number))
+                self._convert((each.name, each.source), (each.name, each.target), each.seconds)
+            self._add(StepPlaces(step, placed.layouts), placed.seconds, products.get(number))
         for each in self.answer.last:
-            self._convert((each.name, each.source), (each.name, each.target))
+            self._convert((each.name, each.source), (each.name, each.target), each.seconds)
         extras = sum(each.extra(plan.settled) for each, plan in zip(products.values(), self.plans, strict=True))
         (most,) = largest(self.mesh.comm, [taken + extras])
         return most
@@ -327,38 +335,38 @@ class ChainPlan:
         """Whether the sums of ranks' own parts are the result."""
         return found(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
 
-    def _convert(self, source: Place, target: Place) -> None:
+    def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
         made = self._made[target]
         moving = Moving(self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block)
-        self._actions.append(Conversion(moving, source, target, made))
+        self._actions.append(Conversion(moving, source, target, made, Bill(moving=seconds)))
 
-    def _add(self, placed: StepPlaces, product: Frontier | None) -> None:
+    def _add(self, placed: StepPlaces, seconds: float, product: Frontier | None) -> None:
         """A step as the next action, or two. Collective."""
         step, layouts = placed.step, placed.layouts
         if product is not None:
             plan = product.plan()
             self.plans.append(plan)
-            read = {place for x, place in zip("AB", placed.reads, strict=False) if plan.settled.reads_in_place(x)}
-            self._in_place |= read
+            pairs = zip("AB", placed.reads, strict=False)
+            self._in_place |= {place for x, place in pairs if plan.settled.reads_in_place(x)}
             self._actions.append(Multiplication(step, layouts, plan))
         elif step.axes:
-            self._add_sums(placed)
+            self._add_sums(placed, Bill(seconds))
         else:
-            self._actions.append(Elementwise(step, layouts, self._prices.tariff.kernel))
+            self._actions.append(Elementwise(step, layouts, Bill(seconds), self._prices.tariff.kernel))
 
-    def _add_sums(self, placed: StepPlaces) -> None:
+    def _add_sums(self, placed: StepPlaces, bill: Bill) -> None:
         """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
         step, made = placed.step, self._made[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.shape)
         assert own is not None
         if self._is_there(step, own, placed.layouts[-1]):
-            self._actions.append(AxisSums(step, placed.layouts, placed.result))
+            self._actions.append(AxisSums(step, placed.layouts, bill, placed.result))
             return
         part = f"{step.result} of each rank", own
         self._made[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
-        self._actions.append(AxisSums(step, placed.layouts, part))
-        self._convert(part, placed.result)
+        self._actions.append(AxisSums(step, placed.layouts, bill, part))
+        self._convert(part, placed.result, 0.0)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
         """How each product is to be done, so that all of them fit the limit. Collective. Raises MemoryLimitError."""
@@ -379,31 +387,14 @@ class ChainPlan:
 
     def __str__(self) -> str:
         """The steps, their algorithms and placements, what is converted between them, and what all that takes."""
-        rows = [["", "step", "algorithm", "A", "B", "C", "seconds"]]
-        for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
-            rows += [_conversion_row(each) for each in placed.conversions]
-            algorithm, seconds = self._chosen[number]
-            count = len(step.factors)
-            layouts = [*map(str, placed.layouts[:count]), *[""] * (2 - count), str(placed.layouts[-1])]
-            rows.append([str(number + 1), str(step), algorithm, *layouts, seconds_text(seconds)])
-        rows += [_conversion_row(each) for each in self.answer.last]
-        known = "predicted" if self._prices.is_known else "by figures that were not measured here"
-        seconds = self._seconds
-        ratio = self.greedy.seconds / seconds if seconds else 1.0
-        how = "" if self.answer.is_exact else " (the best of what was looked at: too many states for all)"
-        greedy = f"by greedy choice {seconds_text(self.greedy.seconds)}, {ratio:.3g} times as long"
+        seconds = self._seconds, self._apart, self.greedy.seconds
         lines = [
             f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.shape}",
-            table(rows),
-            f"{known} {seconds_text(seconds)}{how}; {greedy}",
+            step_table(self.chain.steps, self.answer, self._chosen),
+            seconds_line(*seconds, self._prices.is_known, self.answer.is_exact),
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
         ]
         return "\n".join(lines)
-
-
-def _conversion_row(each: PricedConversion) -> list[str]:
-    """A conversion as a line of the table."""
-    return ["", f"convert {each.name}", "", str(each.source), "to", str(each.target), seconds_text(each.seconds)]
 
 
 __all__ = ["ChainPlan", "plan_chain"]

@@ -55,12 +55,15 @@ class Overlapped:
 
     def __init__(self, mesh: Mesh, actions: Sequence[Action], inputs: Collection[Place], is_checked: bool) -> None:
         """Collective. inputs: places that are there from the beginning. is_checked: whether each result is checked."""
-        self.mesh, self.actions, self.inputs, self.is_checked = mesh, actions, inputs, is_checked
+        self.mesh, self.actions, self.inputs = mesh, actions, inputs
+        self.is_checked = is_checked or mesh.checks is not None
         self.schedules: list[Schedule | None] = []
         """Those by which `keeps_barriers` and `moments` were found."""
         self.keeps_barriers: list[bool] = []
         """By action."""
         self.moments: list[Moment] = []
+        self.brings: list[bool] = []
+        """By action: whether it brings operands at its beginning."""
         self._look()
 
     def run(self, here: Here) -> None:
@@ -72,6 +75,28 @@ class Overlapped:
         for n, action in enumerate(self.actions):
             with action.checked(here):
                 self._run([n], here)
+
+    @property
+    def seconds(self) -> float:
+        """What an execution takes by the prices of its actions, of which some move while others multiply."""
+        now = wire = 0.0
+        there, ready = dict[int, float](), dict[Place, float]()
+        for n, (action, moment) in enumerate(zip(self.actions, self.moments, strict=True)):
+            bill = action.bill
+            now = max(now, *(ready.get(place, 0.0) for place in action.reads))
+            if moment.meets:
+                now = max(now, *ready.values(), 0.0) + bill.meeting
+            for m in moment.begins:
+                if m != n:
+                    there[m] = wire = max(wire, now) + self.actions[m].bill.moving
+            now += bill.multiplying
+            if n in there:
+                now = max(now, there[n])
+            elif self.brings[n]:
+                now += bill.moving
+            else:
+                ready[action.result] = wire = max(wire, now) + bill.moving
+        return max(now, wire) + max((action.bill.meeting for action in self.actions), default=0.0)
 
     def _run(self, numbers: Iterable[int], here: Here) -> None:
         """Do some, from one meeting of all ranks to another."""
@@ -112,6 +137,7 @@ class Overlapped:
         own = [rank_moves(each, self.mesh) for each in schedules]
         moved = [joined(ranks) for ranks in zip(*self.mesh.comm.allgather(own), strict=True)]
         self.keeps_barriers = [self.is_checked or bool(each.reached - {"A", "B"}) for each in moved]
+        self.brings = [bool(each.brought) for each in moved]
         numbers = range(len(self.actions))
         alone = (Moment(False, [n]) for n in numbers)
         self.moments = list(alone if self.is_checked else moments(self.actions, self.inputs, moved))
