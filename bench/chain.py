@@ -12,26 +12,29 @@ Greedy choice loses where an input that two products read lies badly for both, a
 what it needs of X and dY by itself, where joint choice brings both to rows once, or lets H lie for what follows.
 
 "--steps mlp" has bias, GELU and a residual, forward and backward. "apart" is every step of it by itself, one after the
-other, each on what is best for it alone where its inputs lie; joint is to take at most 0.8 of that between two hosts.
+other, each on what is best for it alone where its inputs lie. Between two hosts joint is to take at most 0.8 of that,
+or 1.1 times the longer of two limits: "multiply", its local products alone, and "wire", its words between nodes alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 import rma_mm
 from bench import measure
+from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.candidates import single_layouts
+from rma_mm.schedule.ops import Multiply
+from rma_mm.windows.waiting import wait_until
 from tests.programs import by_numpy
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 STEPS = {
     "plain": ("H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"),
@@ -42,6 +45,7 @@ STEPS = {
 }  # fmt: skip
 CONTENDERS = {"plain": ("joint", "greedy", "blocks"), "mlp": ("joint", "apart")}
 INPUTS = ("blocks", "columns", "free")
+LIMITS = ("multiply", "wire")
 
 
 def main(comm: MPI.Intracomm) -> int:
@@ -98,19 +102,22 @@ def measured(
     }  # fmt: skip
     right = {name: contender.is_right() for name, contender in contenders.items()}
     cases = {name: contender.run for name, contender in contenders.items()}
+    cases |= contenders["joint"].limits()
     samples = measure.interleaved(mesh.comm, cases, repeat)
     seconds = measure.medians(samples)
     found = {
         "inputs": inputs,
         "right": all(right.values()),
-        "samples": samples,
-        "seconds": seconds,
+        "samples": {name: samples[name] for name in contenders},
+        "seconds": {name: seconds[name] for name in contenders},
+        "limits": {name: seconds[name] for name in LIMITS},
         "predicted": {name: contender.predicted for name, contender in contenders.items()},
         "conversions": {name: contender.conversions for name, contender in contenders.items()},
         "chains": {name: str(contender) for name, contender in contenders.items()},
     }
     gains = {"greedy": "gain", "blocks": "gain_blocks", "apart": "gain_apart"}
     found |= {gains[name]: seconds[name] / seconds["joint"] for name in seconds if name in gains}
+    found["ratio_limit"] = seconds["joint"] / max(found["limits"].values())
     for contender in contenders.values():
         contender.close()
     return found
@@ -176,6 +183,26 @@ class Contender:
         measure.rest(self.mesh.comm)
         return bool(self.mesh.comm.bcast(verdict))
 
+    def limits(self) -> dict[str, Callable[[], object]]:
+        """What it cannot be faster than: its local products alone, and its words between nodes alone, after one run."""
+        comm, plans = self.mesh.comm, [plan for chain in self.chains for plan in chain.plans]
+        products = [op for plan in plans for op in plan.schedule.program(self.mesh.rank) if isinstance(op, Multiply)]
+        operands = [[np.ones(ref.region.shape, self.dtype) for ref in (op.a, op.b, op.c)] for op in products]
+        words = comm.allreduce(sum(plan.words.words_inter for plan in plans), max)
+        out, back = np.zeros((2, words * np.dtype(self.dtype).itemsize), np.uint8)
+        ring = [(comm.rank + step * comm.size // 2) % comm.size for step in (1, -1)]
+
+        def multiply() -> None:
+            with using_threads(self.mesh.threads):
+                for a, b, c in operands:
+                    np.matmul(a, b, out=c)
+
+        def wire() -> None:
+            requests = [comm.Irecv(back, ring[1]), comm.Isend(out, ring[0])] if words else []
+            wait_until(lambda: MPI.Request.Testall(requests))
+
+        return {"multiply": multiply, "wire": wire}
+
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local."""
         for chain in self.chains:
@@ -219,10 +246,16 @@ def lines_of(result: dict[str, Any]) -> list[str]:
         for name, took in result["seconds"].items()
     ]
     head = [f"{result['inputs']} inputs", "median s", "predicted s", "conversions", "fastest s", "slowest s"]
+    limits, ratio = result["limits"], result["ratio_limit"]
+    alone = ", ".join(f"{name} {1e3 * seconds:.4g} ms" for name, seconds in limits.items())
     return [
         *measure.table(head, rows),
+        f"alone: {alone}; 1.1 times the longer is {1.1e3 * max(limits.values()):.4g} ms",
+        f"joint takes {ratio:.3f} times the longer",
+        *(f"joint takes {result['seconds']['joint'] / took:.3f} times as long as apart"
+          for name, took in result["seconds"].items() if name == "apart"),
         *(f"{name} takes {took / result['seconds']['joint']:.3f} times as long as joint"
-          for name, took in result["seconds"].items() if name != "joint"),
+          for name, took in result["seconds"].items() if name not in ("joint", "apart")),
         f"results numpy's: {measure.text(result['right'])}",
         *(line for pair in starmap(_titled, result["chains"].items()) for line in ["", *pair]),
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rma_mm.schedule.ops import Op, Slot
+from rma_mm.schedule.ops import Accumulate, Barrier, Broadcast, Copy, GroupOp, Op, Ref, Scale, Shift, Slot
 from rma_mm.schedule.symmetry import FINISHED
 
 
@@ -21,6 +22,36 @@ def prefetch(ops: list[Op], depth: int) -> list[Op]:
         ahead = op.ahead(depth)
         keyed.append(((panel - (ahead or 0), ahead is None), op))
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def leading(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """What brings parts of A and B with nothing before it but openings of C; and the rest, in order.
+
+    It may begin as soon as A and B are there. Neither changes, so that no barrier before it is for it.
+    """
+    lead, rest = list[Op](), list[Op]()
+    for n, op in enumerate(ops):
+        if op.ahead(1) is not None and all(_is_given(ref) for ref in sources(op)):
+            lead.append(op)
+        elif isinstance(op, Scale | Barrier):
+            rest.append(op)
+        else:
+            return lead, [*rest, *ops[n:]]
+    return lead, rest
+
+
+def sources(op: Op) -> Sequence[Ref]:
+    """What is read by an operation that brings parts of A and B; of one that ranks of a node share, its place too."""
+    if isinstance(op, Broadcast):
+        return op.parts
+    assert isinstance(op, Copy | Shift)
+    is_shared = isinstance(op.dst.buffer, Slot) and op.dst.buffer.group
+    return (op.src, op.dst) if is_shared else (op.src,)
+
+
+def _is_given(ref: Ref) -> bool:
+    """Whether it is a part of A or B itself."""
+    return ref.buffer in ("A", "B")
 
 
 def frames(ops: list[Op], linger: bool) -> list[Op]:
@@ -83,3 +114,14 @@ def frames_used(ops: list[Op]) -> dict[tuple[int, str], int]:
                 key = ref.rank, ref.buffer.frame
                 sizes[key] = max(sizes.get(key, 0), ref.buffer.region.size)
     return sizes
+
+
+def reached(ops: list[Op], rank: int) -> set[str]:
+    """The homes to which a rank adds by itself, or of which it so reads parts that other ranks hold.
+
+    And those but A and B that groups fill, or of which they bring parts: both are to be complete.
+    """
+    refs = [op.dst for op in ops if isinstance(op, Accumulate)]
+    refs += [ref for op in ops if not isinstance(op, GroupOp) for ref in op.refs if ref.rank != rank]
+    refs += [ref for op in ops if isinstance(op, Broadcast | Shift) for ref in op.refs if not _is_given(ref)]
+    return {ref.buffer for ref in refs if isinstance(ref.buffer, str)}

@@ -15,7 +15,8 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.products.make_plan import make_plan
-from rma_mm.runtime.products.plan import Plan, Told
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.agreement import Told
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import ResultPool
 from rma_mm.torch.tensors import array_of

@@ -155,7 +155,7 @@ class Window(Protocol):
         """
 
     def flush(self) -> None:
-        """Return when everything that this rank started is complete at its targets."""
+        """Return when everything that this rank added is complete at its targets; gets are waited for one by one."""
 
     def sync(self) -> None:
         """Make this rank's loads and stores and the windows' transfers see each other (MPI_Win_sync)."""

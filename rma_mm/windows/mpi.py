@@ -203,11 +203,10 @@ class MpiWindow:
         self.require_open()
         with self.lock:
             try:
-                # waiting for the requests first keeps the spinning inside Flush short
-                for queue in self._queues.values():
-                    while queue:
-                        wait(queue.popleft())
                 for rank in self._unflushed:
+                    queue = self._queues[rank]
+                    while queue:  # waiting for the requests first keeps the spinning inside Flush short
+                        wait(queue.popleft())
                     self._win.Flush(rank)
             except MPI.Exception as error:
                 raise WindowError(f"{self.flavour}: {error}") from error
@@ -224,6 +223,7 @@ class MpiWindow:
         if self._is_closed:
             return
         if not MPI.Is_finalized():
+            self._unflushed.update(self._queues)
             self.flush()
             if self._comm != MPI.COMM_NULL:
                 barrier(self._comm)

@@ -309,6 +309,8 @@ def test_bench(tmp_path):
             result["seconds"], 2
         )
         assert result["gain"] == result["seconds"]["greedy"] / result["seconds"]["joint"]
+        assert result["ratio_limit"] == result["seconds"]["joint"] / max(result["limits"].values())
+        assert set(result["limits"]) == {"multiply", "wire"} and all(result["limits"].values())
 
 
 # -- words and errors -----------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import os
 from random import Random
+from time import sleep
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
+from rma_mm.runtime.chains import actions
 from tests.launch import parallel
 from tests.mpi.test_chain import GRIDS, numbers, same_error
 from tests.programs import by_numpy, drawn, is_right
@@ -134,6 +137,78 @@ def test_sums_into_matrices_of_the_caller(comm):
             for given in ({}, out, {"s": DistMatrix.from_numpy(numbers((6, 1), 3), mesh, "P('i', None)").T}):
                 for name, found in chain.execute(out=given, X=X, Y=Y).items():
                     assert np.array_equal(found.to_numpy(), wanted[name]), name
+
+
+# -- overlapped -----------------------------------------------------------------------------------
+
+
+class Lagging:
+    """Steps of which one rank comes late to each: what the others need of it is not there unless they wait."""
+
+    def __init__(self, is_late):
+        kinds = actions.Action.__subclasses__()
+        self.patches = [mock.patch.object(kind, "work", self.slowed(kind.work)) for kind in kinds]
+        self.is_late = is_late
+
+    def slowed(self, work):
+        def lag(action, here):
+            sleep(0.01 * self.is_late)
+            work(action, here)
+
+        return lag
+
+    def __enter__(self):
+        for each in self.patches:
+            each.start()
+
+    def __exit__(self, *_):
+        for each in self.patches:
+            each.stop()
+
+
+@parallel(ranks=(3,), env=("node", "nolocal"))
+def test_no_rank_reads_what_another_has_yet_to_make(comm):
+    """Whichever is late: read in place, fetched, added up, moved by groups, summed; on new numbers each time."""
+    steps = ["H = relu(X @ W)", "K = H.T @ X", "V = W @ K", "s = sum(V, 0)", "Y = V * 2 + s", "Z = Y @ W", "D = X @ Z"]
+    shapes, total, rows = {"X": (30, 12), "W": (12, 9)}, 0, "P('i', None)"
+    with Mesh((3,), comm) as mesh:
+        for place, algorithm in ((rows, "stationary_c"), ("P(None, 'i')", "stationary_a"), (rows, "auto")):
+            free = {name: (shape, "float64") for name, shape in shapes.items()}
+            options = {"layouts": {"X": place, "V": place, "Z": "P(None, 'i')"}, "algorithm": algorithm}
+            with rma_mm.plan_chain(steps, mesh, outputs=["s", "V"], **options, **free) as chain:
+                for turn in range(3):
+                    known = {name: numbers(shape, 10 * turn + n) for n, (name, shape) in enumerate(shapes.items())}
+                    given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in known.items()}
+                    with Lagging(comm.rank == turn):
+                        found = chain.execute(**given)
+                    wanted = by_numpy(steps, known)
+                    for name, x in found.items():
+                        assert np.array_equal(x.to_numpy(), wanted[name]), (name, algorithm, turn)
+                total += sum(moment.meets for moment in chain._overlapped.moments)
+    assert total
+
+
+@parallel(ranks=(2,), env=("nolocal",))
+def test_weights_are_brought_while_the_steps_before_multiply(comm):
+    """An MLP whose rows are cut: what ranks need of each other is there from the beginning."""
+    with Mesh((2, 1), comm) as mesh:
+        free = {name: (shape, "float64") for name, shape in SHAPES.items()}
+        forward = {name: x for name, x in free.items() if name != "dY"}
+        with rma_mm.plan_chain(MLP, mesh, **forward) as chain:
+            steps = [*MLP, *chain.backward("Y")]
+        rows = dict.fromkeys(("X", "dY", "W1", "W2", "Z", "H", "Y"), "P('i', None)")
+        with rma_mm.plan_chain(steps, mesh, layouts=rows, algorithm="stationary_c", **free) as chain:
+            products = [n for n, action in enumerate(chain._actions) if action.schedule]
+            early = [m for n, moment in enumerate(chain._overlapped.moments) for m in moment.begins if m > n]
+            assert set(early) & set(products[1:])
+            known = arrays()
+            given = {name: DistMatrix.from_numpy(x, mesh, chain.layouts[name]) for name, x in known.items()}
+            moved = [0, 0]
+            for turn in range(2):
+                for name, x in chain.execute(**given).items():
+                    assert np.allclose(x.to_numpy(), by_numpy(steps, known)[name], rtol=1e-12, atol=1e-12), name
+                moved[turn] = sum(plan.words.words_inter for plan in chain.plans)
+            assert moved[0] == moved[1] > 0
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -163,6 +163,19 @@ def test_gelu_is_within_a_few_roundings_of_the_exact_form(dtype: np.dtype[Any], 
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_derivative_of_gelu_is_within_a_few_roundings(dtype: np.dtype[Any], compiles: bool) -> None:
+    """Φ(x) + x · φ(x) of every size of x, 0 and 1 where it ends, and NaN of NaN."""
+    near, far = np.linspace(-10, 10, 40001), [12, -12, 14, -14, 36.9, -36.9, 40, -40, 1e10, -1e10, np.inf, -np.inf]
+    x = np.concatenate([near, far, [0.0, -0.0, 1e-20]]).astype(dtype).reshape(1, -1)
+    exact = [math.erfc(-v / math.sqrt(2)) / 2 + (abs(v) < 50 and v * math.exp(-v * v / 2)) / math.sqrt(2 * math.pi)
+             for v in x.astype(np.float64).flat]  # fmt: skip
+    found = applied(x, "gelu'", compiles)
+    assert np.abs(found - exact).max() < 4 * np.finfo(dtype).eps
+    np.testing.assert_allclose(found[0, -7:-3], [1, 0, 1, 0], atol=1e-30)
+    assert np.isnan(applied(np.full((1, 9), np.nan, dtype), "gelu'", compiles)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_what_is_not_finite(dtype: np.dtype[Any], compiles: bool) -> None:
     """NaN goes through both; gelu(−∞) is −0, as its limit, and not the NaN that −∞ · 0 is."""
     x = np.array([[np.nan, np.inf, -np.inf, 2, -2]] * 9, dtype)
@@ -174,7 +187,7 @@ def test_what_is_not_finite(dtype: np.dtype[Any], compiles: bool) -> None:
         np.testing.assert_allclose(row[3:], [1.954499736, -0.045500264], rtol=1e-6)
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu'"])
 @pytest.mark.parametrize("per", ["column", "row", None])
 def test_compiled_loops_agree_with_numpy(activation: str | None, per: str | None) -> None:
     """Whatever the strides; what lies between the rows is not touched."""

@@ -25,7 +25,8 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Copy, Multiply
+from rma_mm.schedule.ops import Copy, Multiply, Op
+from rma_mm.schedule.passes import leading, sources
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
@@ -134,6 +135,22 @@ def test_another_interleaving_moves_the_same_words(case: Case, seed: int) -> Non
         first.words_between_nodes,
         first.messages,
     )
+
+
+@pure(60)
+@given(cases(), seeds)
+def test_what_brings_a_and_b_may_come_first(case: Case, seed: int) -> None:
+    """Before every barrier, and before C is opened."""
+    schedule = lower(case.row, case.problem, case.tuning)
+
+    def program(rank: int) -> list[Op]:
+        lead, rest = leading(schedule.program(rank))
+        assert all(source.buffer in ("A", "B") for op in lead for source in sources(op))
+        return [*lead, *rest]
+
+    changed = replace(schedule, program=program)
+    verify(changed)
+    Run(case, changed).interpret(seed)
 
 
 @pure(25)

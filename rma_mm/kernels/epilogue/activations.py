@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
+from math import pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ Array = NDArray[Any]
 ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
 """What there is, with the ranks of the types that it takes (`dtypes.rank`)."""
 
-_CODES = {None: 0, "relu": 1, "gelu": 2}
+_CODES = {None: 0, "relu": 1, "gelu": 2, "gelu'": 3}
 """How compiled code knows them."""
 
 
@@ -33,7 +34,10 @@ _CODES = {None: 0, "relu": 1, "gelu": 2}
 
 
 def activate(c: Array, bias: Array | None, activation: str | None) -> None:
-    """Add `bias`, which is broadcast, to `c` in place, and apply the activation. For pieces that stay in the cache."""
+    """Add `bias`, which is broadcast, to `c` in place, and apply the activation, or gelu', GELU's derivative.
+
+    For pieces that stay in the cache.
+    """
     with np.errstate(all="ignore"):  # overflow, NaN and wrap-around are results here
         if bias is not None:
             np.add(c, bias, out=c)
@@ -41,12 +45,24 @@ def activate(c: Array, bias: Array | None, activation: str | None) -> None:
             np.maximum(c, 0, out=c)
         elif activation == "gelu":
             _gelu(c)
+        elif activation == "gelu'":
+            _gelu_slope(c)
 
 
 def _gelu(c: Array) -> None:
     phi = normal_distribution(c)
     np.maximum(c, -NORMAL[c.dtype].edge, out=c)  # −∞ · 0 is NaN
     c *= phi
+
+
+def _gelu_slope(c: Array) -> None:
+    """Φ(x) + x · φ(x): to rounding, 1 and 0 where Φ is."""
+    phi, reach = normal_distribution(c), NORMAL[c.dtype].reach
+    inside = np.clip(c, -reach, reach)
+    np.exp(inside * inside * -0.5, out=c)
+    c *= inside
+    c *= c.dtype.type(1 / sqrt(2 * pi))
+    c += phi
 
 
 def normal_distribution(x: Array) -> Array:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from math import pi, sqrt
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rma_mm.kernels.compiling import compiled
-from rma_mm.kernels.epilogue.normal import Normal
+from rma_mm.kernels.epilogue.normal import Exponential, Normal
 
 Array = NDArray[Any]
 
@@ -23,6 +25,22 @@ def _fma(context: Any, x: Any, y: Any, z: Any) -> Any:
 
 fma: Any = intrinsic(_fma)
 """x · y + z, rounded once."""
+
+
+def _power(context: Any, x: Any) -> Any:
+    bits = {32: 23, 64: 52}[x.bitwidth]
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (number,) = arguments
+        integer = ir.IntType(x.bitwidth)
+        shifted = builder.shl(builder.bitcast(number, integer), ir.Constant(integer, bits))
+        return builder.bitcast(shifted, number.type)
+
+    return x(x), emit
+
+
+power: Any = intrinsic(_power)
+"""2ⁿ, of `Exponential.magic` + n."""
 
 
 def compile_loop(dtype: np.dtype[Any], normal: Normal) -> Callable[..., None]:
@@ -42,6 +60,10 @@ def loop(dtype: np.dtype[Any], normal: Normal) -> Callable[[Array, int, int, int
     top, below = np.array(normal.top, dtype), np.array(normal.below, dtype)
     zero, half, one, edge, least = (dtype.type(x) for x in (0, 0.5, 1, normal.edge, -normal.edge))
     highest = len(top) - 1
+    exponential, reach, root = Exponential.of(dtype), dtype.type(normal.reach), dtype.type(1 / sqrt(2 * pi))
+    series, magic = np.array(exponential.series, dtype), dtype.type(exponential.magic)
+    per_two, high, low = (dtype.type(x) for x in (exponential.per_two, -exponential.high, -exponential.low))
+    last = len(series) - 1
 
     def close(c: Array, rows: int, ld: int, columns: int, per_column: Array, per_row: Array, activation: int) -> None:
         for i in range(rows):
@@ -64,6 +86,17 @@ def loop(dtype: np.dtype[Any], normal: Normal) -> Callable[[Array, int, int, int
                     phi = fma(inside, p / q, half)
                     phi = one if x >= edge else phi
                     phi = zero if x <= least else phi
-                    c[begin + j] = max(x, least) * phi  # −∞ · 0 is NaN
+                    if activation == 2:
+                        c[begin + j] = max(x, least) * phi  # −∞ · 0 is NaN
+                        continue
+                    inside = min(max(x, -reach), reach)
+                    y = inside * inside * -half
+                    shifted = fma(y, per_two, magic)
+                    whole = shifted - magic
+                    rest = fma(whole, low, fma(whole, high, y))
+                    e = series[last]
+                    for n in range(last):
+                        e = fma(e, rest, series[last - 1 - n])
+                    c[begin + j] = fma(inside * root, e * power(shifted), phi)
 
     return close

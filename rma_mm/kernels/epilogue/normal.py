@@ -1,8 +1,10 @@
-"""The normal distribution function Φ, which GELU needs, as a rational function."""
+"""The normal distribution function Φ, which GELU needs, as a rational function; and exp, which its derivative needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import factorial, log
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,31 @@ class Normal:
     """P, the constant first."""
     below: tuple[float, ...]
     """Q."""
+    reach: float
+    """Where x · φ(x) is next to nothing, and φ(x) still a normal number."""
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """exp(y), for y ≤ 0, as 2ⁿ · (1 + r + r²/2 + …), where y = n · ln 2 + r: for compiled loops without branches."""
+
+    series: tuple[float, ...]
+    """1, 1, 1/2, 1/6, …: as many as |r| ≤ ln 2 / 2 needs."""
+    per_two: float
+    """1 / ln 2."""
+    high: float
+    low: float
+    """ln 2 as a sum; n · high is exact."""
+    magic: float
+    """Added to n it rounds it; n and the exponent's bias are then the lowest bits of the number."""
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any]) -> Exponential:
+        """That for float32, or float64."""
+        bits, terms, bias = {4: (23, 8, 127), 8: (52, 14, 1023)}[dtype.itemsize]
+        high = round(log(2) * 2**11) / 2**11
+        series = tuple(1 / factorial(n) for n in range(terms))
+        return cls(series, 1 / log(2), high, log(2) - high, 1.5 * 2.0**bits + bias)
 
 
 NORMAL = {
@@ -38,6 +65,7 @@ NORMAL = {
             7.364077849014747e-05,
             1.1976648476755666e-06,
         ),
+        13.0,
     ),
     np.dtype(np.float64): Normal(
         8.3,
@@ -71,6 +99,7 @@ NORMAL = {
             1.6440981305446805e-16,
             2.2162985070699447e-19,
         ),
+        37.0,
     ),
 }
 """By the type in which C is summed."""

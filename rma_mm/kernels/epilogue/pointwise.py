@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ from numpy.typing import NDArray
 from rma_mm.elements.pointwise import Constant, Pointwise, working
 from rma_mm.errors import OptionError
 from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
-from rma_mm.kernels.epilogue.activations import activate, bind_compiled, normal_distribution
+from rma_mm.kernels.epilogue.activations import activate, bind_compiled
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 
 Array = NDArray[Any]
+PIECE_BYTES = 4 * STEP_BYTES
+"""Of a result, that all operations go over before the next piece begins: half the seconds of pieces of `STEP_BYTES`."""
 TEMPORARIES = 8
 """Pieces that the work on one takes beside it, roughly: what its operations give, and theirs."""
 
@@ -25,17 +26,8 @@ def _relu_slope(x: Array) -> Array:
     return (x > 0).astype(x.dtype)
 
 
-def _gelu_slope(x: Array) -> Array:
-    """Φ(x) + x · φ(x): to rounding, 1 and 0 where Φ is."""
-    phi = normal_distribution(x)
-    edge = 40.0  # beyond, x · φ(x) is 0 in float64; ∞ · 0 is NaN
-    inside = np.clip(x, -edge, edge)
-    phi += inside * np.exp(inside * inside * -0.5) * x.dtype.type(1 / sqrt(2 * pi))
-    return phi
-
-
 def _activated(x: Array, name: str, compiles: bool) -> Array:
-    """An activation of `x`, which is copied."""
+    """An activation of `x`, or its derivative; `x` is copied."""
     made = np.array(x, order="C", ndmin=2)
     call = bind_compiled(made, None, None, name) if compiles else None
     if call is None:
@@ -47,19 +39,26 @@ def _activated(x: Array, name: str, compiles: bool) -> Array:
 
 DONE: dict[str, Callable[..., Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative, "conj": np.conjugate,
-    "relu'": _relu_slope, "gelu'": _gelu_slope,
+    "relu'": _relu_slope,
 }  # fmt: skip
-"""Operations by name, but for activations."""
+"""Operations by name, but for those that `activate` does."""
 
 
-def evaluated(work: Pointwise, operands: Sequence[Array], compiles: bool = False) -> Any:
-    """What comes of these operands. compiles: whether to use compiled code where there is some."""
+def evaluated(work: Pointwise, operands: Sequence[Array], compiles: bool = False, room: Array | None = None) -> Any:
+    """What comes of these operands. compiles: whether to use compiled code where there is some.
+
+    room: where the result may be put, which broadcasts to its shape; it may be one of the operands.
+    """
     found: list[Any] = [x.astype(working(x.dtype), copy=False) for x in operands]
+    is_alike = room is not None and all(x.dtype == room.dtype for x in operands) and room.dtype.char in "fdFD"
     last = {x: n for n, (_, args) in enumerate(work.ops) for x in args if not isinstance(x, Constant)}
     with np.errstate(all="ignore"):  # overflow, NaN and wrap-around are results here
         for n, (name, args) in enumerate(work.ops):
             values = [x.value if isinstance(x, Constant) else found[x] for x in args]
-            found.append(DONE[name](*values) if name in DONE else _activated(values[0], name, compiles))
+            if is_alike and isinstance(done := DONE.get(name), np.ufunc) and work.result == len(found):
+                found.append(done(*values, out=room))  # no operand of another type: it gives the type of `room`
+            else:
+                found.append(DONE[name](*values) if name in DONE else _activated(values[0], name, compiles))
             for x in args:
                 if not isinstance(x, Constant) and last[x] == n and x != work.result:
                     found[x] = None
@@ -70,14 +69,16 @@ def apply(work: Pointwise, operands: Sequence[Array], out: Array, compiles: bool
     """Do element-wise work into `out`, whose shape the operands' broadcast to; it may be one of them."""
     if abs(out.strides[0]) < abs(out.strides[1]):
         out, operands = out.T, [x.T for x in operands]
-    for rows, cols in pieces(out, STEP_BYTES):
-        found = evaluated(work, [_part(x, rows, cols) for x in operands], compiles)
-        cast(np.broadcast_to(found, out[rows, cols].shape), out[rows, cols])
+    for rows, cols in pieces(out, PIECE_BYTES):
+        room = out[rows, cols]
+        found = evaluated(work, [_part(x, rows, cols) for x in operands], compiles, room)
+        if found is not room:
+            cast(np.broadcast_to(found, room.shape), room)
 
 
 def work_bytes(nbytes: int) -> int:
     """Bytes that element-wise work takes beside a result of so many."""
-    return TEMPORARIES * min(STEP_BYTES, nbytes)
+    return TEMPORARIES * min(PIECE_BYTES, nbytes)
 
 
 def _part(x: Array, rows: slice, cols: slice) -> Array:

@@ -1,9 +1,15 @@
-"""What the steps of a chain do on real memory, once they are placed: each prepared once, to be run many times."""
+"""What the steps of a chain do on real memory, once they are placed: each prepared once, to be run many times.
+
+An action begins, works and finishes. What it moves may be under way from its beginning to its end, and other actions
+may come between (`rma_mm.runtime.chains.overlapped`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +17,58 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
 from rma_mm.kernels.epilogue.pointwise import Fused, apply, summed
+from rma_mm.policy.model.price import Bill
 from rma_mm.policy.planner.chain_steps import Step
+from rma_mm.runtime.execution.executor import Executable, Running
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.move import Moving
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.windows.waiting import barrier
+from rma_mm.runtime.verification.checked_product import checked_move
+from rma_mm.schedule.schedule import Schedule
 
 Place = tuple[str, Layout]
 """A matrix in one of its placements."""
 Here = Mapping[Place, DistMatrix]
 """The matrices of an execution."""
+
+
+class Action:
+    """What is done to matrices. Collective where it has a schedule, else local."""
+
+    bill: Bill
+    """What it was priced at."""
+
+    @property
+    def reads(self) -> Sequence[Place]:
+        """All that it reads: first what its schedule calls A and B."""
+        raise NotImplementedError
+
+    @property
+    def result(self) -> Place:
+        """What it makes."""
+        raise NotImplementedError
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """By which it moves things; None where it does not."""
+        return None
+
+    def begin(self, here: Here, is_met: bool) -> None:
+        """Begin what waits for nothing but A and B. is_met: whether barriers of the schedule are kept."""
+
+    def work(self, here: Here) -> None:
+        """Do it; the result may not be there yet."""
+        raise NotImplementedError
+
+    def finish(self, here: Here) -> None:
+        """Complete it: this rank's part of the result is there."""
+
+    def checked(self, here: Here) -> AbstractContextManager[None]:
+        """Around all of it, where something is checked; collective then."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local."""
 
 
 @dataclass
@@ -50,105 +97,149 @@ class StepPlaces:
 
 
 @dataclass
-class Multiplication(StepPlaces):
-    """A product, and what is done to its elements on the way. Collective."""
+class Multiplication(StepPlaces, Action):
+    """A product, and what is done to its elements on the way."""
 
     plan: Plan
+    running: Running | None = None
 
-    def __call__(self, here: Here) -> None:
-        """Do it."""
-        fused, (a, b) = self.plan.options.epilogue, self.reads[:2]
+    @property
+    def bill(self) -> Bill:  # type: ignore[override]  # it follows the plan
+        """See `Action`."""
+        chosen = self.plan.settled.chosen
+        bill, factor = chosen.bill, chosen.correction
+        return Bill(bill.multiplying * factor, bill.moving * factor, bill.meeting * factor)
+
+    @property
+    def schedule(self) -> Schedule:
+        """See `Action`."""
+        return self.plan.schedule
+
+    def begin(self, here: Here, is_met: bool) -> None:
+        """See `Action`."""
+        executable = self.plan.prepared.executable(*self._operands(here), self.plan.trace)
+        executable.is_met = is_met
+        self.running = Running(executable, self.plan.watch)
+        with self.running.noted():
+            executable.begin()
+
+    def work(self, here: Here) -> None:
+        """See `Action`."""
+        fused = self.plan.options.epilogue
         if isinstance(fused, Fused):
             fused.operands[:] = self.others(here)
-        self.plan.execute(here[a], here[b], here[self.result])
+        assert self.running is not None
+        with self.running.noted():
+            self.running.executable.work()
         if isinstance(fused, Fused):
             fused.operands.clear()  # views keep memory
 
+    def finish(self, here: Here) -> None:
+        """See `Action`."""
+        assert self.running is not None
+        with self.running.noted():
+            self.running.executable.finish()
+        self.plan.ended(self.running)
+        self.running = None
+
+    def checked(self, here: Here) -> AbstractContextManager[None]:
+        """See `Action`."""
+        return self.plan.checked(*self._operands(here))
+
+    def _operands(self, here: Here) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+        a, b = self.reads[:2]
+        return here[a], here[b], here[self.result]
+
 
 @dataclass
-class Elementwise(StepPlaces):
-    """What is done to elements of matrices that lie alike. Local."""
+class Elementwise(StepPlaces, Action):
+    """What is done to elements of matrices that lie alike."""
 
+    bill: Bill
     kernel: str
 
-    def __call__(self, here: Here) -> None:
-        """Do it."""
+    def work(self, here: Here) -> None:
+        """See `Action`."""
         made = here[self.result]
         assert self.step.work is not None
-        apply(self.step.work, self.others(here), made.tile, compiles(self.kernel, made.shape))
+        call = partial(apply, self.step.work, self.others(here), made.tile, compiles(self.kernel, made.shape))
+        made.mesh.progress.during(call)
 
 
 @dataclass
-class AxisSums(StepPlaces):
-    """Sums over axes: each rank those of its own part, which are then added up where parts are cut. Collective."""
+class AxisSums(StepPlaces, Action):
+    """Sums over axes: each rank those of its own part, into its part of `own`."""
 
-    own: DistMatrix | None
-    """The sums of ranks' own parts; None where they are the result."""
-    moving: Moving | None
-    """What brings them together in the chain's own result."""
-    made: DistMatrix
-    """The chain's own result; it is copied where the caller gives another."""
+    bill: Bill
+    own: Place
+    """The result, or what a conversion then adds up to it."""
 
-    def __call__(self, here: Here) -> None:
-        """Do it."""
+    @property
+    def result(self) -> Place:
+        """See `Action`."""
+        return self.own
+
+    def work(self, here: Here) -> None:
+        """See `Action`."""
         (place,) = self.reads
-        own = here[self.result] if self.own is None else self.own
-        factor = self.step.factors[0]
+        own, factor = here[self.own], self.step.factors[0]
         source = here[place].T if factor.transposed else here[place]
         if own.tile.size:
-            summed(source.tile, self.step.axes, own.tile)
+            own.mesh.progress.during(partial(summed, source.tile, self.step.axes, own.tile))
             if factor.conjugated:
                 np.conjugate(own.tile, out=own.tile)
-        if self.moving is not None:
-            meet(own)
-            self.moving.run(own)
-            if here[self.result] is not self.made:
-                here[self.result].copy_from(self.made)
-
-    def close(self) -> None:
-        """Give the memory back, once all ranks have. Local."""
-        if self.moving is not None and self.own is not None:
-            self.moving.close()
-            self.own.close()
 
 
 @dataclass
-class Conversion:
-    """A matrix brought to another placement. Collective."""
+class Conversion(Action):
+    """A matrix brought to another placement."""
 
     moving: Moving
     source: Place
-    is_news: bool
-    """Whether ranks have not met since it was made."""
+    target: Place
+    made: DistMatrix
+    """Where it is brought; it is copied where the caller gives another."""
+    bill: Bill
+    executable: Executable | None = field(default=None, init=False)
 
-    def __call__(self, here: Here) -> None:
-        """Do it."""
-        if self.is_news:
-            meet(here[self.source])
-        self.moving.run(here[self.source])
+    @property
+    def reads(self) -> list[Place]:
+        """See `Action`."""
+        return [self.source]
+
+    @property
+    def result(self) -> Place:
+        """See `Action`."""
+        return self.target
+
+    @property
+    def schedule(self) -> Schedule:
+        """See `Action`."""
+        return self.moving.schedule
+
+    def begin(self, here: Here, is_met: bool) -> None:
+        """See `Action`."""
+        self.executable = self.moving.executable(here[self.source])
+        self.executable.is_met = is_met
+        self.executable.begin()
+
+    def work(self, here: Here) -> None:
+        """See `Action`."""
+        assert self.executable is not None
+        self.executable.work()
+
+    def finish(self, here: Here) -> None:
+        """See `Action`."""
+        assert self.executable is not None
+        self.executable.finish()
+        self.executable = None
+        if here[self.target] is not self.made:
+            here[self.target].tile[...] = self.made.tile
+
+    def checked(self, here: Here) -> AbstractContextManager[None]:
+        """See `Action`."""
+        return checked_move(here[self.source], self.moving.target, self.made.tile)
 
     def close(self) -> None:
-        """Give the memory back, once all ranks have. Local."""
+        """See `Action`."""
         self.moving.close()
-
-
-Action = Multiplication | Elementwise | AxisSums | Conversion
-
-
-def meet(*matrices: DistMatrix) -> None:
-    """Let all ranks see what each stored in its parts of matrices. Collective."""
-    for matrix in matrices:
-        matrix.block.window.sync()
-    barrier(matrices[0].mesh.comm)
-    for matrix in matrices:
-        matrix.block.window.sync()
-
-
-def summing(mesh: Mesh, placed: StepPlaces, own: Layout, made: DistMatrix, is_there: bool) -> AxisSums:
-    """Sums prepared: `own` is where those of ranks' own parts are, `is_there` whether the result is. Collective."""
-    if is_there:
-        return AxisSums(placed.step, placed.layouts, None, None, made)
-    stage = DistMatrix.allocated(mesh, made.shape, made.dtype, own)
-    moving = Moving(mesh, made.shape, made.dtype, own, made.layout, made.tile, made.block)
-    return AxisSums(placed.step, placed.layouts, stage, moving, made)
-

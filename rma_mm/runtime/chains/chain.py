@@ -11,12 +11,12 @@ from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import work_bytes
+from rma_mm.policy.model.price import Bill
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_places import found, summands
 from rma_mm.policy.planner.chain_search import Answer, PlacedStep, PricedConversion
 from rma_mm.policy.planner.chain_steps import Step
-from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.runtime.chains.actions import (
     Action,
     AxisSums,
@@ -25,11 +25,12 @@ from rma_mm.runtime.chains.actions import (
     Multiplication,
     Place,
     StepPlaces,
-    summing,
 )
 from rma_mm.runtime.chains.asked import Chain
 from rma_mm.runtime.chains.memory import Frontier, shared_out
+from rma_mm.runtime.chains.overlapped import Overlapped
 from rma_mm.runtime.chains.prices import Prices, nbytes
+from rma_mm.runtime.chains.told import seconds_line, step_table
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.matrices.move import Moving, scratch_bytes
@@ -37,6 +38,7 @@ from rma_mm.runtime.products.make_plan import common_mesh, describe
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import tell_together
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import largest
 
@@ -115,11 +117,10 @@ class ChainPlan:
         self._actions: list[Action] = []
         self._in_place: set[Place] = set()
         """Matrices that are read where they lie on node-mates."""
-        self._news: set[Place] = set()
-        """Matrices that not all ranks are sure to see yet as they were made, as far as steps are prepared."""
         self._is_closed = False
-        self._last: list[tuple[str, float]] = []
-        """What was in force for each step when the chain was closed."""
+        self._overlapped: Overlapped | None = None
+        self._last: tuple[list[tuple[str, float]], float] = [], 0.0
+        """What was in force for each step when the chain was closed, and the seconds of all."""
         self._prices = prices
         try:
             self.peak_bytes = self._prepared()
@@ -127,6 +128,8 @@ class ChainPlan:
         except RmaError:  # the same on every rank
             self.close()
             raise
+        inputs = [(name, answer.start[name]) for name in chain.inputs]
+        self._overlapped = Overlapped(mesh, self._actions, inputs, bool(chain.options.check))
         self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
 
@@ -149,7 +152,7 @@ class ChainPlan:
     def _chosen(self) -> list[tuple[str, float]]:
         """Algorithm and seconds of each step."""
         if self._is_closed:
-            return self._last
+            return self._last[0]
         plans, pairs = iter(self.plans), zip(self.chain.steps, self.answer.steps, strict=True)
         return [self._in_force(step, placed, plans) for step, placed in pairs]
 
@@ -162,6 +165,12 @@ class ChainPlan:
 
     @property
     def _seconds(self) -> float:
+        """As steps overlap."""
+        return min(self._apart, self._overlapped.seconds) if self._overlapped else self._last[1]
+
+    @property
+    def _apart(self) -> float:
+        """One step after the other."""
         return sum(seconds for _, seconds in self._chosen) + sum(each.seconds for each in self.answer.conversions)
 
     @property
@@ -182,7 +191,7 @@ class ChainPlan:
         Raises VerificationError where the chain was made with `check`, and a product is wrong; OptionError, ShapeError,
         DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
         """
-        with agreed(self.mesh.comm, "execute", chain=self.serial) as facts:
+        with agreed(self.mesh.comm, "execute", chain=self.serial, adapt=[plan.adapt for plan in self.plans]) as facts:
             if self._is_closed:
                 raise ClosedError("chain: it is closed; make a new one")
             out = self._check_names(inputs, out)
@@ -195,8 +204,12 @@ class ChainPlan:
                 matrix.block.window.sync()  # what this rank stored, before the others may read it
         given = {(name, self._first[name]): matrix for name, matrix in (inputs | out).items()}
         here = self._made | {place: x for place, x in given.items() if x.layout == place[1]}
-        for action in self._actions:
-            action(here)
+        for plan in self.plans:
+            if plan.adapt:
+                plan.follow()
+        tell_together(self.mesh.comm, [plan.watch for plan in self.plans])
+        assert self._overlapped is not None
+        self._overlapped.run(here)
         for name, matrix in out.items():
             if matrix.layout != self._first[name]:  # it was converted, to where it always is
                 matrix.copy_from(self.outputs[name])
@@ -230,12 +243,11 @@ class ChainPlan:
 
         Local, and may be repeated.
         """
-        self._last, self._is_closed = self._chosen, True
+        self._last, self._is_closed, self._overlapped = (self._chosen, self._seconds), True, None
         for plan in self.plans:
             plan.close()
         for action in self._actions:
-            if isinstance(action, Conversion | AxisSums):
-                action.close()
+            action.close()
         self.plans.clear()
         self._actions.clear()
         self._made.clear()
@@ -277,10 +289,10 @@ class ChainPlan:
         products = self._products(taken, limit)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
-                self._convert(each)
-            self._actions.append(self._action(StepPlaces(step, placed.layouts), products.get(number)))
+                self._convert((each.name, each.source), (each.name, each.target), each.seconds)
+            self._add(StepPlaces(step, placed.layouts), placed.seconds, products.get(number))
         for each in self.answer.last:
-            self._convert(each)
+            self._convert((each.name, each.source), (each.name, each.target), each.seconds)
         extras = sum(each.extra(plan.settled) for each, plan in zip(products.values(), self.plans, strict=True))
         (most,) = largest(self.mesh.comm, [taken + extras])
         return most
@@ -324,30 +336,38 @@ class ChainPlan:
         """Whether the sums of ranks' own parts are the result."""
         return found(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
 
-    def _convert(self, each: PricedConversion) -> None:
+    def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
-        to, source = self._made[each.name, each.target], (each.name, each.source)
-        moving = Moving(self.mesh, to.shape, to.dtype, each.source, to.layout, to.tile, to.block)
-        self._actions.append(Conversion(moving, source, source in self._news))
-        self._news.discard(source)
+        made = self._made[target]
+        moving = Moving(self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block)
+        self._actions.append(Conversion(moving, source, target, made, Bill(moving=seconds)))
 
-    def _action(self, placed: StepPlaces, product: Frontier | None) -> Action:
-        """A step as the next action. Collective."""
-        step = placed.step
+    def _add(self, placed: StepPlaces, seconds: float, product: Frontier | None) -> None:
+        """A step as the next action, or two. Collective."""
+        step, layouts = placed.step, placed.layouts
         if product is not None:
-            self._news -= {*placed.reads[:2], placed.result}  # ranks meet before every product, and behind it
             plan = product.plan()
             self.plans.append(plan)
-            read = {place for x, place in zip("AB", placed.reads, strict=False) if plan.settled.reads_in_place(x)}
-            self._in_place |= read
-            return Multiplication(step, placed.layouts, plan)
-        self._news.add(placed.result)
-        if not step.axes:
-            return Elementwise(step, placed.layouts, self._prices.tariff.kernel)
+            pairs = zip("AB", placed.reads, strict=False)
+            self._in_place |= {place for x, place in pairs if plan.settled.reads_in_place(x)}
+            self._actions.append(Multiplication(step, layouts, plan))
+        elif step.axes:
+            self._add_sums(placed, Bill(seconds))
+        else:
+            self._actions.append(Elementwise(step, layouts, Bill(seconds), self._prices.tariff.kernel))
+
+    def _add_sums(self, placed: StepPlaces, bill: Bill) -> None:
+        """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
+        step, made = placed.step, self._made[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.shape)
         assert own is not None
-        is_there = self._is_there(step, own, placed.layouts[-1])
-        return summing(self.mesh, placed, own, self._made[placed.result], is_there)
+        if self._is_there(step, own, placed.layouts[-1]):
+            self._actions.append(AxisSums(step, placed.layouts, bill, placed.result))
+            return
+        part = f"{step.result} of each rank", own
+        self._made[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
+        self._actions.append(AxisSums(step, placed.layouts, bill, part))
+        self._convert(part, placed.result, 0.0)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
         """How each product is to be done, so that all of them fit the limit. Collective. Raises MemoryLimitError."""
@@ -368,31 +388,14 @@ class ChainPlan:
 
     def __str__(self) -> str:
         """The steps, their algorithms and placements, what is converted between them, and what all that takes."""
-        rows = [["", "step", "algorithm", "A", "B", "C", "seconds"]]
-        for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
-            rows += [_conversion_row(each) for each in placed.conversions]
-            algorithm, seconds = self._chosen[number]
-            count = len(step.factors)
-            layouts = [*map(str, placed.layouts[:count]), *[""] * (2 - count), str(placed.layouts[-1])]
-            rows.append([str(number + 1), str(step), algorithm, *layouts, seconds_text(seconds)])
-        rows += [_conversion_row(each) for each in self.answer.last]
-        known = "predicted" if self._prices.is_known else "by figures that were not measured here"
-        seconds = self._seconds
-        ratio = self.greedy.seconds / seconds if seconds else 1.0
-        how = "" if self.answer.is_exact else " (the best of what was looked at: too many states for all)"
-        greedy = f"by greedy choice {seconds_text(self.greedy.seconds)}, {ratio:.3g} times as long"
+        seconds = self._seconds, self._apart, self.greedy.seconds
         lines = [
             f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.shape}",
-            table(rows),
-            f"{known} {seconds_text(seconds)}{how}; {greedy}",
+            step_table(self.chain.steps, self.answer, self._chosen),
+            seconds_line(*seconds, self._prices.is_known, self.answer.is_exact),
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
         ]
         return "\n".join(lines)
-
-
-def _conversion_row(each: PricedConversion) -> list[str]:
-    """A conversion as a line of the table."""
-    return ["", f"convert {each.name}", "", str(each.source), "to", str(each.target), seconds_text(each.seconds)]
 
 
 __all__ = ["ChainPlan", "plan_chain"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns as clock
@@ -32,6 +32,7 @@ from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Slot
+from rma_mm.schedule.passes import leading
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
@@ -100,18 +101,26 @@ class Binding:
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(program)
         self.closed = setup.closings.by_products(program)
-        for op in program if setup.mesh.checks is None else self.checked(program):
-            self.binds[type(op)](self, op)
+        self.met = range(0)
+        """The actions of the last barrier."""
+        lead, rest = leading(program)
+        slots = None if setup.mesh.checks is None else Slots(self.places.memory.frames, self.wait, self.actions.append)
+        self.all(lead, slots)
+        self.head = len(self.actions)
+        """So many actions begin transfers that wait for nothing but A and B."""
+        self.all(rest, slots)
+        self.tail = self.met.start if self.met.stop == len(self.actions) else len(self.actions)
+        """From this action on it only completes what has begun."""
         self.wait(list(self.under_way))
+        if slots is not None:
+            slots.leave()
 
-    def checked(self, program: Sequence[Op]) -> Iterator[Op]:
-        """The operations one by one, and around each what poisons scratch that is over."""
-        slots = Slots(self.places.memory.frames, self.wait, self.actions.append)
+    def all(self, program: Sequence[Op], slots: Slots | None) -> None:
+        """The operations one by one, and before each what poisons scratch that is over."""
         for op in program:
-            slots.enter(op)
-            yield op
-        self.wait(list(self.under_way))
-        slots.leave()
+            if slots is not None:
+                slots.enter(op)
+            self.binds[type(op)](self, op)
 
     def wait(self, keys: Iterable[str]) -> None:
         """What is under way under these names must be over before the next call."""
@@ -369,8 +378,10 @@ class Binding:
     @binds.on(ops.Barrier)
     def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
+        begin = len(self.actions)
         self.wait(list(self.under_way))
         self.act(self.setup.meet, op)
+        self.met = range(begin, len(self.actions))
 
     @binds.on(ops.Claim)
     def claim(self, _: ops.Claim) -> None:

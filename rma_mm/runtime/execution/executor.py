@@ -7,9 +7,13 @@ nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from operator import add, sub
+from time import perf_counter_ns
 
+from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.execution.addressing import Memory, Places, Tickets
 from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
@@ -17,13 +21,14 @@ from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
 from rma_mm.runtime.ranks.agreement import left
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import spoil, within
 from rma_mm.runtime.watching.retries import FAULTS, again
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.channel import Channel
-from rma_mm.windows.liveness import BARRIER, CELLS, DOING, END
+from rma_mm.windows.liveness import BARRIER, CELLS, DOING, END, PRODUCT
 from rma_mm.windows.waiting import barrier
 
 Progress = Callable[[float, float], None]
@@ -58,6 +63,9 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
+            self.program.head, self.program.tail = 0, len(self.program.actions)
+        self.is_met = True
+        """Whether the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
         self.leave = call_noted(trace, leave, "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""
@@ -71,20 +79,29 @@ class Executable:
 
         What one rank cannot do all raise, and nothing can be agreed on any more.
         """
+        with under_way(self.mesh, self):
+            self.begin(progress)
+            self.work()
+            self.finish()
+            self.leave()
+
+    # -- in parts, where the caller lets ranks meet (within `under_way`) ---------------------------
+
+    def begin(self, progress: Progress | None = None) -> None:
+        """Begin what waits for nothing but A and B, which are there."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.shared is not None and self.memory.shared.blocks:
             self.memory.shared.begin()
-        try:
-            with self.mesh.progress:
-                self.call(self.program.actions)
-                self.leave()
-        except Exception as error:
-            raise left(self.mesh.group, error, self) from error
-        except BaseException as error:
-            spoil(f"rank {self.rank} left a product in its midst ({type(error).__name__})", self)
-            self.mesh.group.leave((type(error).__name__, str(error)))
-            raise
+        self.call(self.program.actions[: self.program.head])
+
+    def work(self) -> None:
+        """Do the rest, but for completing what is then under way: C is not there yet."""
+        self.call(self.program.actions[self.program.head : self.program.tail])
+
+    def finish(self) -> None:
+        """Complete everything: this rank's part of C is there."""
+        self.call(self.program.actions[self.program.tail :])
         self.count_views(self.program.viewed)
 
     def sync(self) -> None:
@@ -132,6 +149,8 @@ class Executable:
 
     def meet(self) -> None:
         """A barrier of the schedule: everything before it is visible after it."""
+        if not self.is_met:
+            return
         self.settle()
         CELLS[DOING] = BARRIER
         barrier(self.mesh.active)
@@ -160,6 +179,59 @@ class Executable:
         counters = self.windows[0].counters
         counters.words_intra += viewed.words_intra
         counters.words_inter += viewed.words_inter
+
+
+@contextmanager
+def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
+    """Around what ranks run together once they have agreed. kept: what transfers may still write to where it fails.
+
+    What one rank cannot do all raise, and nothing can be agreed on any more.
+    """
+    try:
+        with mesh.progress:
+            yield
+    except Exception as error:
+        raise left(mesh.group, error, kept) from error
+    except BaseException as error:
+        spoil(f"rank {mesh.rank} left a product in its midst ({type(error).__name__})", kept)
+        mesh.group.leave((type(error).__name__, str(error)))
+        raise
+
+
+class Running:
+    """One run of an executable as metrics see it: `noted` around it, or each part of it, and `end` behind it."""
+
+    def __init__(self, executable: Executable, watch: ProductWatch) -> None:
+        self.executable, self.watch = executable, watch
+        self._elapsed, self._multiplied, self._waited, self._worked = 0, 0, 0, 0.0
+        self._moved = (0, 0, 0, 0)
+
+    @property
+    def words(self) -> Counters:
+        """What this rank has moved."""
+        return Counters(*self._moved)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around a part."""
+        tally = self.watch.metrics.tally
+        before, begun = self.executable.traffic(), perf_counter_ns()
+        multiplying, waiting, work = tally.multiplying, tally.waiting, tally.work
+        CELLS[PRODUCT] = tally.products + 1
+        with using_threads(self.executable.mesh.threads):
+            yield
+        self._elapsed += perf_counter_ns() - begun
+        self._multiplied += tally.multiplying - multiplying
+        self._waited += tally.waiting - waiting
+        self._worked += tally.work - work
+        moved = map(sub, self.executable.traffic(), before)
+        self._moved = tuple(map(add, self._moved, moved))
+
+    def end(self) -> None:
+        """It is done."""
+        multiplying, waiting, work = self.watch.metrics.now()
+        before = multiplying - self._multiplied, waiting - self._waited, work - self._worked
+        self.watch.note(self._elapsed, before, self.words)
 
 
 class Listener:

@@ -66,6 +66,11 @@ class Moving:
 
     def run(self, source: Stored) -> None:
         """Move. Collective; the caller has just agreed: what owners stored before is there for every reader."""
+        with checked_move(source, self.target, self.result):
+            self.executable(source).run()
+
+    def executable(self, source: Stored) -> Executable:
+        """The operations on this source, bound when first wanted. Local."""
         key = (*source.block.key, source.flipped)
         if key not in self.bound:
             if len(self.bound) >= BOUND:
@@ -74,8 +79,7 @@ class Moving:
             memory = Memory(homes, self.result, transposed=frozenset("A" * source.flipped), frames=self.frames)
             self.bound[key] = Executable(self.schedule, self.mesh, memory, Scalars())
         self.bound.move_to_end(key)
-        with checked_move(source, self.target, self.result):
-            self.bound[key].run()
+        return self.bound[key]
 
     def forget(self, window: Window) -> None:
         """Drop what is bound to a window that is about to be closed."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import sub
-from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from rma_mm.errors import ClosedError, LayoutError, OptionError, RmaError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
-from rma_mm.runtime.execution.executor import Executable, Listener, Progress
+from rma_mm.runtime.execution.executor import Executable, Listener, Progress, Running
 from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.operands import Operands
@@ -27,7 +24,7 @@ from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
-from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
+from rma_mm.runtime.ranks.agreement import Ballot, Told, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -36,12 +33,9 @@ from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
-from rma_mm.windows.liveness import CELLS, PRODUCT
 
 Given = DistMatrix | NDArray[Any]
 """What operands may be."""
-Told = Sequence[int] | None
-"""What a ballot brought that has opened an execution; None where that takes its own."""
 
 
 class Plan:
@@ -211,16 +205,15 @@ class Plan:
 
         c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0. opened: what a
         ballot brought by which all ranks have agreed on this call, each telling its `opening`. Makes no window,
-        communicator or buffer, but where it goes over to another way of doing the same (`adapt`). The operands must be
-        placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on every rank, which is not
-        checked here. progress is called with (done, total) multiply-adds of this rank; what it raises is raised here,
-        on its rank, once the product is complete, and it cannot call what is collective.
-        Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError, ClosedError; DisagreementError; where the
-        plan was made with `check`, VerificationError; where a transfer fails for good, WindowError, on all ranks, which
-        can agree on nothing more.
+        communicator or buffer, but where it goes over to another way (`adapt`). The operands must be placed as
+        `layouts` says; arrays (for a plan that was made for arrays) must be equal on every rank, which is not checked.
+        progress is called with (done, total) multiply-adds of this rank; what it raises is raised here, on its rank,
+        once the product is complete, and it cannot call what is collective. Raises ShapeError, LayoutError, DtypeError,
+        MeshError, OptionError, ClosedError; DisagreementError; VerificationError where the plan was made with `check`;
+        WindowError where a transfer fails for good, on all ranks, which can agree on nothing more.
         """
-        if self._may_adapt and not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
-            self._go_over(other)
+        if self._may_adapt:
+            self.follow()
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c, opened)
@@ -232,7 +225,7 @@ class Plan:
             out = latest.out
         listener = None if progress is None else Listener(progress)
         added = c if self.options.beta != 0 else None
-        with using_threads(self.mesh.threads), self._checks(latest, added):
+        with using_threads(self.mesh.threads), self.checked(*latest.matrices, added):
             self._run(latest.executable, listener, out, added)
         if listener is not None and listener.error is not None:
             raise listener.error
@@ -269,7 +262,7 @@ class Plan:
 
     def _agreed(
         self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: Told = None
-    ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:  # fmt: skip
+    ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
@@ -301,31 +294,38 @@ class Plan:
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: Told) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        is_well = error is None
-        if not (is_well if opened else self.ballot.cast(hashed, not is_well, self.watch.tells())):
+        if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.tells()):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
         self.watch.hears(opened or self.ballot.told)
 
-    def _checks(self, latest: Latest[DistMatrix, Executable], added: DistMatrix | None) -> AbstractContextManager[None]:
-        """What is checked of the next product. added: what beta adds, where that is not C."""
-        given = self.algorithm, self.given
+    def follow(self) -> None:
+        """Go over to another way of doing the same where that is due. Collective; ranks have agreed that it may."""
+        if not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
+            self._go_over(other)
+
+    def checked(
+        self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None = None
+    ) -> AbstractContextManager[None]:
+        """Around the next product, where something is checked. added: what beta adds, where that is not C."""
         if self.mesh.checks is not None:
-            return checked_product(*given, self.serial, *latest.matrices, added)
+            return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
         self._done += 1
         if not self.options.check or self._done % self.options.checked_every:
             return nullcontext()
-        return verified_product(*given, self.mesh.next_serial(), *latest.matrices, added)
+        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
 
     def _run(self, executable: Executable, progress: Progress | None, out: DistMatrix, c: DistMatrix | None) -> None:
         if c is not None:
             out.tile[...] = c.tile
-        before, seen, begun = executable.traffic(), self.mesh.metrics.now(), perf_counter_ns()
-        CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
-        executable.run(progress)
-        elapsed, self.claims = perf_counter_ns() - begun, executable.claims
-        self.words = Counters(*map(sub, executable.traffic(), before))
-        self.watch.note(elapsed, seen, self.words)
+        with (running := Running(executable, self.watch)).noted():
+            executable.run(progress)
+        self.ended(running)
+
+    def ended(self, running: Running) -> None:
+        """A product is done, of which this tells from now on."""
+        running.end()
+        self.claims, self.words = running.executable.claims, running.words
 
     def _go_over(self, settled: Settled) -> None:
         """Do the product as `settled` from now on; as before where that cannot be prepared. Collective."""

@@ -38,6 +38,8 @@ PARTING = 5.0
 """Seconds in which ranks that leave a product hear why the others do."""
 END = "the end of the program"
 """What a rank is in that has nothing more to call."""
+Told = Sequence[int] | None
+"""What a ballot of the caller's brought, by which all ranks have agreed on a call; None where that takes its own."""
 
 
 class Ballot:

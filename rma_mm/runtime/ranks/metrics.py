@@ -14,6 +14,8 @@ from collections.abc import Hashable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 from rma_mm.errors import FileFormatError, named
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.process_group import in_turn
@@ -23,6 +25,7 @@ from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
 from rma_mm.runtime.watching.totals import Totals, require_client
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.base import Counters
+from rma_mm.windows.waiting import reduced
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,6 +46,8 @@ KINDS = 256
 """Kinds of products whose usual pace is remembered."""
 BITS = 32
 """Of a rank in what is told of it."""
+OWN = 3
+"""Of the numbers that are told, those of one product; the others are of the rank."""
 
 
 class ProductFigures(NamedTuple):
@@ -280,6 +285,7 @@ class ProductWatch:
         self.heard += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
         slowness = self.metrics.slowness
+        slowness.seen = self._usual  # ranks may have told of several products at once
         if self._pace:
             slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
             self.metrics.tally.is_slow = slowness.is_slow
@@ -288,3 +294,13 @@ class ProductWatch:
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:
         """A product took so many nanoseconds. before: what `Metrics.now` said as it began."""
         self._elapsed, self._pace = elapsed, self.metrics.note(elapsed, before, traffic)
+
+
+def tell_together(comm: MPI.Intracomm, watches: Sequence[ProductWatch]) -> None:
+    """What is told as products begin, of several that follow each other, at once. Collective, if there are any."""
+    if not watches:
+        return
+    told = np.array([watch.tells() for watch in watches], np.int64)
+    reduced(comm, told, "MAX")
+    for n, (watch, each) in enumerate(zip(watches, told.tolist(), strict=True)):
+        watch.hears(each if n == 0 else [*each[:OWN], *[0] * (len(each) - OWN)])
