@@ -20,7 +20,7 @@ ROUNDED = 8
 """Words by which plans with as many ranks along each dimension differ at most: whole numbers are rounded."""
 MORE = 3
 """How many times the words of the plan that moves least another may move, and still be priced in one row of many."""
-PRICED, RINGED = 64, 8
+PRICED, RINGED = 64, 12
 """Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
 BRIEFLY = 24, 2
 """The same in one row of many."""
