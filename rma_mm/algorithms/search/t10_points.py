@@ -16,7 +16,7 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
 from rma_mm.schedule.row import Setting
 
-PRICED, RINGED = 64, 8
+PRICED, RINGED = 64, 12
 """Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
 BRIEFLY = 4
 """Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""

@@ -85,6 +85,8 @@ class _Load:
     """Seconds of the wire the other way, for what others want of what it holds."""
     circling: Figures
     """Seconds of the wire for slices that go round a ring, of which a rank has the first."""
+    rounds: Figures
+    """Slices that come round a ring by the wire, each during one turn of the walk."""
     waiting: Figures
     """Seconds until its transfers begin to arrive."""
     operations: Figures
@@ -154,7 +156,9 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
     behind = 0.0
     if phase.work is not None and not phase.is_shared:  # a queue fetches nothing for its next task
         first, circling = 1 / max(1.0, float(np.max(phase.steps))), sample.by_node(load.circling)
-        behind = machine.hidden * min(busy * (1 - first), wire - max(0.0, wire - circling) * first)
+        meanwhile = busy * min(1 - first, float(load.rounds.max()) * first) if circling else busy - multiplying * first
+        behind = min(meanwhile, wire - max(0.0, wire - circling) * first)
+        behind -= (1 - machine.hidden) * min(behind, float(load.wire.max()))  # a rank's own transfers hold it up
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
     moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
     return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
@@ -163,7 +167,7 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     """What every rank does in a phase."""
     machine, zero = tariff.machine, np.zeros(found.sample.count)
-    load = _Load(*(zero.copy() for _ in range(8)))
+    load = _Load(*(zero.copy() for _ in range(9)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
@@ -237,6 +241,7 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     load.wire += each * moved.between * moved.rounds
     if moved.how == "shift" and moved.x != "C":
         load.circling += each * moved.between * moved.rounds
+        load.rounds = np.maximum(load.rounds, moved.messages * (moved.between > 0))
     load.serving += each * moved.served
     load.waiting += (wire.alpha + delays) * far * rounds
     if is_met:  # a target that multiplies answers when it looks up, or when it has done with this step

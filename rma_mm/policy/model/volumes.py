@@ -17,7 +17,7 @@ from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
-from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row
+from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cut, Problem, Row
 
 PANELS = 3
 """Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
@@ -169,13 +169,16 @@ class _Volumes:
             group, how = self.group(x), "shift" if self.fitted.is_ring(x) else "broadcast"
             how = "all-gather" if x in self.row.whole else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
+            run = found.run
+            if how == "shift" and self.is_together(x, found):
+                run = max(run, float(found.foreign.max() / max(1.0, calls.max())))
             if how == "shift" and group > 1 and (found.turns[0] <= found.cuts[0] + 1).all():
-                return [self.shifted(x, found.foreign, calls, group, found.run)]
+                return [self.shifted(x, found.foreign, calls, group, run)]
             rounds = self.rounds(x, found, steps, AHEAD) if how == "broadcast" else 1.0
             if group > 1:
                 calls = np.maximum(calls, steps if how == "broadcast" else 1.0)
             how = how if group > 1 else "get"
-            return [Moved(x, how, zero, found.node, found.between, calls, group, found.run, rounds)]
+            return [Moved(x, how, zero, found.node, found.between, calls, group, run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
         is_viewed = x in self.fitted.read.in_place
@@ -203,6 +206,13 @@ class _Volumes:
         at_once = np.clip(window * changes / np.maximum(1.0, steps), 1.0, np.maximum(1.0, owners))
         sent = group - 1 if group <= FLAT else ceil(log2(group))
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
+
+    def is_together(self, x: str, found: Spread) -> bool:
+        """Whether all columns that its owner has of a slice move at once, so that it is one piece of memory."""
+        if OPERAND_DIMS[x][1] != self.dim:
+            return bool(found.cuts[1].max() < 1.5)  # where few ranks stand for all it is an estimate
+        longest = (self.boxes.extents[self.dim] / np.maximum(1.0, found.cuts[1])).max()
+        return longest <= self.fitted.width and all(cut == OWNERS or cut == Cut(1) for cut in self.fitted.grain(x))
 
     def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> Moved:
         """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
