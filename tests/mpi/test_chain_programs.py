@@ -188,6 +188,17 @@ def test_no_rank_reads_what_another_has_yet_to_make(comm):
     assert total
 
 
+@parallel(ranks=(2,), env=("node",))
+def test_ranks_that_have_little_to_do_meet_the_others(comm):
+    """Where one has nothing behind a barrier of a step, and the other has."""
+    steps, known = ["r = sum(X, 0)", "Y = (V.T @ r) * sum(V.T, 1)"], {"X": np.ones((2, 2)), "V": np.ones((1, 3))}
+    with Mesh((2, 1), comm) as mesh:
+        given = {name: DistMatrix.from_numpy(x, mesh, "P(('i', 'j'), None)") for name, x in known.items()}
+        layouts = {"r": "P('i', 'j')", "Y": "P('i', 'j')"}
+        with rma_mm.plan_chain(steps, mesh, layouts=layouts, joint=False, algorithm="stationary_a", **given) as chain:
+            assert np.array_equal(chain.execute(**given)["Y"].to_numpy(), by_numpy(steps, known)["Y"])
+
+
 @parallel(ranks=(2,), env=("nolocal",))
 def test_weights_are_brought_while_the_steps_before_multiply(comm):
     """An MLP whose rows are cut: what ranks need of each other is there from the beginning."""

@@ -109,8 +109,10 @@ class Binding:
         self.head = len(self.actions)
         """So many actions begin transfers that wait for nothing but A and B."""
         self.all(rest, slots)
-        self.tail = self.met.start if self.met.stop == len(self.actions) else len(self.actions)
+        self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
+        self.unmet_tail = self.met.start if self.met.stop == self.tail else self.tail
+        """The same where barriers are left out."""
         self.wait(list(self.under_way))
         if slots is not None:
             slots.leave()

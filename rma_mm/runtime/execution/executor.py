@@ -63,7 +63,7 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
-            self.program.head, self.program.tail = 0, len(self.program.actions)
+            self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
         self.is_met = True
         """Whether the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
@@ -97,12 +97,17 @@ class Executable:
 
     def work(self) -> None:
         """Do the rest, but for completing what is then under way: C is not there yet."""
-        self.call(self.program.actions[self.program.head : self.program.tail])
+        self.call(self.program.actions[self.program.head : self._tail])
 
     def finish(self) -> None:
         """Complete everything: this rank's part of C is there."""
-        self.call(self.program.actions[self.program.tail :])
+        self.call(self.program.actions[self._tail :])
         self.count_views(self.program.viewed)
+
+    @property
+    def _tail(self) -> int:
+        """A barrier is in no tail: not all ranks have it at their end."""
+        return self.program.tail if self.is_met else self.program.unmet_tail
 
     def sync(self) -> None:
         """Make local stores and the windows' transfers see each other."""
