@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rma_mm.errors import DtypeError, LayoutError, RmaError, ShapeError
 from rma_mm.geometry.layout import Layout
@@ -21,24 +21,18 @@ from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.torch.derivatives import DERIVATIVES, KEEPS_SUMS, TWICE
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import SLOTS, ResultPool, ResultSlot, free_slots, taken
-from rma_mm.torch.product import Asked, TorchProduct
+from rma_mm.torch.product import Asked, TorchProduct, gradient_layout
 from rma_mm.torch.recent import RecentCalls
 from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
 
 PRODUCTS = 64
 """Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
-KEEPS_SUMS = {"gelu"}
-"""Activations whose derivative wants what they were applied to; others want no more than what became of it."""
 GRADIENTS = ("x", "w", "bias")
 NONE = (False, False, False)
 """Where no gradient is wanted."""
-DERIVATIVES: dict[str | None, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
-    "relu": lambda dy, y, into: torch.ops.aten.threshold_backward.grad_input(dy, y, 0, grad_input=into),
-    "gelu": lambda dy, z, into: torch.ops.aten.gelu_backward.grad_input(dy, z, grad_input=into),
-}
-"""By activation: (gradient, what it was or became, where to put the gradient before it)."""
 
 
 def mm(
@@ -55,8 +49,8 @@ def mm(
 
     Gradients lie as their tensors do. Those of replicated tiles are the whole gradient on each rank, which every rank
     must be given alike for a replicated y; those of summands are that of the sum. The backward pass is collective: all
-    ranks run it on the same graph. Plans are kept. Raises LayoutError, ShapeError, DtypeError, MeshError;
-    DisagreementError, also where only some ranks want a gradient.
+    ranks run it on the same graph; with create_graph=True gradients can be differentiated again. Plans are kept. Raises
+    LayoutError, ShapeError, DtypeError, MeshError; DisagreementError, also where only some ranks want a gradient.
     """
     return multiplied(mesh, x, w, None, x_layout, w_layout, layout, transpose_w, None)
 
@@ -358,14 +352,44 @@ class _Multiply(torch.autograd.Function):
             torch.ops.aten.gelu.out(seen, out=applied[0])
         if any(ctx.needs_input_grad):
             ctx.kept, ctx.product, ctx.matrices = kept, product, matrices
-            ctx.save_for_backward(x, w, seen if asked.activation else None)  # to hear of changes made in place
+            again = bias if asked.keeps_sums else None  # what the sums are made of, if they are to be a function
+            ctx.save_for_backward(x, w, again, seen if asked.activation else None)  # to hear of changes made in place
         return applied[0] if applied else seen
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Collective."""
-        x, w, seen = ctx.saved_tensors
-        found = ctx.kept.gradients(ctx.product, ctx.matrices, dy, seen, ctx.needs_input_grad[:3])
+        """Collective. Differentiable again, by products of the same kind, where a graph of it is wanted."""
+        x, w, bias, seen = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _differentiable(ctx.product, dy, (x, w, bias), seen, ctx.needs_input_grad)
+        else:
+            found = ctx.kept.gradients(ctx.product, ctx.matrices, dy, seen, ctx.needs_input_grad[:3])
         shapes = x.shape, w.shape, (-1,)
         return *(each if each is None else each.reshape(to) for each, to in zip(found, shapes, strict=True)), None, None
+
+
+def _differentiable(
+    product: TorchProduct, dy: Tensor, tensors: Sequence[Tensor], seen: Tensor | None, wants: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of x, w and bias as functions of it, of them and of that of y. Collective."""
+    x, w, bias = tensors
+    asked, mesh = product.asked, product.mesh
+    assert product.y_layout is not None
+    y_layout, turned = gradient_layout(product.y_layout), asked.transpose_w
+    if asked.keeps_sums:  # what gelu's derivative is taken of, as a function too
+        seen = multiplied(mesh, x, w, bias, asked.x_layout, asked.w_layout, product.y_layout, turned, None)
+    if seen is not None:
+        dy = TWICE[asked.activation](dy, seen)
+    found: list[Tensor | None] = [None, None, None]
+    if wants[0]:
+        found[0] = mm(dy, w.conj(), mesh, y_layout, asked.w_layout, gradient_layout(asked.x_layout), not turned)
+    if wants[1]:
+        a, a_layout, b, b_layout = x.mH, asked.x_layout.T, dy, y_layout
+        if turned:
+            a, a_layout, b, b_layout = dy.mT, y_layout.T, x.conj(), asked.x_layout
+        found[1] = mm(a, b, mesh, a_layout, b_layout, gradient_layout(asked.w_layout))
+    if wants[2]:
+        rows = replace(y_layout, splits=((), y_layout.splits[0]))
+        ones = dy.new_ones((1, dy.shape[0]))
+        found[2] = mm(ones, dy, mesh, rows, y_layout, replace(y_layout, splits=((), y_layout.splits[1])))
+    return found

@@ -116,12 +116,37 @@ def test_products_and_gradients(comm):
 @parallel(ranks=(1, 4), env=("node",))
 def test_gradcheck(comm):
     """PyTorch's own check, by differences of what every rank computes of the same tensors."""
+    torch.manual_seed(0)  # gradients that it draws are those of one replicated y
     with Mesh((comm.size,), comm) as mesh:
         for dtype in (torch.float64, torch.complex128):
             x, w = (whole(shape, dtype).requires_grad_() for shape in ((3, 4), (4, 2)))
             assert torch.autograd.gradcheck(lambda x, w: rt.mm(x, w, mesh, "*,*", "*,*", "*,*"), (x, w), fast_mode=True)
             turned = w.detach().mT.requires_grad_()
             assert torch.autograd.gradcheck(lambda x, w: rt.mm(x, w, mesh, "*,*", "*,*", "*,*", True), (x, turned))
+            for given, is_turned in ((w, False), (turned, True)):
+                def product(x, w, is_turned=is_turned):
+                    return rt.mm(x, w, mesh, "*,*", "*,*", "*,*", is_turned)
+
+                assert torch.autograd.gradgradcheck(product, (x, given), fast_mode=True)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_gradients_of_gradients(comm):
+    """Of a penalty on gradients of two layers, as PyTorch's, on a grid with cut rows and columns."""
+    with Mesh((2, 2), comm) as mesh:
+        for activation in ("gelu", "relu", None):
+            net, plain = pair(mesh, activation)
+            X = torch.from_numpy(np.random.default_rng(1).standard_normal((8, 9)))
+            whole_x, x = X.clone().requires_grad_(), tile(X, net[0].layouts.x, mesh).requires_grad_()
+            for module, given in ((plain, whole_x), (net, x)):
+                (first,) = torch.autograd.grad((module(given) ** 2).sum(), given, create_graph=True)
+                (first**2).sum().backward()
+            torch.testing.assert_close(x.grad, tile(whole_x.grad, net[0].layouts.x, mesh), **EXACT)
+            for layer, other in ((net[0], plain[0]), (net[1], plain[-1])):
+                for name, part in layer.regions.items():
+                    if other.get_parameter(name).grad is not None:
+                        grad = other.get_parameter(name).grad[part.selector()]
+                        torch.testing.assert_close(layer.get_parameter(name).grad, grad, **EXACT)
 
 
 @parallel(ranks=(4,), env=("node",))
