@@ -16,7 +16,7 @@ from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Copy, Multiply
 from rma_mm.schedule.row import Row
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 SHAPES = ((1024, 1024, 1024), (4096, 256, 1024), (256, 256, 16384), (100, 2000, 3000))
 CASES = [
@@ -48,7 +48,7 @@ def test_the_choice_is_as_fast_as_the_best_of_all(size: int, nodes: int, shape: 
 
 
 SIMULATED = [
-    *((size, nodes, SHAPES[0]) for size, nodes in ((6, 2), (8, 1), (8, 2), (8, 8), (12, 2))),
+    *((size, nodes, SHAPES[0]) for size, nodes in ((6, 2), (8, 1), (8, 2), (8, 8))),
     (4, 2, SHAPES[2]), (6, 6, SHAPES[2]), (8, 4, SHAPES[3]), (12, 1, SHAPES[3]),
 ]  # fmt: skip
 
@@ -57,13 +57,25 @@ SIMULATED = [
 def test_the_choice_is_as_fast_as_the_best_of_all_simulated(size: int, nodes: int, shape: tuple[int, int, int]) -> None:
     """Operation by operation: within 5 %."""
     request = request_for(size, nodes, shape)
+    best = min(simulated(row_of(point, request), request) for point in points(size))
+    assert simulated(chosen(request), request) <= 1.05 * best
 
-    def simulated(row: Row) -> float:
-        layouts = placements_taken(row, request)[0]
-        return simulate(lower(row, problem_of(request, layouts)), TYPICAL).seconds
 
-    best = min(simulated(row_of(point, request)) for point in points(size))
-    assert simulated(chosen(request)) <= 1.05 * best
+@thorough
+@pytest.mark.parametrize(("size", "nodes"), [(64, 2)])
+def test_on_many_ranks_it_is_as_fast_as_those_that_are_predicted_alike(size: int, nodes: int) -> None:
+    """Within 5 % of the best of all plans whose prediction is at most 12 % above its own: the others take too long."""
+    request = request_for(size, nodes, SHAPES[0])
+    row = chosen(request)
+    every = [row_of(point, request) for point in points(size)]
+    near = [each for each in every if request.seconds(each) <= 1.12 * request.seconds(row)]
+    assert simulated(row, request) <= 1.05 * min(simulated(each, request) for each in near)
+
+
+def simulated(row: Row, request: Request) -> float:
+    """Seconds of a row on its placements."""
+    layouts = placements_taken(row, request)[0]
+    return simulate(lower(row, problem_of(request, layouts)), TYPICAL).seconds
 
 
 @pytest.mark.parametrize("size", [6, 8])
