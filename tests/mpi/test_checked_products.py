@@ -24,6 +24,7 @@ from rma_mm.errors import (
     ShapeError,
     VerificationError,
 )
+from rma_mm.runtime.chains.actions import Multiplication
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.windows.checks.checked import SWITCH
 from tests.launch import parallel
@@ -68,16 +69,24 @@ def put_off(C: DistMatrix, at: tuple[int, int] = (7, 5)) -> None:
 
 
 def spoil_products(patch: pytest.MonkeyPatch, which: set[int]) -> list[int]:
-    """From now on products of those numbers are wrong, counted from 1; how many there were."""
-    done, run = [0], Plan._run
+    """From now on products of those numbers are wrong, counted from 1, chains' too; how many there were."""
+    done, run, finish = [0], Plan._run, Multiplication.finish
+
+    def count(C: DistMatrix) -> None:
+        done[0] += 1
+        if done[0] in which:
+            put_off(C)
 
     def spoiled(self, *given):
         run(self, *given)
-        done[0] += 1
-        if done[0] in which:
-            put_off(self._latest.out)
+        count(self._latest.out)
+
+    def spoiled_step(self, here):
+        finish(self, here)
+        count(here[self.result])
 
     patch.setattr(Plan, "_run", spoiled)
+    patch.setattr(Multiplication, "finish", spoiled_step)
     return done
 
 

@@ -181,9 +181,7 @@ class ChainPlan:
     # -- executing --------------------------------------------------------------------------------
 
     @in_turn
-    def execute(
-        self, *, out: Mapping[str, DistMatrix] | None = None, **inputs: DistMatrix
-    ) -> dict[str, DistMatrix]:  # fmt: skip
+    def execute(self, *, out: Mapping[str, DistMatrix] | None = None, **inputs: DistMatrix) -> dict[str, DistMatrix]:
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 
         inputs: every one by name, placed as `layouts` says. out: matrices for outputs, by name, placed likewise; none

@@ -108,6 +108,8 @@ class Binding:
         self.all(lead, slots)
         self.head = len(self.actions)
         """So many actions begin transfers that wait for nothing but A and B."""
+        self.led = frozenset(self.under_way)
+        """What these bring; other ranks of a group may take part in it only behind a barrier."""
         self.all(rest, slots)
         self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
@@ -381,7 +383,7 @@ class Binding:
     def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
         begin = len(self.actions)
-        self.wait(list(self.under_way))
+        self.wait([key for key in self.under_way if key not in self.led])
         self.act(self.setup.meet, op)
         self.met = range(begin, len(self.actions))
 
