@@ -11,6 +11,7 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
+from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.windows.checks.checked import SWITCH
@@ -140,6 +141,18 @@ def test_any_placements_on_any_grid(comm, algorithm):
 def test_any_placements_on_any_grid_where_groups_move_operands(comm, algorithm):
     """They need no window for that: what windows do is seen where nothing else moves anything."""
     check_any(comm, algorithm, 3)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_a_rank_begins_what_others_of_its_group_do_behind_a_barrier(comm):
+    """It waits for them only there, where it has no products before."""
+    texts = ("P('i:weights(0, 3)', 'j:bounds(0, 6, 13)')", "P('i:cyclic(3, 7)', 'j:bounds(0, 0, 6)')", "P(None, None)")
+    placed = tuple(map(parse_layout, texts))
+    meshes: dict[tuple[int, ...], Mesh] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitted, "NARROW", 128)
+        check(comm, Product((2, 2), (13, 6, 6), placed, "A", "float64", 1, 1, 3, 269), "pumma", meshes)
+    meshes[2, 2].close()
 
 
 @parallel(ranks=(4,), env=("cliques",), timeout=120)
