@@ -147,7 +147,7 @@ def test_any_placements_on_any_grid_where_groups_move_operands(comm, algorithm):
 def test_a_rank_begins_what_others_of_its_group_do_behind_a_barrier(comm):
     """It waits for them only there, where it has no products before."""
     texts = ("P('i:weights(0, 3)', 'j:bounds(0, 6, 13)')", "P('i:cyclic(3, 7)', 'j:bounds(0, 0, 6)')", "P(None, None)")
-    placed = tuple(map(parse_layout, texts))
+    placed = tuple(parse_layout(text, MeshShape((2, 2))) for text in texts)
     meshes: dict[tuple[int, ...], Mesh] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitted, "NARROW", 128)
