@@ -311,6 +311,7 @@ except KeyboardInterrupt:
     time.sleep(60)
 except DisagreementError as error:
     print(error, flush=True)
+    time.sleep(1)  # mpiexec drops what it has not yet read
     comm.Abort(5)
 """
 

@@ -40,6 +40,8 @@ from rma_mm.windows.copying import paired_views
 from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
+FILL_HOME = "fill home "
+"""How the names of transfers into homes begin: others read these, and a barrier is for that."""
 
 
 @dataclass
@@ -96,6 +98,8 @@ class Binding:
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
         self.under_way: dict[str, list[Transfer]] = defaultdict(list)
+        self.early: dict[str, list[Transfer]] = {}
+        """What began before everything else, in which others of a group may take part only behind a barrier."""
         self.gates: list[ops.Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
@@ -108,14 +112,13 @@ class Binding:
         self.all(lead, slots)
         self.head = len(self.actions)
         """So many actions begin transfers that wait for nothing but A and B."""
-        self.led = frozenset(self.under_way)
-        """What these bring; other ranks of a group may take part in it only behind a barrier."""
+        self.early = {key: self.under_way.pop(key) for key in list(self.under_way) if not key.startswith(FILL_HOME)}
         self.all(rest, slots)
         self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
         self.unmet_tail = self.met.start if self.met.stop == self.tail else self.tail
         """The same where barriers are left out."""
-        self.wait(list(self.under_way))
+        self.wait([*self.early, *self.under_way])
         if slots is not None:
             slots.leave()
 
@@ -132,7 +135,8 @@ class Binding:
             meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
             self.act(timed(self.setup.mesh.metrics.tally, meeting, NODE), op)
         self.gates = []
-        self.actions += [transfer.wait for key in keys for transfer in self.under_way.pop(key, ())]
+        for key in keys:
+            self.actions += [each.wait for found in (self.early, self.under_way) for each in found.pop(key, ())]
 
     def begin(self, transfer: Transfer, *keys: str) -> None:
         """Start a transfer, which is then under way under these names."""
@@ -383,7 +387,7 @@ class Binding:
     def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
         begin = len(self.actions)
-        self.wait([key for key in self.under_way if key not in self.led])
+        self.wait(list(self.under_way))
         self.act(self.setup.meet, op)
         self.met = range(begin, len(self.actions))
 
