@@ -219,7 +219,7 @@ SAME: dict[int, list[set[str]]] = {
 }
 """Axes of a mesh → rows of algorithms.md §2 that are the same by definition on it."""
 SEARCHED = {(4, 4): [{"cannon", "t10_rotate"}]}
-"""Mesh → rows of which one is the best plan that the other's search finds: rings of A and B on a square are Cannon's."""
+"""Mesh → rows of which one is the best that the other's search finds: rings of A and B on a square are Cannon's."""
 
 
 def settled(name: str, mesh: MeshShape) -> tuple[Row, Layouts] | None:
