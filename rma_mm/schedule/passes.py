@@ -24,17 +24,20 @@ def prefetch(ops: list[Op], depth: int) -> list[Op]:
     return [op for _, op in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def leading(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """What brings parts of A and B with nothing before it but openings of C; and the rest, in order.
+def leading(ops: Sequence[Op]) -> tuple[list[list[Op]], list[Op]]:
+    """What brings parts of A and B with nothing before it but openings of C and barriers; and the rest, in order.
 
-    It may begin as soon as A and B are there. Neither changes, so that no barrier before it is for it.
+    The former by how many barriers stand before it. It may begin as soon as A and B are there: neither changes, so that
+    no barrier before it is for it. But other ranks of a group may begin it behind them.
     """
-    lead, rest = list[Op](), list[Op]()
+    lead, rest = list[list[Op]]([[]]), list[Op]()
     for n, op in enumerate(ops):
         if op.ahead(1) is not None and all(_is_given(ref) for ref in sources(op)):
-            lead.append(op)
+            lead[-1].append(op)
         elif isinstance(op, Scale | Barrier):
             rest.append(op)
+            if isinstance(op, Barrier):
+                lead.append([])
         else:
             return lead, [*rest, *ops[n:]]
     return lead, rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -17,6 +18,9 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.pool import ResultPool, ResultSlot, ShownTile
 from rma_mm.torch.tensors import TYPES, array_of, check_mesh, dense
 
+EXPOSED = 256
+"""Matrices on the memory of tensors that are kept; each has a window, of which MPI libraries bear few."""
+
 Place = tuple[object, ...]
 """Where a tensor lies, of what type and shape it is, and how its matrix is placed."""
 
@@ -28,8 +32,10 @@ class KeptTensors:
         self.mesh = mesh
         self.shown: WeakValueDictionary[int, ShownTile] = WeakValueDictionary()
         """Tiles that tensors show, by address."""
-        self.exposed: dict[int, dict[Place, DistMatrix]] = {}
-        """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives."""
+        self.exposed: OrderedDict[tuple[int, Place], DistMatrix] = OrderedDict()
+        """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives.
+
+        Oldest use first."""
         self.pools: dict[tuple[object, ...], ResultPool] = {}
         """By shape, element type and placement."""
         self._owners: dict[int, tuple[ref[Tensor], int]] = {}
@@ -90,11 +96,15 @@ class KeptTensors:
             return None
         address = tensor.data_ptr()
         shown = self.shown.get(address) if address else getattr(tensor, "rma_mm_tile", None)
-        if shown is not None:
+        if shown is not None and not shown.matrix.is_closed:
             matrix = shown.matrix if _shows(tensor, shown.matrix) else shown.matrix.T
             return matrix if layout in (None, matrix.layout) and _shows(tensor, matrix) else None
         owner = owner_of(tensor)
-        return self.exposed[id(owner)].get(place_of(tensor, layout)) if self._knows(owner) else None
+        name = id(owner), place_of(tensor, layout)
+        if name not in self.exposed or not self._knows(owner):
+            return None
+        self.exposed.move_to_end(name)
+        return self.exposed[name]
 
     def expose(self, tensor: Tensor, shape: Shape, layout: Layout) -> DistMatrix:
         """A matrix on the tensor's own memory; on a copy where its elements are not dense. Collective."""
@@ -116,15 +126,19 @@ class KeptTensors:
         owner = owner_of(tensor)
         name = id(owner)
         if not self._knows(owner):
+            self._forget(name)
             forget = ref(owner, lambda _: self._forget(name))
             self._owners[name] = forget, owner.untyped_storage().data_ptr()
-            self.exposed[name] = {}
-        self.exposed[name][place_of(tensor, matrix.layout)] = matrix
+        self.exposed[name, place_of(tensor, matrix.layout)] = matrix
+        if len(self.exposed) > EXPOSED:
+            self.exposed.popitem(last=False)
 
-    def _forget(self, name: int) -> None:
+    def _forget(self, owner: int) -> None:
         """The tensor is gone: its matrices may go, once those of all ranks have."""
-        self.exposed.pop(name, None)
-        self._owners.pop(name, None)
+        for name in list(self.exposed):
+            if name[0] == owner:
+                self.exposed.pop(name, None)  # which may be gone by now: other tensors end at any time
+        self._owners.pop(owner, None)
 
 
 def owner_of(tensor: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's tile of y, for its tile of x; dimensions before the last fold into rows. Collective."""
-        rows = x.reshape(-1, x.shape[-1]) if isinstance(x, torch.Tensor) and x.dim() > 2 else x
+        rows = x.flatten(0, -2) if isinstance(x, torch.Tensor) and x.dim() > 2 else x
         y = multiplied(
             self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
             self.activation,

@@ -68,7 +68,7 @@ class TorchProduct:
         self.n = n
         self.serial = self.mesh.next_serial()
         self.plans: dict[tuple[object, ...], Plan] = {}
-        """By what they compute, and whether node-mates can read their operands in place."""
+        """By what they compute, and what `_key` tells of their operands."""
         self.y_layout = asked.layout
         """Where y lies, once the first plan has decided that."""
         self.ones: DistMatrix | None = None
@@ -81,7 +81,7 @@ class TorchProduct:
 
     def plan(self, what: str, a: DistMatrix, b: DistMatrix) -> Plan:
         """The plan for "y" of x and w, or for the gradient of "x", "w" or "bias". Collective."""
-        key = (what, a.in_place, b.in_place)
+        key = _key(what, a, b)
         found = self.plans.get(key)
         if found is None:
             found = self.plans[key] = make_plan(a, b, self.mesh, **self._options(what, a.dtype))
@@ -137,7 +137,7 @@ class TorchProduct:
         """What to tell with a ballot that is to open this product; nothing where that takes its own. Local."""
         if a is None or b is None:
             return ()
-        plan = self.plans.get((what, a.in_place, b.in_place))
+        plan = self.plans.get(_key(what, a, b))
         return () if plan is None else plan.opening(a, b)
 
     def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix, opened: Told) -> None:
@@ -189,3 +189,11 @@ class TorchProduct:
         self.plans.clear()
         self.known_pools.clear()
         self.ones = None
+
+
+def _key(what: str, a: DistMatrix, b: DistMatrix) -> tuple[object, ...]:
+    """Which plan computes something: whether node-mates can read a and b in place, and whether both are one matrix.
+
+    A plan for a matrix and its transpose takes no others.
+    """
+    return what, a.in_place, b.in_place, a.block is b.block

@@ -27,6 +27,8 @@ PIECE = 2**20
 """Bytes of a reduction that are under way at a time from one rank."""
 BROADCAST, GATHER = 9, 10
 """Tags of direct broadcasts and gathers; shifts have those of their operands."""
+SUMS, TAGS = 100, 30_000
+"""Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
 
 Box = tuple[Array, Region]
 """Positions of a 2-D array."""
@@ -49,6 +51,8 @@ class Channel:
         self.rank = self.ranks[comm.rank]
         self.counters = Counters()
         self._rooms: list[NDArray[np.uint8]] = []
+        self._sums = 0
+        """Reductions begun: every member begins the same ones in the same order."""
 
     def room(self) -> NDArray[np.uint8]:
         """Memory for a piece that arrives, to be given back afterwards."""
@@ -57,6 +61,11 @@ class Channel:
     def give_back(self, room: NDArray[np.uint8]) -> None:
         """Take back what `room` gave."""
         self._rooms.append(room)
+
+    def tag_of_sum(self) -> int:
+        """The tag of the reduction that begins now, of which others that are under way have none."""
+        self._sums += 1
+        return SUMS + self._sums % TAGS
 
     def count(self, other: int, words: int) -> None:
         """Count one message to or from the mesh's rank `other`."""
@@ -108,7 +117,7 @@ class Channel:
         return transfer
 
     def reduce(
-        self, summand: Array, owner: int, result: Array | None, tag: int, add: np.ufunc = np.add, join: Join = added
+        self, summand: Array, owner: int, result: Array | None, add: np.ufunc = np.add, join: Join = added
     ) -> GroupTransfer:
         """Every member's dense `summand`, added up by `add`, the owner's first; the owner's `result` joins the sum.
 
@@ -117,14 +126,9 @@ class Channel:
         flat = np.asarray(summand.reshape(-1))
         pieces = [flat[start : start + PIECE // flat.itemsize] for start in range(0, flat.size, PIECE // flat.itemsize)]
         if owner != self.rank:
-            transfer = GroupTransfer()
-            transfer.counts.append(partial(self.count, owner, flat.size))
-            root = self.ranks.index(owner)
-            specs = [[piece, piece.size, ADDED_AS[flat.dtype]] for piece in pieces]
-            transfer.calls += [partial(self.comm.Isend, spec, root, tag) for spec in specs]
-            return transfer
+            return SummandTransfer(self, pieces, owner)
         assert result is not None
-        return SumTransfer(self, pieces, summand, result, tag, add, join)
+        return SumTransfer(self, pieces, summand, result, add, join)
 
 
 class GroupTransfer:
@@ -184,14 +188,30 @@ class GroupTransfer:
         return found
 
 
+class SummandTransfer(GroupTransfer):
+    """A reduction as the other members see it: pieces go to the owner."""
+
+    def __init__(self, channel: Channel, pieces: list[Array], owner: int) -> None:
+        super().__init__()
+        self._channel, self._root = channel, channel.ranks.index(owner)
+        self._specs = [[piece, piece.size, ADDED_AS[piece.dtype]] for piece in pieces]
+        self.counts.append(partial(channel.count, owner, sum(piece.size for piece in pieces)))
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        send, tag = self._channel.comm.Isend, self._channel.tag_of_sum()
+        self.calls = [partial(send, spec, self._root, tag) for spec in self._specs]
+        super().start()
+
+
 class SumTransfer(GroupTransfer):
     """The owner's side of a reduction: pieces come from one member after the other, and are added as they come."""
 
     def __init__(
-        self, channel: Channel, pieces: list[Array], summand: Array, result: Array, tag: int, add: np.ufunc, join: Join
+        self, channel: Channel, pieces: list[Array], summand: Array, result: Array, add: np.ufunc, join: Join
     ) -> None:
         super().__init__()
-        self._channel, self._pieces, self._tag, self._add, self._join = channel, pieces, tag, add, join
+        self._channel, self._pieces, self._add, self._join = channel, pieces, add, join
         self._summand, self._result = summand, result
         self._steps: Iterator[MPI.Request] = iter(())
         self._request: MPI.Request | None = None
@@ -200,7 +220,7 @@ class SumTransfer(GroupTransfer):
         """See `base.Transfer`."""
         if self._is_closed:
             raise closed("transfer")
-        self._steps = self._received()
+        self._steps = self._received(self._channel.tag_of_sum())
         self._request = next(self._steps, None)
 
     def done(self) -> bool:
@@ -209,7 +229,7 @@ class SumTransfer(GroupTransfer):
             self._request = next(self._steps, None)
         return self._request is None
 
-    def _received(self) -> Iterator[MPI.Request]:
+    def _received(self, tag: int) -> Iterator[MPI.Request]:
         """Requests to wait for, one by one; what has come is added while the next piece is on its way."""
         comm, dtype = self._channel.comm, self._summand.dtype
         members = [(comm.rank + n) % comm.size for n in range(1, comm.size)]  # so that owners do not queue up
@@ -218,7 +238,7 @@ class SumTransfer(GroupTransfer):
 
         def ask(n: int) -> MPI.Request:
             member, piece = wanted[n]
-            return comm.Irecv([rooms[n % 2][: piece.nbytes], piece.size, ADDED_AS[dtype]], member, self._tag)
+            return comm.Irecv([rooms[n % 2][: piece.nbytes], piece.size, ADDED_AS[dtype]], member, tag)
 
         requests = [ask(n) for n in range(min(2, len(wanted)))]
         for n, (_, piece) in enumerate(wanted):

@@ -13,6 +13,7 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from rma_mm.runtime.chains import actions
+from rma_mm.windows import channel
 from tests.launch import parallel
 from tests.mpi.test_chain import GRIDS, numbers, same_error
 from tests.programs import by_numpy, drawn, is_right
@@ -186,6 +187,24 @@ def test_no_rank_reads_what_another_has_yet_to_make(comm):
                         assert np.array_equal(x.to_numpy(), wanted[name]), (name, algorithm, turn)
                 total += sum(moment.meets for moment in chain._overlapped.moments)
     assert total
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_sums_of_several_steps_are_under_way_at_once(comm):
+    """Ranks add up what they send in pieces: each sum takes its own."""
+    steps, rows = ["P = X.T @ Y", "Q = X.T @ Z", "S = Y.T @ Z"], "P('i', None)"
+    with Mesh((3,), comm) as mesh, mock.patch.object(channel, "PIECE", 64):
+        free = {name: ((12, 12), "float64") for name in "XYZ"}
+        options = {"layouts": dict.fromkeys("XYZPQS", rows), "algorithm": "row_parallel"}
+        with rma_mm.plan_chain(steps, mesh, **options, **free) as chain:
+            assert not any(chain._overlapped.keeps_barriers)
+            for turn in range(2):
+                known = {name: numbers((12, 12), 10 * turn + n) for n, name in enumerate("XYZ")}
+                given = {name: DistMatrix.from_numpy(x, mesh, rows) for name, x in known.items()}
+                with Lagging(comm.rank == turn):
+                    found, wanted = chain.execute(**given), by_numpy(steps, known)
+                for name, x in found.items():
+                    assert np.array_equal(x.to_numpy(), wanted[name]), name
 
 
 @parallel(ranks=(2,), env=("node",))

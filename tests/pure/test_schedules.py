@@ -25,7 +25,7 @@ from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Copy, Multiply, Op
+from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
 from rma_mm.schedule.passes import leading, sources
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
@@ -144,9 +144,13 @@ def test_what_brings_a_and_b_may_come_first(case: Case, seed: int) -> None:
     schedule = lower(case.row, case.problem, case.tuning)
 
     def program(rank: int) -> list[Op]:
-        lead, rest = leading(schedule.program(rank))
-        assert all(source.buffer in ("A", "B") for op in lead for source in sources(op))
-        return [*lead, *rest]
+        ops = schedule.program(rank)
+        lead, rest = leading(ops)
+        first = [op for each in lead for op in each]
+        assert all(source.buffer in ("A", "B") for op in first for source in sources(op))
+        barriers = [sum(isinstance(x, Barrier) for x in ops[: ops.index(op)]) for op in first]
+        assert barriers == [passed for passed, each in enumerate(lead) for _ in each]
+        return [*first, *rest]
 
     changed = replace(schedule, program=program)
     verify(changed)

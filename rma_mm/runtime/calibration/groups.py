@@ -23,8 +23,6 @@ SIZES = (1, 64, 512)
 """Rows of what each member sends: 2 KiB, 128 KiB and 1 MiB."""
 TAG = 1
 """Of shifts."""
-SUMS = 100
-"""Where tags of reductions begin."""
 
 
 class Together:
@@ -103,7 +101,7 @@ class Together:
         assert self.channel is not None
         summand, place = (x[n * rows : (n + 1) * rows] for x in (self.home, self.room))
         result: Array | None = place if owner == self.site.rank else None
-        return self.channel.reduce(summand, owner, result, SUMS + n)
+        return self.channel.reduce(summand, owner, result)
 
     def close(self) -> None:
         """Collective over the group."""

@@ -78,13 +78,13 @@ class Frontier:
 
     def plan(self) -> Plan:
         """The plan of what is taken, or of the fastest where nothing is. Collective."""
+        o, options = self.operands, self.operands.options
         if self.found:
-            plan = plan_of(self.mesh, self.taken)
+            options = replace(options, memory_limit=self.taken.peak_bytes)  # what it goes over to takes no more
+            plan = plan_of(self.mesh, replace(self.taken, given=replace(self.taken.given, options=options)))
             if not plan.prepared.is_outdated:
                 return plan
             plan.close()
-        o, limit = self.operands, self.taken.peak_bytes if self.found else None
-        options = replace(o.options, memory_limit=limit)
         return cast(Plan, planned(o.a, o.b, self.mesh, o.c.layout, options))  # no step multiplies batches
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from rma_mm.runtime.chains.actions import Action, Here, Place
@@ -146,7 +147,7 @@ class Overlapped:
 def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankMoves:
     """That of this rank."""
     ops = [] if schedule is None else all_ops(schedule, mesh)
-    first, together = leading(ops)[0], Counter[Together]()
+    first, together = list(chain(*leading(ops)[0])), Counter[Together]()
     for op in first:
         if isinstance(op, Broadcast):
             together[op.group, digest(*map(str, op.parts))] += 1
@@ -177,7 +178,8 @@ def moments(actions: Sequence[Action], inputs: Collection[Place], moved: Sequenc
             known |= news
             news.clear()
         following = range(n + 1, min(n + 1 + AHEAD, len(actions)))
-        begins = [n, *(m for m in following if moved[m].brought and known >= named(m, moved[m].brought))]
+        early = [m for m in following if moved[m].brought and known >= named(m, moved[m].brought)]
+        begins = [n, *early] if moved[n].brought else [*early, n]  # some ranks of a group may begin more of n
         yield Moment(meets, [m for m in begins if m not in begun])
         begun.update(begins)
         news.add(action.result)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from time import perf_counter_ns as clock
 from typing import Any
 
@@ -40,8 +41,6 @@ from rma_mm.windows.copying import paired_views
 from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
-FILL_HOME = "fill home "
-"""How the names of transfers into homes begin: others read these, and a barrier is for that."""
 
 
 @dataclass
@@ -73,8 +72,6 @@ class Setup:
     transfers: list[Transfer]
     """Everything bound, to be closed in the end."""
     channels: list[Channel]
-    sums: dict[tuple[int, ...], int]
-    """Reductions bound so far, by group: all its members count alike."""
     total_work: float = 0.0
     trace: Trace | None = None
     """Where to note what is done when."""
@@ -97,9 +94,10 @@ class Binding:
         self.actions: list[Action] = []
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
-        self.under_way: dict[str, list[Transfer]] = defaultdict(list)
-        self.early: dict[str, list[Transfer]] = {}
-        """What began before everything else, in which others of a group may take part only behind a barrier."""
+        self.under_way: dict[str, list[tuple[int, Transfer]]] = defaultdict(list)
+        """By name, each with the number of barriers that stand before it in the program."""
+        self.passed = 0
+        """Barriers that stand before what is bound now."""
         self.gates: list[ops.Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
@@ -109,16 +107,16 @@ class Binding:
         """The actions of the last barrier."""
         lead, rest = leading(program)
         slots = None if setup.mesh.checks is None else Slots(self.places.memory.frames, self.wait, self.actions.append)
-        self.all(lead, slots)
-        self.head = len(self.actions)
+        for self.passed, first in enumerate(lead):
+            self.all(first, slots)
+        self.head, self.passed = len(self.actions), 0
         """So many actions begin transfers that wait for nothing but A and B."""
-        self.early = {key: self.under_way.pop(key) for key in list(self.under_way) if not key.startswith(FILL_HOME)}
         self.all(rest, slots)
         self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
         self.unmet_tail = self.met.start if self.met.stop == self.tail else self.tail
         """The same where barriers are left out."""
-        self.wait([*self.early, *self.under_way])
+        self.wait(list(self.under_way))
         if slots is not None:
             slots.leave()
 
@@ -129,20 +127,26 @@ class Binding:
                 slots.enter(op)
             self.binds[type(op)](self, op)
 
-    def wait(self, keys: Iterable[str]) -> None:
-        """What is under way under these names must be over before the next call."""
+    def wait(self, keys: Iterable[str], behind: float = inf) -> None:
+        """What is under way under these names must be over before the next call.
+
+        behind: but what stands behind more barriers than these, in which other ranks may not yet take part.
+        """
         for op in self.gates:
             meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
             self.act(timed(self.setup.mesh.metrics.tally, meeting, NODE), op)
         self.gates = []
         for key in keys:
-            self.actions += [each.wait for found in (self.early, self.under_way) for each in found.pop(key, ())]
+            found = self.under_way.pop(key, [])
+            self.actions += [transfer.wait for passed, transfer in found if passed <= behind]
+            if later := [each for each in found if each[0] > behind]:
+                self.under_way[key] = later
 
     def begin(self, transfer: Transfer, *keys: str) -> None:
         """Start a transfer, which is then under way under these names."""
         self.setup.transfers.append(transfer)
         for key in keys:
-            self.under_way[key].append(transfer)
+            self.under_way[key].append((self.passed, transfer))
         self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
 
     def act(self, action: Action, op: Op, name: str = "") -> None:
@@ -249,9 +253,7 @@ class Binding:
     @binds.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
         """What a group sums up."""
-        first, channel = self.setup.sums[op.group], self.channel(op.group)
-        self.together(op, bind_reduce(op, self.places, channel, first, self.scalars.sums))
-        self.setup.sums[op.group] += len(op.dsts)
+        self.together(op, bind_reduce(op, self.places, self.channel(op.group), self.scalars.sums))
 
     def together(self, op: ops.GroupOp, parts: Iterable[Bound]) -> None:
         """What a group moves."""
@@ -387,8 +389,9 @@ class Binding:
     def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
         begin = len(self.actions)
-        self.wait(list(self.under_way))
+        self.wait(list(self.under_way), behind=self.passed)
         self.act(self.setup.meet, op)
+        self.passed += 1
         self.met = range(begin, len(self.actions))
 
     @binds.on(ops.Claim)

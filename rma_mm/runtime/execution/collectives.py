@@ -13,9 +13,6 @@ from rma_mm.schedule.ops import Broadcast, Reduce, Shift, Slot
 from rma_mm.windows import Transfer
 from rma_mm.windows.channel import Channel
 
-SUMS, TAGS = 100, 30_000
-"""Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -53,14 +50,13 @@ def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:
     return Bound(transfer, after, [f"fill {op.dst.place}", *(f"read {name}" for name in slots([op.src]))])
 
 
-def bind_reduce(op: Reduce, places: Places, channel: Channel, first: int, sums: Sums) -> Iterator[Bound]:
-    """A reduction of each part; `first`: how many the group has made before."""
-    for n, (src, dst) in enumerate(zip(op.srcs, op.dsts, strict=True)):
+def bind_reduce(op: Reduce, places: Places, channel: Channel, sums: Sums) -> Iterator[Bound]:
+    """A reduction of each part."""
+    for src, dst in zip(op.srcs, op.dsts, strict=True):
         is_mine, is_slot = dst.rank == places.rank, isinstance(dst.buffer, Slot)
         result = places.array(dst, summing=True) if is_mine else None
-        tag = SUMS + (first + n) % TAGS
         join = np.copyto if is_slot else sums.join(dst)
-        transfer = channel.reduce(places.array(src), dst.rank, result, tag, sums.semiring.add, join)
+        transfer = channel.reduce(places.array(src), dst.rank, result, sums.semiring.add, join)
         filled = [dst.place] if is_mine and is_slot else []
         after = [f"fill {src.place}", *(f"read {name}" for name in filled)]
         yield Bound(transfer, after, [f"read {src.place}", *(f"fill {name}" for name in filled)])

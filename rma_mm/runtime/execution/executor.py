@@ -6,7 +6,6 @@ nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -56,9 +55,8 @@ class Executable:
         pushes = None if mesh.checks is None or not mesh.is_member else Pushes(mesh, mesh.checks, places)
         meet = self.meet if pushes is None else pushes.meeting(self.meet)
         self.setup = Setup(
-            mesh, places, scalars, meet, self.claim, self.count_work, [], [], defaultdict(int), trace=trace,
-            machine=machine,
-        )  # fmt: skip
+            mesh, places, scalars, meet, self.claim, self.count_work, [], [], trace=trace, machine=machine
+        )
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
