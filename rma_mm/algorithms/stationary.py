@@ -5,6 +5,10 @@ B; with A (or B) stationary it pulls the other and pushes partial C to the owner
 
 Source: B. Brock and R. Golin, "Slicing Is All You Need" (2025), which generalises the stationary-A, -B and -C
 forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn and J. Poulson, 2016).
+
+Two forms multiply half of a symmetric C: `:syrk` where its owners do so, `:triangles` of one matrix times its own
+transpose where each rank does so for few blocks of rows, which it fetches once. Between P nodes A then costs about
+mk(√P − 1) words, against mk(P − 1)/2 on rows; C is pushed to its owners.
 """
 
 from dataclasses import replace
@@ -46,13 +50,11 @@ SYRK = replace(
 
 def _fit_triangles(setting: Setting) -> Row | str:
     fitted, c = _fit(setting), setting.layouts[2]
-    if isinstance(fitted, str):
-        return fitted
-    if setting.symmetry is not None and not setting.symmetry.is_own:
-        return "reads A as both factors; pass one matrix and its transpose, to a plan without symmetric and fill"
+    if setting.symmetry is None or not setting.symmetry.is_own:
+        return "reads A as both factors: pass one matrix and its transpose, and to plan() neither symmetric nor fill"
     if c is not None and any(level.kind == "cyclic" or level.fold for split in c.splits for level in split):
-        return "takes no C that is dealt out in blocks, of which few lie on one side of the diagonal"
-    return replace(TRIANGLES, fit=None)
+        return "takes no C that is dealt out, which the diagonal cuts too often; place one block of it on each rank"
+    return fitted if isinstance(fitted, str) else replace(TRIANGLES, fit=None)
 
 
 def _in_order(problem: Problem) -> Layout:

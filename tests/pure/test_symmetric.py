@@ -336,9 +336,9 @@ def test_the_planner_prices_it_beside_the_others() -> None:
 @pytest.mark.parametrize(
     ("row", "c", "known", "words"),
     [
-        *((row, "i", None, "symmetric=True") for row in (SYRK, TRIANGLES)),
-        *((row, "*,*,i=sum", Symmetry(), "summands") for row in (SYRK, TRIANGLES)),
-        (TRIANGLES, "i", Symmetry(), "one matrix and its transpose"),
+        (SYRK, "i", None, "symmetric=True"),
+        *((row, "*,*,i=sum", Symmetry(is_own=True), "summands") for row in (SYRK, TRIANGLES)),
+        *((TRIANGLES, "i", known, "one matrix and its transpose") for known in (None, Symmetry())),
         (TRIANGLES, "P('i:cyclic(1)', None)", Symmetry(is_own=True), "dealt out"),
     ],
 )
