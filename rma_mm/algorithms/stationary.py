@@ -5,13 +5,20 @@ B; with A (or B) stationary it pulls the other and pushes partial C to the owner
 
 Source: B. Brock and R. Golin, "Slicing Is All You Need" (2025), which generalises the stationary-A, -B and -C
 forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn and J. Poulson, 2016).
+
+Two forms multiply half of a symmetric C: `:syrk` where its owners do so, `:triangles` of one matrix times its own
+transpose where each rank does so for few blocks of rows, which it fetches once. Between P nodes A then costs about
+mk(√P − 1) words, against mk(P − 1)/2 on rows; C is pushed to its owners.
 """
 
 from dataclasses import replace
 
-from rma_mm.schedule.row import Row, Setting, stationary
+from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.level import Level
+from rma_mm.schedule.row import Problem, Row, Setting, stationary
 
 _SOURCE = "Brock and Golin 2025; van de Geijn and Watts 1997"
+_SYRK = "Beaumont, Eyraud-Dubois, Vérité and Langou 2022; Al Daas, Ballard, Grigori, Kumar and Rouse 2023"
 
 _ANY_C = Row(
     name="stationary_c",
@@ -33,7 +40,7 @@ def _fit(setting: Setting) -> Row | str:
 SYRK = replace(
     _ANY_C,
     name="stationary_c:syrk",
-    source="Beaumont, Eyraud-Dubois, Vérité and Langou 2022; Al Daas, Ballard, Grigori, Kumar and Rouse 2023",
+    source=_SYRK,
     summary="owners of a symmetric C multiply half of it, and mirror the other; any placements",
     half=True,
     fit=_fit,
@@ -41,8 +48,36 @@ SYRK = replace(
 """Who multiplies which half is in `rma_mm.schedule.lowering.halves`."""
 
 
+def _fit_triangles(setting: Setting) -> Row | str:
+    fitted, c = _fit(setting), setting.layouts[2]
+    if setting.symmetry is None or not setting.symmetry.is_own:
+        return "reads A as both factors: pass one matrix and its transpose, and to plan() neither symmetric nor fill"
+    if c is not None and any(level.kind == "cyclic" or level.fold for split in c.splits for level in split):
+        return "takes no C that is dealt out, which the diagonal cuts too often; place one block of it on each rank"
+    return fitted if isinstance(fitted, str) else replace(TRIANGLES, fit=None)
+
+
+def _in_order(problem: Problem) -> Layout:
+    """A block of rows for each rank, to which triangle blocks add others."""
+    return Layout(((Level(problem.mesh.names),), (), ()))
+
+
+TRIANGLES = Row(
+    name="stationary_c:triangles",
+    source=_SYRK,
+    summary="ranks multiply few blocks of rows of A with each other, each fetched once, and push half of a symmetric C",
+    work=_in_order,
+    over="k",
+    result="accumulate",
+    half=True,
+    fit=_fit_triangles,
+)
+"""Which blocks a rank has is in `rma_mm.schedule.lowering.difference_cover`."""
+
+
 def _form(text: str) -> Row | str:
-    return SYRK if text == "syrk" else "stationary_c has the form :syrk, for a C that is known to be symmetric"
+    forms = {"syrk": SYRK, "triangles": TRIANGLES}
+    return forms.get(text, "stationary_c has the forms :syrk and :triangles, for a C that is known to be symmetric")
 
 
 STATIONARY_C = replace(_ANY_C, form=_form)

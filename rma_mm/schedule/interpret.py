@@ -269,7 +269,8 @@ class _Machine:
     @steps.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: _Rank) -> None:
         self.settle(rank, op.refs)
-        product = self.product(self.read(op.a), self.read(op.b))
+        b = self.read(op.b)
+        product = self.product(self.read(op.a), b.T if op.turned else b)
         if op.first:
             self.occupy(op.c)
         total = product if op.first else self.sum(self.read(op.c), product)

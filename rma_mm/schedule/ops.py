@@ -181,6 +181,8 @@ class Multiply(LocalOp):
     step: int
     half: bool = False
     """Whether just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
+    turned: bool = False
+    """Whether b is a part of A, read transposed: A is both factors."""
     kind: ClassVar[str] = "multiply"
     named: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
@@ -189,7 +191,7 @@ class Multiply(LocalOp):
         return [Move("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
 
     def __str__(self) -> str:
-        return f"{self.c} {':=' if self.first else '+='} {self.a} @ {self.b}{', its lower half' * self.half}"
+        return f"{self.c} {'+:'[self.first]}= {self.a} @ {self.b}{'.T' * self.turned}{', its lower half' * self.half}"
 
 
 class Accumulate(OneSidedOp):
@@ -261,8 +263,7 @@ class Shift(GroupOp):
 
     def moves(self, rank: int) -> list[Move]:
         """One box to a neighbour, and one from the other."""
-        kind = self.kind
-        return [Move(kind, rank, self.src, self.to, None), Move(kind, self.source, None, rank, self.dst)]
+        return [Move(self.kind, rank, self.src, self.to, None), Move(self.kind, self.source, None, rank, self.dst)]
 
     def __str__(self) -> str:
         return f"{self.dst} := shift from {self.source}, {self.src} to {self.to}"
@@ -396,5 +397,4 @@ def counted(op: Op, rank: int) -> list[Move]:
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
     """What `counted` counts in figures: (other rank, words, whether it is a message)."""
-    moves = counted(op, rank)
-    return [(x.to if x.adds else x.source, x.ref.region.size, x.dst is not None) for x in moves]
+    return [(x.to if x.adds else x.source, x.ref.region.size, x.dst is not None) for x in counted(op, rank)]

@@ -199,7 +199,8 @@ class Row:
     """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
     a piece is wider than a panel."""
     half: bool = False
-    """Whether of a symmetric C half is multiplied, where it lives, and the rest mirrored."""
+    """Whether of a symmetric C half is multiplied, and the rest mirrored: by C's owners where the result is `here`,
+    else of A and its own transpose in triangle blocks, from which it is pushed."""
     found_as: str = ""
     """The form that gives this row without the search that found it."""
     notes: tuple[str, ...] = ()
@@ -213,6 +214,11 @@ class Row:
     def reproducible(self) -> bool:
         """Whether sums are formed in a fixed order: no accumulate."""
         return self.result != "accumulate"
+
+    @property
+    def operands(self) -> str:
+        """The operands that it reads; A alone where that is both factors."""
+        return "A" if self.half and self.result != "here" else "AB"
 
     @cached_property
     def pulled(self) -> Row:

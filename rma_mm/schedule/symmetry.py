@@ -23,6 +23,8 @@ class Symmetry:
     """Whether C's upper triangle mirrors the lower, or is zero."""
     is_asked: bool = False
     """Whether a caller says so, rather than that one matrix is multiplied by its own transpose."""
+    is_own: bool = False
+    """Whether one matrix is multiplied by its own transpose, so that one of the two need be read."""
 
     @property
     def word(self) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from rma_mm.policy.planner.candidates import SYMMETRIC
 from tests.processes import ROOT, mpirun
 from tests.thorough import thorough
 
@@ -56,7 +57,8 @@ def test_gram(tmp_path):
     found = report(tmp_path, "gram", "--size", "512", "--dtype", "float64", "--relations", "300,64", "--repeat", "2")
     (result,) = found["results"]
     assert result["right"] and found["relations"]["right"]
-    assert result["of_closed_form"] <= 1.05
+    assert {each["row"]: each["of_closed_form"] <= 1.05 for each in found["named"]} == dict.fromkeys(SYMMETRIC, True)
+    assert all(each["right"] and each["met"] for each in found["named"])
     assert {"ratio", "general_ms", "gram_ms", "row", "met"} <= set(result)
 
 

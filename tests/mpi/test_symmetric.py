@@ -21,6 +21,7 @@ from rma_mm.errors import AlgorithmError, OptionError, VerificationError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.verify.checker import verify
 from rma_mm.windows.checks.checked import SWITCH
 from tests.doors import command
 from tests.launch import parallel
@@ -28,7 +29,7 @@ from tests.mpi.test_command_line import refused
 from tests.strategies import ROLES, layouts
 from tests.strategies_mpi import shared_examples
 
-SYRK = "stationary_c:syrk"
+SYRK, TRIANGLES = "stationary_c:syrk", "stationary_c:triangles"
 WHOLE = [role for role in ROLES if role != "sum"]
 DTYPES = ("float64", "float32", "int8", "int32", "bool", "bfloat16", "complex64", "complex128")
 
@@ -67,10 +68,13 @@ def grams(draw: st.DrawFn, size: int) -> Gram:
     c = draw(layouts(MeshShape(grid), (m, m), WHOLE))
     beta = draw(st.sampled_from((0, 0, 2))) if dtype != "bool" and is_usual else 0
     closes = (None, Epilogue(activation="relu", dtype="float32")) if is_float and is_usual and not beta else (None,)
+    fill = draw(st.sampled_from(("both", "lower")))
+    is_dealt = any(level.kind == "cyclic" for split in c.splits for level in split)
+    named = ("auto", SYRK, *[TRIANGLES] * (not is_dealt))
     return Gram(
-        grid, shape, (a, c), dtype, how, dtype.startswith("complex") and draw(st.booleans()), beta,
-        draw(st.sampled_from(("both", "lower"))), draw(st.sampled_from(("auto", SYRK))), draw(st.sampled_from(closes)),
-        semiring, draw(st.sampled_from((3, 128))), draw(st.integers(0, 999)),
+        grid, shape, (a, c), dtype, how, dtype.startswith("complex") and draw(st.booleans()), beta, fill,
+        draw(st.sampled_from(named)), draw(st.sampled_from(closes)), semiring, draw(st.sampled_from((3, 128))),
+        draw(st.integers(0, 999)),
     )  # fmt: skip
 
 
@@ -153,6 +157,20 @@ def test_equals_numpy_under_checks(comm: MPI.Intracomm) -> None:
         mesh.close()
 
 
+@parallel(ranks=(3, 4, 6), env=("nolocal",))
+def test_words_in_triangle_blocks(comm: MPI.Intracomm) -> None:
+    """Those that ranks count are those of the schedule, on rows and on a grid: A comes once, for both factors."""
+    rng, shape = np.random.default_rng(6), (24 * comm.size, 10)
+    x, grid = rng.integers(-3, 4, shape).astype("float32"), {4: (2, 2), 6: (2, 3)}.get(comm.size, (comm.size,))
+    with Mesh(grid, comm) as mesh:
+        for layout in dict.fromkeys((f"P({mesh.shape.names}, None)", "i" if len(grid) == 1 else "i,j")):
+            A = DistMatrix.from_numpy(x, mesh, layout)
+            with rma_mm.plan(A, A.T, mesh, layout=layout, algorithm=TRIANGLES) as plan:
+                assert np.array_equal(plan.execute(A, A.T).to_numpy(), x @ x.T)
+                counted = plan.words.words_intra + plan.words.words_inter
+                assert counted == verify(plan.schedule).words[comm.rank]
+
+
 @parallel(ranks=(3,), env=("node",))
 def test_what_is_recognised(comm: MPI.Intracomm) -> None:
     """One matrix and its transpose; not another, nor where something else enters, nor where that is not wanted."""
@@ -176,8 +194,15 @@ def test_what_is_recognised(comm: MPI.Intracomm) -> None:
             known(A, other), known(A, A.T, symmetric=False), known(A, A.T, beta=1), known(A, A.T, epilogue=bias),
             known(Z, Z.T, conjugate_b=True, alpha=1j),
         ])  # fmt: skip
-        with rma_mm.plan(A, A.T, mesh, algorithm=SYRK) as plan, pytest.raises(OptionError, match="not A transposed"):
-            plan.execute(A, DistMatrix.from_numpy(np.ones((6, 30)), mesh, "P(None, 'i')"))
+        another = DistMatrix.from_numpy(np.ones((6, 30)), mesh, "P(None, 'i')")
+        for name in (SYRK, TRIANGLES):
+            with rma_mm.plan(A, A.T, mesh, algorithm=name) as plan, pytest.raises(OptionError, match="not A transpo"):
+                plan.execute(A, another)
+        for said in ({"symmetric": True}, {"fill": "lower"}):  # of other matrices too
+            with pytest.raises(AlgorithmError, match="one matrix and its transpose"):
+                rma_mm.plan(A, A.T, mesh, algorithm=TRIANGLES, **said)
+            with rma_mm.plan(A, A.T, mesh, **said) as plan:
+                assert plan.execute(A, another).shape == (30, 30)
         square = DistMatrix.from_numpy(np.ones((30, 30)), mesh)
         C = rma_mm.matmul(square, square.redistribute("P(None, 'i')"), mesh, symmetric=True, algorithm=SYRK)
         assert (C.to_numpy() == 30).all()

@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.algorithms.stationary import SYRK
+from rma_mm.algorithms.stationary import SYRK, TRIANGLES
 from rma_mm.errors import AlgorithmError, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import TYPICAL
+from rma_mm.policy.model.price import bill
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Request, candidates, choose
+from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.interpret import interpret
+from rma_mm.schedule.lowering.difference_cover import difference_cover, pairs
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Barrier, Copy, Finish, Multiply, Op, Ref, Slot
-from rma_mm.schedule.row import Problem
+from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.symmetry import Symmetry
 from rma_mm.schedule.verify.checker import verify
@@ -33,6 +35,7 @@ from tests.reference import collect, distribute, kept, nothing, prove, whole_num
 from tests.strategies import ROLES, layouts, meshes, pure, seeds
 
 WHOLE = [role for role in ROLES if role != "sum"]
+HALVES = pytest.mark.parametrize("row", [SYRK, TRIANGLES], ids=lambda row: row.name)
 
 
 @dataclass(frozen=True)
@@ -46,29 +49,40 @@ class Gram:
 
 
 @st.composite
-def grams(draw: st.DrawFn) -> Gram:
-    mesh = draw(meshes(max_ranks=8))
+def grams(draw: st.DrawFn, is_own: bool) -> Gram:
+    """is_own: B lies as A does, which is read for both."""
+    mesh = draw(meshes(max_ranks=12 if is_own else 8))
     m, k = draw(st.integers(0, 13)), draw(st.integers(0, 7))
-    a, b = (draw(layouts(mesh, extents)) for extents in ((m, k), (k, m)))
+    a = draw(layouts(mesh, (m, k)))
+    b = a.T if is_own else draw(layouts(mesh, (k, m)))
     c = draw(layouts(mesh, (m, m), roles=WHOLE))
     beta = draw(st.sampled_from((0, 0, 3)))
-    known = Symmetry(fill=draw(st.sampled_from(("both", "lower"))))
+    known = Symmetry(fill=draw(st.sampled_from(("both", "lower"))), is_own=is_own)
     in_place = draw(st.sampled_from(("", "A", "AB")))
     problem = Problem((m, m, k), mesh, (a, b, c), beta != 0, in_place, draw(st.booleans()), symmetry=known)
     return Gram(problem, Tuning(draw(st.sampled_from((2, 1024))), draw(st.integers(0, 2))), beta, draw(seeds))
 
 
-@pure(150)
-@given(grams(), LIMITS)
-def test_half_is_multiplied_and_all_is_there(gram: Gram, changed: dict[str, int]) -> None:
+@HALVES
+def test_half_is_multiplied_and_all_is_there(row: Row) -> None:
     """Where A is given twice, or A and B are any two: what a rank does not multiply it mirrors."""
+
+    @pure(150)
+    @given(grams(row is TRIANGLES), LIMITS)
+    def check(gram: Gram, changed: dict[str, int]) -> None:
+        with limits(changed):
+            assert_right(row, gram)
+
+    check()
+
+
+def assert_right(row: Row, gram: Gram) -> None:
     problem = gram.problem
     mesh, (m, _, k), place = problem.mesh, problem.shape, problem.layout("C")
-    with limits(changed):
-        schedule = kept(lower(SYRK, problem, gram.tuning))
-        verify(schedule)
-        prove(schedule)
-        found = traffic(account(SYRK, problem))
+    schedule = kept(lower(row, problem, gram.tuning))
+    verify(schedule)
+    prove(schedule)
+    found = traffic(account(row, problem))
     rng = np.random.default_rng(gram.seed)
     a, c = whole_numbers(rng, (m, k)), whole_numbers(rng, (m, m))
     homes = {
@@ -77,7 +91,7 @@ def test_half_is_multiplied_and_all_is_there(gram: Gram, changed: dict[str, int]
     }  # fmt: skip
     outcome = interpret(schedule, homes, 2, gram.beta, gram.seed)
     lower_half = np.tril(2 * a @ a.T + (gram.beta * c if gram.beta else 0))
-    both = problem.symmetry == Symmetry()
+    both = problem.symmetry is not None and problem.symmetry.fill == "both"
     wanted = lower_half + np.tril(lower_half, -1).T if both else lower_half
     assert np.array_equal(collect(outcome.tiles, place, mesh, (m, m)), wanted)
     told = simulate(schedule, TYPICAL)
@@ -95,7 +109,8 @@ def syrk(count: int, layout: str = "i", shape: tuple[int, int] = (24, 10), fill:
     """A product on rows of A and C, of which every word is copied."""
     mesh, (m, k) = MeshShape((count,)), shape
     a, c = parse_layout("i", mesh, 2), parse_layout(layout, mesh, 2)
-    return Problem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=Symmetry(fill=fill))  # type: ignore[arg-type]
+    known = Symmetry(fill=fill, is_own=True)  # type: ignore[arg-type]
+    return Problem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=known)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8, 12])
@@ -115,6 +130,50 @@ def test_words_on_rows_are_those_of_the_closed_form(count: int) -> None:
     assert found.between + found.within == pytest.approx(closed)
 
 
+@pytest.mark.parametrize("count", [*range(1, 14), 20])
+def test_words_in_triangle_blocks_are_those_of_the_closed_form(count: int) -> None:
+    """A rank reads |D| blocks of mk/P words, its own among them, each once: A costs mk(|D| − 1), D being the design.
+
+    Where two ranks share a block, which nothing else asks for, one of them takes half: mk/4 less. On P = c(c + 1) ranks
+    the paper's have c of c² blocks, which costs mk·c; no way costs less than mk(√P − 1). What a rank makes of others'
+    rows of C it pushes; the mirror image then costs m²(P − 1)/2P.
+    """
+    m, k = shape = (24 * count, 10)
+    problem, met = syrk(count, shape=shape), pairs(count)
+    schedule = lower(TRIANGLES, problem)
+    words = sum(interpret(schedule, _zeros(problem)).words)
+    found = traffic(account(TRIANGLES, problem))
+    assert found.between + found.within == pytest.approx(words)
+    ops = [op for rank in range(count) for op in schedule.program(rank) if isinstance(op, Copy)]
+    of_a = sum(op.src.region.size for op in ops if op.src.buffer == "A" and op.src.rank != op.dst.rank)
+    asked = {0, *(each for one, other in met if 2 * ((other - one) % count) != count for each in (one, other))}
+    is_shared = any(each not in asked for pair in met for each in pair)
+    assert of_a == m * k * (len(difference_cover(count)) - 1) - m * k / 4 * is_shared
+    assert m * k * (count**0.5 - 1) <= of_a <= m * k * {6: 2, 12: 3, 20: 1.25 * 4}.get(count, count)
+    pushed = sum(
+        0.5 if 2 * (lower - upper) == count else 1
+        for rank in range(count)
+        for upper, lower in [sorted((rank + each) % count for each in pair) for pair in met]
+        if lower != rank
+    )
+    assert words - of_a == pytest.approx(m * m * (pushed / count**2 + (count - 1) / (2 * count)))
+
+
+FEWEST = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 6, 5)
+"""Residues modulo 1, 2, 3, … that have all differences."""
+
+
+def test_designs_are_small() -> None:
+    """And complete: each two blocks meet on one rank, or opposite ones on two."""
+    assert tuple(len(difference_cover(count)) for count in range(1, 22)) == FEWEST
+    for count in (*range(1, 40), 64, 100, 1000):
+        cover = difference_cover(count)
+        assert len(set(cover)) == len(cover) <= 1.5 * count**0.5 + 1 and cover[0] == 0
+        assert {(one - other) % count for one in cover for other in cover} == set(range(count))
+        assert [(other - one) % count for one, other in pairs(count)] == list(range(1, count // 2 + 1))
+        assert {each for pair in pairs(count) for each in pair} <= set(cover)
+
+
 def _zeros(problem: Problem) -> dict[str, list[np.ndarray]]:
     mesh = problem.mesh
     return {
@@ -123,18 +182,19 @@ def _zeros(problem: Problem) -> dict[str, list[np.ndarray]]:
     }
 
 
+@HALVES
 @pytest.mark.parametrize("shape", [(240, 3), (60, 500)])
 @pytest.mark.parametrize(
     ("grid", "layout"),
     [((1,), "i"), ((2,), "i"), ((3,), "i"), ((4,), "i"), ((6,), "i"), ((5,), "*,i"), ((2, 2), "i,j"), ((2, 3), "i,j")],
 )
-def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[int, int]) -> None:
+def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[int, int], row: Row) -> None:
     """No rank does more than its part of half, be the products as they are cut with BLAS in mind."""
     mesh, (m, k) = MeshShape(grid), shape
     c = parse_layout(layout, mesh, 2)
     a = parse_layout("i", mesh, 2)
-    problem = Problem((m, m, k), mesh, (a, a.T, c), symmetry=Symmetry())
-    schedule = lower(SYRK, problem)
+    problem = Problem((m, m, k), mesh, (a, a.T, c), symmetry=Symmetry(is_own=True))
+    schedule = lower(row, problem)
     work = [_points(schedule, rank) for rank in mesh.ranks]
     assert sum(map(sum, work)) == k * m * (m + 1) / 2
     assert max(map(sum, work)) <= 1.05 * k * m * (m + 1) / 2 / mesh.size
@@ -185,17 +245,42 @@ def together(ops: list[Op], rank: int) -> list[Op]:
     return [op for op in ops if not isinstance(op, Barrier)]
 
 
+def never(ops: list[Op], rank: int) -> list[Op]:
+    """Nothing is mirrored."""
+    return [op for op in ops if not isinstance(op, Mirror)]
+
+
+FAULTS = [without(Mirror), without(Multiply), twice, unequal, conjugated, together, without(Barrier), never]
+
+
 @pytest.mark.parametrize(
-    "fault", [without(Mirror), without(Multiply), twice, in_a_circle, unequal, conjugated, together, without(Barrier)]
+    ("row", "fault"), [(SYRK, in_a_circle), *((row, fault) for row in (SYRK, TRIANGLES) for fault in FAULTS)]
 )
-def test_no_fault_passes(fault: Callable[[list[Op], int], list[Op]]) -> None:
+def test_no_fault_passes(row: Row, fault: Callable[[list[Op], int], list[Op]]) -> None:
     with limits({"NARROW": 2}):
-        right = kept(lower(SYRK, syrk(3)))
+        right = kept(lower(row, syrk(3)))
         wrong = replace(right, program=lambda rank: fault(right.program(rank), rank))
         prove(right)
         for show in (verify, prove):
             with pytest.raises(ScheduleError):
                 show(wrong)
+
+
+@pytest.mark.parametrize("known", [None, Symmetry()])
+def test_a_is_both_factors_only_where_b_is_known_to_be_its_transpose(known: Symmetry | None) -> None:
+    right = kept(lower(TRIANGLES, syrk(2)))
+    for show in (verify, prove):
+        with pytest.raises(ScheduleError, match="not known"):
+            show(replace(right, symmetry=known))
+
+
+@HALVES
+def test_half_a_square_is_found_where_nothing_is_mirrored(row: Row) -> None:
+    """As of a rank alone, which has no other box."""
+    right = kept(lower(row, syrk(1)))
+    for show in (verify, prove):
+        with pytest.raises(ScheduleError, match="mirrored"):
+            show(replace(right, program=lambda rank: never(right.program(rank), rank)))
 
 
 def test_what_is_not_known_to_be_symmetric_is_not_mirrored() -> None:
@@ -236,20 +321,57 @@ def test_copies_of_c_into_slots_wait_until_it_is_finished() -> None:
 def test_the_planner_prices_it_beside_the_others() -> None:
     mesh = MeshShape((2,))
     rows = parse_layout("i", mesh, 2)
-    request = Request((4096, 4096, 4096), mesh, (rows, rows.T, rows), symmetry=Symmetry())
-    best, *others = choose(request)
-    general = next(each for each in others if each.row.name == "stationary_c")
+    known = Symmetry(is_own=True)
+    request = Request((4096, 4096, 4096), mesh, (rows, rows.T, rows), symmetry=known)
+    best, *rest = choose(request)
+    general = next(each for each in rest if each.row.name == "stationary_c")
     assert best.row.name == SYRK.name and best.seconds < 0.65 * general.seconds
     assert SYRK.name not in [each.row.name for each in candidates(replace(request, symmetry=None))]
-    for lower_only in (replace(request, symmetry=Symmetry(fill="lower")), replace(request, keeps_c=True)):
-        able = [each.row.name for each in choose(lower_only) if not each.rejected]
-        assert able == [SYRK.name]
+    for fill, keeps_c in (("lower", False), ("both", True)):
+        for is_own, able in ((True, [SYRK.name, TRIANGLES.name]), (False, [SYRK.name])):
+            lower_only = replace(request, symmetry=Symmetry(fill=fill, is_own=is_own), keeps_c=keeps_c)
+            assert sorted(each.row.name for each in choose(lower_only) if not each.rejected) == able
 
 
-@pytest.mark.parametrize(("c", "known", "words"), [("i", None, "symmetric=True"), ("i=sum", Symmetry(), "summands")])
-def test_what_it_does_not_take(c: str, known: Symmetry | None, words: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "c", "known", "words"),
+    [
+        (SYRK, "i", None, "symmetric=True"),
+        *((row, "*,*,i=sum", Symmetry(is_own=True), "summands") for row in (SYRK, TRIANGLES)),
+        *((TRIANGLES, "i", known, "one matrix and its transpose") for known in (None, Symmetry())),
+        (TRIANGLES, "P('i:cyclic(1)', None)", Symmetry(is_own=True), "dealt out"),
+    ],
+)
+def test_what_it_does_not_take(row: Row, c: str, known: Symmetry | None, words: str) -> None:
     mesh = MeshShape((2,))
-    layout = parse_layout(c if "=" not in c else "*,*,i=sum", mesh, 2)
-    request = Request((8, 8, 8), mesh, (None, None, layout), symmetry=known, algorithm=SYRK.name)
+    layout = parse_layout(c, mesh, 2)
+    request = Request((8, 8, 8), mesh, (None, None, layout), symmetry=known, algorithm=row.name)
     with pytest.raises(AlgorithmError, match=words):
         choose(request)
+
+
+def over_hosts(count: int, shape: tuple[int, int]) -> Request:
+    """Rows of A and C, each rank on a node of its own."""
+    mesh, (m, k) = MeshShape((count,), nodes=tuple(range(count))), shape
+    rows = parse_layout("i", mesh, 2)
+    return Request((m, m, k), mesh, (rows, rows.T, rows), in_place="", symmetry=Symmetry(is_own=True))
+
+
+@pytest.mark.parametrize(("count", "row"), [(2, SYRK), (7, TRIANGLES), (12, TRIANGLES)])
+def test_triangle_blocks_are_chosen_where_they_move_less(count: int, row: Row) -> None:
+    """Between several nodes; not of two, nor on one, where memory is read where it lies."""
+    request = over_hosts(count, (4096, 8192))
+    assert choose(request)[0].row.name == row.name
+    together = replace(request, mesh=MeshShape((count,)), in_place="AB")
+    assert choose(together)[0].row.name == SYRK.name
+
+
+@HALVES
+@pytest.mark.parametrize(("count", "m", "k"), [(6, 3000, 3000), (7, 1400, 5000), (12, 2400, 2400)])
+def test_prices_are_near_the_simulated_time(row: Row, count: int, m: int, k: int) -> None:
+    request = replace(over_hosts(count, (m, k)), algorithm=row.name)
+    best = choose(request)[0]
+    assert best.layouts is not None
+    problem = problem_of(request, best.layouts)
+    seconds = simulate(lower(best.row, problem, Tuning(width=best.width)), request.tariff.machine).seconds
+    assert 0.75 < bill(account(best.row, problem, best.width), request.tariff).seconds / seconds < 1.3

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from rma_mm.policy.model.panels import WorkBoxes
+from rma_mm.policy.model.spans import Figures
 from rma_mm.policy.model.traffic import LocalWork, Moved, Phase
 from rma_mm.schedule.symmetry import multiplied
 
@@ -14,26 +16,54 @@ from rma_mm.schedule.symmetry import multiplied
 def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
     """Of the boxes that hold what ranks multiply, no more than that, in as many products."""
     assert boxes.halves is not None
-    mine = [boxes.halves.computed(rank) for rank in boxes.sample.ranks[: boxes.sample.count].tolist()]
+    mine = [boxes.halves.multiplied(rank) for rank in _ranks(boxes)]
     area = np.array([sum(multiplied(box, box[0] == box[1]) for box in each) for each in mine], float)
     (m, n, k), (_, _, cut_k) = work.extents, work.pieces
     share = np.sqrt(area / np.maximum(1.0, m * n))
     side = np.sqrt(np.maximum(1.0, [len(each) for each in mine]))
-    return replace(work, extents=(m * share, n * share, k), pieces=(side, side, cut_k))
+    columns = work.columns if boxes.fitted.is_here else n * share / side
+    return replace(work, extents=(m * share, n * share, k), pieces=(side, side, cut_k), columns=columns)
+
+
+def pushed_halves(boxes: WorkBoxes) -> Moved:
+    """What ranks make in triangle blocks goes to C's owners."""
+    halves, given = boxes.halves, boxes.fitted.given
+    assert halves is not None
+    found = [
+        [
+            (owner, part.size)
+            for box in halves.multiplied(rank)
+            for owner, part in given.target.overlapping(halves.shape, given.mesh, box, rank)
+        ]
+        for rank in _ranks(boxes)
+    ]
+    own, near, far, _ = _by_link(boxes, found)
+    calls, run = np.array([float(len(each)) for each in found]), max(1.0, halves.shape[1] / given.mesh.size)
+    return Moved("C", "accumulate", own, near, far, calls, run=run)
 
 
 def mirroring(boxes: WorkBoxes) -> Phase:
-    """What is multiplied by other ranks comes to where its mirror image lies, and all is transposed there."""
-    halves, sample = boxes.halves, boxes.sample
+    """What others have of what is multiplied comes to where its mirror image lies, and all is transposed there."""
+    halves = boxes.halves
     assert halves is not None
-    rows = []
-    for rank in sample.ranks[: sample.count].tolist():
-        nodes = sample.mesh.nodes
-        found = [(owner, box.size) for owner, box in halves.mirrored(rank)]
-        foreign = [(owner, size) for owner, size in found if owner != rank]
-        near = sum(size for owner, size in foreign if nodes[owner] == nodes[rank])
-        far = sum(size for _, size in foreign) - near
-        rows.append((near, far, len(foreign), sum(size for _, size in found)))
-    near_words, far_words, calls, mirrored = np.array(rows, float).reshape(-1, 4).T
-    moved = Moved("C", "get", np.zeros(sample.count), near_words, far_words, calls)
-    return Phase([moved] if calls.any() else [], opened=mirrored)
+    found = [[(owner, box.size) for owner, box in halves.mirrored(rank)] for rank in _ranks(boxes)]
+    own, near, far, calls = _by_link(boxes, found)
+    moved = Moved("C", "get", 0 * own, near, far, calls)
+    return Phase([moved] if calls.any() else [], opened=own + near + far)
+
+
+def _ranks(boxes: WorkBoxes) -> list[int]:
+    """Those that are looked at."""
+    ranks: list[int] = boxes.sample.ranks[: boxes.sample.count].tolist()
+    return ranks
+
+
+def _by_link(boxes: WorkBoxes, found: Iterable[list[tuple[int, int]]]) -> tuple[Figures, ...]:
+    """(own words, words of the node, of other nodes, transfers with other ranks), of (owner, words) of each rank."""
+    nodes, rows = boxes.sample.mesh.nodes, []
+    for rank, parts in zip(_ranks(boxes), found, strict=True):
+        own = sum(size for owner, size in parts if owner == rank)
+        near = sum(size for owner, size in parts if nodes[owner] == nodes[rank]) - own
+        far = sum(size for _, size in parts) - near - own
+        rows.append((own, near, far, sum(owner != rank for owner, _ in parts)))
+    return tuple(np.array(rows, float).reshape(-1, 4).T)

@@ -17,7 +17,7 @@ from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
 from rma_mm.policy.model.traffic import LocalWork
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
-from rma_mm.schedule.lowering.halves import Halves, faced, halves_of
+from rma_mm.schedule.lowering.halves import Halves, halves_of
 from rma_mm.schedule.row import OPERAND_DIMS, OWNERS
 
 UNCUT = 1e12
@@ -45,7 +45,7 @@ class WorkBoxes:
 
     def halved(self, halves: Halves) -> list[DimSpans]:
         """Rows and columns of what ranks multiply of a symmetric C."""
-        boxes = [faced(halves.computed(rank), 0) for rank in self.sample.ranks.tolist()]
+        boxes = [halves.work(rank, 0) for rank in self.sample.ranks.tolist()]
         extent = halves.shape[0]
         return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.half import half_of, mirroring
+from rma_mm.policy.model.half import half_of, mirroring, pushed_halves
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
@@ -34,7 +34,7 @@ def account(row: Row, problem: Problem, width: int = WIDTH) -> Account:
 def distance(row: Row, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     boxes = WorkBoxes(Fitted.of(row, problem))
-    return sum(boxes.sample.distance(boxes.spread(x)) for x in ("AB" if boxes.fitted.is_here else "ABC"))
+    return sum(boxes.sample.distance(boxes.spread(x)) for x in row.operands + "C" * (not boxes.fitted.is_here))
 
 
 def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
@@ -81,7 +81,7 @@ class _Volumes:
         self.zero = np.zeros(self.sample.count)
 
     def account(self) -> Account:
-        partial = [x for x in "AB" if self.given.layout(x).partial]
+        partial = [x for x in self.row.operands if self.given.layout(x).partial]
         phases = [summed(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
         if self.fitted.staged:
             staged = self.fitted.staged.items()
@@ -94,7 +94,7 @@ class _Volumes:
             ]
         held = self.held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
         if self.boxes.halves:
-            found[-1].barriers = 1
+            found[-1].barriers += 1
             found.append(mirroring(self.boxes))
         if self.fitted.is_gathered:
             moved = self.copied("C", self.given.layout("C"), self.given.share)
@@ -143,10 +143,11 @@ class _Volumes:
 
     def walk(self) -> list[Phase]:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
-        spreads = {x: self.boxes.spread(x) for x in "AB"}
+        spreads = {x: self.boxes.spread(x) for x in self.row.operands}
         work, steps, repacked = cut(self.boxes, spreads)
         if self.boxes.halves:
             work = half_of(self.boxes, work)
+            repacked = repacked if self.fitted.is_here else dict.fromkeys(spreads, self.zero + 1)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
             (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, repacked)
@@ -156,7 +157,7 @@ class _Volumes:
                 phase.opened = self.opened
             return [*first, phase]
         behind = phase if self.dim in OPERAND_DIMS["C"] else Phase()  # sums over k are complete when all is multiplied
-        behind.moved += self.pushed(steps)
+        behind.moved += [pushed_halves(self.boxes)] if self.boxes.halves else self.pushed(steps)
         behind.barriers = 1
         return [Phase(opened=self.opened, barriers=1), *first, *dict.fromkeys((phase, behind))]
 

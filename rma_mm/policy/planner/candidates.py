@@ -38,7 +38,7 @@ NO_PUSHES = "MPI has no operation that adds up elements of this type as its semi
 """Why ranks cannot."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
-SYMMETRIC = "stationary_c:syrk"
+SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles")
 """What multiplies half of a symmetric product."""
 KNOWN = 64
 """Requests that are remembered with what was found."""
@@ -150,7 +150,7 @@ def needs_pricing(request: Request) -> bool:
 def _rows(request: Request) -> tuple[Row, ...]:
     if request.algorithm != "auto":
         return (find_algorithm(request.algorithm),)
-    return (*every_form(), *([find_algorithm(SYMMETRIC)] if request.symmetry else []))
+    return (*every_form(), *(map(find_algorithm, SYMMETRIC) if request.symmetry else ()))
 
 
 _known: OrderedDict[tuple[Request, tuple[Row, ...]], list[Candidate]] = OrderedDict()

@@ -337,7 +337,7 @@ class _Program:
         """What fills its operands, and what still reads its result, is awaited."""
         yield from self.wait([*_slots("fill", op.a, op.b, op.c), *_slots("read", op.c)])
         rank, clock = self.rank, self.world.clock
-        (m, k), n = op.a.region.shape, op.b.region.shape[1]
+        (m, n), k = op.c.region.shape, op.a.region.shape[1]
         seconds = self.world.kernel.seconds(m, n, k, self.world.stride(op.c)) / rank.speed
         seconds *= multiply_adds(op) / max(1, m * n * k)
         begun, rank.is_multiplying = clock.now, True

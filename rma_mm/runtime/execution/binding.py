@@ -312,6 +312,7 @@ class Binding:
         s = self.scalars
         beta = 0 if op.first else s.beta if id(op) in self.fused else 1
         closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
+        b = b.T if op.turned else b
         product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing, op.half)
         work = float(multiply_adds(op))
         self.setup.total_work += work

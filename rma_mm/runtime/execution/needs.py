@@ -49,7 +49,7 @@ def _kernel_bytes(op: Op, operands: Operands) -> int:
     """Temporary memory of one local product."""
     if not isinstance(op, Multiply):
         return 0
-    (m, k), (_, n) = op.a.region.shape, op.b.region.shape
+    (m, n), k = op.c.region.shape, op.a.region.shape[1]
     dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
     options = operands.options
     conjugates = options.conjugate_a or options.conjugate_b

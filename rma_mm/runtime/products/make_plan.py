@@ -86,7 +86,7 @@ def make_plan(
     )  # fmt: skip
     mesh = common_mesh(mesh, A, B)
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
-        options = with_symmetry(options, A, B)
+        options = with_symmetry(options, A, B, may_change=True)
     return cast(Plan, planned(A, B, mesh, layout, options, workspace=workspace))
 
 

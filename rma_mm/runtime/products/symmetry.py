@@ -16,11 +16,12 @@ HERMITIAN = "hermitian"
 """What says so of a complex C."""
 
 
-def with_symmetry(options: ProductOptions, A: object, B: object) -> ProductOptions:
+def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: bool = False) -> ProductOptions:
     """The options with what is known of C in place of what was said of it. Raises OptionError.
 
     One matrix times its own transpose is recognised: of a complex one, with one side conjugated, as Hermitian. Not
-    where C's old value enters, or a bias, for these need not be symmetric.
+    where C's old value enters, or a bias, for these need not be symmetric. may_change: whether other matrices may come
+    later, of which a caller says as much.
     """
     said, fill = options.symmetric, options.fill
     if isinstance(said, np.bool_):
@@ -44,7 +45,8 @@ def with_symmetry(options: ProductOptions, A: object, B: object) -> ProductOptio
             "transpose"
         )
     if known is not None:
-        known = replace(known, fill=cast(Literal["both", "lower"], fill))
+        is_own = found is not None and not (may_change and known.is_asked)
+        known = replace(known, fill=cast(Literal["both", "lower"], fill), is_own=is_own)
     return replace(options, symmetric=known, fill="both")
 
 
@@ -94,7 +96,7 @@ def check_symmetry(operands: Operands) -> None:
 def check_own(options: ProductOptions, A: DistMatrix, B: DistMatrix) -> None:
     """Raise OptionError where a plan for a matrix and its transpose is given others."""
     known = options.symmetric
-    if known is not None and not known.is_asked and own_product(options, A, B) is None:
+    if known is not None and known.is_own and own_product(options, A, B) is None:
         raise OptionError(
             "B: this plan is for a matrix times its own transpose, and B is not A transposed; make one with "
             "symmetric=False, or symmetric=True where A · B is symmetric"

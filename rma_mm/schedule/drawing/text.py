@@ -102,7 +102,7 @@ class Labels:
     def product(self, op: Multiply) -> str:
         """A Multiply, with its indices of k on one line."""
         c, a, b = map(self.ref, (op.c, op.a, op.b))
-        lower = "  lower half" if op.half else ""
+        b, lower = b + "ᵀ" * op.turned, "  lower half" * op.half
         return f"{c} {':=' if op.first else '+='} {a}·{b}  k\N{NO-BREAK SPACE}{op.a.region[1]}{lower}"
 
     def move(self, move: Move, rank: int) -> str:

@@ -119,8 +119,9 @@ class Fitted:
 
     @cached_property
     def sources(self) -> dict[str, str]:
-        """A and B → the home that the product reads: A, or A+ where it was summed or staged."""
-        return {x: x + STAGE if self.given.layout(x).partial or x in self.staged else x for x in "AB"}
+        """Operands that are read → the home that the product reads: A, or A+ where it was summed or staged."""
+        is_added = {x: self.given.layout(x).partial or x in self.staged for x in self.row.operands}
+        return {x: x + STAGE if is_added[x] else x for x in is_added}
 
     @property
     def is_gathered(self) -> bool:
@@ -245,7 +246,7 @@ def longest_piece(box: Region, dim: int) -> int:
 
 def placed_for(row: Row, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
     """The problem with A and B placed as the multiplies of `row` read them, and the placements they are brought to."""
-    staged = {x: problem.layout(x) for x in problem.copied}
+    staged = {x: problem.layout(x) for x in problem.copied if x in row.operands}
     if staged:
         problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))
     for x, layout in (row.stage(problem) if row.stage else {}).items():

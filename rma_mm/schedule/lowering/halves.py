@@ -8,7 +8,9 @@ both of, a square on the diagonal, it multiplies on and below the diagonal, in o
 that square, the block below the diagonal, and by halves the two squares that are left.
 
 The balance is that of the triangle blocks of Beaumont, Eyraud-Dubois, Vérité and Langou (2022) and of Al Daas, Ballard,
-Grigori, Kumar and Rouse (2023), for a C that lies where it lies.
+Grigori, Kumar and Rouse (2023), for a C that lies where it lies. In those blocks themselves a rank has few blocks of
+rows of A, each of which it fetches once, for both factors, and multiplies with each other; what it makes goes to C's
+owners.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from functools import cached_property, lru_cache
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.geometry.span import Region, Span
+from rma_mm.geometry.span import Region, Span, even_part
+from rma_mm.schedule.lowering.difference_cover import pairs
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.schedule import held
 
@@ -35,24 +38,34 @@ class Halves:
     share: Layout
     """Which owner has which part, each element once."""
     is_lower: bool = False
-    """Whether just what lies below the diagonal is multiplied, because C's old value enters: no balance is sought."""
+    """Whether just what lies below the diagonal is multiplied, because C's old value enters, or others multiply it: no
+    balance is sought."""
     known: dict[int, Boxes] = field(default_factory=dict)
 
     def home(self, rank: int) -> Region:
         """What a rank has of C."""
         return held(self.share, self.shape, self.mesh, rank)
 
+    def multiplied(self, rank: int) -> Boxes:
+        """The boxes of C that a rank multiplies."""
+        return self.computed(rank)
+
+    def work(self, rank: int, k: int) -> Region:
+        """The least box of (m, n, k) that holds these products, over all of k."""
+        spans = [Span(run for box in self.multiplied(rank) for run in box[dim].runs) for dim in (0, 1)]
+        return Region((*spans, Span.range(0, k)))
+
     def computed(self, rank: int) -> Boxes:
-        """The boxes of C that a rank multiplies, each dense in its memory."""
+        """The boxes of a rank's C that are multiplied, each dense in its memory: it opens and finishes them."""
         if rank not in self.known:
             found = (box for other, mine in self.shared(rank) for box in self.halved(rank, other, mine)[0])
             self.known[rank] = [part for box in found for part in _dense_parts(self.home(rank), box)]
         return self.known[rank]
 
     def mirrored(self, rank: int) -> list[tuple[int, Region]]:
-        """(rank that multiplies its mirror image, box of C) of all that a rank does not multiply.
+        """(rank that has its mirror image, which is multiplied, box of C) of all of a rank's C that is not multiplied.
 
-        Boxes on the diagonal, of which it multiplies half, are among them.
+        Boxes on the diagonal, of which half is multiplied, are among them.
         """
         found: list[tuple[int, Region]] = []
         for other, mine in self.shared(rank):
@@ -100,24 +113,85 @@ class Halves:
         return len(cut) == 1 and is_even and self.share.is_single(self.mesh) and not self.share.pins
 
 
+@dataclass(frozen=True, eq=False)
+class Triangles(Halves):
+    """The halves of a square C that is multiplied in triangle blocks, and lies below its diagonal at its owners."""
+
+    made: dict[int, Boxes] = field(default_factory=dict)
+
+    @cached_property
+    def blocks(self) -> list[Span]:
+        """Rows of A that are fetched by the same ranks; each rank has those of its number on the diagonal."""
+        extent, count = self.shape[0], self.mesh.size
+        return [even_part(extent, block, count) for block in range(count)]
+
+    def multiplied(self, rank: int) -> Boxes:
+        """Of two blocks of rows that a rank has the one times the other, and half of one times itself."""
+        if rank not in self.made:
+            self.made[rank] = [box for box in (*self.diagonal(rank), *self.below(rank)) if box]
+        return self.made[rank]
+
+    def work(self, rank: int, k: int) -> Region:
+        """As of any half; what it reads of A is both its rows and its columns."""
+        rows, cols, over = super().work(rank, k)
+        return Region((rows | cols, rows | cols, over))
+
+    def diagonal(self, rank: int) -> Iterator[Region]:
+        """A rank's block on the diagonal as its owners have it, each part dense in A too."""
+        square = Region((self.blocks[rank],) * 2)
+        for owner in dict.fromkeys(owner for owner, _ in self.share.overlapping(self.shape, self.mesh, square, rank)):
+            for box in self.computed(owner):
+                yield from (box & square).run_boxes()
+
+    def below(self, rank: int) -> Iterator[Region]:
+        """A rank's blocks below the diagonal; of a line, those beside each other among the rows it has are one."""
+        count, lines = self.mesh.size, dict[int, list[int]]()
+        met = [sorted((rank + each) % count for each in pair) for pair in pairs(count)]
+        for upper, lower in met:
+            if 2 * (lower - upper) != count:
+                lines.setdefault(lower, []).append(upper)
+            else:  # the rank opposite has it too
+                yield _cut(Region((self.blocks[lower], self.blocks[upper])))[2 * rank >= count]
+        had = sorted({rank, *(block for pair in met for block in pair)})
+        for lower, uppers in lines.items():
+            for beside in _beside(sorted(map(had.index, uppers))):
+                cols = Span(run for at in beside for run in self.blocks[had[at]].runs)
+                yield Region((self.blocks[lower], cols))
+
+    def triangle(self, rank: int, span: Span) -> Iterator[Region]:
+        """The boxes on and below the diagonal: squares of each block and run of indices, and what is beside them."""
+        before = Span()
+        for block in self.blocks:
+            for run in (span & block).runs:
+                part = Span([run])
+                yield from [Region((part, before))] * bool(before)
+                yield Region((part, part))
+                before |= part
+
+
 def halves_of(fitted: Fitted) -> Halves | None:
     """Those of the C of a row that multiplies half of it; None for other rows."""
     given = fitted.given
     if not fitted.row.half:
         return None
-    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c)
+    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, fitted.is_here)
 
 
 @lru_cache(maxsize=64)
-def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, is_lower: bool) -> Halves:
+def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, keeps_c: bool, is_here: bool) -> Halves:
     """Remembered, for prices and lowering ask for the same ones several times."""
-    return Halves(shape, mesh, share, is_lower)
+    return Halves(shape, mesh, share, keeps_c) if is_here else Triangles(shape, mesh, share, True)
 
 
-def faced(boxes: Boxes, k: int) -> Region:
-    """The least box of (m, n, k) that holds products for several boxes of C, over all of k."""
-    spans = [Span(run for box in boxes for run in box[dim].runs) for dim in (0, 1)]
-    return Region((*spans, Span.range(0, k)))
+def _beside(numbers: list[int]) -> list[list[int]]:
+    """Ascending numbers in groups of consecutive ones."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
 
 
 def _halves(span: Span) -> tuple[Span, Span]:

@@ -17,7 +17,7 @@ from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
 from rma_mm.schedule.lowering.fitted import Fitted, longest_piece
-from rma_mm.schedule.lowering.halves import faced, halves_of
+from rma_mm.schedule.lowering.halves import halves_of
 from rma_mm.schedule.lowering.mirrored import mirrored
 from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
 from rma_mm.schedule.lowering.node_sum import merged, merging
@@ -73,7 +73,7 @@ class _Lowering:
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
-        for x in "AB":
+        for x in self.row.operands:
             if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
         for x, layout in self.fitted.staged.items():
@@ -88,7 +88,7 @@ class _Lowering:
 
     def multiply_here(self, rank: int) -> list[Op]:
         """C stays where it lives: its owner, and nobody else, multiplies into it."""
-        mine = self.faces(rank) or [side(self.box(rank), "C")]
+        mine = self.halves.computed(rank) if self.halves else [side(self.box(rank), "C")]
         ops = self.walk(rank)
         for face in mine:
             ops = opened(Ref(rank, "C", face), ops, self.given.keeps_c)
@@ -96,12 +96,14 @@ class _Lowering:
 
     def push(self, rank: int) -> list[Op]:
         """Every partial C goes to its owner, the owner's own too: one kind of writer."""
-        mine = held(self.given.share, self.given.extent("C"), self.mesh, rank)
-        ops: list[Op] = [Scale(Ref(rank, "C", mine), self.given.keeps_c, 0)] if mine else []
+        home = held(self.given.share, self.given.extent("C"), self.mesh, rank)
+        parts = self.halves.computed(rank) if self.halves else [home]
+        mine = [Ref(rank, "C", part) for part in parts if part]
+        ops: list[Op] = [Scale(part, self.given.keeps_c, 0) for part in mine]
         ops.append(Barrier(0))
         ops += [Claim(0)] if self.fitted.is_queue else self.passes(self.walk(rank), rank)
         ops.append(Barrier(0))
-        return [*ops, *([Finish(Ref(rank, "C", mine), 0)] if mine else [])]
+        return [*ops, *(Finish(part, 0) for part in mine)]
 
     def passes(self, ops: list[Op], rank: int) -> list[Op]:
         for x in self.row.grouped:
@@ -185,13 +187,13 @@ class _Lowering:
 
     def box(self, rank: int) -> Region:
         """The box of (m, n, k) that a rank multiplies, or of which it does."""
-        return faced(self.faces(rank), self.given.shape[2]) if self.halves else self.work.region(
-            self.given.shape, self.mesh, rank
-        )
+        if self.halves:
+            return self.halves.work(rank, self.given.shape[2])
+        return self.work.region(self.given.shape, self.mesh, rank)
 
     def faces(self, rank: int) -> list[Region]:
         """The parts of C that a rank multiplies, where those are not all of its box."""
-        return self.halves.computed(rank) if self.halves else []
+        return self.halves.multiplied(rank) if self.halves else []
 
     def walk(self, rank: int) -> list[Op]:
         """A rank's pulls, multiplies and pushes before any pass."""
@@ -259,19 +261,21 @@ class _Lowering:
         """One turn: the Copies of chunks that are wanted for the first time, and the Multiplies."""
         dim = self.fitted.dim
         ops: list[Op] = []
-        for x in "AB":
+        for x in self.row.operands:
             key = x, turn.chunks[x]
             if key not in fetched:
                 region = with_span(side(box, x), x, dim, turn.chunks[x])
                 fetched[key] = self.boxes.operand(rank, x, region, turn.step, str(turn.step), ops)
-        a, b = (fetched[x, turn.chunks[x]] for x in "AB")
+        a, *others = (fetched[x, turn.chunks[x]] for x in self.row.operands)
         for c in sums:
             m, n = c.region & with_span(c.region, "C", dim, turn.span)
             whole = Region((m, n, turn.span if dim == 2 else box[2]))
             for piece in whole[dim].pieces(longest_piece(whole, dim)) if whole else ():
                 m, n, k = with_dim(whole, dim, piece)
-                left, right = replace(a, region=Region((m, k))), replace(b, region=Region((k, n)))
-                ops.append(Multiply(left, right, replace(c, region=Region((m, n))), False, turn.step))
+                left, part = replace(a, region=Region((m, k))), replace(c, region=Region((m, n)))
+                right = replace(others[0], region=Region((k, n))) if others else replace(a, region=Region((n, k)))
+                is_half = self.row.half and m == n
+                ops.append(Multiply(left, right, part, False, turn.step, is_half, turned=not others))
         return ops
 
     def is_dense(self, c: Ref) -> bool:
@@ -280,10 +284,13 @@ class _Lowering:
         return home.locate(c.region).is_contiguous
 
     def sums(self, rank: int, face: Region, step: int) -> list[Ref]:
-        """Slots for a part of C: one for each owner where groups are to sum them up, as they are sent whole."""
+        """Slots for a part of C: one for each owner where groups are to sum them up, as they are sent whole.
+
+        Of a half one for each of its boxes.
+        """
         parts = [part for _, part in self.boxes.found(rank, "C", face)]
         if "C" not in self.row.grouped or not all(face.locate(part).is_contiguous for part in parts):
-            parts = [face]
+            parts = self.faces(rank) or [face]
         return [Ref(rank, Slot(f"C{step}.{n}", part), part) for n, part in enumerate(parts)]
 
     def pushed(self, sums: Sequence[Ref], ops: list[Op], step: int) -> list[Op]:

@@ -40,10 +40,10 @@ def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
     fitted = boxes.fitted
     dim, row = fitted.dim, fitted.row
     extent = len(box[dim])
-    edges = {x: _edges(boxes, rank, x, box, start) for x in "ABC"}
+    edges = {x: _edges(boxes, rank, x, box, start) for x in (*row.operands, "C")}
     if any(narrow for _, narrow in edges.values()):
         common = _fused(sorted({edge for found, _ in edges.values() for edge in found}))
-        keep = [x for x in "ABC" if dim not in OPERAND_DIMS[x] or x in row.whole or OWNERS not in fitted.grain(x)]
+        keep = [x for x in edges if dim not in OPERAND_DIMS[x] or x in row.whole or OWNERS not in fitted.grain(x)]
         edges = {x: (found if x in keep else common, True) for x, (found, _) in edges.items()}
 
     def at(begin: int, end: int) -> Span:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from rma_mm.errors import Fault, ScheduleError
+from rma_mm.geometry.span import Region
 from rma_mm.schedule.mirror_ops import Mirror
 from rma_mm.schedule.ops import Multiply, Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
@@ -48,12 +49,22 @@ def check_mirror(schedule: Schedule, rank: int, op: Mirror) -> None:
         fail(rank, op, "misfit", "what is mirrored is a part of C")
 
 
-def check_half(schedule: Schedule, rank: int, op: Multiply) -> None:
-    """Where half is multiplied, it is of a square on the diagonal of a C that is known to be symmetric."""
-    if op.half and schedule.symmetry is None:
+def check_product(schedule: Schedule, rank: int, op: Multiply) -> Region:
+    """All its points (m, n, k). Its regions fit together, and what it takes to be symmetric is.
+
+    Where half is multiplied, it is of a square on the diagonal.
+    """
+    known, (m, k) = schedule.symmetry, op.a.region
+    k2, n = op.b.region.T if op.turned else op.b.region
+    if k != k2 or op.c.region != Region((m, n)) or op.c.rank != rank:
+        fail(rank, op, "misfit", "the regions of a, b and c do not fit together")
+    if op.half and known is None:
         fail(rank, op, "misfit", "C is not known to be symmetric")
-    if op.half and op.c.region[0] != op.c.region[1]:
+    if op.half and m != n:
         fail(rank, op, "misfit", "of squares on the diagonal half can be multiplied, and of no other box")
+    if op.turned and (known is None or not known.is_own or op.b.operand != "A"):
+        fail(rank, op, "misfit", "what is read transposed is A, and B is not known to be A transposed")
+    return Region((m, n, k))
 
 
 def check_whole(schedule: Schedule, rank: int, op: Op, ref: Ref) -> None:

@@ -21,7 +21,7 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, epochs_of, expand
-from rma_mm.schedule.verify.alone import check_alone, check_half, check_mirror, check_whole, fail
+from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_product, check_whole, fail
 from rma_mm.schedule.verify.coverage import coverage, covers, covers_union, products_of
 from rma_mm.schedule.verify.messages import Letters
 from rma_mm.schedule.verify.slot_state import SlotState
@@ -97,8 +97,8 @@ class _Checker:
         self.opening: list[tuple[tuple[int, str], Region]] = []
         self.mirrored: list[Region] = []
         """Parts of C that are mirrored, and those that they mirror."""
-        self.halved: dict[int, set[Region]] = defaultdict(set)
-        """Squares of which half was multiplied, and the rest is still to be mirrored."""
+        self.is_halved = False
+        """Whether of a square on the diagonal half was multiplied."""
         self.letters = Letters()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
@@ -199,9 +199,7 @@ class _Checker:
             self.touch(rank, op, op.src, "read")
             self.final(rank, op, op.src)
         self.mirrored += [op.c.region] if op.is_diagonal else [op.c.region, op.src.region]
-        if op.is_diagonal:
-            self.halved[rank] = {square for square in self.halved[rank] if not square.issubset(op.c.region)}
-        else:
+        if not op.is_diagonal:
             self.open(rank, op, op.c)
             self.finished[rank].append(op.c.region)
             self.products.append(products_of(self.schedule, op.c.region))
@@ -213,18 +211,14 @@ class _Checker:
 
     @checks.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: int) -> None:
-        (m, k), (k2, n) = op.a.region, op.b.region
-        if k != k2 or op.c.region != Region((m, n)) or op.c.rank != rank:
-            fail(rank, op, "misfit", "the regions of a, b and c do not fit together")
-        check_half(self.schedule, rank, op)
-        self.halved[rank] |= {op.c.region} if op.half else set()
+        box = check_product(self.schedule, rank, op)
+        self.is_halved |= op.half
         for ref in (op.a, op.b):
             self.touch(rank, op, ref, "read")
             check_whole(self.schedule, rank, op, ref)
             if isinstance(ref.buffer, Slot):
                 self.scratch.read(rank, op, ref)
         self.touch(rank, op, op.c, "write")
-        box = Region((m, n, k))
         if isinstance(op.c.buffer, str):
             if op.first:
                 self.open(rank, op, op.c)
@@ -360,11 +354,10 @@ class _Checker:
             for what, regions in (("opened", self.opened[rank, "C"]), ("finished", self.finished[rank])):
                 if home and not covers(regions, home):
                     raise ScheduleError("not-once", f"rank {rank}: of its C {home} only {regions} was {what}")
-            if self.halved[rank]:
-                raise ScheduleError("not-once", f"rank {rank}: the upper half of {self.halved[rank]} is not mirrored")
         self.letters.check()
         self.check_added()
-        if self.mirrored and not (coverage(self.mirrored, self.schedule.homes["C"].shape) == 1).all():
+        mirrored = coverage(self.mirrored, self.schedule.homes["C"].shape)
+        if (self.mirrored or self.is_halved) and not (mirrored == 1).all():
             raise ScheduleError("not-once", "not every element of C is mirrored, or mirrors another, once")
         if self.schedule.shape:
             counts = coverage(self.products, self.schedule.shape)

@@ -18,7 +18,8 @@ from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 
 MIRRORED = "mirrored C"
-"""The half of a symmetric C that is not multiplied: opened is here when others take what they mirror."""
+"""The half of a symmetric C that is not multiplied: opened is here when others take what they mirror, added when half
+of a square on the diagonal is multiplied, and used when such a square is mirrored."""
 NAMES = ("A" + STAGE, "B" + STAGE, "C", MIRRORED)
 """The homes that a schedule writes to."""
 NEVER = 2**40
@@ -71,7 +72,8 @@ def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> 
                 what = f"point of {points} is multiplied" if name == "C" else f"element of {name} is added to"
                 raise ScheduleError("not-once", f"not every {what} {wanted} times")
     mirrors = _joined(sums, NAMES.index(MIRRORED)) % PRIME
-    if mirrors and mirrors != fingerprint(Region.whole(schedule.homes["C"].shape)):
+    is_halved = latest[6 * NAMES.index(MIRRORED) + 2] != -NEVER
+    if (mirrors or is_halved) and mirrors != fingerprint(Region.whole(schedule.homes["C"].shape)):
         raise ScheduleError("not-once", "not every element of C is mirrored, or mirrors another, once")
     if _joined(sums, len(NAMES)) % PRIME or sums[-1]:
         raise ScheduleError("unmatched", "what the ranks send each other does not match")

@@ -13,7 +13,7 @@ from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule, expand, held
-from rma_mm.schedule.verify.alone import check_alone, check_half, check_mirror, check_whole, fail
+from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_product, check_whole, fail
 from rma_mm.schedule.verify.coverage import covers, covers_union, products_of
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint, total
 from rma_mm.schedule.verify.messages import balance
@@ -54,8 +54,6 @@ class _Witness:
         self.finished: list[Region] = []
         self.taken: list[Region] = []
         """Parts of C that others computed."""
-        self.halved: set[Region] = set()
-        """Squares of which half was multiplied, and the rest is still to be mirrored."""
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
@@ -100,11 +98,9 @@ class _Witness:
 
     @looks.on(ops.Multiply)
     def multiply(self, op: ops.Multiply) -> None:
-        (m, k), (k2, n) = op.a.region, op.b.region
-        if k != k2 or op.c.region != Region((m, n)) or op.c.rank != self.rank:
-            fail(self.rank, op, "misfit", "the regions of a, b and c do not fit together")
-        check_half(self.schedule, self.rank, op)
-        self.halved |= {op.c.region} if op.half else set()
+        self.added["C"] += fingerprint(check_product(self.schedule, self.rank, op))
+        if op.half:
+            self.epochs[MIRRORED].note(self.epoch, "added")
         for ref in (op.a, op.b):
             self.read(op, ref)
         if op.first:
@@ -114,7 +110,6 @@ class _Witness:
         else:
             self.require_open(op)
             self.epochs["C"].note(self.epoch, "written")
-        self.added["C"] += fingerprint(Region((m, n, k)))
 
     def read(self, op: Op, ref: Ref) -> None:
         """Something is read where it lies."""
@@ -249,7 +244,7 @@ class _Witness:
         self.epochs[MIRRORED].note(self.epoch, "written")
         self.added[MIRRORED] += fingerprint(op.c.region)
         if op.is_diagonal:
-            self.halved = {square for square in self.halved if not square.issubset(op.c.region)}
+            self.epochs[MIRRORED].note(self.epoch, first="first_used")
             return
         self.added[MIRRORED] += fingerprint(op.src.region)
         self.added["C"] += fingerprint(products_of(self.schedule, op.c.region))
@@ -274,8 +269,6 @@ class _Witness:
     def evidence(self, program: Sequence[Op]) -> Evidence:
         """What this rank brings. Raises ScheduleError where its homes or sums end otherwise than they should."""
         self.check_homes()
-        if self.halved:
-            raise ScheduleError("not-once", f"rank {self.rank}: the upper half of {self.halved} is not mirrored")
         for slot, scratch in self.slots.items():
             if slot.name[0] == "C" and scratch.sent != fingerprint(slot.region):
                 raise ScheduleError("not-once", f"rank {self.rank}: not all of the sum {slot} is sent, once")
