@@ -194,7 +194,7 @@ def test_sums_of_several_steps_are_under_way_at_once(comm):
     """Ranks add up what they send in pieces: each sum takes its own."""
     steps, rows = ["P = X.T @ Y", "Q = X.T @ Z", "S = Y.T @ Z"], "P('i', None)"
     with Mesh((3,), comm) as mesh, mock.patch.object(channel, "PIECE", 64):
-        free = {name: ((12, 12), "float64") for name in "XYZ"}
+        free = dict.fromkeys("XYZ", ((12, 12), "float64"))
         options = {"layouts": dict.fromkeys("XYZPQS", rows), "algorithm": "row_parallel"}
         with rma_mm.plan_chain(steps, mesh, **options, **free) as chain:
             assert not any(chain._overlapped.keeps_barriers)
