@@ -207,6 +207,24 @@ def test_sums_of_several_steps_are_under_way_at_once(comm):
                     assert np.array_equal(x.to_numpy(), wanted[name]), name
 
 
+@parallel(ranks=(4,), env=("node",))
+def test_what_begins_early_keeps_to_the_order_of_its_groups(comm):
+    """Where ranks begin unlike much of a step at once, the next begins before it."""
+    places = ("P('i:bounds(0, 2, 4)', 'j:bounds(0, 2, 6)')", "P('i:cyclic(2)', 'j:weights(1, 3)')")
+    blocks, steps = "P('i', 'j')", ["F = A @ B", "G = D @ E"]
+    known = {name: numbers(shape, n) for n, (name, shape) in enumerate(zip("ABDE", [(4, 6), (6, 6)] * 2, strict=True))}
+    with Mesh((2, 2), comm) as mesh:
+        given = {name: DistMatrix.from_numpy(x, mesh, place)
+                 for (name, x), place in zip(known.items(), (*places, blocks, blocks), strict=True)}  # fmt: skip
+        options = {"algorithm": "pumma", "joint": False, "layouts": dict.fromkeys("FG", blocks)}
+        with rma_mm.plan_chain(steps, mesh, **options, **given) as chain:
+            assert chain._overlapped.moments[0].begins == [1, 0]
+            for turn in range(4):
+                with Lagging(comm.rank == turn):
+                    found, wanted = chain.execute(**given), by_numpy(steps, known)
+                assert all(np.array_equal(found[name].to_numpy(), wanted[name]) for name in "FG")
+
+
 @parallel(ranks=(2,), env=("node",))
 def test_ranks_that_have_little_to_do_meet_the_others(comm):
     """Where one has nothing behind a barrier of a step, and the other has."""
