@@ -86,6 +86,7 @@ def test_plans_and_chains_change_over_where_they_may(comm):
         steps, options = ["C = A @ B", "D = C @ A"], {"A": A, "B": B, "layouts": {"C": "i, j", "D": "i, j"}}
         chain, limited = (rma_mm.plan_chain(steps, mesh, memory_limit=limit, **options) for limit in (None, 10**6))
         taken = [plan.peak_bytes for plan in limited.plans]
+        assert [plan.options.memory_limit for plan in limited.plans] == taken
         kept.adapt = False
         before = [(plan.layouts, plan.algorithm) for plan in plans]
         seen = {plan: [] for plan in [*plans, *chain.plans, *limited.plans]}
