@@ -209,14 +209,15 @@ def test_sums_of_several_steps_are_under_way_at_once(comm):
 
 @parallel(ranks=(4,), env=("node",))
 def test_what_begins_early_keeps_to_the_order_of_its_groups(comm):
-    """Where ranks begin unlike much of a step at once, the next begins before it."""
-    places = ("P('i:bounds(0, 2, 4)', 'j:bounds(0, 2, 6)')", "P('i:cyclic(2)', 'j:weights(1, 3)')")
-    blocks, steps = "P('i', 'j')", ["F = A @ B", "G = D @ E"]
-    known = {name: numbers(shape, n) for n, (name, shape) in enumerate(zip("ABDE", [(4, 6), (6, 6)] * 2, strict=True))}
+    """Where some ranks begin more of a step at once than others of a group, the next begins before it."""
+    blocks, steps = "P('i', 'j')", ["F = A.T @ B", "G = D @ E"]
+    places = "P('i:weights(0, 3)', 'j:bounds(0, 6, 13)')", "P('i:cyclic(3, 7)', 'j:bounds(0, 0, 6)')", blocks, blocks
+    shapes = {"A": (6, 13), "B": (6, 6), "D": (13, 6), "E": (6, 6)}
+    known = {name: numbers(shape, n) for n, (name, shape) in enumerate(shapes.items())}
     with Mesh((2, 2), comm) as mesh:
-        given = {name: DistMatrix.from_numpy(x, mesh, place)
-                 for (name, x), place in zip(known.items(), (*places, blocks, blocks), strict=True)}  # fmt: skip
-        options = {"algorithm": "pumma", "joint": False, "layouts": dict.fromkeys("FG", blocks)}
+        pairs = zip(known.items(), places, strict=True)
+        given = {name: DistMatrix.from_numpy(x, mesh, place) for (name, x), place in pairs}
+        options = {"algorithm": "pumma", "joint": False, "layouts": {"F": "P(None, None)", "G": blocks}}
         with rma_mm.plan_chain(steps, mesh, **options, **given) as chain:
             assert chain._overlapped.moments[0].begins == [1, 0]
             for turn in range(4):
