@@ -207,6 +207,25 @@ def test_sums_of_several_steps_are_under_way_at_once(comm):
                     assert np.array_equal(x.to_numpy(), wanted[name]), name
 
 
+@parallel(ranks=(4,), env=("node",))
+def test_what_begins_early_keeps_to_the_order_of_its_groups(comm):
+    """Where some ranks begin more of a step at once than others of a group, the next begins before it."""
+    blocks, steps = "P('i', 'j')", ["F = A.T @ B", "G = D @ E"]
+    places = "P('i:weights(0, 3)', 'j:bounds(0, 6, 13)')", "P('i:cyclic(3, 7)', 'j:bounds(0, 0, 6)')", blocks, blocks
+    shapes = {"A": (6, 13), "B": (6, 6), "D": (13, 6), "E": (6, 6)}
+    known = {name: numbers(shape, n) for n, (name, shape) in enumerate(shapes.items())}
+    with Mesh((2, 2), comm) as mesh:
+        pairs = zip(known.items(), places, strict=True)
+        given = {name: DistMatrix.from_numpy(x, mesh, place) for (name, x), place in pairs}
+        options = {"algorithm": "pumma", "joint": False, "layouts": {"F": "P(None, None)", "G": blocks}}
+        with rma_mm.plan_chain(steps, mesh, **options, **given) as chain:
+            assert chain._overlapped.moments[0].begins == [1, 0]
+            for turn in range(4):
+                with Lagging(comm.rank == turn):
+                    found, wanted = chain.execute(**given), by_numpy(steps, known)
+                assert all(np.array_equal(found[name].to_numpy(), wanted[name]) for name in "FG")
+
+
 @parallel(ranks=(2,), env=("node",))
 def test_ranks_that_have_little_to_do_meet_the_others(comm):
     """Where one has nothing behind a barrier of a step, and the other has."""

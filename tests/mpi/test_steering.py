@@ -83,15 +83,20 @@ def test_plans_and_chains_change_over_where_they_may(comm):
             *(rma_mm.plan(A, B, mesh, layout="i, j", algorithm=name) for name in ("auto", "auto", "stationary_c")),
             rma_mm.plan(A, B, mesh, layout="i, j", memory_limit=rma_mm.plan(A, B, mesh, layout="i, j").peak_bytes),
         ]
-        chain = rma_mm.plan_chain(["C = A @ B", "D = C @ A"], mesh, A=A, B=B, layouts={"C": "i, j", "D": "i, j"})
+        steps, options = ["C = A @ B", "D = C @ A"], {"A": A, "B": B, "layouts": {"C": "i, j", "D": "i, j"}}
+        chain, limited = (rma_mm.plan_chain(steps, mesh, memory_limit=limit, **options) for limit in (None, 10**6))
+        taken = [plan.peak_bytes for plan in limited.plans]
+        assert [plan.options.memory_limit for plan in limited.plans] == taken
         kept.adapt = False
         before = [(plan.layouts, plan.algorithm) for plan in plans]
-        seen = {plan: [] for plan in [*plans, *chain.plans]}
+        seen = {plan: [] for plan in [*plans, *chain.plans, *limited.plans]}
         for _ in range(2 * LOOKS + 6):
             for plan in plans:
                 operands = (a, b) if plan is arrays else (A, B)
                 assert np.array_equal(plan.execute(*operands).to_numpy(), a @ b)
-            assert np.array_equal(chain.execute(A=A, B=B)["D"].to_numpy(), a @ b @ a)
+            for each in (chain, limited):
+                assert np.array_equal(each.execute(A=A, B=B)["D"].to_numpy(), a @ b @ a)
+            assert all(plan.peak_bytes <= most for plan, most in zip(limited.plans, taken, strict=True))
             for plan, names in seen.items():
                 names.append(plan.algorithm)
         assert [plan.layouts for plan in plans] == [layouts for layouts, _ in before]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 
@@ -232,6 +233,37 @@ def test_plans_of_tensors_change_over_too(comm):
         assert mesh.metrics.tally.plan_changes >= 3  # y, and the gradients of x and w
 
 
+@parallel(ranks=(3,), env=("node",))
+def test_the_same_tensors_in_other_places(comm):
+    """A tensor by itself turned, as its own gradient, of a matrix that a rank has closed: others come after it."""
+    with Mesh((3,), comm) as mesh:
+        x, v, whole_places = whole((3, 4)), whole((3, 4), seed=1), ("*,*", "*,*", "*,*")
+        for other in (x, v, x):
+            y = rt.mm(x, other, mesh, *whole_places, True)
+            assert torch.equal(y, x @ other.T)
+        square, w = rt.empty((4, 4), torch.float64, mesh, "*,*"), whole((4, 4), seed=2).requires_grad_()
+        square[...] = whole((4, 4))
+        for dy in (square, whole((4, 4), seed=3)):
+            w.grad = None
+            rt.mm(square, w, mesh, *whole_places).backward(dy)
+            assert torch.equal(w.grad, square.T @ dy)
+        if (D := rt.matrix_of(y, mesh)) and comm.rank == 1:
+            D.close()
+        assert torch.equal(rt.mm(y, v, mesh, *whole_places), y @ v)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_tensors_that_live_on_do_not_use_up_the_windows(comm):
+    """Slices of one tensor, each of which is seen once, and those that come again."""
+    with Mesh((2,), comm) as mesh, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rma_mm.torch.kept.EXPOSED", 4)
+        patch.setattr("rma_mm.runtime.ranks.arena.WINDOWS_AT_MOST", 16)
+        data, w = whole((40, 4)), whole((4, 3), seed=1)
+        for n in (*range(20), 0, 19, 18, 0):
+            x = data[2 * n : 2 * n + 2]
+            assert torch.equal(rt.mm(x, w, mesh, "*,*", "*,*", "*,*"), x @ w)
+
+
 def test_arrays_of_tensors_share_their_memory():
     """Both ways, of every type that both have."""
     for dtype in rt.tensors.TYPES:
@@ -288,6 +320,17 @@ def test_two_layers(comm, shape, activation):
                 optimiser.step()
                 optimiser.zero_grad()
         assert places == [each.data_ptr() for each in net.parameters()]
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_copies_of_layers_and_ranks_without_columns(comm):
+    """A deep copy stays on its mesh; what is folded has as many rows where a rank has nothing of x."""
+    with Mesh((3,), comm) as mesh:
+        layer = rt.Linear(2, 4, mesh, placement="row", dtype=torch.float64)
+        twin, x = copy.deepcopy(layer), tile(whole((6, 2)), layer.layouts.x, mesh)
+        x, ends = x.reshape(2, 3, x.shape[1]), comm.allgather(x.shape[1])
+        assert twin.mesh is mesh and min(ends) == 0
+        assert (y := layer(x)).shape == (2, 3, 4) and torch.equal(twin(x), y)
 
 
 @parallel(ranks=(3,), env=("node",))

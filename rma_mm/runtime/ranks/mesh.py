@@ -282,6 +282,10 @@ class Mesh:
         finally:
             leave_call()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Mesh:
+        """The mesh itself: a deep copy of what lies on it, as of a layer, does so too."""
+        return self
+
     def __enter__(self) -> Mesh:
         return self
 
