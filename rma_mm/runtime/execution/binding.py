@@ -89,8 +89,7 @@ class Binding:
     binds = Dispatch[None]()
 
     def __init__(self, setup: Setup, program: Sequence[Op]) -> None:
-        self.setup, self.places, self.scalars = setup, setup.places, setup.scalars
-        self.rank = setup.mesh.rank
+        self.setup, self.places, self.scalars, self.rank = setup, setup.places, setup.scalars, setup.mesh.rank
         self.actions: list[Action] = []
         self.viewed = Counters()
         """Words that Multiplies read in place, of one run."""
@@ -130,7 +129,7 @@ class Binding:
     def wait(self, keys: Iterable[str], behind: float = inf) -> None:
         """What is under way under these names must be over before the next call.
 
-        behind: but what stands behind more barriers than these, in which other ranks may not yet take part.
+        Not what stands behind more barriers than `behind`: other ranks may not take part in that yet.
         """
         for op in self.gates:
             meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
