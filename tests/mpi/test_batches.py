@@ -367,6 +367,8 @@ def test_switches_of_the_environment_are_those_of_batches(comm):
             assert np.array_equal(c.to_numpy(), 3 * (x @ x[0].T))
             summed = rma_mm.matmul(x, DistArray.from_numpy(x, mesh), mesh, transpose_b=True, semiring="min_plus")
             assert np.array_equal(summed.to_numpy(), (x[:, :, None] + x[:, None]).min(-1))
+        with Mesh((1,), comm) as mesh:  # beyond which a rank holds nothing
+            assert np.array_equal(rma_mm.matmul(x, x[:1].swapaxes(1, 2), mesh).to_numpy(), x @ x[0].T)
         patch.setenv("RMA_MM_PREFER", "two-sided")
         with Mesh((2,), comm) as mesh:
             a = DistArray.from_numpy(x, mesh)
