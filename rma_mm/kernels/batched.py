@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BLAS_TYPES
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring
+from rma_mm.kernels import local
 from rma_mm.kernels.binders import bind_numba
 from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import in_turn
 from rma_mm.kernels.local import bind, bound_or_scaled
-from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms
+from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms, plan_numpy
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
 from rma_mm.kernels.threads import get_threads, together, using_threads
 
 Array = NDArray[Any]
 Call = Callable[[], None]
+Types = tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
 SMALL = 1 << 24
 """Multiply-adds of one product up to which threads share the batch rather than each product."""
 WORTH = 1 << 20
@@ -59,6 +61,27 @@ def bind_batch(
         problem = checked(a[at], b[at], c[at], alpha, beta, conj_a, conj_b, semiring, dims=3)
         steps.append(bound_or_scaled(problem, name, kernel == name, BATCHED))
     return steps[0] if len(steps) == 1 else partial(in_turn, steps)
+
+
+def scratch_bytes(
+    count: int, m: int, n: int, k: int, types: Types, alpha: Any, beta: Any, conj: bool, kernel: str, semiring: Semiring
+) -> int:  # fmt: skip
+    """Upper bound of the temporary memory of `count` products that `bind_batch` binds, with unit strides, in bytes.
+
+    types: of a, b and c. conj: whether one of them may be conjugated.
+    """
+    if not (count and m and n and k):
+        return 0
+    flat = local.scratch_bytes(count * m, n, k, *types, kernel, conj, semiring)
+    if kernel == "numba":
+        from rma_mm.kernels.gemm.product import scratch_of
+
+        return max(flat, scratch_of(semiring, m, n, k, *types, count))
+    if not semiring.is_arithmetic:
+        return max(flat, local.scratch_bytes(m, n, k, *types, kernel, conj, semiring))
+    threads = get_threads()
+    each = plan_numpy(*types, conj, conj).scratch_bytes(m, n, k, -(-count // threads))
+    return flat if _is_direct(*types, alpha, beta, conj) else max(flat, each * threads)
 
 
 def _flat(x: Array) -> Array | None:
@@ -111,10 +134,15 @@ def _bind_matmul(problem: LocalOperands) -> Product:
 def _matmul(problem: LocalOperands) -> Product:
     """The products by one call of numpy.matmul where that does all, by blocks of some of them elsewhere."""
     p = problem
-    is_direct = p.a.dtype == p.b.dtype == p.c.dtype and (p.c.dtype in BLAS_TYPES or p.c.dtype.kind in "biu")
-    if is_direct and p.alpha == 1 and p.beta == 0 and not (p.conj_a or p.conj_b):
+    if _is_direct(p.a.dtype, p.b.dtype, p.c.dtype, p.alpha, p.beta, p.conj_a or p.conj_b):
         return Product.by("numpy", p, _call, p.a, p.b, p.c)
     return bind_numpy(p)
+
+
+def _is_direct(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], alpha: Any, beta: Any, conj: bool) -> bool:
+    """Whether numpy.matmul does all of a product."""
+    is_own = a == b == c and (c in BLAS_TYPES or c.kind in "biu")
+    return bool(is_own and alpha == 1 and beta == 0 and not conj)
 
 
 def _call(a: Array, b: Array, c: Array) -> None:

@@ -88,9 +88,9 @@ class Blocking:
         first, second, third, fourth = (-(-size // _ALIGN) * _ALIGN for size in sizes)
         return first, second, third, fourth
 
-    def scratch_bytes(self, m: int, n: int, k: int) -> int:
-        """Bytes of scratch of one product, with a margin for alignment and small objects; 0 without scratch."""
-        total = sum(self.pieces(m, n, k))
+    def scratch_bytes(self, m: int, n: int, k: int, count: int = 1) -> int:
+        """Bytes of scratch of a product, or a batch, with a margin for alignment and small objects; 0 without it."""
+        total = sum(self.pieces(m, n, k, self.together(count, m, n, k)))
         return total + _MARGIN if total else 0
 
 

@@ -25,6 +25,7 @@ from rma_mm.errors import (
     FileFormatError,
     LayoutError,
     MemoryLimitError,
+    MeshError,
     OptionError,
     ShapeError,
 )
@@ -246,6 +247,31 @@ def check_repeated(comm, plan, a, b):
     same_error(comm, ClosedError, lambda: plan.execute(left, b, first), "closed")
 
 
+@parallel(ranks=(2,), env=("nolocal",))
+def test_what_is_moved_is_rounded_once_and_counted(comm):
+    """What is brought to where C lies is added there in the type of sums; a plan's memory is all that it takes."""
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.random(shape).astype("float16") for shape in ((6, 9, 80), (6, 80, 7), (6, 9, 7)))
+    wide = [x.astype("float32") for x in (a, b, c)]
+    expected = (wide[0] @ wide[1] + np.float32(0.1) * wide[2]).astype("float16")
+    with Mesh((2,), comm) as mesh:
+        A, B = (DistArray.from_numpy(x, mesh) for x in (a, b))
+        for place in ("P('i')", "P(None, 'i')"):
+            out, added = (DistArray.from_numpy(c, mesh, place) for _ in range(2))
+            assert np.array_equal(rma_mm.matmul(A, B, mesh, out, beta=0.1).to_numpy(), expected)
+            assert np.array_equal(rma_mm.matmul(A, B, mesh, c=added, beta=0.1).to_numpy(), expected)
+        summands = A.redistribute("P(None, None, None, i=sum)")
+        with rma_mm.plan(summands, B, mesh) as plan:
+            assert np.array_equal(plan.execute(summands, B).to_numpy(), (wide[0] @ wide[1]).astype("float16"))
+            needed = plan.peak_bytes
+        held = 2 * (summands.tile.size + B.tile.size + c.size // 2)
+        brought, summed, cast = 2 * a.size // 2, 4 * a.size // 2, 4 * summands.tile.size
+        assert needed >= held + brought + summed + cast
+        with rma_mm.plan(summands, B, mesh, memory_limit=needed) as plan:
+            assert plan.peak_bytes <= needed
+        same_error(comm, MemoryLimitError, lambda: rma_mm.plan(summands, B, mesh, memory_limit=held + brought), "needs")
+
+
 @parallel(ranks=(4,), env=("node",))
 def test_arrays_and_plans(comm):
     """Placements, ways to make one, words, plans that are kept, and what is refused: the same on every rank."""
@@ -284,7 +310,7 @@ def test_arrays_and_plans(comm):
         assert (rma_mm.matmul(*few, mesh, memory_limit=500_000).to_numpy() == 512).all()
         assert ((a @ b) @ np.ones((4, 2))).shape == (8, 4, 2)
         c = DistArray.empty((8, 4, 4), "float64", mesh)
-        moved = b.redistribute("P(None, 'i', 'j')")
+        moved, summands = b.redistribute("P(None, 'i', 'j')"), a.redistribute("P(None, None, None, i=sum, j=sum)")
         assert (rma_mm.matmul(a, b, prefer="two-sided").to_numpy() == 6).all()
         refused = (
             (ShapeError, lambda: rma_mm.matmul(a, np.ones((3, 6, 4))), ("batch axis -3 has 8 in A and 3 in B",)),
@@ -297,6 +323,11 @@ def test_arrays_and_plans(comm):
             (LayoutError, lambda: rma_mm.matmul(c, c, out=c), ("shares memory",)),
             (AlgorithmError, lambda: rma_mm.matmul(a, b, algorithm="cannon"), ("algorithm", "cannon")),
             (OptionError, lambda: rma_mm.matmul(a, b, check=True), ("check",)),
+            (ShapeError, lambda: rma_mm.matmul(a, 3.0), ("B: got a number",)),
+            (MeshError, lambda: DistArray.from_numpy(x, mesh, root="0"), ("root: got '0'; the mesh 2x2 has",)),
+            (MeshError, lambda: a.to_numpy(root=0.5), ("root: got 0.5", "0 to 3")),
+            (MeshError, lambda: DistArray.empty((2, 3), "float64", None), ("mesh: got None",)),
+            (AlgorithmError, lambda: rma_mm.matmul(summands, b, deterministic=True), ("no fixed order",)),
             (OptionError, lambda: rma_mm.matmul(a, moved, prefer="two-sided"), ("prefer", "two-sided")),
             (OptionError, lambda: rma_mm.matmul(a, b, prefer="sometimes"), ("prefer", "sometimes")),
             (OptionError, lambda: np.asarray(a), ("(8, 4, 6) over 4 ranks", "to_numpy()")),
@@ -336,6 +367,8 @@ def test_switches_of_the_environment_are_those_of_batches(comm):
             assert np.array_equal(c.to_numpy(), 3 * (x @ x[0].T))
             summed = rma_mm.matmul(x, DistArray.from_numpy(x, mesh), mesh, transpose_b=True, semiring="min_plus")
             assert np.array_equal(summed.to_numpy(), (x[:, :, None] + x[:, None]).min(-1))
+        with Mesh((1,), comm) as mesh:  # beyond which a rank holds nothing
+            assert np.array_equal(rma_mm.matmul(x, x[:1].swapaxes(1, 2), mesh).to_numpy(), x @ x[0].T)
         patch.setenv("RMA_MM_PREFER", "two-sided")
         with Mesh((2,), comm) as mesh:
             a = DistArray.from_numpy(x, mesh)

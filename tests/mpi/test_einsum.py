@@ -1,7 +1,7 @@
 """einsum on real ranks: random expressions against NumPy's, semirings, what is shared, and errors."""
 
 import random
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -10,12 +10,21 @@ import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
-from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
+from rma_mm.errors import (
+    AlgorithmError,
+    DisagreementError,
+    DtypeError,
+    LayoutError,
+    MemoryLimitError,
+    OptionError,
+    ShapeError,
+)
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.einsum import placing
 from rma_mm.runtime.einsum.placing import Placements
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
+from tests.own_semirings import registered
 from tests.thorough import thorough
 
 LABELS = "abcde"
@@ -184,8 +193,20 @@ def test_results_errors_and_what_moves(comm):
             (AlgorithmError, lambda: rma_mm.einsum("bij->b", a, kernel="fast"), ("kernel", "fast")),
             (OptionError, lambda: rma_mm.einsum("bij->b", a, memory_limit=-1), ("memory_limit", "-1")),
             (MemoryLimitError, lambda: rma_mm.einsum("bij->b", a, memory_limit=335), ("335", "take 336")),
+            (LayoutError, lambda: rma_mm.einsum("bij,bkj->bik", a, a, layout="P('z')"), ("'z'",)),
+            (LayoutError, lambda: rma_mm.einsum("bij,bij->", a, a, layout="i"), ("layout: got i", "a number")),
+            (DisagreementError, lambda: rma_mm.einsum("i->", np.full(2, comm.rank), mesh=mesh), ("sum of the array",)),
+            (LayoutError, lambda: rma_mm.einsum("bij,bkj->bik", a, a, layout=["i"]), ("layout: got ['i']",)),
         )
         for kind, call, words in refused:
             same_error(comm, kind, call, *words)
+        with registered():  # of one where nobody knows whether sums may come first
+            x = np.array([[4, 6], [9, 10], [12, 8]], "uint32")
+            found = rma_mm.einsum("ij,kj->ik", x, x[:2], mesh=mesh, semiring="gcd_lcm").to_numpy()
+            assert np.array_equal(found, np.gcd.reduce(np.lcm(x[:, None], x[None, :2]), axis=2))
+            few = x[:2]
+            for text, given in (("ij,ij,kj->i", (x, x, x)), ("ij,jk,kl", (x, few, few)), ("ij,jk", (x[:, :1], few))):
+                call = partial(rma_mm.einsum, text, *given, mesh=mesh, semiring="gcd_lcm")
+                same_error(comm, OptionError, call, "is summed over before all operands are multiplied", "gcd_lcm")
     with pytest.raises(ValueError, match="mesh"):
         rma_mm.einsum("i", np.ones(3))

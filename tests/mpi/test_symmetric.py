@@ -189,7 +189,12 @@ def test_what_is_recognised(comm: MPI.Intracomm) -> None:
         assert known(A.T, A.T, transpose_b=True) == known(A, A.T, alpha=-2) == "symmetric"
         assert known(Z, Z.T) == known(Z, Z.T, conjugate_a=True, conjugate_b=True, alpha=1j) == "symmetric"
         assert known(Z, Z.T, conjugate_b=True) == known(Z.T, Z, conjugate_a=True) == "Hermitian"
-        assert known(A, A.T, conjugate_b=True) == "symmetric"
+        assert known(A, A.T, conjugate_b=True) == known(A, A.T, symmetric="hermitian") == "symmetric"
+        real = np.eye(30, 6, dtype=bool)  # whose conjugates are no bools to NumPy
+        X = DistMatrix.from_numpy(real, mesh)
+        for Y in (X.T, X.T.redistribute("i")):
+            C = rma_mm.matmul(X, Y, mesh, symmetric="hermitian", algorithm=SYRK, check=True)
+            assert np.array_equal(C.to_numpy(), real @ real.T)
         assert not any([
             known(A, other), known(A, A.T, symmetric=False), known(A, A.T, beta=1), known(A, A.T, epilogue=bias),
             known(Z, Z.T, conjugate_b=True, alpha=1j),
@@ -203,6 +208,9 @@ def test_what_is_recognised(comm: MPI.Intracomm) -> None:
                 rma_mm.plan(A, A.T, mesh, algorithm=TRIANGLES, **said)
             with rma_mm.plan(A, A.T, mesh, **said) as plan:
                 assert plan.execute(A, another).shape == (30, 30)
+        held = DistMatrix.from_numpy(np.full((30, 30), 1j), mesh)  # whose diagonal counts as real
+        rma_mm.matmul(Z, Z.T, mesh, held, conjugate_b=True, symmetric="hermitian", beta=1, alpha=0, check=True)
+        assert np.array_equal(held.to_numpy(), 1j * (np.tri(30, k=-1) - np.tri(30, k=-1).T))
         square = DistMatrix.from_numpy(np.ones((30, 30)), mesh)
         C = rma_mm.matmul(square, square.redistribute("P(None, 'i')"), mesh, symmetric=True, algorithm=SYRK)
         assert (C.to_numpy() == 30).all()

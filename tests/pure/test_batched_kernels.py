@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -92,6 +94,31 @@ def test_calls_do_not_grow_with_the_batch(name: str, ring: str) -> None:
         return seen["call"] + seen["c_call"]
 
     assert calls(500) < calls(5) + 100
+
+
+MEASURED = (
+    ("float16", "float16", "numpy", 0, "plus_times"), ("float32", "float32", "numpy", 2, "plus_times"),
+    ("int8", "int32", "numpy", 0, "plus_times"), ("float32", "float32", "numpy", 1, "max_plus"),
+    ("float16", "float16", "numba", 2, "plus_times"), ("float32", "float32", "numba", 0, "min_plus"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "of_c", "kernel", "beta", "ring"), MEASURED)
+def test_temporary_memory_is_what_is_said(dtype: str, of_c: str, kernel: str, beta: int, ring: str) -> None:
+    """Also of one b for all; that of a thread that has multiplied nothing before."""
+    count, m, n, k = 700, 16, 24, 32
+    for leading in ((count,), ()):
+        a, b, c = np.ones((count, m, k), dtype), np.ones((*leading, k, n), dtype), np.zeros((count, m, n), of_c)
+        multiply = bind_batch(a, b, c, 1, beta, kernel=kernel, semiring=SEMIRINGS[ring])
+        types = a.dtype, b.dtype, c.dtype
+        said = batched.scratch_bytes(count, m, n, k, types, 1, beta, False, kernel, SEMIRINGS[ring])
+        tracemalloc.start()
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        thread.join()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= said <= 20 << 20, (peak, said)
 
 
 def test_shapes_that_are_no_batch_are_refused() -> None:

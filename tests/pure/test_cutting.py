@@ -112,3 +112,20 @@ def parts_of(layout: Layout, mesh: MeshShape, extent: int) -> list[Span]:
 
 def test_the_row_that_is_looked_at_is_one_sided() -> None:
     assert not any(find_algorithm(name).grouped for name in BLOCKED)
+
+
+GRAINED = [("gather_gemm", (4096, 37, 3387), 24, 24), ("cosma", (566, 2774, 62), 32, 16)]
+
+
+@pytest.mark.parametrize(("name", "shape", "ranks", "made"), GRAINED)
+def test_parts_are_cut_into_no_more_than_the_shortest_has(
+    name: str, shape: tuple[int, int, int], ranks: int, made: int
+) -> None:
+    """Of 37 columns for 24 ranks none is cut in two."""
+    request = Request(shape, MeshShape((1, ranks)), algorithm=name)
+    (found,) = candidates(request)
+    assert found.layouts is not None
+    problem = problem_of(request, found.layouts)
+    work = next(phase.work for phase in account(found.row, problem).phases if phase.work)
+    ops = lower(found.row, problem).program(0)
+    assert prod(int(cuts[0]) for cuts in work.pieces) == sum(isinstance(op, Multiply) for op in ops) == made

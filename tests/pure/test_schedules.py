@@ -399,3 +399,15 @@ def test_queue_on_rows_that_are_cut_differently_at_each_step() -> None:
     problem = Problem((9, 8, 4), mesh, placed(mesh, "i:skew(j), j", "i, j", "*, *, i=0, j=0"))
     with limits({"NARROW": 1}):
         run(Case(ALGORITHMS["queue"], problem, Tuning(100, 0), 1, 0, "", 0))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_scattered_owners_do_not_scatter_the_c_that_is_multiplied_into(transposed: bool) -> None:
+    """The walk goes along rows, or columns, of C, which an operand's owners have dealt out in wide parts."""
+    mesh = MeshShape((3,), nodes=(0, 1, 2))
+    dealt, whole = parse_layout("i:cyclic(1)", mesh), parse_layout("*, i", mesh)
+    placed = (dealt, whole, whole) if not transposed else (whole.T, dealt.T, whole.T)
+    row = find_algorithm("gather_gemm:pull")
+    taken = row.fit(Request((400, 400, 5), mesh, placed)) if row.fit else row
+    assert isinstance(taken, Row)
+    verify(lower(taken, Problem((400, 400, 5), mesh, placed)))

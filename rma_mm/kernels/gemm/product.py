@@ -107,16 +107,17 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
 
 @lru_cache(maxsize=1024)
 def _scratch_of(
-    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], threads: int
-) -> int:
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
+    threads: int,
+) -> int:  # fmt: skip
     """`scratch_of` for so many threads."""
     blocking, outer = plan_numba(a, b, c), 0
     if blocking is not None:
-        outer = blocking.scratch_bytes(m, n, k)
+        outer = blocking.scratch_bytes(m, n, k, count)
         m, n, k = blocking.block(m, n, k)
         a, b, c = blocking.types(a, b, c)
     most = 0
-    for some in _slices(m, n, k, threads):
+    for some in _slices(m, n, k, threads if count < threads else 1):  # as `_parts` cuts it
         rows, columns = (some.stop - some.start, n) if m >= n else (m, some.stop - some.start)
         for x, y, height, width in ((a, b, rows, columns), (b, a, columns, rows)):  # a c stored by columns swaps them
             for safe in (True, False):
@@ -126,10 +127,10 @@ def _scratch_of(
 
 
 def scratch_of(
-    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]
+    semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int = 1
 ) -> int:
-    """Bytes of scratch of one product at most, all threads' together."""
-    return _scratch_of(semiring, m, n, k, a, b, c, get_threads())
+    """Bytes of scratch of a product, or of a batch of so many, at most, all threads' together."""
+    return _scratch_of(semiring, m, n, k, a, b, c, count, get_threads())
 
 
 # -- one product, one thread ------------------------------------------------------------------------

@@ -166,7 +166,9 @@ class _Cutter:
             grain = fitted.grain(x)
             pieces = owned if OWNERS in grain else once
             for cut in grain:
-                pieces = pieces * (np.ceil(extent / pieces / cut.size) if cut.size else max(1, int(cut.parts)))
+                length = extent / pieces  # parts are cut alike, so into no more than the shortest has indices
+                parts = np.clip(np.floor(length), 1, max(1, int(cut.parts)))
+                pieces = pieces * (np.ceil(length / cut.size) if cut.size else parts)
             pieces = np.minimum(pieces, extent)  # what cuts owners' parts further cuts where they end, too
             found = np.maximum(found, pieces) if OWNERS in grain else together(found, pieces)
         return found

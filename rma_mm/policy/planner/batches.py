@@ -169,6 +169,8 @@ class BatchPrices:
     """Element type and name of the local kernel."""
     itemsize: Mapping[str, int]
     """Bytes of an element of A, B and C."""
+    moved: Mapping[str, int]
+    """The same where they are brought to, and where C is summed."""
     flavour: str
 
 
@@ -180,7 +182,7 @@ class BatchShare:
     words: int
     """Elements that it takes from other ranks, or adds to theirs."""
     held: int
-    """Bytes of operands, result, and what is brought or summed beside them."""
+    """Bytes of operands, result, and what is brought or summed beside them; of the way that is taken scratch, too."""
 
 
 def share(
@@ -198,20 +200,25 @@ def share(
         held += there.size * prices.itemsize[x]
         if same_place(inner, outer, shape, mesh):
             continue
-        held += (here.size + there.size * (x == "C")) * prices.itemsize[x]
+        itemsize = prices.moved[x]
+        held += (here.size + there.size * (x == "C")) * itemsize
         moved, wanted = _moved(here, there, inner, outer, x)
         words += moved
         cost = machine.cost(link, "accumulate" if (inner if x == "C" else outer).partial else "get", prices.flavour)
-        copied = machine.cost("own", "copy").seconds((wanted - moved) * prices.itemsize[x])
-        seconds += cost.seconds(moved * prices.itemsize[x], 2) + copied + 2 * machine.meet(mesh.size)
+        copied = machine.cost("own", "copy").seconds((wanted - moved) * itemsize)
+        seconds += cost.seconds(moved * itemsize, 2) + copied + 2 * machine.meet(mesh.size)
     return BatchShare(seconds, words, held)
+
+
+def box(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split]) -> tuple[int, ...]:
+    """The extents of what a rank multiplies: those of the batch, then m, n and k."""
+    layout = Layout(tuple(cuts.get(dim, ()) for dim in batch.extents))
+    return layout.region(tuple(batch.extents.values()), mesh, rank).shape
 
 
 def _multiplying(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], prices: BatchPrices) -> float:
     """Seconds of a rank's own box."""
-    dims = batch.extents
-    layout = Layout(tuple(cuts.get(dim, ()) for dim in dims))
-    *count, m, n, k = layout.region(tuple(dims.values()), mesh, rank).shape
+    *count, m, n, k = box(batch, mesh, rank, cuts)
     return prod(count) * prices.machine.kernel(*prices.kernel).seconds(m, n, k) if prod((*count, m, n, k)) else 0.0
 
 

@@ -15,7 +15,7 @@ from rma_mm.errors import LayoutError, MemoryLimitError, MeshError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.runtime.einsum.placing import multiplied, options_of
-from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse
+from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse, summed_early
 from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
@@ -64,6 +64,7 @@ def einsum(
             if isinstance(x, DistArray) and x.mesh is not mesh:
                 raise MeshError(f"einsum: operand {n} lives on {x.mesh!r}; the others are on {mesh!r}")
         found = parse(subscripts, [x.shape for x in given])
+        place = _place(layout, found, mesh)
         dtype = _common([x.dtype for x in given], compute_dtype)
         ring = find_semiring(semiring)
         check_semiring(ring, dtype, 1, 0, conjugates=False)
@@ -74,15 +75,24 @@ def einsum(
         ))  # fmt: skip
         sums.check(given)
         if len(given) == 1:
-            sums.check_room(given[0], layout)
+            sums.check_room(given[0], place)
     if any(extent == 0 and name not in found.output for name, extent in found.extents):
-        return sums.nothing(layout)
+        return sums.nothing(place)
     terms = [
         Term(names, whole(x, dtype) if isinstance(x, DistArray) else x)
         for names, x in zip(found.operands, given, strict=True)
     ]
     lent = [x.folded.block.key for x in given if isinstance(x, DistArray)]
-    return sums.finished(sums.product(terms, layout), layout, lent)
+    return sums.finished(sums.product(terms, place), place, lent)
+
+
+def _place(layout: str | Layout | None, subscripts: Subscripts, mesh: Mesh) -> Layout | None:
+    """Where the result goes, as far as the caller says. Raises LayoutError."""
+    if layout is None:
+        return None
+    if not subscripts.output:
+        raise LayoutError(f"layout: got {layout}; the result has no index, and is a number on every rank: leave it out")
+    return placed(layout, subscripts.shape, mesh)
 
 
 def _common(dtypes: Sequence[np.dtype[Any]], compute: DTypeLike | None) -> np.dtype[Any]:
@@ -105,27 +115,23 @@ class _Sums:
 
     def check(self, given: Sequence[NDArray[Any] | DistArray]) -> None:
         """Raise OptionError where sums come before products that may not, LayoutError for summands without +."""
-        every = self.subscripts.operands
         for n, x in enumerate(given):
             if isinstance(x, DistArray) and x.layout.partial and not self.semiring.is_arithmetic:
                 raise LayoutError(
                     f"einsum: operand {n} is placed as {x.layout}, in summands; semiring {self.semiring.name} does "
                     f"not add, so place it without sum (redistribute does)"
                 )
-        for n, names in enumerate(every):
-            others = {name for m, other in enumerate(every) if m != n for name in other}
-            alone = [name for name in names if name not in others and name not in self.subscripts.output]
-            may = self.semiring.is_arithmetic or self.semiring.distributes != Distributes.NOT_KNOWN
-            if alone and len(every) > 1 and not may:
-                raise OptionError(
-                    f"einsum: index {alone[0]!r} is in operand {n} alone, and is summed over before it is multiplied, "
-                    f"which {self.semiring.name} is not known to allow"
-                )
+        may = self.semiring.is_arithmetic or self.semiring.distributes != Distributes.NOT_KNOWN
+        early = None if may or len(given) == 1 else summed_early(self.subscripts, [x.shape for x in given])
+        if early is not None:
+            raise OptionError(
+                f"einsum: index {early!r} is summed over before all operands are multiplied, which "
+                f"{self.semiring.name} is not known to allow"
+            )
 
-    def check_room(self, x: NDArray[Any] | DistArray, layout: str | Layout | None) -> None:
+    def check_room(self, x: NDArray[Any] | DistArray, layout: Layout | None) -> None:
         """Raise MemoryLimitError where one operand and its sums, placed by `layout`, or evenly, are too much."""
-        limit, extents, mesh = self.options.memory_limit, dict(self.subscripts.extents), self.mesh
-        shape = tuple(extents[name] for name in self.subscripts.output)
+        limit, shape, mesh = self.options.memory_limit, self.subscripts.shape, self.mesh
         if limit is None or not shape:
             return
         own = x.layout if isinstance(x, DistArray) else Layout(((),) * x.ndim)
@@ -137,18 +143,17 @@ class _Sums:
                 f"more, or place them on more ranks"
             )
 
-    def nothing(self, layout: str | Layout | None) -> Any:
+    def nothing(self, layout: Layout | None) -> Any:
         """The result of sums over an index without extent, whatever the operands hold. Collective."""
-        extents, identity = dict(self.subscripts.extents), self.semiring.identity(self.dtype)
-        if not self.subscripts.output:
+        shape, identity = self.subscripts.shape, self.semiring.identity(self.dtype)
+        if not shape:
             return self.dtype.type(identity)
-        shape = tuple(extents[name] for name in self.subscripts.output)
         made = kind_of(shape).empty(shape, self.dtype, self.mesh, layout)
         made.tile[...] = identity
         made.keep_first_summand()
         return made
 
-    def product(self, terms: list[Term], layout: str | Layout | None) -> Term:
+    def product(self, terms: list[Term], layout: Layout | None) -> Term:
         """All operands multiplied, in an order of the result's indices that needs no copy. Collective."""
         terms = [diagonal(term) for term in terms]
         terms = [self._alone(n, terms, self.subscripts.output) for n in range(len(terms))]
@@ -161,7 +166,7 @@ class _Sums:
             live[n] = self._pair(live.pop(pair.a), live.pop(pair.b), pair)
         return live.popitem()[1]
 
-    def _together(self, terms: list[Term], every: list[Pair], layout: str | Layout | None) -> Term | None:
+    def _together(self, terms: list[Term], every: list[Pair], layout: Layout | None) -> Term | None:
         """Products of matrices, placed together; None where they cannot be. Collective."""
         matrices = {n: _matrix(term) for n, term in enumerate(terms)}
         names = {n: term.names for n, term in enumerate(terms)}
@@ -211,13 +216,17 @@ class _Sums:
         assert isinstance(plan, BatchPlan)
         return plan.execute(given[0], given[1], out)
 
-    def finished(self, term: Term, layout: str | Layout | None, lent: Sequence[object]) -> Any:
+    def finished(self, term: Term, layout: Layout | None, lent: Sequence[object]) -> Any:
         """The result as it is returned, on other memory than the operands', whose keys are `lent`. Collective."""
         mesh, output = self.mesh, self.subscripts.output
         if not output:
             number = term.x if isinstance(term.x, np.ndarray) else term.x.to_numpy()
             assert number is not None
-            return self.dtype.type(number.reshape(-1)[0])
+            found = self.dtype.type(number.reshape(-1)[0])
+            if isinstance(term.x, np.ndarray):  # which is to be equal on every rank
+                with agreed(mesh.comm, "einsum") as facts:
+                    facts["sum of the array"] = found
+            return found
         if isinstance(term.x, np.ndarray):
             x = arranged(term, [(name,) for name in output]).x
             assert isinstance(x, np.ndarray)

@@ -66,7 +66,7 @@ def options_of(options: ProductOptions) -> dict[str, Any]:
 
 def multiplied(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
-    layout: str | Layout | None, options: ProductOptions,
+    layout: Layout | None, options: ProductOptions,
 ) -> DistMatrix | None:  # fmt: skip
     """The last product of `pairs`; None where they are small, or a chain has no placements for all. Collective.
 
@@ -102,7 +102,7 @@ def _name(number: int) -> str:
 
 def _kept(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
-    layout: str | Layout | None, options: ProductOptions,
+    layout: Layout | None, options: ProductOptions,
 ) -> PlacedProducts | None:  # fmt: skip
     """What was found for these operands before, or is now. Collective."""
     texts, indices = [], dict(names)

@@ -23,6 +23,12 @@ class Subscripts:
     extents: tuple[tuple[str, int], ...]
     """An index that has 1 in some operands and n in others has n: the former are the same along it."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the result."""
+        extents = dict(self.extents)
+        return tuple(extents[name] for name in self.output)
+
 
 def parse(text: object, shapes: Sequence[tuple[int, ...]]) -> Subscripts:
     """The subscripts in `text` for operands of these shapes.
@@ -176,6 +182,23 @@ def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:
         [output.index(x) for x in one if x in output and x not in other] for one, other in ((a, b), (b, a))
     )
     return not mine or not others or min(mine) < min(others)
+
+
+def summed_early(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> str | None:
+    """An index that is summed over before all operands are multiplied; None where all sums come last.
+
+    >>> shapes = [(2, 3), (3, 4), (4, 5)]
+    >>> summed_early(parse("ij,jk,kl", shapes), shapes), summed_early(parse("ij,jk", shapes[:2]), shapes[:2])
+    ('j', None)
+    """
+    extents = dict(subscripts.extents)
+    along = [
+        {name for name, extent in zip(names, shape, strict=True) if extent == extents[name] != 1}
+        for names, shape in zip(subscripts.operands, shapes, strict=True)
+    ]
+    alone = {name for name in extents if name not in subscripts.output and sum(name in each for each in along) == 1}
+    products = pairs(subscripts, [tuple(sorted(each - alone)) for each in along])
+    return min(alone, default=None) or next((name for pair in products[:-1] for name in pair.k), None)
 
 
 def path(subscripts: Subscripts) -> list[tuple[int, ...]]:

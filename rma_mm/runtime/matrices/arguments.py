@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import check_dtype, parse_dtype
-from rma_mm.errors import LayoutError, ShapeError, cut
+from rma_mm.errors import LayoutError, MeshError, ShapeError, cut
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
@@ -57,6 +57,21 @@ def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> L
     place = parse_layout(layout, mesh.shape, len(shape)) if isinstance(layout, str) else layout
     place.check(shape, mesh.shape)
     return place
+
+
+def checked_mesh(mesh: object) -> Mesh:
+    """`mesh`, where it is one. Raises MeshError."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"mesh: got {mesh!r}; pass a Mesh")
+    return mesh
+
+
+def checked_root(root: Any, size: int, what: str) -> int:
+    """`root` as one of `size` ranks. what: where these are. Raises MeshError."""
+    rank = index(root) if hasattr(root, "__index__") else -1
+    if not 0 <= rank < size:
+        raise MeshError(f"root: got {root!r}; {what} has the ranks 0 to {size - 1}")
+    return rank
 
 
 def checked_extents(shape: Any) -> tuple[int, ...]:

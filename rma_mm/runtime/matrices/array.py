@@ -17,11 +17,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import check_dimensions, open_array
 from rma_mm.runtime.files.output import Output
-from rma_mm.runtime.matrices.arguments import (
-    checked_extents,
-    common_dtype,
-    placed,
-)
+from rma_mm.runtime.matrices.arguments import checked_extents, checked_mesh, common_dtype, placed
 from rma_mm.runtime.matrices.matrix import DistMatrix, Distributed, tiles
 from rma_mm.runtime.matrices.move import move
 from rma_mm.runtime.ranks.agreement import agreed
@@ -64,7 +60,7 @@ class DistArray(Distributed):
         nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError, LayoutError,
         DtypeError.
         """
-        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
+        with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_extents(shape)
             place = placed(layout, shape, mesh)
             array = _fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
@@ -196,7 +192,7 @@ def load(
     It is a `.npy` file, unless its name ends as those of another registered format. dtype: "bfloat16" for `.npy` files
     that hold it (as |V2). Raises FileFormatError, LayoutError.
     """
-    with agreed(mesh.comm, "load", path=str(path), layout=layout) as facts:
+    with agreed(checked_mesh(mesh).comm, "load", path=str(path), layout=layout) as facts:
         file = open_array(path, dtype)
         shape = getattr(file, "array", ()) or file.shape
         place = placed(layout, shape, mesh)

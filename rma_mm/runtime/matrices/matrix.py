@@ -18,6 +18,8 @@ from rma_mm.runtime.matrices.adaptors import linear_operator
 from rma_mm.runtime.matrices.arguments import (
     checked_array,
     checked_extents,
+    checked_mesh,
+    checked_root,
     checked_shape,
     checksum,
     common_dtype,
@@ -94,7 +96,7 @@ class Distributed(Multiplicand):
     @in_turn
     def empty(cls, shape: Any, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> Self:
         """One of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
-        with agreed(mesh.comm, "empty", shape=shape, dtype=dtype, layout=layout):
+        with agreed(checked_mesh(mesh).comm, "empty", shape=shape, dtype=dtype, layout=layout):
             shape = cls._extents(shape)
             place = placed(layout, shape, mesh)
             element = as_dtype(dtype)
@@ -111,7 +113,7 @@ class Distributed(Multiplicand):
         """
         if root is not None:
             return cls._from_root(x, mesh, layout, root)
-        with agreed(mesh.comm, "from_numpy", layout=layout) as facts:
+        with agreed(checked_mesh(mesh).comm, "from_numpy", layout=layout) as facts:
             array = checked_array(x, cls.is_matrix)
             place = placed(layout, array.shape, mesh)
             facts |= {"shape": array.shape, "dtype": array.dtype}
@@ -123,9 +125,8 @@ class Distributed(Multiplicand):
 
     @classmethod
     def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> Self:
-        with agreed(mesh.comm, "from_numpy", root=root, layout=layout):
-            if not 0 <= root < mesh.shape.size:
-                raise MeshError(f"root: got {root}; the mesh {mesh.shape} has the ranks 0 to {mesh.shape.size - 1}")
+        with agreed(checked_mesh(mesh).comm, "from_numpy", root=root, layout=layout):
+            root = checked_root(root, mesh.shape.size, f"the mesh {mesh.shape}")
             if mesh.rank == root:
                 array = checked_array(x, cls.is_matrix)
                 placed(layout, array.shape, mesh)
@@ -146,7 +147,7 @@ class Distributed(Multiplicand):
         at a time. dtype: that of what f returns when not given.
         """
         if dtype is None:
-            with agreed(mesh.comm, "from_function", shape=shape) as facts:
+            with agreed(checked_mesh(mesh).comm, "from_function", shape=shape) as facts:
                 shape = cls._extents(shape)
                 first = [np.zeros((1,) * len(shape), np.int64)] * len(shape)
                 dtype = np.asarray(f(*first)).dtype if min(shape) else np.dtype(np.float64)
@@ -182,7 +183,7 @@ class DistMatrix(Stored, Distributed):
         ranks that own nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError,
         LayoutError, DtypeError.
         """
-        with agreed(mesh.comm, "from_local", shape=shape, layout=layout):
+        with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
             array = fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)

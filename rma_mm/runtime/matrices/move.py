@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import accumulator
-from rma_mm.errors import MeshError
 from rma_mm.geometry.layout import Layout, everywhere
 from rma_mm.runtime.execution.addressing import COPIED, Memory
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
 from rma_mm.runtime.execution.proving import prove_once
 from rma_mm.runtime.execution.unpacking import landing_size
-from rma_mm.runtime.matrices.arguments import pinned
+from rma_mm.runtime.matrices.arguments import checked_root, pinned
 from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
@@ -114,8 +113,7 @@ def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
     with agreed(mesh.comm, "to_numpy", root=root) as facts:
         facts["matrix"] = source.facts
         source.block.window.sync()
-        if root is not None and not 0 <= root < mesh.size:
-            raise MeshError(f"root: got {root}; there are the ranks 0 to {mesh.size - 1}")
+        root = None if root is None else checked_root(root, mesh.size, "the mesh's communicator")
     layout = everywhere() if root is None else pinned(mesh, root if root < mesh.shape.size else 0)
     wanted = mesh.is_member and bool(layout.holds(mesh.shape.coords(mesh.rank)))
     whole = np.empty(source.shape if wanted else (0, 0), source.dtype)

@@ -30,7 +30,7 @@ from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request,
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
-from rma_mm.runtime.products.symmetry import check_symmetry, with_symmetry
+from rma_mm.runtime.products.symmetry import checked_symmetry, with_symmetry
 from rma_mm.runtime.products.workspace import check_workspace
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -179,6 +179,8 @@ def describe(x: object) -> str:
 def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
     """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
+        if x.shape == ():
+            raise ShapeError(f"{name}: got a number; matmul takes matrices and batches of them")
         x = replace(x, shape=checked_shape(x.shape) if len(x.shape) == 2 else checked_extents(x.shape))
         if x.layout is not None:
             placed(x.layout, x.shape, mesh)
@@ -215,7 +217,7 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
     _check_semiring(operands)
     for name in ("alpha", "beta"):
         scalar(getattr(options, name), product, name)
-    check_symmetry(operands)
+    operands = checked_symmetry(operands)
     if options.epilogue is not None:
         operands = _with_epilogue(operands)
     check_limit(options.memory_limit)

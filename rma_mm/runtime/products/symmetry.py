@@ -77,11 +77,14 @@ def _is_real(x: Any) -> bool:
         return False
 
 
-def check_symmetry(operands: Operands) -> None:
-    """Raise OptionError where C cannot be symmetric as it is said to be."""
+def checked_symmetry(operands: Operands) -> Operands:
+    """The operands, of which a Hermitian C of real elements is symmetric.
+
+    Raises OptionError where C cannot be symmetric as it is said to be.
+    """
     o, known = operands.options, operands.options.symmetric
     if known is None:
-        return
+        return operands
     said = f"symmetric: got {HERMITIAN!r}" if known.conjugates else "symmetric: got True"
     if operands.c.shape[0] != operands.c.shape[1]:
         raise OptionError(f"{said}; C would be {operands.c.shape}, and only a square matrix is symmetric")
@@ -91,6 +94,8 @@ def check_symmetry(operands: Operands) -> None:
         for name, value in (("alpha", o.alpha), ("beta", o.beta)):
             if not _is_real(value):
                 raise OptionError(f"{said} and {name}={value}; a Hermitian matrix takes real ones")
+    conjugates = known.conjugates and operands.product_dtype.kind == "c"
+    return replace(operands, options=replace(o, symmetric=replace(known, conjugates=conjugates)))
 
 
 def check_own(options: ProductOptions, A: DistMatrix, B: DistMatrix) -> None:

@@ -153,12 +153,17 @@ def whole_of(given: Operands, C: Result) -> MatrixView:
 
 
 def _completed(C: Result, known: Symmetry, where: NDArray[Any]) -> Held:
-    """C with elements of its upper triangle replaced by the mirror image of the lower. where: which."""
+    """C with elements of its upper triangle replaced by the mirror image of the lower. where: which.
+
+    Of a Hermitian one those on the diagonal are real.
+    """
     rows, cols = (span.indices for span in C.region)
     image = C.T.redistribute(C.layout).tile
     found = held(C)
     is_mirrored = (rows[:, None] < cols[None, :]) & where
     found.tile = np.where(is_mirrored, np.conjugate(image) if known.conjugates else image, C.tile)
+    if known.conjugates:
+        found.tile.imag[(rows[:, None] == cols[None, :]) & where] = 0
     return found
 
 

@@ -81,10 +81,17 @@ class Boxes:
         return reduce(refine, (self.owner_spans(rank, x, box, dim) for x in cutters), [box[dim]])
 
     def panels(self, rank: int, box: Region) -> list[Span]:
-        """The walked dimension cut where owners change, fused where narrow, cut again where wide."""
-        dim = self.fitted.dim
+        """The walked dimension cut where owners change, fused where narrow, cut again where wide.
+
+        Where C is multiplied into, and a part would be scattered there, it is not cut by owner.
+        """
+        dim, problem = self.fitted.dim, self.fitted.read
         panels: list[Span] = []
-        for part in fused(self.parts(rank, box, dim, "ABC")):
+        parts = fused(self.parts(rank, box, dim, "ABC"))
+        home = held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
+        if self.fitted.is_here and not _are_dense(parts, dim, home):
+            parts = [box[dim]]
+        for part in parts:
             whole = with_dim(box, dim, part)
             longest = longest_piece(whole, dim)
             is_whole = self.fitted.is_in_reach and self.all_direct(rank, whole)
@@ -119,8 +126,8 @@ class Boxes:
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
         """The span of a dimension, cut by owner where each piece is wide and stays dense in C."""
         parts = self.parts(rank, box, dim, "AB")
-        dense = dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
-        return parts if dense and min(map(len, parts)) >= limits.NARROW else [box[dim]]
+        is_dense = _are_dense(parts, dim, c_holds)
+        return parts if is_dense and min(map(len, parts)) >= limits.NARROW else [box[dim]]
 
     def operand(self, rank: int, x: str, region: Region, step: int, name: str, ops: list[Op]) -> Ref:
         """Where a multiply reads `region` of operand `x`: in place, or a slot that Copies appended to `ops` fill."""
@@ -130,6 +137,11 @@ class Boxes:
         slot = Slot(f"{x}{name}.{len(ops)}", region)
         ops += [Copy(Ref(owner, source, part), Ref(rank, slot, part), step) for owner, part in found]
         return Ref(rank, slot, region)
+
+
+def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
+    """Whether what is made of parts of m, n or k is dense in the memory that holds C."""
+    return dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
 
 
 def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:

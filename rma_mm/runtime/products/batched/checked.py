@@ -63,7 +63,7 @@ def _one(x: DistArray, index: Index, is_transposed: bool = False) -> Held:
     own = index[len(index) - len(x.shape) + 2 :]
     at = tuple(0 if extent == 1 else n for n, extent in zip(own, x.shape[:-2], strict=True))
     layout = replace(x.layout, splits=x.layout.splits[-2:])
-    shape, tile = (x.shape[-2], x.shape[-1]), x.tile[at]
+    shape, tile = (x.shape[-2], x.shape[-1]), x.tile[at] if x.mesh.is_member else np.empty((0, 0), x.dtype)
     if is_transposed:
         shape, tile, layout = shape[::-1], tile.T, layout.T
     return Held(x.mesh, shape, x.dtype, layout, tile)

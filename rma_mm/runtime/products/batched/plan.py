@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, DtypeError, LayoutError, MeshError, OptionError, ShapeError
-from rma_mm.geometry.extents import as_matrix
 from rma_mm.kernels.batched import Call, bind_batch
+from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
@@ -27,7 +27,6 @@ from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.schedule.row import same_place
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, PRODUCT
 from rma_mm.windows.waiting import barrier
@@ -223,15 +222,13 @@ class BatchPlan:
         made.folded.block.window.sync()
         barrier(self.mesh.comm)  # everyone's products are there
         moving.run(made.folded)
-        beta, tile = self.options.beta, c.folded.tile
-        semiring = self.settled.request.operands.semiring
+        tile, add = c.folded.tile, self.settled.request.operands.semiring.add
         with np.errstate(all="ignore"):
-            if beta == 0:
+            if self.options.beta == 0:
                 tile[...] = moving.result
-            elif semiring.is_arithmetic:
-                tile[...] = tile * self.c_dtype.type(beta) + moving.result
-            else:
-                semiring.add(tile, moving.result, out=tile)
+            else:  # in the type of sums, and rounded once
+                old = tile.astype(moving.result.dtype, copy=False)
+                tile[...] = add(old * scalar(self.options.beta, self.c_dtype, "beta"), moving.result)
 
     # -- operands ---------------------------------------------------------------------------------
 
@@ -241,7 +238,7 @@ class BatchPlan:
             self._check(name, x, name)
             return x
         if name not in self._arrays:
-            raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistArray")
+            raise LayoutError(f"{name}: got {type(x).__name__}; this plan was made for a DistArray")
         copy_in(name, x, self._arrays[name])
         return self._arrays[name]
 
@@ -275,16 +272,11 @@ class BatchPlan:
     def _prepared(self) -> tuple[dict[str, Moving], dict[str, DistArray]]:
         """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
         moving, brought = {}, {}
-        for x in "ABC":
-            (dtype, shape, outer), inner = self._wanted[x], self.settled.inner[x]
-            if same_place(inner, outer, shape, self.mesh.shape):
-                continue
-            source, target = outer.folded(shape), inner.folded(shape)
+        for x, (shape, dtype, source, target) in self.settled.moves.items():
             if x == "C":
-                brought[x] = DistArray.allocated(self.mesh, shape, dtype, inner)
-                source, target = target, source
-            result = np.empty(target.region(as_matrix(shape), self.mesh.shape, self.mesh.rank).shape, dtype)
-            moving[x] = Moving(self.mesh, as_matrix(shape), dtype, source, target, result, None)
+                brought[x] = DistArray.allocated(self.mesh, self.c_shape, dtype, self.settled.inner[x])
+            result = np.empty(target.region(shape, self.mesh.shape, self.mesh.rank).shape, dtype)
+            moving[x] = Moving(self.mesh, shape, dtype, source, target, result, None)
         return moving, brought
 
     def _extent(self, dim: str) -> int:

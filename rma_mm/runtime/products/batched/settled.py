@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +15,19 @@ from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Split
 from rma_mm.kernels import choose_kernel
-from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, candidates, named, share
+from rma_mm.kernels.batched import scratch_bytes as batch_bytes
+from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, box, candidates, named, share
+from rma_mm.policy.planner.candidates import adds_in_any_order
 from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.operands import Operand, Operands
+from rma_mm.runtime.matrices.move import scratch_bytes
 from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.windows.waiting import reduced
+from rma_mm.schedule.row import same_place
+from rma_mm.windows.waiting import largest, reduced
 
 SHOWN = 5
 """Ways to cut a product that are told of beside the one that was taken."""
@@ -41,22 +48,66 @@ class BatchRequest:
     layouts: Mapping[str, Layout | None]
     """Where A, B and C lie; None for wherever the product wants them."""
 
+    def dtype(self, x: str) -> np.dtype[Any]:
+        """The element type of A, B or C."""
+        o = self.operands
+        return {"A": o.a, "B": o.b, "C": o.c}[x].dtype
+
+    def moved_dtype(self, x: str) -> np.dtype[Any]:
+        """The same where it is moved: what is added to C is rounded once, behind that."""
+        is_added = x == "C" and self.operands.options.beta != 0
+        return self.operands.summed if is_added else self.dtype(x)
+
+
+Move = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
+"""The shape and the element type of a matrix, where it is, and where it is brought to."""
+
 
 @dataclass(frozen=True, eq=False)
 class SettledBatch:
-    """What was asked, and the way to cut it that was taken."""
+    """What was asked, and a way to cut it."""
 
     request: BatchRequest
     mesh: Mesh
     cuts: Mapping[str, Split]
-    inner: Mapping[str, Layout]
-    """Where A and B are needed, and C is summed."""
-    layouts: Mapping[str, Layout]
-    """Where A, B and C lie."""
     share: BatchShare
     """Of the slowest, busiest and fullest rank."""
-    beside: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     """Other ways to cut it in words, the fastest first."""
+
+    @cached_property
+    def inner(self) -> dict[str, Layout]:
+        """Where A and B are needed, and C is summed."""
+        return {x: self.request.batch.layout(x, self.cuts) for x in "ABC"}
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """Where A, B and C lie."""
+        batch, given = self.request.batch, self.request.layouts
+        return {x: given[x] or batch.lying(x, self.cuts, self.mesh.shape) for x in "ABC"}
+
+    @cached_property
+    def moves(self) -> dict[str, Move]:
+        """What is moved of A, B and C, each as the matrix that it is kept as."""
+        found: dict[str, Move] = {}
+        for x in "ABC":
+            shape, outer, inner = self.request.batch.shape(x), self.layouts[x], self.inner[x]
+            if not same_place(inner, outer, shape, self.mesh.shape):
+                ends = (inner, outer) if x == "C" else (outer, inner)
+                source, target = (layout.folded(shape) for layout in ends)
+                found[x] = (as_matrix(shape), self.request.moved_dtype(x), source, target)
+        return found
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What this rank takes beside its parts of A, B and C, and of what they are moved to."""
+        request, o = self.request, self.request.operands.options
+        moving = sum(scratch_bytes(self.mesh, *each) for each in self.moves.values())
+        *count, m, n, k = box(request.batch, self.mesh.shape, self.mesh.rank, self.cuts)
+        made, beta = (request.moved_dtype("C"), 0) if "C" in self.moves else (request.dtype("C"), o.beta)
+        types, conj = (request.dtype("A"), request.dtype("B"), made), o.conjugate_a or o.conjugate_b
+        kernel, semiring = request.operands.kernel, request.operands.semiring
+        return moving + batch_bytes(prod(count), m, n, k, types, o.alpha, beta, conj, kernel, semiring)
 
     def __str__(self) -> str:
         """What is multiplied, how, and in how much memory."""
@@ -74,7 +125,7 @@ class SettledBatch:
         return "\n".join(lines)
 
     def _moves(self, x: str) -> str:
-        if self.inner[x] == self.layouts[x]:
+        if x not in self.moves:
             return ""
         return f", summed as {self.inner[x]}" if x == "C" else f", brought to {self.inner[x]}"
 
@@ -109,12 +160,15 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
 def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
     """The fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
 
-    Collective; raises OptionError, MemoryLimitError.
+    Collective; raises AlgorithmError, OptionError, MemoryLimitError.
     """
     batch, operands, shape = request.batch, request.operands, mesh.shape
+    if operands.needs_order and adds_in_any_order(shape, [request.layouts[x] for x in "AB"]):
+        raise AlgorithmError("batch: adds up summands of A or B in no fixed order, and deterministic excludes that")
     tariff = tariff_of(mesh, operands)
-    sizes = {x: operands.dtype(x).itemsize for x in "ABC"}
-    prices = BatchPrices(tariff.machine, (tariff.dtype, tariff.kernel), sizes, mesh.flavour.name)
+    dtypes = ({x: request.dtype(x) for x in "ABC"}, {x: request.moved_dtype(x) for x in "ABC"})
+    sizes, moved = ({x: dtype.itemsize for x, dtype in each.items()} for each in dtypes)
+    prices = BatchPrices(tariff.machine, (tariff.dtype, tariff.kernel), sizes, moved, mesh.flavour.name)
     found = candidates(batch, shape, request.layouts, _may_sum(operands))
     figures = np.zeros((len(found), 3))
     with agreed(mesh.comm, "plan"):
@@ -123,25 +177,39 @@ def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
             figures[:] = [(each.seconds, each.words, each.held) for each in mine]
     reduced(mesh.comm, figures, "MAX")
     shares = [BatchShare(float(seconds), int(words), int(held)) for seconds, words, held in figures]
-    rests = (operands.options.prefer or mesh.prefer) == TWO_SIDED
-    able = [each for each in shares if not (rests and each.words)]
-    if not able:
-        raise OptionError(UNSERVED)
-    taken = best(shares, operands.options.memory_limit, rests)
-    if taken is None:
-        least = min(each.held for each in able)
-        raise MemoryLimitError(
-            f"memory_limit: got {operands.options.memory_limit} bytes; this product of batches needs {least} on the "
-            f"fullest rank: allow more, or use more ranks"
-        )
-    cuts = found[taken]
-    inner = {x: batch.layout(x, cuts) for x in "ABC"}
-    layouts = {x: request.layouts[x] or batch.lying(x, cuts, shape) for x in "ABC"}
-    others = sorted((n for n in range(len(found)) if n != taken), key=lambda n: (shares[n].seconds, n))[:SHOWN]
+    settled = _fitting(mesh, request, found, shares)
+    others = [n for n, cuts in enumerate(found) if cuts is not settled.cuts]
+    nearest = sorted(others, key=lambda n: (shares[n].seconds, n))[:SHOWN]
     beside = tuple(
-        f"{seconds_text(shares[n].seconds):>8}, {shares[n].words} words: {named(found[n], batch)}" for n in others
+        f"{seconds_text(shares[n].seconds):>8}, {shares[n].words} words: {named(found[n], batch)}" for n in nearest
     )
-    return SettledBatch(request, mesh, cuts, inner, layouts, shares[taken], beside)
+    return replace(settled, beside=beside)
+
+
+def _fitting(
+    mesh: Mesh, request: BatchRequest, found: list[dict[str, Split]], shares: list[BatchShare]
+) -> SettledBatch:
+    """The fastest of the ways `found` that fits with its scratch memory, which is looked at where the rest fits.
+
+    Collective; raises OptionError, MemoryLimitError.
+    """
+    options = request.operands.options
+    limit, rests = options.memory_limit, (options.prefer or mesh.prefer) == TWO_SIDED
+    if rests and all(each.words for each in shares):
+        raise OptionError(UNSERVED)
+    while (taken := best(shares, limit, rests)) is not None:
+        settled = SettledBatch(request, mesh, found[taken], shares[taken])
+        with using_threads(mesh.threads), agreed(mesh.comm, "plan"):
+            scratch = settled.scratch_bytes
+        held = shares[taken].held + largest(mesh.comm, [scratch])[0]
+        shares[taken] = replace(shares[taken], held=held)
+        if limit is None or held <= limit:
+            return replace(settled, share=shares[taken])
+    least = min(each.held for each in shares if not (rests and each.words))
+    raise MemoryLimitError(
+        f"memory_limit: got {limit} bytes; this product of batches needs at least {least} on the fullest rank: allow "
+        f"more, or use more ranks"
+    )
 
 
 def _may_sum(operands: Operands) -> bool:
