@@ -18,6 +18,8 @@ from rma_mm.schedule.row import Setting
 
 PRICED, RINGED = 64, 12
 """Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
+MANY = 64
+"""Of more ranks, whose prices take longer, so much fewer plans are priced."""
 BRIEFLY = 4
 """Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""
 LENGTHS = 8
@@ -161,17 +163,19 @@ def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | s
     """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
     Not all are priced: of each F_op the plan that moves least, and the one that copies all; of the fastest of these the
-    rings of A, then B, then C, and then finer paces. Of one row of many only a few plans are, which move least.
+    rings of A, then B, then C, and then finer paces. Of one row of many, and on very many ranks, only a few plans are,
+    which move least.
     """
     shape, memory = setting.shape, setting.memory
     by_words = least_moving(shape, setting.mesh.size, memory)
     if isinstance(by_words, str):
         return by_words
-    if not setting.is_named:
+    part = MANY / max(MANY, setting.mesh.size)
+    if not setting.is_named or part * PRICED < BRIEFLY:
         return min(by_words[:BRIEFLY], key=seconds)
-    ways = [(point, replace(point, rings=(1, 1, 1))) for point in by_words[:PRICED]]
+    ways = [(point, replace(point, rings=(1, 1, 1))) for point in by_words[: int(PRICED * part)]]
     fitting = [min((p for p in each if p.fits(shape, memory)), key=seconds) for each in ways]
-    fastest = nsmallest(RINGED, fitting, key=seconds)
+    fastest = nsmallest(max(1, int(RINGED * part)), fitting, key=seconds)
     found = [_ringed(point, setting, seconds) for point in fastest]
     return min((paced for point in found for paced in (point, *point.paced(shape))), key=seconds)
 
