@@ -24,6 +24,7 @@ _PUBLIC = {
     "list_algorithms": ".algorithms",
     "load": ".runtime.matrices.array",
     "matmul": ".runtime.products.matmul",
+    "open": ".runtime.files.opened",
     "plan": ".runtime.products.matmul",
     "plan_chain": ".runtime.chains.chain",
     "verify": ".runtime.products.verifying",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rma_mm.kernels.epilogue.epilogue import Epilogue
     from rma_mm.runtime.chains.chain import ChainPlan, plan_chain
     from rma_mm.runtime.einsum.einsum import einsum
+    from rma_mm.runtime.files.opened import open  # noqa: A004
     from rma_mm.runtime.graphs.closure import closure
     from rma_mm.runtime.matrices.array import DistArray, load
     from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -55,6 +57,7 @@ __all__ = [
     "list_algorithms",
     "load",
     "matmul",
+    "open",
     "plan",
     "plan_chain",
     "verify",

@@ -41,6 +41,11 @@ class RunOptions:
     files: tuple[str, ...]
     """A.npy and B.npy, or none for generated matrices."""
     output: str | None
+    format: str | None
+    """Of all files of matrices, where their names do not say it."""
+    chunks: tuple[int, int] | None
+    shards: tuple[int, int] | None
+    compress: str | None
     shape: tuple[int, ...]
     """(M, N, K) of generated matrices; (…, M, K, N) of batches."""
     dtype: str | None
@@ -60,7 +65,7 @@ class RunOptions:
     alpha: complex
     beta: complex
     bias: str | None
-    """A vector in a .npy file."""
+    """A vector in a file."""
     bias_per: str | None
     activation: str | None
     result_dtype: str | None
@@ -95,6 +100,11 @@ class RunOptions:
         return self.symmetric or (alone and len({os.path.realpath(file) for file in self.files}) == 1)
 
     @property
+    def saving(self) -> dict[str, Any]:
+        """How C is to be kept in its file: what `DistMatrix.save` takes by name."""
+        return {"format": self.format, "chunks": self.chunks, "shards": self.shards, "compress": self.compress}
+
+    @property
     def is_checked(self) -> bool:
         """Whether the result is to be verified."""
         return self.verify or not self.files
@@ -119,6 +129,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
     for name, extents in (("A", (count * m, k)), ("B", (count * k, n)), ("C", (count * m, n))):
         if reason := too_large(extents):
             raise OptionError(f"--shape: got {options.shape}, so that {name} is {extents}; {reason}")
+    if options.output is None and (unused := [key for key in ("chunks", "shards", "compress") if vars(options)[key]]):
+        raise OptionError(f"--{unused[0]}: says how C is written, and it is not; name a file with --output")
     if (options.bias is None) != (options.bias_per is None):
         fix = "say --bias-per column or --bias-per row" if options.bias else "name a file with --bias, or leave it out"
         raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
@@ -195,6 +207,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("files", nargs="*", metavar="A.npy B.npy", help="the operands, .npy files of matrices or batches")
     add("-o", "--output", metavar="C.npy", help="where to write the result")
+    _add_files(add)
     _add_problem(add)
     _add_method(add)
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
@@ -216,6 +229,14 @@ def _parser() -> Parser:
     add("--quiet", action="store_true", help="print nothing on success")
     add("-h", "--help", action="store_true", help="print this")
     return parser
+
+
+def _add_files(add: Any) -> None:
+    """The flags that say how matrices are kept in files."""
+    add("--format", metavar="NAME", help="of the files of matrices, where their names do not say it, as h5 or zarr")
+    add("--chunks", type=extents, metavar="R,C", help="rows and columns of C that are compressed together")
+    add("--shards", type=extents, metavar="R,C", help="rows and columns of C whose chunks lie in one file")
+    add("--compress", choices=["zstd", "none"], help="what C's chunks are compressed by")
 
 
 def _add_problem(add: Any) -> None:
@@ -283,6 +304,16 @@ def shape(text: str) -> tuple[int, ...]:
     if len(words) < 3:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
     return tuple(_whole(word, 0, MOST, rule, text) for word in words)
+
+
+def extents(text: str) -> tuple[int, int]:
+    """Rows and columns."""
+    rule = "two whole numbers of at least 1, as 1024,1024"
+    words = text.split(",")
+    if len(words) != 2:
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+    rows, cols = (_whole(word, 1, MOST, rule, text) for word in words)
+    return rows, cols
 
 
 def mesh(text: str) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from rma_mm.elements.semiring import PLUS_TIMES
 from rma_mm.errors import FileFormatError, OptionError, VerificationError
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
-from rma_mm.runtime.files.formats import check_dimensions, open_array
+from rma_mm.runtime.files.formats import check_dimensions
 from rma_mm.runtime.files.generated import generated
+from rma_mm.runtime.files.opened import open_array
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, load
 from rma_mm.runtime.matrices.matrix import fill
@@ -43,7 +44,7 @@ def is_batch(options: RunOptions, comm: MPI.Intracomm) -> bool:
     found = len(options.shape) > 3
     if comm.rank == 0 and options.files:
         try:
-            found = any(len(_shape_of(open_array(path, options.dtype))) > 2 for path in options.files)
+            found = any(len(_shape_of(open_array(path, options.dtype, options.format))) > 2 for path in options.files)
         except FileFormatError:
             found = False  # as the job of two matrices will say
     return bool(comm.bcast(found))
@@ -79,7 +80,7 @@ class BatchJob:
             if verdict is False:
                 raise VerificationError("the result is wrong: C times a vector is not A times (B times it)")
             if o.output is not None:
-                c.save(o.output)
+                c.save(o.output, **o.saving)
             self._report(plan, seconds, verdict)
         return DONE
 
@@ -93,9 +94,9 @@ class BatchJob:
                     raise OptionError(f"{flag}: a product of batches takes none; leave it out")
             check_report("--json", o.json)
             if o.output is not None:
-                check_dimensions(o.output, (1, 1, 1))
+                check_dimensions(o.output, (1, 1, 1), o.format)
             if o.files:
-                files = [open_array(path, o.dtype) for path in o.files]
+                files = [open_array(path, o.dtype, o.format) for path in o.files]
                 return [Operand(_shape_of(file), file.dtype) for file in files]
             *batch, m, n, k = o.shape
             dtype = np.dtype(parse_dtype(o.dtype or DEFAULT_DTYPE))
@@ -124,7 +125,7 @@ class BatchJob:
         """A or B, placed as the plan wants it, from its file or made up."""
         o = self.options
         if o.files:
-            return as_array(load(o.files["AB".index(name)], mesh, plan.layouts[name], o.dtype))
+            return as_array(load(o.files["AB".index(name)], mesh, plan.layouts[name], o.dtype, o.format))
         made = DistArray.allocated(mesh, x.shape, x.dtype, plan.layouts[name])
         fill(made.folded.tile, made.folded.region, generated(o.seed, name, x.dtype))
         made.keep_first_summand()

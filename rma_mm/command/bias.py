@@ -1,4 +1,4 @@
-"""The bias of a product, from a `.npy` file."""
+"""The bias of a product, a vector from a file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, check_dtype
 from rma_mm.errors import FileFormatError, RmaError, cut, named
+from rma_mm.geometry.span import Region
+from rma_mm.runtime.files.formats import named_in
 from rma_mm.runtime.files.npy_again import reread_vector
+from rma_mm.runtime.files.opened import open_array
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None) -> NDArray[Any]:
+def read_bias(comm: MPI.Intracomm, path: str, dtype: str | None, kind: str | None = None) -> NDArray[Any]:
     """The vector in a file that rank 0 reads, on every rank. `dtype`: what files hold, where bfloat16 is |V2 in them.
 
-    Collective. Raises FileFormatError on every rank.
+    kind: the format, where the name does not say it. Collective. Raises FileFormatError on every rank.
     """
     with agreed(comm):
-        bias = None if comm.rank else _vector(path, dtype)
+        bias = None if comm.rank else _read(path, dtype, kind)
     shared: NDArray[Any] = comm.bcast(bias)
     return shared
 
 
-def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[Any]:
+def reread_bias(
+    comm: MPI.Intracomm, path: str, bias: NDArray[Any], dtype: str | None, kind: str | None = None
+) -> NDArray[Any]:
     """The vector in a file as it is now, read by another rank and by other means than `bias`, which it was. Collective.
 
     Raises FileFormatError on every rank where it is of another type or length.
@@ -37,12 +42,39 @@ def reread_bias(comm: MPI.Intracomm, path: str, bias: NDArray[Any]) -> NDArray[A
     reader = min(1, comm.size - 1)
     with agreed(comm):
         try:
-            found = reread_vector(path, bias) if comm.rank == reader else bias
+            found = bias if comm.rank != reader else _reread(path, bias, dtype, kind)
         except (OSError, ValueError) as error:
             reason = f"cannot be read again to check the result: {error}"
             raise FileFormatError(f"--bias {named(path)}: {reason}") from None
     shared: NDArray[Any] = comm.bcast(found, reader)
     return shared
+
+
+def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:
+    """The vector. Raises FileFormatError."""
+    if not named_in(path, kind)[1].holds_many:
+        return _vector(path, dtype)
+    try:
+        file = open_array(path, dtype, kind)
+    except FileFormatError as error:
+        raise FileFormatError(f"--bias {error}") from None
+    shape = getattr(file, "array", ()) or file.shape
+    if len(shape) != 1:
+        raise FileFormatError(f"--bias {named(path)}: holds an array of shape {cut(shape)}; a vector is needed")
+    bias: NDArray[Any] = np.empty((1, *shape), file.dtype)
+    file.read(Region.whole(bias.shape), bias)
+    vector: NDArray[Any] = bias[0]
+    return vector
+
+
+def _reread(path: str, bias: NDArray[Any], dtype: str | None, kind: str | None) -> NDArray[Any]:
+    """The same vector, by other means where there are any. Raises OSError, ValueError, FileFormatError."""
+    if not named_in(path, kind)[1].holds_many:
+        return reread_vector(path, bias)
+    found = _read(path, dtype, kind)
+    if (found.shape, found.dtype) != (bias.shape, bias.dtype):
+        raise ValueError(f"it holds {found.dtype} of shape {found.shape}, and held {bias.dtype} of {bias.shape}")
+    return found
 
 
 def _vector(path: str, dtype: str | None) -> NDArray[Any]:

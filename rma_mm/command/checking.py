@@ -69,9 +69,10 @@ class Check:
     def _epilogue(self) -> Epilogue | None:
         """With its bias read again."""
         epilogue: Epilogue | None = self.plan.options.epilogue
-        if epilogue is None or self.options.bias is None:
+        o = self.options
+        if epilogue is None or o.bias is None:
             return epilogue
-        return replace(epilogue, bias=reread_bias(self.comm, self.options.bias, epilogue.bias))
+        return replace(epilogue, bias=reread_bias(self.comm, o.bias, epilogue.bias, o.dtype, o.format))
 
     def _c(self) -> MatrixView | Verdict:
         """The result: the file where there is one, once it holds what was computed, bit by bit."""

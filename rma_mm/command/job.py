@@ -25,11 +25,12 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.files.formats import Source, open_matrix
+from rma_mm.runtime.files.formats import Source, named_in
 from rma_mm.runtime.files.generated import generated
-from rma_mm.runtime.files.output import Output
+from rma_mm.runtime.files.opened import open as open_matrix
+from rma_mm.runtime.files.output import Output, Saving
 from rma_mm.runtime.files.version import Version
-from rma_mm.runtime.matrices.array import load_matrix
+from rma_mm.runtime.matrices.filed import write
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
@@ -134,7 +135,8 @@ class Job:
         o = self.options
         named = dict(zip("AB", o.files, strict=False)) | ({"C": o.c} if o.c is not None else {})
         with agreed(self.comm):
-            self.files = {name: open_matrix(path, o.dtype if o.files else None) for name, path in named.items()}
+            said = o.dtype if o.files else None
+            self.files = {name: open_matrix(path, said, o.format) for name, path in named.items()}
             check_report("--json", o.json)
             check_report("--picture", o.picture)
             check_report("--trace", o.trace)
@@ -195,8 +197,11 @@ class Job:
     def _epilogue(self) -> Epilogue | None:
         """What is to become of C once it is summed. Raises FileFormatError on every rank."""
         o = self.options
-        self.bias = None if o.bias is None or self.comm.rank else Version.of(o.bias)
-        bias = None if o.bias is None else read_bias(self.comm, o.bias, o.dtype)
+        bias = None
+        if o.bias is not None:
+            with agreed(self.comm):
+                self.bias = None if self.comm.rank else Version.of(named_in(o.bias, o.format)[0].path)
+            bias = read_bias(self.comm, o.bias, o.dtype, o.format)
         if bias is None and o.activation is None and o.result_dtype is None:
             return None
         return Epilogue(bias, o.bias_per, o.activation, o.result_dtype)
@@ -226,7 +231,8 @@ class Job:
         self.frame.interruption.losing = self.options.output
         if self.comm.rank == 0:
             self.frame.interruption.unfinished = name_to_be(self.options.output)
-        self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype)
+        how = Saving.of(self.options.saving)
+        self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype, how)
         self.frame.interruption.unfinished = self.output.temporary  # whoever ends the job removes it
 
     def _operands(
@@ -238,7 +244,8 @@ class Job:
         for name in "AB":
             operand, layout = plan.settled.operands[name], plan.layouts[name]
             if name in self.files:
-                made.append(load_matrix(self.files[name].path, mesh, layout, operand.dtype.name if o.dtype else None))
+                said = operand.dtype.name if o.dtype else None
+                made.append(DistMatrix.load(self.files[name].path, mesh, layout, said, o.format))
             else:
                 elements = generated(o.seed, name, operand.dtype)
                 if (o.transpose_a, o.transpose_b)["AB".index(name)]:
@@ -247,7 +254,8 @@ class Job:
         before = None
         if "C" in self.files:
             layout = plan.layouts["C"]
-            before = load_matrix(self.files["C"].path, mesh, layout, self.files["C"].dtype.name if o.dtype else None)
+            said = self.files["C"].dtype.name if o.dtype else None
+            before = DistMatrix.load(self.files["C"].path, mesh, layout, said, o.format)
             if before.dtype != plan.c_dtype:
                 wide = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, layout)
                 cast(before.tile, wide.tile)
@@ -296,10 +304,8 @@ class Job:
         """Write the result beside its final name. Raises FileFormatError on every rank."""
         if self.output is None:
             return
-        mesh = c.mesh.shape
-        whole = c if c.layout.is_single(mesh) else c.redistribute(c.layout.single(mesh))
         with self.output.removed_by_errors():
-            self.output.write(whole.region, whole.tile)
+            write(c, self.output)
 
     def _require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""

@@ -43,6 +43,10 @@ class DenseFile:
     """Element type in the file, in the file's byte order."""
     version: Version
     """The file as of when its header was read."""
+    array: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of an array of other than two dimensions its shape; `shape` is then that of the matrix that it is kept as."""
+    is_reversed: bool = field(default=False, kw_only=True)
+    """Whether such an array lies in the file with its dimensions in reverse order."""
 
     @property
     def facts(self) -> Mapping[str, object]:

@@ -1,7 +1,8 @@
 """The formats of files that matrices are read from and written to: a registry, and what a format has to offer.
 
-A format is chosen by the suffix of a file's name. It deals with one rank's part and with errors of one rank; who calls
-when, and that all ranks learn of an error, is seen to by `load`, `runtime.files.output` and the command line.
+A format is chosen by the suffix of a file's name, or by its own name. It deals with one rank's part and with errors of
+one rank; who calls when, and that all ranks learn of an error, is seen to by `load`, `runtime.files.output` and the
+command line.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import FileFormatError, OptionError, named, quoted
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.files.names import Name
 
 Path = str | os.PathLike[str]
 Shape = tuple[int, int]
@@ -37,12 +39,16 @@ class Readable(Protocol):
     def fortran_order(self) -> bool:
         """Whether columns lie together in the file rather than rows."""
 
-    def read(self, region: Region, out: NDArray[Any]) -> None:
+    def read(self, region: Region, out: NDArray[Any]) -> object:
         """Fill `out` (region.shape, `dtype`, of any strides) with the part in `region`, which may be empty. Local."""
 
 
 class Source(Readable, Protocol):
-    """A file that was opened by its format. All calls are local, and raise FileFormatError."""
+    """A file that was opened by its format. All calls are local, and raise FileFormatError.
+
+    It may have `chunks`, (rows, columns) of the pieces that are kept each by itself and read as a whole; all ranks find
+    the same.
+    """
 
     @property
     def path(self) -> str:
@@ -65,7 +71,8 @@ class Source(Readable, Protocol):
 class Sink(Protocol):
     """A file in the making, under another name until it is whole. All calls are local, and raise FileFormatError.
 
-    Rank 0 makes it, and it is pickled to the other ranks, which do no more than `check` and `write`.
+    Rank 0 makes it, and it is pickled to the other ranks, which do no more than `check` and `write`. It may have
+    `unit`, (rows, columns) of the pieces, counted from the first element, of which one rank writes each as a whole.
     """
 
     @property
@@ -100,14 +107,19 @@ class Format:
     """How names of such files end, as ".npy"; an empty one stands for names whose ending no format has."""
     open: Callable[[Path, Any], Source]
     """(path, what the user says the file holds, or None) → the matrix there, checked. Local; FileFormatError."""
-    create: Callable[[Path, Any, np.dtype[Any]], Sink]
-    """(path, shape, element type) → a file with room for all of the matrix. Local; FileFormatError."""
+    create: Callable[..., Sink]
+    """(path, shape, element type, options by name) → a file with room for all of the matrix. Local; FileFormatError."""
     open_array: Callable[[Path, Any], Source] | None = None
     """As `open`, for arrays of any number of dimensions, which `create` then makes, too; None where it has none.
 
     Such a source, and a sink, deals with the matrix that the array is kept as. The source has `array`, the shape in its
     own dimensions, or () for a matrix; and `is_reversed`, whether they lie in reverse order.
     """
+    holds_many: bool = False
+    """Whether a file holds several matrices. The path that `open` and `create` get says which, as data.h5::/group/A
+    (`names.split`); `create` adds it to a file that is there, or replaces it."""
+    options: tuple[str, ...] = ()
+    """The options of `DistMatrix.save` that `create` takes by name: of chunks, shards, compress."""
 
 
 FORMATS: dict[str, Format] = {}
@@ -127,27 +139,30 @@ def register_format(kind: Format) -> None:
     FORMATS.update(dict.fromkeys(kind.suffixes, kind))
 
 
-def format_of(path: Path) -> Format:
-    """The format of a file by its name: that of the longest suffix which it ends with."""
+def format_of(path: Path, kind: str | None = None) -> Format:
+    """The format of a file by its name: that of the longest suffix which it ends with; or the one called `kind`.
+
+    Raises OptionError where no format is called so.
+    """
+    if kind is not None:
+        if f".{kind}" not in FORMATS:
+            known = ", ".join(sorted(suffix[1:] for suffix in FORMATS if suffix))
+            raise OptionError(f"format: got {quoted(kind)}; it is one of {known}")
+        return FORMATS[f".{kind}"]
     name = os.path.basename(os.fspath(path)).lower()
     return FORMATS[max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len)]
 
 
-def check_dimensions(path: Path, shape: tuple[int, ...]) -> None:
+def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
+    """What a user's name of a matrix says, and the format of its file. Raises FileFormatError, OptionError."""
+    name = Name.of(path, {suffix for suffix, form in FORMATS.items() if form.holds_many})
+    form = format_of(name.path, kind)
+    if name.inner and not form.holds_many:
+        raise FileFormatError(f"{named(name.text)}: such a file holds one matrix; leave ::{name.inner} out")
+    return name, form
+
+
+def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:
     """Raise FileFormatError where the format of a file keeps matrices alone, and `shape` is none's."""
-    if len(shape) != 2 and format_of(path).open_array is None:
+    if len(shape) != 2 and named_in(path, kind)[1].open_array is None:
         raise FileFormatError(f"{named(path)}: its format keeps matrices, not arrays of shape {shape}; use .npy")
-
-
-def open_array(path: Path, dtype: Any = None) -> Any:
-    """As `open_matrix`, for arrays of any number of dimensions where the format has them."""
-    found = format_of(path)
-    return (found.open_array or found.open)(path, dtype)
-
-
-def open_matrix(path: Path, dtype: Any = None) -> Source:
-    """The matrix in a file, its header checked and nothing else read. Local; raises FileFormatError.
-
-    dtype: what the user says the file holds.
-    """
-    return format_of(path).open(path, dtype)

@@ -30,11 +30,6 @@ LONGEST_HEADER = 1 << 16
 class NpyFile(DenseFile):
     """A matrix in a `.npy` file whose header has been checked against the file's size."""
 
-    array: tuple[int, ...] = ()
-    """Of an array of other than two dimensions its shape; `shape` is then that of the matrix that it is kept as."""
-    is_reversed: bool = False
-    """Whether such an array lies in the file with its dimensions in reverse order."""
-
     def again(self) -> Readable:
         """The same file by NumPy's own reader of headers, in whole strips."""
         return NpyAgain.open(self.path)
@@ -86,7 +81,7 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_mat
         file = NpyFile(given, (shape[0], shape[1]), dtype, turned, offset, stored, version)
     else:
         flat = as_matrix(shape[::-1] if turned else shape)
-        file = NpyFile(given, flat, dtype, False, offset, stored, version, shape, turned)
+        file = NpyFile(given, flat, dtype, False, offset, stored, version, array=shape, is_reversed=turned)
     file.check_size()
     return file
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,64 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.errors import FileFormatError, OptionError, named, quoted
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.formats import Path, Sink, Source, format_of
+from rma_mm.runtime.files.formats import FORMATS, Path, Shape, Sink, Source, named_in
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+def _is_extents(got: object) -> bool:
+    return isinstance(got, tuple) and len(got) == 2 and all(type(n) is int and n > 0 for n in got)
+
+
+EXTENTS = "two whole numbers of at least 1, rows and columns", _is_extents
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "format": ("the name of a format, as 'h5'", lambda got: isinstance(got, str)),
+    "chunks": EXTENTS,
+    "shards": EXTENTS,
+    "compress": ("'zstd' or 'none'", lambda got: got in ("zstd", "none")),
+}
+"""What each option of `Saving` may be."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How a matrix is to be kept in a file; None where the format decides."""
+
+    format: str | None = None
+    """The format, as "h5", where the file's name does not end so."""
+    chunks: Shape | None = None
+    """Rows and columns that are compressed together."""
+    shards: Shape | None = None
+    """Rows and columns of chunks that lie in one file."""
+    compress: str | None = None
+    """By what: "zstd" or "none"."""
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Saving:
+        """The options of `save`, checked. Raises OptionError."""
+        for key, got in options.items():
+            if key not in KINDS:
+                raise OptionError(f"save: got the option {quoted(key)}; it takes {', '.join(KINDS)}")
+            rule, fits = KINDS[key]
+            if got is not None and not fits(got):
+                raise OptionError(f"{key}: got {quoted(got)}; it is {rule}")
+        return Saving(**options)
+
+    def create(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
+        """A file in the making. Local; raises FileFormatError, OptionError."""
+        name, form = named_in(path, self.format)
+        if name.part is not None:
+            raise FileFormatError(f"output {named(name.text)}: names a part of a matrix; a whole one is written")
+        said = {key: x for key, x in vars(self).items() if key != "format" and x is not None}
+        for key in said:
+            if key not in form.options:
+                others = sorted({suffix for suffix, other in FORMATS.items() if key in other.options})
+                raise OptionError(f"{key}: output {named(name.text)} has none; {', '.join(others)} files have")
+        return form.create(name.whole, shape, dtype, **said)
 
 
 @dataclass(frozen=True)
@@ -29,10 +81,12 @@ class Output:
     sink: Sink
 
     @staticmethod
-    def begin(comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Output:
+    def begin(
+        comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], how: Saving = Saving()
+    ) -> Output:
         """A file in the format of its name, made on rank 0. Collective. Raises FileFormatError on every rank."""
         with agreed(comm):
-            made = format_of(path).create(path, shape, dtype) if comm.rank == 0 else None
+            made = how.create(path, shape, dtype) if comm.rank == 0 else None
         told = comm.bcast(made, 0)
         output = Output(comm, made or told)
         with output.removed_by_errors():
@@ -47,9 +101,11 @@ class Output:
 
     @staticmethod
     @contextmanager
-    def collective(comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Output]:
+    def collective(
+        comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], how: Saving = Saving()
+    ) -> Iterator[Output]:
         """An output that is published at the end of the block, or removed if it fails on any rank. Collective."""
-        output = Output.begin(comm, path, shape, dtype)
+        output = Output.begin(comm, path, shape, dtype, how)
         with output.removed_by_errors():
             yield output
         output.finish()
@@ -63,6 +119,12 @@ class Output:
         except Exception:
             self.discard()
             raise
+
+    @property
+    def unit(self) -> Shape | None:
+        """Rows and columns of the pieces of which each is written by one rank; None where any part may be."""
+        unit: Shape | None = getattr(self.sink, "unit", None)
+        return unit
 
     @property
     def temporary(self) -> str:

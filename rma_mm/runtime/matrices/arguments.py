@@ -16,6 +16,7 @@ from rma_mm.errors import LayoutError, MeshError, ShapeError, cut
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
+from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.runtime.matrices.stored import Shape
@@ -41,6 +42,28 @@ def default_split(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
         splits[dim].append(Level((axis,)))
         parts *= size
     return Layout(tuple(map(tuple, splits)))
+
+
+def by_chunks(shape: Shape, mesh: Mesh, chunks: Shape) -> Layout:
+    """The default placement of a matrix, but that no chunk is cut: each rank has whole ones, next to each other."""
+    splits = []
+    for split, extent, step in zip(default_layout(mesh).splits, shape, chunks, strict=True):
+        parts = prod(mesh.shape.axis_size(axis) for level in split for axis in level.axes)
+        most = -(-extent // step)
+        block = step * max(1, -(-most // parts))
+        axes = tuple(axis for level in split for axis in level.axes)
+        splits.append((Level(axes, "cyclic", (block,)),) if axes else ())
+    return Layout(tuple(splits))
+
+
+def keeps_whole(layout: Layout, shape: tuple[int, ...], mesh: MeshShape, chunks: Shape) -> bool:
+    """Whether each chunk of a matrix lies on one rank alone."""
+    return layout.is_single(mesh) and all(
+        start % step == 0 and (stop % step == 0 or stop == extent)
+        for rank in range(mesh.size)
+        for span, extent, step in zip(layout.region(shape, mesh, rank), shape, chunks, strict=True)
+        for start, stop in span.runs
+    )
 
 
 def pinned(mesh: Mesh, rank: int, dims: int = 2) -> Layout:

@@ -15,9 +15,8 @@ from rma_mm.errors import LayoutError, ShapeError
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.formats import check_dimensions, open_array
-from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.matrices.arguments import checked_extents, checked_mesh, common_dtype, placed
+from rma_mm.runtime.matrices.filed import loaded, saved
 from rma_mm.runtime.matrices.matrix import DistMatrix, Distributed, tiles
 from rma_mm.runtime.matrices.move import move
 from rma_mm.runtime.ranks.agreement import agreed
@@ -69,6 +68,17 @@ class DistArray(Distributed):
         mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
         local = np.empty(mine, dtype) if array is None else array.reshape(mine)
         return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, mesh.arena.adopt(local)), shape, place)
+
+    def read_from(self, file: Any) -> None:
+        """Fill this rank's part from a file. Local; raises FileFormatError."""
+        if not file.is_reversed:
+            file.read(self.folded.region, self.folded.tile)
+            return
+        turned = replace(self.layout, splits=self.layout.splits[::-1]).folded(self.shape[::-1])
+        region = turned.region(file.shape, self.mesh.shape, self.mesh.rank)
+        part = np.empty(region.shape, file.dtype)
+        file.read(region, part)
+        self.tile[...] = part.reshape(self.tile.shape[::-1]).T
 
     # -- what it holds ----------------------------------------------------------------------------
 
@@ -148,18 +158,12 @@ class DistArray(Distributed):
         return None if whole is None else whole.reshape(self.shape)
 
     @in_turn
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], **options: Any) -> None:
         """Write the array to a file, each rank its own part, beside the final name first. Collective.
 
-        It is a `.npy` file, unless the name ends as those of another registered format. Raises FileFormatError.
+        As `DistMatrix.save`; its format must keep arrays of other than two dimensions, as `.npy` does.
         """
-        with agreed(self.mesh.comm, "save", path=str(path)) as facts:
-            facts["matrix"] = self.facts
-            check_dimensions(path, self.shape)
-        shape = self.mesh.shape
-        source = self if self.layout.is_single(shape) else self.redistribute(self.layout.single(shape))
-        with Output.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
-            output.write(source.folded.region, source.folded.tile)
+        saved(self, path, options)
 
     def copy_from(self, other: DistArray) -> None:
         """Take the elements of an array of the same shape and layout. Local."""
@@ -185,38 +189,18 @@ class DistArray(Distributed):
 
 @in_turn
 def load(
-    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None
-) -> DistMatrix | DistArray:
+    path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
+    format: str | None = None,  # noqa: A002
+) -> DistMatrix | DistArray:  # fmt: skip
     """The matrix, or the array of other dimensions, in a file, of which each rank reads its own part only. Collective.
 
-    It is a `.npy` file, unless its name ends as those of another registered format. dtype: "bfloat16" for `.npy` files
-    that hold it (as |V2). Raises FileFormatError, LayoutError.
+    path: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`; the
+    format goes by how the file's name ends, and is `.npy` where no format has that end. layout: None for blocks, which
+    cut no chunk of files that have chunks; where a layout cuts some, they are read whole, each once, and moved. dtype:
+    "bfloat16" for `.npy` files that hold it (as |V2). format: as "h5", for other names. Raises FileFormatError,
+    LayoutError, OptionError.
     """
-    with agreed(checked_mesh(mesh).comm, "load", path=str(path), layout=layout) as facts:
-        file = open_array(path, dtype)
-        shape = getattr(file, "array", ()) or file.shape
-        place = placed(layout, shape, mesh)
-        facts |= {**file.facts, "shape": shape}
-    made: DistMatrix | DistArray = kind_of(shape).allocated(mesh, shape, file.dtype, place)
-    with agreed(mesh.comm, "load"):
-        if isinstance(made, DistMatrix):
-            file.read(made.region, made.tile)
-        elif not file.is_reversed:
-            file.read(made.folded.region, made.folded.tile)
-        else:
-            turned = replace(place, splits=place.splits[::-1]).folded(shape[::-1])
-            region = turned.region(file.shape, mesh.shape, mesh.rank)
-            part = np.empty(region.shape, file.dtype)
-            file.read(region, part)
-            made.tile[...] = part.reshape(made.tile.shape[::-1]).T
-    made.keep_first_summand()
-    return made
-
-
-def load_matrix(path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None, dtype: str | None) -> DistMatrix:
-    """The matrix in a file that is known to hold one. Collective; raises as `load` does."""
-    made = load(path, mesh, layout, dtype)
-    assert isinstance(made, DistMatrix)
+    made: DistMatrix | DistArray = loaded(kind_of, (path, dtype, format), mesh, layout)
     return made
 
 

@@ -14,6 +14,7 @@ from rma_mm.errors import DtypeError, LayoutError, MeshError, OptionError, Shape
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.files.formats import Source
 from rma_mm.runtime.matrices.adaptors import linear_operator
 from rma_mm.runtime.matrices.arguments import (
     checked_array,
@@ -27,6 +28,7 @@ from rma_mm.runtime.matrices.arguments import (
     pinned,
     placed,
 )
+from rma_mm.runtime.matrices.filed import loaded, saved
 from rma_mm.runtime.matrices.move import collected, move
 from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
@@ -35,6 +37,7 @@ from rma_mm.runtime.ranks.process_group import in_turn
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
+
 
 Elements = Callable[..., Any]
 FILL_BLOCK = 2**17
@@ -192,6 +195,42 @@ class DistMatrix(Stored, Distributed):
             array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
         return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
 
+    @classmethod
+    @in_turn
+    def load(
+        cls, path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
+        format: str | None = None,  # noqa: A002
+    ) -> DistMatrix:  # fmt: skip
+        """As `rma_mm.load`, of a file that holds a matrix. Collective."""
+        made: DistMatrix = loaded(lambda _: cls, (path, dtype, format), mesh, layout)
+        return made
+
+    @classmethod
+    @in_turn
+    def from_source(cls, x: Any, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
+        """A matrix of the elements of `x`, of which each rank reads its own part only. Collective.
+
+        x: anything with two extents in `shape`, a `dtype`, and elements by two slices, x[a:b, c:d], as an open
+        h5py.Dataset, zarr.Array or numpy.memmap has; on every rank the same. Raises ShapeError, DtypeError,
+        LayoutError.
+        """
+        with agreed(checked_mesh(mesh).comm, "from_source", layout=layout) as facts:
+            if not (hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")):
+                raise ShapeError(f"x: got {type(x).__name__}; it needs shape, dtype and elements by x[a:b, c:d]")
+            shape, dtype = checked_shape(x.shape), as_dtype(x.dtype)
+            place = placed(layout, shape, mesh)
+            facts |= {"shape": shape, "dtype": dtype.name}
+        made = cls.allocated(mesh, shape, dtype, place)
+        with agreed(mesh.comm, "from_source"):
+            for box, tile in tiles(made.tile, made.region).items():
+                tile[...] = x[box.selector()]
+        made.keep_first_summand()
+        return made
+
+    def read_from(self, file: Source) -> None:
+        """Fill this rank's part from a file. Local; raises FileFormatError."""
+        file.read(self.region, self.tile)
+
     # -- what it holds ----------------------------------------------------------------------------
 
     @property
@@ -218,19 +257,15 @@ class DistMatrix(Stored, Distributed):
         return collected(self, root)
 
     @in_turn
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], **options: Any) -> None:
         """Write the matrix to a file, each rank its own part, beside the final name first. Collective.
 
-        It is a `.npy` file, unless the name ends as those of another registered format. Raises FileFormatError.
+        path: a file, or a matrix in it, as `C.npy` or `data.h5::/group/C`; its format goes by how the file's name ends,
+        and is `.npy` where no format has that end. options: format="h5" for other names; chunks=(rows, columns),
+        shards=(rows, columns), compress="zstd" or "none" where the format has such. Raises FileFormatError,
+        OptionError.
         """
-        from rma_mm.runtime.files.output import Output
-
-        with agreed(self.mesh.comm, "save", path=str(path)) as facts:
-            facts["matrix"] = self.facts
-        single = self.layout.is_single(self.mesh.shape)
-        source = self if single else self.redistribute(self.layout.single(self.mesh.shape))
-        with Output.collective(self.mesh.comm, path, self.shape, self.dtype) as output:
-            output.write(source.region, source.tile)
+        saved(self, path, options)
 
     def aslinearoperator(self) -> LinearOperator:
         """The matrix as a scipy.sparse.linalg.LinearOperator, each of whose products is collective.

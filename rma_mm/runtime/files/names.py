@@ -1,0 +1,90 @@
+"""Names of matrices in files: a file, a matrix in it, and a part of that, as `data.h5::/group/A[0:1000, :]`.
+
+What is said of a matrix in a file stands behind `::`; in a path through a file that holds several, as
+`store.zarr/group/A`, it is the rest of the path. A part is a slice of NumPy's, of steps of 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+
+from rma_mm.errors import FileFormatError, named
+
+SEPARATOR = "::"
+"""What stands between a file and the matrix in it."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A matrix in a file, or a part of one, as a user names it."""
+
+    text: str
+    """All of it, as it was given."""
+    path: str
+    """The file, or folder."""
+    inner: str = ""
+    """Which matrix of several in the file; empty where none is named."""
+    part: tuple[slice, slice] | None = None
+    """Its rows and columns; None for all."""
+
+    @staticmethod
+    def of(given: str | os.PathLike[str], folders: Container[str] = ()) -> Name:
+        """The name in a text. A file that is there under the whole text has that for its path.
+
+        folders: suffixes of files that hold several matrices, through which a path may lead. Raises FileFormatError
+        where the part is none.
+        """
+        text = os.fspath(given)
+        if "\0" in text or os.path.lexists(text):
+            return Name(text, *_split(text, folders, is_there=True))
+        found = re.fullmatch(r"(.+)\[([^\[\]]*)\]", text, re.DOTALL)
+        path, inner = _split(found[1] if found else text, folders)
+        return Name(text, path, inner, _part(text, found[2]) if found else None)
+
+    @property
+    def whole(self) -> str:
+        """The file and the matrix in it, which a format that holds several is given."""
+        return f"{self.path}{SEPARATOR}{self.inner}" if self.inner else self.path
+
+
+def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """(file, matrix in it) of what a format that holds several is given.
+
+    >>> split("data.h5::/group/A")
+    ('data.h5', '/group/A')
+    """
+    file, _, inner = os.fspath(path).partition(SEPARATOR)
+    return file, inner
+
+
+def _split(text: str, folders: Container[str], is_there: bool = False) -> tuple[str, str]:
+    """(path, matrix in it)."""
+    if SEPARATOR in text and not is_there:
+        return split(text)
+    words = text.split(os.sep)
+    for count, word in enumerate(words[:-1], 1):
+        if os.path.splitext(word)[1].lower() in folders and any(words[count:]):
+            return os.sep.join(words[:count]), os.sep.join(words[count:])
+    return text, ""
+
+
+def _part(text: str, words: str) -> tuple[slice, slice]:
+    """Rows and columns of what stands in the brackets."""
+    parts = [_slice(word.strip()) for word in words.split(",")]
+    if len(parts) > 2 or None in parts:
+        raise FileFormatError(
+            f"{named(text)}: has the part [{words}]; a part is rows, or rows and columns, each from a first to before "
+            f"a last and in steps of 1, as [0:1000, :]"
+        )
+    rows, cols = (*parts, slice(None))[:2]
+    assert rows is not None and cols is not None
+    return rows, cols
+
+
+def _slice(word: str) -> slice | None:
+    """A slice of steps of 1; None where the word is none."""
+    found = re.fullmatch(r"(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(:\s*1?)?", word)
+    return slice(*(None if n is None else int(n) for n in found.groups()[:2])) if found else None

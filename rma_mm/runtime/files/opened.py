@@ -1,0 +1,150 @@
+"""A matrix in a file that was opened, or a part of it: what `rma_mm.open` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import ClosedError, ShapeError, named
+from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.formats import Path, Readable, Shape, Source, named_in
+from rma_mm.runtime.files.names import Name
+
+
+class Opened:
+    """A matrix in a file, of which any part can be read; no more than its header has been. All calls are local.
+
+    It is a `Source`, of a whole matrix or of the part of one that its name says.
+    """
+
+    def __init__(self, source: Source, name: Name) -> None:
+        self._source: Source | None = source
+        self.path = name.text
+        """The file, the matrix in it and the part, as the user gave them."""
+        extents = zip(name.part or (slice(None),) * 2, source.shape, strict=True)
+        rows, cols = (Span.range(*cut.indices(extent)[:2]) for cut, extent in extents)
+        self._part = Region((rows, cols))
+        self.shape: Shape = (len(rows), len(cols))
+        """Rows and columns."""
+        self.dtype = source.dtype
+        """Element type once read, in native byte order."""
+        self.fortran_order = source.fortran_order
+        """Whether columns lie together in the file rather than rows."""
+
+    @property
+    def order(self) -> str:
+        """"C" where rows lie together in the file, "F" where columns do."""
+        return "F" if self.fortran_order else "C"
+
+    @property
+    def chunks(self) -> Shape | None:
+        """Rows and columns of the chunks that elements are kept in; None without, or where the part cuts some."""
+        rows, cols = self._part
+        chunks: Shape | None = getattr(self._live, "chunks", None)
+        starts = [span.start if span else 0 for span in (rows, cols)]
+        if chunks is None or any(start % step for start, step in zip(starts, chunks, strict=True)):
+            return None
+        return chunks
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What all ranks must have found alike before one of them reads elements."""
+        return {**self._live.facts, "shape": self.shape, "part": str(self._part)}
+
+    def read(self, region: Region | tuple[slice, slice], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The part in `region`, two slices of steps of 1 or a Region, in `out` (its shape, `dtype`) or a new array.
+
+        Raises FileFormatError where the file changed since it was opened, ShapeError where the region does not fit.
+        """
+        wanted = region if isinstance(region, Region) else self._region(region)
+        if out is None:
+            out = np.empty(wanted.shape, self.dtype)
+        if out.shape != wanted.shape or out.dtype != self.dtype:
+            raise ShapeError(
+                f"out: got {out.dtype} of shape {out.shape}; what is read is {self.dtype} of shape {wanted.shape}"
+            )
+        self._live.read(self._within(wanted), out)
+        return out
+
+    def check(self) -> None:
+        """Raise FileFormatError where the file is no longer the one that was opened."""
+        self._live.check()
+
+    def again(self) -> Readable:
+        """The same once more, to check a result. Raises OSError, ValueError too."""
+        return _Again(self, self._live.again())
+
+    def close(self) -> None:
+        """Read no more of it. May be repeated."""
+        self._source = None
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{named(self.path)}: {self.dtype} of shape {self.shape}>"
+
+    @property
+    def _live(self) -> Source:
+        """What reads. Raises ClosedError."""
+        if self._source is None:
+            raise ClosedError(f"{named(self.path)}: it is closed; open it again")
+        return self._source
+
+    def _within(self, region: Region) -> Region:
+        """Where a region of the part lies in the matrix."""
+        return Region(own.take(span) if own else span for own, span in zip(self._part, region, strict=True))
+
+    def _region(self, cuts: tuple[slice, slice]) -> Region:
+        """Two slices as a region. Raises ShapeError."""
+        is_fit = isinstance(cuts, tuple) and len(cuts) == 2 and all(
+            isinstance(cut, slice) and cut.step in (None, 1) for cut in cuts
+        )  # fmt: skip
+        if not is_fit:
+            raise ShapeError(f"region: got {cuts!r}; it is two slices in steps of 1, or a Region")
+        return Region(Span.range(*cut.indices(n)[:2]) for cut, n in zip(cuts, self.shape, strict=True))
+
+
+class _Again:
+    """A matrix read once more by another reader, or the part of it."""
+
+    def __init__(self, first: Opened, reader: Readable) -> None:
+        self._first, self._reader = first, reader
+        whole = tuple(reader.shape) == tuple(first._live.shape)
+        self.shape: Shape = first.shape if whole else reader.shape  # whoever compares sees that it has become another
+        self.dtype: np.dtype[Any] = reader.dtype
+        self.fortran_order: bool = reader.fortran_order
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` with the part in `region`."""
+        self._reader.read(self._first._within(region), out)
+
+
+def open(  # noqa: A001
+    uri: Path, dtype: Any = None, format: str | None = None  # noqa: A002
+) -> Opened:
+    """The matrix in a file, its header checked and nothing else read. Local; raises FileFormatError.
+
+    uri: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`.
+    dtype: what it is known to hold, "bfloat16" for `.npy` files that hold it as |V2. format: that of the file, as "h5",
+    where its name does not end so.
+
+    >>> with open("A.npy") as A:                    # doctest: +SKIP
+    ...     A.read((slice(0, 10), slice(None)))
+    """
+    name, form = named_in(uri, format)
+    return Opened(form.open(name.whole, dtype), name)
+
+
+def open_array(uri: Path, dtype: Any = None, kind: str | None = None) -> Any:
+    """As `open`, for arrays of any number of dimensions where the format has them: a `Source` of the format's own."""
+    name, form = named_in(uri, kind)
+    if name.part is not None:
+        return open(uri, dtype, kind)
+    return (form.open_array or form.open)(name.whole, dtype)

@@ -1,0 +1,70 @@
+"""Matrices, and arrays of other dimensions, from files and into them, each rank its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rma_mm.errors import ShapeError, named
+from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.files.formats import Path, check_dimensions
+from rma_mm.runtime.files.opened import open_array
+from rma_mm.runtime.files.output import Output, Saving
+from rma_mm.runtime.matrices.arguments import by_chunks, checked_mesh, keeps_whole, placed
+from rma_mm.runtime.ranks.agreement import agreed
+
+if TYPE_CHECKING:
+    from rma_mm.runtime.ranks.mesh import Mesh
+
+
+def loaded(
+    kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh,
+    layout: str | Layout | None,
+) -> Any:  # fmt: skip
+    """What is in a file, as `load` says. Collective.
+
+    kind_of: shape → the class to make. named_as: (path, type, format). Where a layout cuts chunks, each is read by
+    one rank, and the elements are moved then.
+    """
+    path, dtype, form = named_as
+    with agreed(checked_mesh(mesh).comm, "load", path=str(path), layout=layout, format=form) as facts:
+        file = open_array(path, dtype, form)
+        shape = getattr(file, "array", ()) or file.shape
+        kind = kind_of(shape)
+        if kind.is_matrix and len(shape) != 2:
+            raise ShapeError(f"{named(path)}: holds an array of shape {shape}; DistMatrix has two dimensions: use load")
+        place = read_as = placed(layout, shape, mesh)
+        chunks = getattr(file, "chunks", None)
+        if chunks and not keeps_whole(place, shape, mesh.shape, chunks):
+            read_as = by_chunks(shape, mesh, chunks)
+        facts |= {**file.facts, "shape": shape, "chunks": chunks}
+    made = kind.allocated(mesh, shape, file.dtype, read_as)
+    with agreed(mesh.comm, "load"):
+        made.read_from(file)
+    made.keep_first_summand()
+    if layout is None or read_as is place:
+        return made
+    with made:
+        return made.redistribute(place)
+
+
+def saved(matrix: Any, path: Path, options: Mapping[str, Any]) -> None:
+    """A matrix, or another array, in a file, as `DistMatrix.save` says. Collective."""
+    with agreed(matrix.mesh.comm, "save", path=str(path), **options) as facts:
+        facts["matrix"] = matrix.facts
+        how = Saving.of(options)
+        check_dimensions(path, matrix.shape, how.format)
+    with Output.collective(matrix.mesh.comm, path, matrix.shape, matrix.dtype, how) as output:
+        write(matrix, output)
+
+
+def write(matrix: Any, output: Output) -> None:
+    """All of a matrix, or another array, in a file: each element by one rank, each unit of the file too. Collective."""
+    shape, mesh, layout = matrix.shape, matrix.mesh.shape, matrix.layout
+    if not layout.is_single(mesh):
+        layout = layout.single(mesh)
+    if output.unit and not keeps_whole(layout, shape, mesh, output.unit):
+        layout = by_chunks(shape, matrix.mesh, output.unit)
+    whole = matrix if layout == matrix.layout else matrix.redistribute(layout)
+    flat = getattr(whole, "folded", whole)
+    output.write(flat.region, flat.tile)
