@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 UNUSED = (
     "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer",
-    "speeds", "symmetric",
+    "speeds", "symmetric", "chunks", "shards", "compress",
 )  # fmt: skip
 """Options that a product of batches does not take."""
 
@@ -80,7 +80,7 @@ class BatchJob:
             if verdict is False:
                 raise VerificationError("the result is wrong: C times a vector is not A times (B times it)")
             if o.output is not None:
-                c.save(o.output, **o.saving)
+                c.save(o.output, format=o.format)
             self._report(plan, seconds, verdict)
         return DONE
 

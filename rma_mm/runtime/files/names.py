@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, cut, named
 
 SEPARATOR = "::"
 """What stands between a file and the matrix in it."""
+MOST_LISTED = 8
+"""Matrices of a file that a message names."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     """
     file, _, inner = os.fspath(path).partition(SEPARATOR)
     return file, inner
+
+
+def listed(found: Mapping[str, str]) -> str:
+    """The matrices in a file, for a message: name → shape and type.
+
+    >>> listed({"/A": "(2, 3) of float64", "/B": "(3, 2) of int8"})
+    '/A: (2, 3) of float64, /B: (3, 2) of int8'
+    """
+    shown = [f"{cut(name)}: {what}" for name, what in list(found.items())[:MOST_LISTED]]
+    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+    return ", ".join(shown) + more if shown else "no matrix"
 
 
 def _split(text: str, folders: Container[str], is_there: bool = False) -> tuple[str, str]:

@@ -1,0 +1,337 @@
+"""Matrices in HDF5 files: datasets, read by each rank for itself, and written by all ranks at once.
+
+A dataset whose elements lie dense in the file is read without the HDF5 library, once that has told where; others, in
+chunks say, are read through it. What is written lies dense: the library, which is serial, makes room for it and fills
+nothing in, and then ranks write their parts there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
+from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.geometry.extents import as_matrix, too_large
+from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.dense import DenseFile, DenseSink
+from rma_mm.runtime.files.formats import Format, Path, Shape, register_format
+from rma_mm.runtime.files.names import SEPARATOR, listed, split
+from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.unfinished import SUFFIX, Unfinished
+
+BAND = 2**25
+"""Bytes that are read through the library at a time, about."""
+DEFAULT_NAME = "C"
+"""The dataset that is written where none is named."""
+CONTIGUOUS = 1
+"""What the library calls a dataset whose elements lie together (H5D_CONTIGUOUS)."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that is read through the library: a `Source`."""
+
+    path: str
+    inner: str
+    """Its name in the file."""
+    shape: Shape
+    """Rows and columns."""
+    dtype: np.dtype[Any]
+    chunks: Shape | None
+    """Rows and columns of each chunk, where it has any."""
+    version: Version
+    array: tuple[int, ...] = ()
+    """Of a vector its shape; `shape` is then that of a row."""
+    fortran_order: bool = False
+    is_reversed: bool = False
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What all ranks must have found alike."""
+        return {"shape": self.shape, "dtype": self.dtype.name, "chunks": self.chunks, "dataset": self.inner}
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` (region.shape, `dtype`) with the part in `region`; each chunk it lies in is decompressed once.
+
+        Raises FileFormatError where the file changed since it was opened, or a chunk cannot be decompressed.
+        """
+        if not region:
+            return
+        self.version.check()
+        with _file(self.path) as file:
+            dataset = file[self.inner]
+            for rows in _bands(region[0], self._step(0), BAND // max(1, self.shape[1] * self.dtype.itemsize)):
+                for cols in _bands(region[1], self._step(1), self.shape[1]):
+                    box = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
+                    part = dataset[box] if not self.array else dataset[box[1]][None]
+                    within = Region((Span.range(rows.start, rows.stop), Span.range(cols.start, cols.stop)))
+                    inside = Region((rows, cols))
+                    out[region.locate(inside).selector()] = part[within.locate(inside).selector()]
+        self.version.check()
+
+    def check(self) -> None:
+        """Raise FileFormatError where the file is no longer the one that was opened."""
+        self.version.check()
+
+    def again(self) -> Dataset:
+        """The same once more."""
+        return by_library(self.path, self.inner, self.array)
+
+    def _step(self, dim: int) -> int:
+        return self.chunks[dim] if self.chunks else 1
+
+
+@dataclass(frozen=True)
+class DenseDataset(DenseFile):
+    """A dataset whose elements lie dense in the file."""
+
+    inner: str = ""
+
+    def again(self) -> Dataset:
+        """The same through the library."""
+        return by_library(self.path, self.inner, self.array)
+
+
+@dataclass(frozen=True)
+class Hdf5Sink(DenseSink):
+    """A dataset in the making, in a copy of the file that it is to be added to where there is one."""
+
+    inner: str = ""
+    before: Version | None = field(default=None, compare=False)
+    """That file."""
+
+    def source(self) -> Any:
+        """What has been written. Raises FileFormatError."""
+        return open_dataset(f"{self.temporary}{SEPARATOR}{self.inner}")
+
+    def publish(self) -> None:
+        """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
+        if self.before is not None:
+            self.before.check()
+        super().publish()
+
+
+def open_array(path: Path, dtype: Any = None) -> Any:
+    """As `open_dataset`, for any number of dimensions but none where elements lie dense, and for vectors."""
+    return open_dataset(path, dtype, is_matrix=False)
+
+
+def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense: bool = True) -> Any:
+    """A dataset, its type and place checked; no element is read. The only matrix in the file where none is named.
+
+    is_dense: read it without the library where it lies dense. Raises FileFormatError.
+    """
+    file, inner = split(path)
+    try:
+        with opened(file, ".h5") as descriptor:
+            version = Version(file, identity_of(os.fstat(descriptor)))
+    except OSError as error:
+        raise FileFormatError(f"{named(file)}: cannot be read: {error.strerror}") from None
+    with _file(file) as held:
+        inner = inner or _only(held, file)
+        dataset = _found(held, file, inner)
+        name = named(f"{file}{SEPARATOR}{inner}")
+        stored = _stored_type(name, dataset, dtype)
+        shape = _shape(name, dataset, is_matrix)
+        native, offset = stored.newbyteorder("="), dataset.id.get_offset()
+        is_there = dataset.id.get_storage_size() == prod(shape) * stored.itemsize > 0
+        is_together = dataset.id.get_create_plist().get_layout() == CONTIGUOUS and not dataset.external
+        _check_virtual(name, dataset, file)
+        chunks = dataset.chunks
+    array = shape if len(shape) != 2 else ()
+    flat = as_matrix(shape)
+    if reason := too_large(flat):
+        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+    if is_dense and is_together and is_there and offset is not None:
+        made = DenseDataset(file, flat, native, False, offset, stored, version, inner, array=array)
+        made.check_size()
+        return made
+    if len(shape) > 2:
+        raise FileFormatError(f"{name}: is an array of {len(shape)} dimensions in chunks; save it without, or use .npy")
+    return Dataset(file, inner, flat, native, (1, *chunks)[-2:] if chunks else None, version, array)
+
+
+def by_library(file: str, inner: str, array: tuple[int, ...]) -> Dataset:
+    """A dataset that is read through the library, wherever it lies. Raises FileFormatError."""
+    made: Dataset = open_dataset(f"{file}{SEPARATOR}{inner}", is_matrix=not array, is_dense=False)
+    return made
+
+
+def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink:
+    """A dataset in a new file, or added to the one that is there, where it replaces one of its name. FileFormatError.
+
+    The file that is there is copied first, and stays as it is until the whole is renamed.
+    """
+    file, inner = split(path)
+    inner = inner or DEFAULT_NAME
+    what = f"output {named(f'{file}{SEPARATOR}{inner}')}"
+    if dtype == BFLOAT16:
+        raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
+    _library(file)
+    before = Version.of(file)
+    held = Unfinished(what, file)
+    try:
+        if before is not None:
+            shutil.copyfile(file, held.temporary)
+        offset = _reserved(held, what, inner, shape, dtype, is_new=before is None)
+        end = offset + prod(shape) * dtype.itemsize
+        held.reserve(b"", max(end, os.path.getsize(held.temporary)))
+    except (OSError, FileFormatError) as error:
+        held.discard()
+        raise error if isinstance(error, FileFormatError) else FileFormatError(f"{what}: {_brief(error)}") from None
+    return Hdf5Sink(held.path, held.temporary, as_matrix(shape), dtype, dtype, offset, held, inner, before)
+
+
+def _reserved(held: Unfinished, what: str, inner: str, shape: tuple[int, ...], dtype: Any, is_new: bool) -> int:
+    """Where the elements of a new dataset begin, which nobody has filled in. Raises OSError, FileFormatError."""
+    import h5py
+
+    with _errors(what), h5py.File(held.temporary, "w" if is_new else "r+", locking=False) as file:
+        if isinstance(file.get(inner), h5py.Group):
+            raise FileFormatError(f"{what}: is a group in that file; name a matrix in it")
+        if inner in file:
+            del file[inner]
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        links.set_create_intermediate_group(True)
+        kind, space = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
+        made = h5py.h5d.create(file.id, inner.encode(), kind, space, dcpl=plist, lcpl=links)
+        return int(made.get_offset() or 0)
+
+
+@contextmanager
+def _file(path: str) -> Iterator[Any]:
+    """The file by the library, for reading. Raises FileFormatError, for what goes wrong inside too."""
+    library = _library(path)
+    locking = False if path.endswith(SUFFIX) else "best-effort"  # of what is in the making, this job holds the lock
+    with _errors(named(path)), library.File(path, "r", locking=locking) as file:
+        yield file
+
+
+def _library(path: str) -> Any:
+    """h5py. Raises FileFormatError where it is not installed."""
+    try:
+        import h5py
+    except ImportError:
+        raise FileFormatError(
+            f"{named(path)}: needs h5py, which is not installed: pip install 'rma_mm[hdf5]'"
+        ) from None
+    return h5py
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """The library's errors as FileFormatError."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        if "unable to lock file" in str(error):
+            fix = "close it there, or say HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it"
+            raise FileFormatError(f"{what}: is locked by a program that writes to it; {fix}") from None
+        raise FileFormatError(f"{what}: {_brief(error)}") from None
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong, on a line."""
+    found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"cannot be read or written as HDF5: {cut(' '.join(found.split()), 200)}"
+
+
+def _found(held: Any, file: str, inner: str) -> Any:
+    """The dataset of a name. Raises FileFormatError, which lists those there are."""
+    import h5py
+
+    try:
+        found = held.get(inner)
+    except (KeyError, OSError, RuntimeError):  # a link that leads nowhere
+        found = None
+    if isinstance(found, h5py.Dataset):
+        return found
+    kind = "a group" if isinstance(found, h5py.Group) else "not there"
+    raise FileFormatError(f"{named(file)}: {cut(inner)} is {kind}; the file holds {listed(_matrices(held))}")
+
+
+def _only(held: Any, file: str) -> str:
+    """The name of the only matrix in a file. Raises FileFormatError."""
+    names = _matrices(held)
+    if len(names) != 1:
+        raise FileFormatError(
+            f"{named(file)}: say which matrix, as {named(file)}{SEPARATOR}NAME; the file holds {listed(names)}"
+        )
+    return next(iter(names))
+
+
+def _matrices(held: Any) -> dict[str, str]:
+    """The matrices in a file: name → shape and type."""
+    import h5py
+
+    found: dict[str, str] = {}
+
+    def look(name: str, x: Any) -> None:
+        if isinstance(x, h5py.Dataset) and x.shape is not None and len(x.shape) == 2:
+            found[f"/{name}"] = f"{x.shape} of {x.dtype.name if x.dtype.kind != 'O' else 'objects'}"
+
+    held.visititems(look)
+    return found
+
+
+def _stored_type(name: str, dataset: Any, said: Any) -> np.dtype[Any]:
+    """The element type in the file. Raises FileFormatError."""
+    kind = dataset.dtype
+    if kind.hasobject or kind.names or kind.subdtype or kind.newbyteorder("=") not in SUPPORTED:
+        what = "text or objects" if kind.hasobject else "records" if kind.names else cut(kind)
+        raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
+    stored: np.dtype[Any] = np.dtype(kind.str)
+    if said is not None and np.dtype(said) != stored.newbyteorder("="):
+        raise FileFormatError(f"{name}: holds {stored.name}, but {np.dtype(said).name} was asked for; leave it out")
+    return stored
+
+
+def _shape(name: str, dataset: Any, is_matrix: bool) -> tuple[int, ...]:
+    """The shape, if it is that of a matrix, or of an array where one will do. Raises FileFormatError."""
+    shape: tuple[int, ...] | None = dataset.shape
+    if not shape or (is_matrix and len(shape) != 2):
+        got = "no elements" if shape is None else f"shape {cut(shape)}, {len(shape)} dimensions"
+        raise FileFormatError(f"{name}: has {got}; a matrix has 2")
+    return shape
+
+
+def _check_virtual(name: str, dataset: Any, file: str) -> None:
+    """Raise FileFormatError where a file behind a virtual dataset is gone: the library gives fill values for it."""
+    if not dataset.is_virtual:
+        return
+    for source in dataset.virtual_sources():
+        path = os.path.join(os.path.dirname(os.path.abspath(file)), source.file_name)
+        if source.file_name != "." and "%" not in source.file_name and not os.path.exists(path):
+            raise FileFormatError(f"{name}: is put together from files of which {named(path)} is not there")
+
+
+def _bands(span: Span, step: int, most: int) -> Iterator[Span]:
+    """A span in pieces: no two of them share a chunk of `step`, none goes over a chunk that it has nothing of."""
+    most = max(step, most // step * step)
+    piece: list[tuple[int, int]] = []
+    for start, stop in span.runs:
+        for at in range(start // most * most, stop, most):
+            first, last = max(start, at), min(stop, at + most)
+            if piece and (piece[0][0] < at or first // step > (piece[-1][1] - 1) // step + 1):
+                yield Span(piece)
+                piece = []
+            piece.append((first, last))
+    if piece:
+        yield Span(piece)
+
+
+register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True))

@@ -1,0 +1,196 @@
+"""Files of every format on real ranks: whatever is saved is loaded again, wherever it lies, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+
+import rma_mm
+from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
+from rma_mm.errors import DtypeError, FileFormatError, OptionError, ShapeError
+from rma_mm.geometry.mesh import MeshShape
+from rma_mm.runtime.files import hdf5
+from rma_mm.runtime.files.generated import generated
+from tests.doors import command
+from tests.launch import parallel
+from tests.mpi.test_library import same_error
+from tests.strategies import layouts
+from tests.strategies_mpi import shared_examples
+
+h5py = pytest.importorskip("h5py")
+
+FORMATS = {".npy": "", ".h5": "::group/x"}
+"""Suffix → the matrix in such a file."""
+TYPES = ["float64", "float32", "complex64", "int8", "uint16", "bool"]
+
+
+@st.composite
+def saved(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
+    """A matrix, its file, and where it lies before and after: all of it, or a part."""
+    sizes = draw(st.sampled_from([(p, ranks // p) for p in range(1, ranks + 1) if ranks % p == 0] + [(ranks,)]))
+    shape = draw(st.tuples(st.integers(0, 40), st.integers(1, 40)))
+    part = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    suffix = draw(st.sampled_from(sorted(FORMATS)))
+    mesh, extents = MeshShape(sizes), tuple(b - a for a, b in part)
+    return {
+        "suffix": suffix, "shape": shape, "dtype": draw(st.sampled_from(TYPES)), "sizes": sizes, "part": part,
+        "here": draw(layouts(mesh, shape)), "there": draw(st.one_of(st.none(), layouts(mesh, extents))),
+        "chunks": draw(st.one_of(st.none(), st.tuples(st.integers(1, 12), st.integers(1, 12)))),
+    }  # fmt: skip
+
+
+def in_chunks(path, name, x, chunks):
+    """Write a file again by its own library, with the same matrix in chunks."""
+    if path.suffix == ".h5" and x.size:
+        with h5py.File(path, "w") as file:
+            file.create_dataset(name, data=x, chunks=tuple(map(min, chunks, x.shape)), compression="gzip")
+
+
+@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"))
+def test_whatever_is_saved_is_loaded(comm, tmp_path):
+    """Any matrix, placement, type, format and part, in chunks or not."""
+    numbers = count()
+
+    def check(comm, case):
+        number = next(numbers)
+        x = generated(number, "A", parse_dtype(case["dtype"]))(*np.ogrid[tuple(slice(0, n) for n in case["shape"])])
+        path = tmp_path / f"{number}{case['suffix']}"
+        name = FORMATS[case["suffix"]]
+        with Mesh(case["sizes"], comm) as mesh:
+            DistMatrix.from_numpy(x, mesh, case["here"]).save(f"{path}{name}")
+            if case["chunks"] and comm.rank == 0:
+                in_chunks(path, name[2:], x, case["chunks"])
+            comm.barrier()
+            (a, b), (c, d) = case["part"]
+            B = rma_mm.load(f"{path}{name}[{a}:{b}, {c}:{d}]", mesh, case["there"])
+            assert B.dtype == x.dtype
+            assert np.array_equal(B.to_numpy(), x[a:b, c:d])
+            assert np.array_equal(DistMatrix.load(f"{path}{name}", mesh).to_numpy(), x)
+        assert os.listdir(tmp_path) == [path.name]
+        comm.barrier()
+        if comm.rank == 0:
+            path.unlink()
+        comm.barrier()
+
+    shared_examples(comm, saved(comm.size), check, max_examples=100)
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_what_is_in_chunks_is_decompressed_once(comm, tmp_path):
+    """However it is to lie then; and it lies in blocks of chunks where nothing is said."""
+    path, x = tmp_path / "x.h5", np.arange(90.0 * 70).reshape(90, 70)
+    if comm.rank == 0:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=x, chunks=(16, 12), compression="gzip")
+    comm.barrier()
+    read: list[tuple[int, int]] = []
+
+    class Watched(hdf5.Dataset):
+        def read(self, region, out):
+            read.extend({(i // 16, j // 12) for i in region[0].indices for j in region[1].indices})
+            super().read(region, out)
+
+    with pytest.MonkeyPatch.context() as patch, Mesh((2, 2), comm) as mesh:
+        patch.setattr(hdf5, "Dataset", Watched)
+        for layout in (None, "P('i:cyclic(5)', 'j')", "P(None, 'j')", "P('j', None, i=0)"):
+            read.clear()
+            A = rma_mm.load(path, mesh, layout)
+            assert np.array_equal(A.to_numpy(), x)
+            assert sorted(chain.from_iterable(comm.allgather(read))) == [(i, j) for i in range(6) for j in range(6)]
+            if layout is None:
+                assert A.tile.shape == [(48, 36), (48, 34), (42, 36), (42, 34)][comm.rank]
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_from_anything_that_has_slices(comm, tmp_path):
+    """Mapped files, datasets, and a class of one's own; others are refused."""
+    x = np.arange(35.0).reshape(7, 5)
+    np.save(tmp_path / f"{comm.rank}.npy", x)
+    with Mesh((3,), comm) as mesh:
+        mapped = np.load(tmp_path / f"{comm.rank}.npy", mmap_mode="r")
+        for layout in (None, "P(None, 'i:cyclic(2)')", "P(None, None)", "P(None, None, i=sum)"):
+            assert np.array_equal(DistMatrix.from_source(mapped, mesh, layout).to_numpy(), x)
+        if comm.rank == 0:
+            with h5py.File(tmp_path / "x.h5", "w") as file:
+                file["x"] = x
+        comm.barrier()
+        with h5py.File(tmp_path / "x.h5") as file:
+            assert np.array_equal(DistMatrix.from_source(file["x"], mesh).to_numpy(), x)
+        same_error(comm, ShapeError, lambda: DistMatrix.from_source([[1.0]], mesh), "got list", "x[a:b, c:d]")
+        same_error(comm, ShapeError, lambda: DistMatrix.from_source(x[0], mesh), "two dimensions")
+        same_error(comm, DtypeError, lambda: DistMatrix.from_source(x.astype(object), mesh), "object")
+
+
+@parallel(ranks=(1, 3), env=("node",))
+def test_errors_are_the_same_on_every_rank(comm, tmp_path):
+    """Of names, parts, formats and options."""
+    with Mesh((comm.size,), comm) as mesh:
+        A = DistMatrix.from_numpy(np.arange(6.0).reshape(2, 3), mesh)
+        A.save(tmp_path / "A.npy")
+        A.save(tmp_path / "A.h5")
+        A.save(f"{tmp_path}/A.h5::v/w")
+        at = str(tmp_path)
+        for error, call, *words in (
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.npy::x", mesh), "such a file holds one matrix"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.npy[::2, :]", mesh), "[::2, :]", "steps of 1"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.npy[1, :]", mesh), "[1, :]", "as [0:1000, :]"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.npy[:, :, :]", mesh), "rows and columns"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.h5::B", mesh), "B is not there", "/C: (2, 3) of float64"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.h5::v", mesh), "v is a group", "/v/w: (2, 3) of float64"),
+            (FileFormatError, lambda: rma_mm.load(f"{at}/A.h5", mesh), "say which matrix"),
+            (FileFormatError, lambda: A.save(f"{at}/B.npy[:, :]"), "a part of a matrix"),
+            (OptionError, lambda: rma_mm.load(f"{at}/A.npy", mesh, format="csv"), "got 'csv'; it is one of h5, hdf"),
+            (OptionError, lambda: A.save(f"{at}/B.npy", chunks=(2, 2)), "chunks: output", "B.npy has none"),
+            (OptionError, lambda: A.save(f"{at}/B.npy", chunks=3), "chunks: got 3", "rows and columns"),
+            (OptionError, lambda: A.save(f"{at}/B.npy", compress="zip"), "compress: got 'zip'"),
+            (OptionError, lambda: A.save(f"{at}/B.npy", colour="red"), "the option 'colour'"),
+        ):  # fmt: skip
+            same_error(comm, error, call, *words)
+        assert sorted(os.listdir(tmp_path)) == ["A.h5", "A.npy"]
+        A.save(tmp_path / "x.data", format="h5")
+        assert np.array_equal(rma_mm.load(tmp_path / "x.data", mesh, format="h5").to_numpy(), A.to_numpy())
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_the_command_line(comm, tmp_path):
+    """Inputs, parts of them, C0, bias and output in files that hold several; verified against what is written."""
+    rng = np.random.default_rng(0)
+    a, b, c0, bias = (rng.integers(-4, 5, shape).astype("f4") for shape in ((9, 8), (7, 6), (5, 6), 6))
+    path = tmp_path / "d.h5"
+    if comm.rank == 0:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("g/a", data=a, chunks=(4, 3), compression="gzip")
+            file["c0"], file["bias"] = c0, bias
+        np.save(tmp_path / "b.npy", b)
+    comm.barrier()
+    line = "d.h5::g/a[2:7,1:] b.npy --c d.h5::c0 --beta 2 --bias d.h5::bias --bias-per column"
+    done = command(comm, f"{line} -o d.h5::g/c --verify --quiet --json -", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verified"] is True
+    with h5py.File(path) as file:
+        assert np.array_equal(file["g/c"][()], a[2:7, 1:] @ b + 2 * c0 + bias)
+        assert np.array_equal(file["g/a"][()], a)
+    before = path.read_bytes()
+    for words, said in (
+        ("d.h5::g/x b.npy -o d.h5::y", "g/x is not there; the file holds /c0: (5, 6) of float32, /g/a: (9, 8)"),
+        ("d.h5::g/a b.npy -o d.h5::y", "inner dimensions differ"),
+        ("d.h5::g/a[:,1:] b.npy -o d.h5::c0/y", "as HDF5"),
+        ("d.h5::g/a[:,1:] b.npy --chunks 2,2", "--chunks: says how C is written, and it is not"),
+        ("d.h5::g/a[:,1:] b.npy --chunks 2", "two whole numbers"),
+        ("d.h5::g/a[:,1:] b.npy -o d.h5::y --compress zstd", "compress: output"),
+        ("d.h5::g/a[:,1:] b.npy --bias d.h5::c0 --bias-per row", "a vector is needed"),
+        ("d.h5::g/a[:,1:] b.npy --format csv", "got 'csv'"),
+    ):
+        done = command(comm, words, tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+        assert said in done.stderr
+    assert path.read_bytes() == before and sorted(os.listdir(tmp_path)) == ["b.npy", "d.h5"]
