@@ -13,7 +13,7 @@ from rma_mm.command.frame import DONE, Frame, say
 from rma_mm.command.report import check_report, write_json
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
-from rma_mm.errors import FileFormatError, OptionError, VerificationError
+from rma_mm.errors import OptionError, RmaError, VerificationError
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.files.formats import check_dimensions
@@ -45,7 +45,7 @@ def is_batch(options: RunOptions, comm: MPI.Intracomm) -> bool:
     if comm.rank == 0 and options.files:
         try:
             found = any(len(_shape_of(open_array(path, options.dtype, options.format))) > 2 for path in options.files)
-        except FileFormatError:
+        except RmaError:
             found = False  # as the job of two matrices will say
     return bool(comm.bcast(found))
 

@@ -81,7 +81,7 @@ def test_whatever_is_saved_is_loaded(comm, tmp_path):
             path.unlink()
         comm.barrier()
 
-    shared_examples(comm, saved(comm.size), check, max_examples=100)
+    shared_examples(comm, saved(comm.size), check, max_examples=50)
 
 
 @parallel(ranks=(4,), env=("node",))
