@@ -154,14 +154,16 @@ def named_in(source: str, names: Container[str]) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.value
 
 
-SUFFIXES = {suffix for suffix, kind in FORMATS.items() if suffix and kind.open.__module__.startswith(PACKAGE)}
-"""Without those that other tests register."""
+SUFFIXES: dict[str, set[str]] = {}
+"""The file of each format's module, and its suffixes; without those that other tests register."""
+for suffix, kind in FORMATS.items():
+    if suffix and kind.open.__module__.startswith(PACKAGE):
+        SUFFIXES.setdefault(kind.open.__module__.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py", set()).add(suffix)
+FORMAT_HOMES = [(suffixes, home) for home, suffixes in SUFFIXES.items()]
 
 
 @pytest.mark.parametrize(
-    ("names", "home"),
-    [(FLAVOURS, "flavours.py"), (SEMIRINGS, "elements/semiring.py"), (SUFFIXES, "runtime/files/npy.py")],
-    ids=["flavour", "semiring", "suffix"],
+    ("names", "home"), [(FLAVOURS, "flavours.py"), (SEMIRINGS, "elements/semiring.py"), *FORMAT_HOMES]
 )
 def test_a_name_stands_where_it_is_registered(names: Collection[str], home: str) -> None:
     """What depends on a flavour, a semiring or a format asks for a fact of it: a new one is one file and one line."""
