@@ -157,8 +157,9 @@ def named_in(source: str, names: Container[str]) -> Iterator[tuple[int, str]]:
 SUFFIXES: dict[str, set[str]] = {}
 """The file of each format's module, and its suffixes; without those that other tests register."""
 for suffix, kind in FORMATS.items():
-    if suffix and kind.open.__module__.startswith(PACKAGE):
-        SUFFIXES.setdefault(kind.open.__module__.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py", set()).add(suffix)
+    package, _, module = kind.open.__module__.partition(".")
+    if suffix and package == PACKAGE:
+        SUFFIXES.setdefault(f"{module.replace('.', '/')}.py", set()).add(suffix)
 FORMAT_HOMES = [(suffixes, home) for home, suffixes in SUFFIXES.items()]
 
 
