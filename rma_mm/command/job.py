@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rma_mm.command.bias import read_bias
 from rma_mm.command.checking import Check
 from rma_mm.command.frame import DONE, Frame, say
 from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, check_report, gather_facts, is_page, write_json
+from rma_mm.command.report import Facts, Transferred, check_report, gather_facts, is_page, write_json
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, RmaError, ShapeError, VerificationError, named
@@ -57,6 +58,8 @@ class Job:
     bias: Version | None = None
     """The file of the bias, on rank 0, which reads it."""
     output: Output | None = None
+    moved: dict[str, Transferred] = field(default_factory=lambda: {"read": Transferred(), "written": Transferred()})
+    """What this rank spent on reading matrices and on writing C."""
     predicted: list[Record] = field(default_factory=list)
     """What each rank was expected to do when, on rank 0, where a timeline is wanted."""
     trace: Trace | None = None
@@ -102,18 +105,20 @@ class Job:
         self._open_output(plan)
         if o.metrics is not None:
             mesh.metrics.write(o.metrics)
-        a, b, before = self._operands(mesh, plan, shape)
+        with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in self.files.values()):
+            a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
         self.frame.has_begun = True
         seconds = self._execute(plan, a, b, c, before)
-        self._write(c)
+        with self.moved["written"].timed([prod(c.shape) * c.dtype.itemsize] if self.output else []):
+            self._write(c)
         made = {"A": a, "B": b, "C": c}
         verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self._require_unchanged()
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
         if late := late_note(plan.settled, seconds):
             mesh.fallbacks.append(late)
-        facts = gather_facts(plan, mesh, shape, seconds, verdict, kernel=o.kernel, measure_blas=not o.quiet)
+        facts = gather_facts(plan, mesh, shape, seconds, verdict, self.moved, kernel=o.kernel, measure_blas=not o.quiet)
         is_right = verdict is None or verdict.ok
         if is_right:
             self._publish()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -30,6 +33,27 @@ PROBES = 4
 """How often: another program may take the cores for a moment."""
 PROBE_SIZES = (64, 1024)
 """Rows of the smallest and largest square block it is measured on."""
+
+
+@dataclass
+class Transferred:
+    """Bytes of matrices that all ranks read from files, or wrote, and the seconds that this rank took with its own."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @contextmanager
+    def timed(self, matrices: Iterable[int]) -> Iterator[None]:
+        """Count the seconds of a block that moves matrices of so many bytes; none where there are none."""
+        self.bytes = sum(matrices)
+        start = time.perf_counter()
+        yield
+        self.seconds = time.perf_counter() - start if self.bytes else 0.0
+
+    def all_ranks(self, mesh: Mesh) -> dict[str, float | None]:
+        """With the seconds of the slowest rank. Collective."""
+        slowest = max(mesh.comm.allgather(self.seconds))
+        return {"bytes": self.bytes, "seconds": slowest, "bytes_per_second": self.bytes / slowest if slowest else None}
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,8 @@ class Facts:
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
             ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"),
+            *(("files", f"{_bytes(x['bytes'])} {how} in {x['seconds']:.4g} s, {_bytes(int(x['bytes_per_second']))}/s")
+              for how, x in j["files"].items() if x["bytes"]),
             ("memory", f"{_bytes(j['peak_bytes'])} on the fullest rank"),
             ("verified", checked),
             *(("instead", text) for text in j["fallbacks"]),
@@ -81,6 +107,7 @@ def gather_facts(
     shape: tuple[int, int, int],
     seconds: list[float],
     verdict: Verdict | None,
+    moved: Mapping[str, Transferred],
     *,
     kernel: str,
     measure_blas: bool,
@@ -119,6 +146,7 @@ def gather_facts(
             "per_rank_max": max(map(sum, zip(intra, inter, strict=True))),
         },
         "messages": sum(messages),
+        "files": {how: each.all_ranks(mesh) for how, each in moved.items()},
         "peak_bytes": plan.peak_bytes,
         "reproducible": plan.reproducible,
         "verified": None if verdict is None else verdict.ok,

@@ -175,7 +175,11 @@ def test_the_command_line(comm, tmp_path):
     line = "d.h5::g/a[2:7,1:] b.npy --c d.h5::c0 --beta 2 --bias d.h5::bias --bias-per column"
     done = command(comm, f"{line} -o d.h5::g/c --verify --quiet --json -", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verified"] is True
+    report = json.loads(done.stdout)
+    assert report["verified"] is True
+    assert [report["files"][how]["bytes"] for how in ("read", "written")] == [4 * (5 * 7 + 7 * 6 + 5 * 6), 4 * 5 * 6]
+    for moved in report["files"].values():
+        assert moved["bytes_per_second"] * moved["seconds"] == pytest.approx(moved["bytes"])
     with h5py.File(path) as file:
         assert np.array_equal(file["g/c"][()], a[2:7, 1:] @ b + 2 * c0 + bias)
         assert np.array_equal(file["g/a"][()], a)
