@@ -1,5 +1,5 @@
 """Matrices in files, read and written by all ranks: formats by suffix, and output that gets its name when whole."""
 
-from rma_mm.runtime.files import hdf5, npy
+from rma_mm.runtime.files import hdf5, npy, safetensors_file
 
-__all__ = ["hdf5", "npy"]
+__all__ = ["hdf5", "npy", "safetensors_file"]
