@@ -18,7 +18,7 @@ from rma_mm import DistMatrix, Mesh
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.errors import DtypeError, FileFormatError, OptionError, ShapeError
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.runtime.files import hdf5
+from rma_mm.runtime.files.containers import hdf5
 from rma_mm.runtime.files.generated import generated
 from tests.doors import command
 from tests.launch import parallel

@@ -17,7 +17,7 @@ import rma_mm
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError, OptionError
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files import hdf5
+from rma_mm.runtime.files.containers import hdf5
 from rma_mm.runtime.files.output import Saving
 
 h5py = pytest.importorskip("h5py")

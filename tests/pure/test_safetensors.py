@@ -14,8 +14,8 @@ import rma_mm
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.containers.safetensors import open_array, open_tensor
 from rma_mm.runtime.files.output import Saving
-from rma_mm.runtime.files.safetensors_file import open_array, open_tensor
 
 WHOLE = (slice(None),) * 2
 TYPES = [dtype for dtype in SUPPORTED if dtype != np.complex128]

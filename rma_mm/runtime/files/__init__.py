@@ -1,5 +1,6 @@
 """Matrices in files, read and written by all ranks: formats by suffix, and output that gets its name when whole."""
 
-from rma_mm.runtime.files import hdf5, npy, safetensors_file
+from rma_mm.runtime.files import npy
+from rma_mm.runtime.files.containers import hdf5, safetensors
 
-__all__ = ["hdf5", "npy", "safetensors_file"]
+__all__ = ["hdf5", "npy", "safetensors"]
