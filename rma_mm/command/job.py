@@ -235,7 +235,7 @@ class Job:
             return
         self.frame.interruption.losing = self.options.output
         if self.comm.rank == 0:
-            self.frame.interruption.unfinished = name_to_be(self.options.output)
+            self.frame.interruption.unfinished = name_to_be(named_in(self.options.output, self.options.format)[0].path)
         how = Saving.of(self.options.saving)
         self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype, how)
         self.frame.interruption.unfinished = self.output.temporary  # whoever ends the job removes it

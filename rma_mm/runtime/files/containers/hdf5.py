@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -22,7 +22,8 @@ from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files.dense import DenseFile, DenseSink
+from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
+from rma_mm.runtime.files.dense import DenseFile
 from rma_mm.runtime.files.formats import Format, Path, Shape, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
 from rma_mm.runtime.files.version import Version, identity_of, opened
@@ -102,22 +103,12 @@ class DenseDataset(DenseFile):
 
 
 @dataclass(frozen=True)
-class Hdf5Sink(DenseSink):
-    """A dataset in the making, in a copy of the file that it is to be added to where there is one."""
-
-    inner: str = ""
-    before: Version | None = field(default=None, compare=False)
-    """That file."""
+class Hdf5Sink(AddedSink):
+    """A dataset in the making."""
 
     def source(self) -> Any:
         """What has been written. Raises FileFormatError."""
         return open_dataset(f"{self.temporary}{SEPARATOR}{self.inner}")
-
-    def publish(self) -> None:
-        """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
-        if self.before is not None:
-            self.before.check()
-        super().publish()
 
 
 def open_array(path: Path, dtype: Any = None) -> Any:
@@ -178,16 +169,12 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
     _library(file)
     before = Version.of(file)
-    held = Unfinished(what, file)
-    try:
+    with in_the_making(what, file) as held:
         if before is not None:
             shutil.copyfile(file, held.temporary)
         offset = _reserved(held, what, inner, shape, dtype, is_new=before is None)
         end = offset + prod(shape) * dtype.itemsize
         held.reserve(b"", max(end, os.path.getsize(held.temporary)))
-    except (OSError, FileFormatError) as error:
-        held.discard()
-        raise error if isinstance(error, FileFormatError) else FileFormatError(f"{what}: {_brief(error)}") from None
     return Hdf5Sink(held.path, held.temporary, as_matrix(shape), dtype, dtype, offset, held, inner, before)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,7 +21,8 @@ from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named, quoted
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files.dense import DenseFile, DenseSink
+from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
+from rma_mm.runtime.files.dense import DenseFile
 from rma_mm.runtime.files.formats import Format, Path, Readable, Sink, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
 from rma_mm.runtime.files.version import Version, identity_of, opened
@@ -123,22 +124,12 @@ class ByPackage:
 
 
 @dataclass(frozen=True)
-class SafetensorsSink(DenseSink):
-    """A tensor in the making, in a file beside what was there already."""
-
-    inner: str = ""
-    before: Version | None = field(default=None, compare=False)
-    """The file that was there."""
+class SafetensorsSink(AddedSink):
+    """A tensor in the making."""
 
     def source(self) -> Tensor:
         """What has been written. Raises FileFormatError."""
         return open_tensor(f"{self.temporary}{SEPARATOR}{self.inner}")
-
-    def publish(self) -> None:
-        """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
-        if self.before is not None:
-            self.before.check()
-        super().publish()
 
 
 def open_array(path: Path, dtype: Any = None) -> Tensor:
@@ -232,8 +223,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
         why = f"safetensors has no {dtype.name}; use .npy, or another --result-dtype" if not kind else "is no name"
         raise FileFormatError(f"{what}: {why}")
     there = os.path.lexists(file)
-    held = Unfinished(what, file)
-    try:
+    with in_the_making(what, file) as held:
         old = read_header(file) if there else None
         kept = {name: dict(x) for name, x in (old.tensors if old else {}).items() if name != inner}
         size = prod(shape) * TYPES[kind].itemsize
@@ -242,9 +232,6 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
         held.reserve(head, len(head) + end)
         if old:
             _copy(old, kept, said, held, len(head))
-    except (OSError, FileFormatError) as error:
-        held.discard()
-        raise error if isinstance(error, FileFormatError) else FileFormatError(f"{what}: {error.strerror}") from None
     offset, version = len(head) + said[inner]["data_offsets"][0], old.version if old else None
     rows_cols = as_matrix(shape)
     return SafetensorsSink(held.path, held.temporary, rows_cols, dtype, TYPES[kind], offset, held, inner, version)

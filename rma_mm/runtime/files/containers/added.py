@@ -1,0 +1,39 @@
+"""A matrix that is added to a file: in a copy of what is there, which stays as it is until the whole is renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rma_mm.errors import FileFormatError
+from rma_mm.runtime.files.dense import DenseSink
+from rma_mm.runtime.files.version import Version
+from rma_mm.unfinished import Unfinished
+
+
+@dataclass(frozen=True)
+class AddedSink(DenseSink):
+    """A file in the making that holds a matrix beside others: what a `Sink` does, but for `source`."""
+
+    inner: str = ""
+    """The matrix's name in the file."""
+    before: Version | None = field(default=None, compare=False)
+    """The file that was there."""
+
+    def publish(self) -> None:
+        """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
+        if self.before is not None:
+            self.before.check()
+        super().publish()
+
+
+@contextmanager
+def in_the_making(what: str, path: str) -> Iterator[Unfinished]:
+    """A new file beside `path`, removed where the block fails. Raises FileFormatError naming `what`."""
+    held = Unfinished(what, path)
+    try:
+        yield held
+    except (OSError, FileFormatError) as error:
+        held.discard()
+        raise error if isinstance(error, FileFormatError) else FileFormatError(f"{what}: {error.strerror}") from None
