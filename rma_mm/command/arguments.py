@@ -156,7 +156,7 @@ def _require_own_names(options: RunOptions) -> None:
         is_report = (what, text) in reports
         name = Name(text, text) if is_report else named_in(text, o.format)[0]
         file, inner = os.path.realpath(name.path), name.inner.strip("/")
-        same = [other for path, matrix, other in taken if path == file and (is_report or matrix == inner)]
+        same = [other for path, matrix, other in taken if path == file and (is_report or inner in ("", matrix))]
         if same and (what, text) not in inputs:
             raise OptionError(f"{what}: got {named(text)}, which is the file of {same[-1]} too; name another")
         taken.append((file, inner, what))
