@@ -1,7 +1,12 @@
-"""Files that are written beside their final names, which they take once they are whole: all that commands write.
+"""Files and folders that are written beside their final names, which they take once whole: all that commands write.
 
-Until then a file is open to nobody but its owner, and its writer holds a lock on it. A lock ends with its process, on
+Until then one is open to nobody but its owner, and its writer holds a lock on it. A lock ends with its process, on
 whichever host that is: what nobody holds was left behind, and the next writer of that name removes it.
+
+A folder is written in a folder of the temporary name, as `new`, and renamed out of it. No call replaces a folder by
+another: one that is there is moved to `old` beside the new one first, and removed when that has its name. A crash
+between the two leaves neither under the final name and both under the temporary one; the old one is put back by the
+next writer of that name, or by whoever ends the job early.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,20 +31,30 @@ LONGEST_TOKEN = 20
 TRIES = 8
 """Names that are tried before giving up."""
 PRIVATE = 0o600
+PRIVATE_FOLDER = 0o700
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+NEW, OLD = "new", "old"
+"""In the temporary folder: what is to get the final name; where what has that name waits to be removed."""
+HELD: set[str] = set()
+"""The temporary names of all that this process holds."""
 
 
 class Unfinished:
-    """A file in the making, held by the process that made it. Errors name `what`, as "output C.npy"."""
+    """A file, or folder, in the making, held by the process that made it. Errors name `what`, as "output C.npy"."""
 
-    def __init__(self, what: str, path: str | os.PathLike[str]) -> None:
-        """Raises FileFormatError where `path` cannot become a file. What dead writers of it left is removed."""
-        self.what, self.descriptor = what, -1
-        check_target(what, path)
+    def __init__(self, what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
+        """Raises FileFormatError where `path` cannot become one. What dead writers of it left is removed."""
+        self.what, self.is_folder, self.descriptor = what, is_folder, -1
+        check_target(what, path, is_folder)
         self.path = os.path.realpath(path)
         """The final name, links followed."""
         with self._named():
-            remove_left_behind(self.path)
+            remove_left_behind(self.path)  # which may put a folder back that it had replaced
+            self.replaces = os.path.lexists(self.path)
             self.temporary, self.descriptor = self._made()
+            HELD.add(self.temporary)
+        self.content = os.path.join(self.temporary, NEW) if is_folder else self.temporary
+        """What gets the final name: the file; the folder, which its writer makes."""
 
     @contextmanager
     def _named(self, doing: str = "") -> Iterator[None]:
@@ -55,8 +71,7 @@ class Unfinished:
             token = f"{os.getpid()}-{secrets.token_hex(4)}" if turn else str(os.getpid())
             name = temporary_name(self.path, token)
             try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                descriptor = os.open(name, flags, PRIVATE)
+                descriptor = self._opened(name)
             except FileExistsError:
                 continue
             with suppress(OSError):  # a file system without locks: then nobody takes it for left behind either
@@ -65,6 +80,13 @@ class Unfinished:
                 return name, descriptor
             os.close(descriptor)
         raise FileExistsError(errno.EEXIST, f"{named(name)} is in the way; remove it")
+
+    def _opened(self, name: str) -> int:
+        """A new file, or folder, and a descriptor of it. Raises OSError."""
+        if self.is_folder:
+            os.mkdir(name, PRIVATE_FOLDER)
+            return os.open(name, FOLDER)
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # other processes, which are told of what it belongs to, do not hold it
@@ -79,58 +101,82 @@ class Unfinished:
                 os.truncate(self.descriptor, size)
 
     def publish(self) -> None:
-        """Give the file its final name, and the mode of the file that it replaces. Raises FileFormatError."""
+        """Give it its final name, and the mode of what it replaces. Raises FileFormatError.
+
+        A folder replaces one that was there when it was begun; one that was made since is an error.
+        """
         with self._named():
             if not _is(self.temporary, self.descriptor):
                 raise FileNotFoundError(errno.ENOENT, f"{named(self.temporary)} was removed or replaced meanwhile")
-            self._set_mode()
-            os.fsync(self.descriptor)  # a name that survives a power cut must not outlive its contents
-            os.replace(self.temporary, self.path)
+            if self.is_folder:
+                self._publish_folder()
+            else:
+                self._set_mode(self.descriptor, 0o666)
+                os.fsync(self.descriptor)  # a name that survives a power cut must not outlive its contents
+                os.replace(self.temporary, self.path)
         self._close()
 
-    def _set_mode(self) -> None:
-        """That of the file to be replaced, and its owner and group; of a new file what the umask leaves."""
+    def _publish_folder(self) -> None:
+        """Rename it, once what it replaces is out of the way, and remove that. Raises OSError."""
+        descriptor = os.open(self.content, FOLDER)
+        try:
+            self._set_mode(descriptor, 0o777)
+        finally:
+            os.close(descriptor)
+        sync_folders(self.content)
+        if self.replaces:
+            old = os.path.join(self.temporary, OLD)
+            os.mkdir(old)
+            os.rename(self.path, os.path.join(old, os.path.basename(self.path)))
+        os.rename(self.content, self.path)
+        sync(os.path.dirname(self.path))  # before the old one goes
+        with suppress(OSError):
+            remove(self.temporary)
+
+    def _set_mode(self, descriptor: int, usual: int) -> None:
+        """That of what is to be replaced, and its owner and group; of something new what the umask leaves."""
         try:
             old = os.stat(self.path)
         except FileNotFoundError:
-            os.fchmod(self.descriptor, 0o666 & ~_umask())
+            os.fchmod(descriptor, usual & ~_umask())
             return
         mode = stat.S_IMODE(old.st_mode) & 0o777
         with suppress(OSError):
-            os.fchown(self.descriptor, old.st_uid, -1)
+            os.fchown(descriptor, old.st_uid, -1)
         try:
-            os.fchown(self.descriptor, -1, old.st_gid)
+            os.fchown(descriptor, -1, old.st_gid)
         except OSError:
             mode &= ~0o070  # what one group may read is not for another
-        os.fchmod(self.descriptor, mode)
+        os.fchmod(descriptor, mode)
 
     def discard(self) -> None:
         """Remove what was written; nothing happens where it is gone or has its final name."""
         if self.descriptor >= 0:
             with suppress(OSError):
-                os.unlink(self.temporary)
+                remove(self.temporary)
             self._close()
 
     def _close(self) -> None:
         with suppress(OSError):
             os.close(self.descriptor)
         self.descriptor = -1
+        HELD.discard(self.temporary)
 
 
-def check_target(what: str, path: str | os.PathLike[str]) -> None:
-    """Raise FileFormatError where `path` cannot become a file."""
+def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
+    """Raise FileFormatError where `path` cannot become a file, or folder."""
     final = os.path.realpath(path)
     directory = os.path.dirname(final)
     there = os.path.exists(final)
     why = ""
-    if os.path.isdir(final) or not os.path.basename(os.fspath(path)):
+    if (os.path.isdir(final) and not is_folder) or not os.path.basename(os.fspath(path)):
         why = "is a directory; name a file in it"
     elif os.path.islink(final):
         why = "is a loop of symbolic links"
     elif not os.path.isdir(directory):
         why = f"the directory {named(directory)} does not exist"
-    elif there and not os.path.isfile(final):
-        why = "exists and is not a regular file"
+    elif there and not (os.path.isdir if is_folder else os.path.isfile)(final):
+        why = f"exists and is not {'a folder' if is_folder else 'a regular file'}"
     elif there and not os.access(final, os.W_OK):
         why = "exists and is read-only"
     elif not os.access(directory, os.W_OK | os.X_OK):
@@ -152,13 +198,8 @@ def temporary_name(final: str, token: str) -> str:
     return os.path.join(directory, f".{name}.{token}{SUFFIX}")
 
 
-def name_to_be(path: str | os.PathLike[str]) -> str:
-    """The name under which this process would write `path` until it is whole, if nothing is in the way."""
-    return temporary_name(os.path.realpath(path), str(os.getpid()))
-
-
 def remove_left_behind(final: str) -> None:
-    """Remove what processes that have ended left of `final`: this user's files that no process holds."""
+    """Remove what processes that have ended left of `final`: this user's files and folders that no process holds."""
     directory, pattern = os.path.split(temporary_name(final, "*"))
     start, end = pattern.split("*") if pattern.count("*") == 1 else pattern.rsplit("*", 1)
     for name in os.listdir(directory):
@@ -168,16 +209,32 @@ def remove_left_behind(final: str) -> None:
 
 
 def _remove_unheld(name: str) -> None:
-    """Remove a file of this user that no process holds. Raises OSError otherwise."""
-    descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Remove a file, or folder, of this user that no process holds. Raises OSError otherwise."""
+    is_folder = stat.S_ISDIR(os.lstat(name).st_mode)
+    descriptor = os.open(name, FOLDER if is_folder else os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        if (is_folder or stat.S_ISREG(found.st_mode)) and found.st_uid == os.geteuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is(name, descriptor):
-                os.unlink(name)
+                remove(name)
     finally:
         os.close(descriptor)
+
+
+def remove(name: str) -> None:
+    """Remove what is written under a temporary name. Raises OSError.
+
+    What a folder was about to replace gets its name back, unless that is taken.
+    """
+    if not os.path.isdir(name) or os.path.islink(name):
+        os.unlink(name)
+        return
+    old = os.path.join(name, OLD)
+    for final in os.listdir(old) if os.path.isdir(old) else ():
+        with suppress(OSError):  # the new one is there: no folder replaces one that holds something
+            os.rename(os.path.join(old, final), os.path.join(os.path.dirname(name), final))
+    shutil.rmtree(name, ignore_errors=True)  # whoever ends the job with this rank removes it, too
 
 
 def write_whole(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -194,6 +251,21 @@ def write_at(descriptor: int, raw: bytes | memoryview, offset: int) -> None:
     while rest:
         done = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[done:], offset + done
+
+
+def sync_folders(path: str) -> None:
+    """Have the names in a folder, and in all in it, on the disk. Raises OSError."""
+    for folder, _, _ in os.walk(path):
+        sync(folder)
+
+
+def sync(path: str) -> None:
+    """Have what a file holds, or the names in a folder, on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is(name: str, descriptor: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import BFLOAT16, check_dtype
 from rma_mm.errors import FileFormatError, RmaError, cut, named
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.formats import named_in
+from rma_mm.runtime.files.formats import Source, named_in
 from rma_mm.runtime.files.npy_again import reread_vector
 from rma_mm.runtime.files.opened import open_array
+from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
@@ -48,6 +50,17 @@ def reread_bias(
             raise FileFormatError(f"--bias {named(path)}: {reason}") from None
     shared: NDArray[Any] = comm.bcast(found, reader)
     return shared
+
+
+def watched(path: str, dtype: str | None, kind: str | None = None) -> Version | Source | None:
+    """What tells whether the file of a vector changes, by its `check`; None where it cannot be read. Local."""
+    name, form = named_in(path, kind)
+    if not form.holds_many:
+        return Version.of(name.path)
+    with suppress(FileFormatError):  # which `read_bias` raises again
+        source: Source = open_array(path, dtype, kind)
+        return source
+    return None
 
 
 def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from rma_mm.runtime.files.output import Output
 from rma_mm.runtime.files.reread import Strips, reread
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.verification.check import Verdict
 from rma_mm.runtime.verification.checked_product import verdict_of
 from rma_mm.runtime.verification.parts import MatrixView, Turnable
@@ -80,7 +81,9 @@ class Check:
         assert c is not None
         if self.output is None:
             return c
-        found = self.comm.allgather(difference(self.output, c) if not c.layout.partial else "")
+        with agreed(self.comm):
+            mine = difference(self.output, c) if not c.layout.partial else ""
+        found = self.comm.allgather(mine)
         if reason := next(filter(None, found), ""):
             return Verdict(False, None, reason)
         written = self.output

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
-from rma_mm.command.bias import read_bias
+from rma_mm.command.bias import read_bias, watched
 from rma_mm.command.checking import Check
 from rma_mm.command.frame import DONE, Frame, say
 from rma_mm.command.progress import progress_bar
@@ -26,11 +26,10 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.files.formats import Source, named_in
+from rma_mm.runtime.files.formats import Source
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.opened import open as open_matrix
 from rma_mm.runtime.files.output import Output, Saving
-from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.matrices.filed import write
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import late_note
@@ -40,7 +39,7 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.unfinished import name_to_be, write_whole
+from rma_mm.unfinished import write_whole
 from rma_mm.windows.waiting import barrier
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Job:
     frame: Frame
     files: dict[str, Source] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
-    bias: Version | None = None
+    bias: Any = None
     """The file of the bias, on rank 0, which reads it."""
     output: Output | None = None
     moved: dict[str, Transferred] = field(default_factory=lambda: {"read": Transferred(), "written": Transferred()})
@@ -205,7 +204,7 @@ class Job:
         bias = None
         if o.bias is not None:
             with agreed(self.comm):
-                self.bias = None if self.comm.rank else Version.of(named_in(o.bias, o.format)[0].path)
+                self.bias = None if self.comm.rank else watched(o.bias, o.dtype, o.format)
             bias = read_bias(self.comm, o.bias, o.dtype, o.format)
         if bias is None and o.activation is None and o.result_dtype is None:
             return None
@@ -234,8 +233,6 @@ class Job:
         if self.options.output is None:
             return
         self.frame.interruption.losing = self.options.output
-        if self.comm.rank == 0:
-            self.frame.interruption.unfinished = name_to_be(named_in(self.options.output, self.options.format)[0].path)
         how = Saving.of(self.options.saving)
         self.output = Output.begin(self.comm, self.options.output, plan.c_shape, plan.c_dtype, how)
         self.frame.interruption.unfinished = self.output.temporary  # whoever ends the job removes it

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from rma_mm.unfinished import HELD, remove
 from rma_mm.windows.liveness import is_ending, machine
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,7 +36,7 @@ class Interruption:
     """Once the ranks have met (`enlist`), SIGINT and SIGTERM end this process with 128 + signal, and first
 
     - tell the other ranks of this machine, since a signal may have been sent to one of them only;
-    - remove the unfinished output file and this job's shared memory segments;
+    - remove the unfinished output and this job's shared memory segments;
     - say so, on rank 0, unless another rank has said why the job ends.
 
     Until then they end it at once: MPI_Init holds the GIL, so that no thread could act, and there is little to clean.
@@ -44,7 +45,7 @@ class Interruption:
     def __init__(self) -> None:
         self.rank = 0
         self.unfinished = ""
-        """Path of a file that is being written under another name."""
+        """Temporary path of what is being written, though another rank may hold it."""
         self.losing = ""
         """What the user will miss, for the message."""
         self._siblings: list[int] = []
@@ -73,9 +74,9 @@ class Interruption:
 
     def clean(self) -> None:
         """Remove what a process leaves behind that does not end through MPI_Finalize."""
-        if self.unfinished:
+        for name in {self.unfinished, *tuple(HELD)} - {""}:
             with suppress(OSError):
-                os.unlink(self.unfinished)
+                remove(name)
         for segment in mapped_segments():
             with suppress(OSError):
                 os.unlink(segment)

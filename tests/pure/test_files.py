@@ -23,7 +23,7 @@ from rma_mm.runtime.files import formats
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.npy import NpySink, read_header
-from rma_mm.unfinished import name_to_be, write_whole
+from rma_mm.unfinished import temporary_name, write_whole
 from tests.processes import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -304,7 +304,7 @@ def test_planted_links_are_not_followed() -> None:
     """Under the temporary name, whatever it is written for; loops are no names."""
     Path("victim").write_text("mine")
     for name in ("x.npy", "r.json"):
-        os.symlink("victim", name_to_be(name))
+        os.symlink("victim", temporary_name(os.path.realpath(name), str(os.getpid())))
     made().publish()
     write_whole("--json r.json", "r.json", "{}")
     assert Path("victim").read_text() == "mine"

@@ -17,7 +17,7 @@ import rma_mm
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError, OptionError
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files.containers import hdf5
+from rma_mm.runtime.files.containers import chunked, hdf5
 from rma_mm.runtime.files.output import Saving
 
 h5py = pytest.importorskip("h5py")
@@ -102,7 +102,7 @@ def test_any_region_of_chunks_is_read_and_each_chunk_once(rows, cols, most, tmp_
     source.read(region, out)
     assert np.array_equal(out, x[np.ix_(*(span.indices for span in region))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdf5, "BAND", most * 23 * 4)
+        patch.setattr(chunked, "BAND", most * 23 * 4)
         patch.setattr(hdf5, "_file", lambda path: open_as({"x": Watched()}))
         source.read(region, out)
     assert np.array_equal(out, x[np.ix_(*(span.indices for span in region))])

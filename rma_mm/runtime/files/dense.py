@@ -17,6 +17,7 @@ from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.files.formats import unwritable
 from rma_mm.runtime.files.sieve import read_region
 from rma_mm.runtime.files.version import Version, opened
 from rma_mm.unfinished import Unfinished
@@ -127,10 +128,7 @@ class DenseSink:
             with _to_write(self.temporary):
                 pass
         except OSError as error:
-            raise FileFormatError(
-                f"output {named(self.path)}: a rank on {os.uname().nodename} cannot write there: {error.strerror}; "
-                f"all nodes must see the directory"
-            ) from None
+            raise unwritable(self.path, str(error.strerror)) from None
 
     def write(self, region: Region, tile: NDArray[Any]) -> None:
         """Write `tile` (region.shape) as the part of the matrix in `region`, down to the disk. Raises FileFormatError.

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, OptionError, named, quoted
+from rma_mm.elements.dtypes import SUPPORTED, supported_names
+from rma_mm.errors import FileFormatError, OptionError, cut, named, quoted
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.names import Name
 
@@ -149,7 +150,7 @@ def format_of(path: Path, kind: str | None = None) -> Format:
             known = ", ".join(sorted(suffix[1:] for suffix in FORMATS if suffix))
             raise OptionError(f"format: got {quoted(kind)}; it is one of {known}")
         return FORMATS[f".{kind}"]
-    name = os.path.basename(os.fspath(path)).lower()
+    name = os.path.basename(os.fspath(path).rstrip(os.sep)).lower()
     return FORMATS[max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len)]
 
 
@@ -160,6 +161,35 @@ def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
     if name.inner and not form.holds_many:
         raise FileFormatError(f"{named(name.text)}: such a file holds one matrix; leave ::{name.inner} out")
     return name, form
+
+
+def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
+    """The type of elements once read, of those in a file that a library reads. Raises FileFormatError.
+
+    said: what the user says that it is, or None.
+    """
+    if kind.hasobject or kind.names or kind.subdtype or kind.kind in "OSTU" or kind.newbyteorder("=") not in SUPPORTED:
+        what = "records" if kind.names else "text or objects" if kind.hasobject or kind.kind in "OSTU" else cut(kind)
+        raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
+    native = np.dtype(kind.str).newbyteorder("=")
+    if said is not None and np.dtype(said) != native:
+        raise FileFormatError(f"{name}: holds {native.name}, but {np.dtype(said).name} was asked for; leave it out")
+    return native
+
+
+def check_shape(name: str, shape: tuple[int, ...], is_matrix: bool) -> None:
+    """Raise FileFormatError where a shape is not that of a matrix; where one will do, of an array."""
+    if len(shape) != 2 and (is_matrix or not shape):
+        fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
+        raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
+
+
+def unwritable(path: str, why: str) -> FileFormatError:
+    """What a rank says that cannot write where rank 0 could."""
+    return FileFormatError(
+        f"output {named(path)}: a rank on {os.uname().nodename} cannot write there: {why}; "
+        f"all nodes must see the directory"
+    )
 
 
 def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:

@@ -16,7 +16,7 @@ from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
 from rma_mm.errors import FileFormatError, cut, named, quoted
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
-from rma_mm.runtime.files.formats import Format, Readable, Source, register_format
+from rma_mm.runtime.files.formats import Format, Readable, Source, check_shape, register_format
 from rma_mm.runtime.files.npy_again import NpyAgain
 from rma_mm.runtime.files.version import Version, identity_of, opened
 
@@ -157,9 +157,7 @@ def _shape(name: str, shape: Any, is_matrix: bool) -> tuple[int, ...]:
     """The shape in a header, if it is that of a matrix, or of an array where one will do."""
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise FileFormatError(f"{name}: has a damaged .npy header: {cut(shape)} is no shape")
-    if len(shape) != 2 and (is_matrix or not shape):
-        fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
-        raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
+    check_shape(name, shape, is_matrix)
     return shape
 
 

@@ -19,6 +19,7 @@ from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import single_layouts
+from rma_mm.runtime.files.containers.chunked import cuts_none
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -59,10 +60,7 @@ def by_chunks(shape: Shape, mesh: Mesh, chunks: Shape) -> Layout:
 def keeps_whole(layout: Layout, shape: tuple[int, ...], mesh: MeshShape, chunks: Shape) -> bool:
     """Whether each chunk of a matrix lies on one rank alone."""
     return layout.is_single(mesh) and all(
-        start % step == 0 and (stop % step == 0 or stop == extent)
-        for rank in range(mesh.size)
-        for span, extent, step in zip(layout.region(shape, mesh, rank), shape, chunks, strict=True)
-        for start, stop in span.runs
+        cuts_none(layout.region(shape, mesh, rank), shape, chunks) for rank in range(mesh.size)
     )
 
 

@@ -29,9 +29,9 @@ class AddedSink(DenseSink):
 
 
 @contextmanager
-def in_the_making(what: str, path: str) -> Iterator[Unfinished]:
-    """A new file beside `path`, removed where the block fails. Raises FileFormatError naming `what`."""
-    held = Unfinished(what, path)
+def in_the_making(what: str, path: str, is_folder: bool = False) -> Iterator[Unfinished]:
+    """A new file, or folder, beside `path`, removed where the block fails. Raises FileFormatError naming `what`."""
+    held = Unfinished(what, path, is_folder)
     try:
         yield held
     except (OSError, FileFormatError) as error:

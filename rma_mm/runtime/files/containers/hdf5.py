@@ -16,21 +16,18 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
+from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.extents import as_matrix, too_large
-from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
+from rma_mm.runtime.files.containers.chunked import ChunkedFile
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, Shape, register_format
+from rma_mm.runtime.files.formats import Format, Path, check_shape, element_type, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
 from rma_mm.runtime.files.version import Version, identity_of, opened
 from rma_mm.unfinished import SUFFIX, Unfinished
 
-BAND = 2**25
-"""Bytes that are read through the library at a time, about."""
 DEFAULT_NAME = "C"
 """The dataset that is written where none is named."""
 CONTIGUOUS = 1
@@ -38,57 +35,18 @@ CONTIGUOUS = 1
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(ChunkedFile):
     """A dataset that is read through the library: a `Source`."""
 
-    path: str
-    inner: str
-    """Its name in the file."""
-    shape: Shape
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    chunks: Shape | None
-    """Rows and columns of each chunk, where it has any."""
-    version: Version
-    array: tuple[int, ...] = ()
-    """Of a vector its shape; `shape` is then that of a row."""
-    fortran_order: bool = False
-    is_reversed: bool = False
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """What all ranks must have found alike."""
-        return {"shape": self.shape, "dtype": self.dtype.name, "chunks": self.chunks, "dataset": self.inner}
-
-    def read(self, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` (region.shape, `dtype`) with the part in `region`; each chunk it lies in is decompressed once.
-
-        Raises FileFormatError where the file changed since it was opened, or a chunk cannot be decompressed.
-        """
-        if not region:
-            return
-        self.version.check()
+    @contextmanager
+    def reader(self) -> Iterator[Any]:
+        """A block with the dataset. Errors inside are FileFormatError."""
         with _file(self.path) as file:
-            dataset = file[self.inner]
-            for rows in _bands(region[0], self._step(0), BAND // max(1, self.shape[1] * self.dtype.itemsize)):
-                for cols in _bands(region[1], self._step(1), self.shape[1]):
-                    box = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
-                    part = dataset[box] if not self.array else dataset[box[1]][None]
-                    within = Region((Span.range(rows.start, rows.stop), Span.range(cols.start, cols.stop)))
-                    inside = Region((rows, cols))
-                    out[region.locate(inside).selector()] = part[within.locate(inside).selector()]
-        self.version.check()
-
-    def check(self) -> None:
-        """Raise FileFormatError where the file is no longer the one that was opened."""
-        self.version.check()
+            yield file[self.inner]
 
     def again(self) -> Dataset:
         """The same once more."""
         return by_library(self.path, self.inner, self.array)
-
-    def _step(self, dim: int) -> int:
-        return self.chunks[dim] if self.chunks else 1
 
 
 @dataclass(frozen=True)
@@ -131,9 +89,10 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
         inner = inner or _only(held, file)
         dataset = _found(held, file, inner)
         name = named(f"{file}{SEPARATOR}{inner}")
-        stored = _stored_type(name, dataset, dtype)
+        native = element_type(name, dataset.dtype, dtype)
+        stored: np.dtype[Any] = np.dtype(dataset.dtype.str)
         shape = _shape(name, dataset, is_matrix)
-        native, offset = stored.newbyteorder("="), dataset.id.get_offset()
+        offset = dataset.id.get_offset()
         is_there = dataset.id.get_storage_size() == prod(shape) * stored.itemsize > 0
         is_together = dataset.id.get_create_plist().get_layout() == CONTIGUOUS and not dataset.external
         _check_virtual(name, dataset, file)
@@ -148,7 +107,8 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
         return made
     if len(shape) > 2:
         raise FileFormatError(f"{name}: is an array of {len(shape)} dimensions in chunks; save it without, or use .npy")
-    return Dataset(file, inner, flat, native, (1, *chunks)[-2:] if chunks else None, version, array)
+    step = (1, *(chunks or (1,)))[-2:]
+    return Dataset(file, inner, flat, native, None if array else chunks, step, version, array=array)
 
 
 def by_library(file: str, inner: str, array: tuple[int, ...]) -> Dataset:
@@ -275,24 +235,12 @@ def _matrices(held: Any) -> dict[str, str]:
     return found
 
 
-def _stored_type(name: str, dataset: Any, said: Any) -> np.dtype[Any]:
-    """The element type in the file. Raises FileFormatError."""
-    kind = dataset.dtype
-    if kind.hasobject or kind.names or kind.subdtype or kind.newbyteorder("=") not in SUPPORTED:
-        what = "text or objects" if kind.hasobject else "records" if kind.names else cut(kind)
-        raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
-    stored: np.dtype[Any] = np.dtype(kind.str)
-    if said is not None and np.dtype(said) != stored.newbyteorder("="):
-        raise FileFormatError(f"{name}: holds {stored.name}, but {np.dtype(said).name} was asked for; leave it out")
-    return stored
-
-
 def _shape(name: str, dataset: Any, is_matrix: bool) -> tuple[int, ...]:
     """The shape, if it is that of a matrix, or of an array where one will do. Raises FileFormatError."""
     shape: tuple[int, ...] | None = dataset.shape
-    if not shape or (is_matrix and len(shape) != 2):
-        got = "no elements" if shape is None else f"shape {cut(shape)}, {len(shape)} dimensions"
-        raise FileFormatError(f"{name}: has {got}; a matrix has 2")
+    if shape is None:
+        raise FileFormatError(f"{name}: has no elements; a matrix is needed")
+    check_shape(name, shape, is_matrix)
     return shape
 
 
@@ -304,21 +252,6 @@ def _check_virtual(name: str, dataset: Any, file: str) -> None:
         path = os.path.join(os.path.dirname(os.path.abspath(file)), source.file_name)
         if source.file_name != "." and "%" not in source.file_name and not os.path.exists(path):
             raise FileFormatError(f"{name}: is put together from files of which {named(path)} is not there")
-
-
-def _bands(span: Span, step: int, most: int) -> Iterator[Span]:
-    """A span in pieces: no two of them share a chunk of `step`, none goes over a chunk that it has nothing of."""
-    most = max(step, most // step * step)
-    piece: list[tuple[int, int]] = []
-    for start, stop in span.runs:
-        for at in range(start // most * most, stop, most):
-            first, last = max(start, at), min(stop, at + most)
-            if piece and (piece[0][0] < at or first // step > (piece[-1][1] - 1) // step + 1):
-                yield Span(piece)
-                piece = []
-            piece.append((first, last))
-    if piece:
-        yield Span(piece)
 
 
 register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True))

@@ -23,7 +23,7 @@ from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, Readable, Sink, register_format
+from rma_mm.runtime.files.formats import Format, Path, Readable, Sink, check_shape, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
 from rma_mm.runtime.files.version import Version, identity_of, opened
 from rma_mm.unfinished import Unfinished, write_at
@@ -154,8 +154,7 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
     name, shape = named(f"{file}{SEPARATOR}{inner}"), tuple(found["shape"])
     if found["dtype"] not in TYPES:
         raise FileFormatError(f"{name}: holds {cut(found['dtype'])}; types that are read are {', '.join(TYPES)}")
-    if not shape or (is_matrix and len(shape) != 2):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2")
+    check_shape(name, shape, is_matrix)
     stored = TYPES[found["dtype"]]
     native = stored.newbyteorder("=") if stored != TYPES["BF16"] else BFLOAT16
     if native is None:
