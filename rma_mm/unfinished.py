@@ -27,6 +27,7 @@ from rma_mm.errors import FileFormatError, named
 SUFFIX = ".partial"
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
 """What stands between name and suffix: the writer's process, and a random number where that was taken."""
+TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}$")
 LONGEST_TOKEN = 20
 TRIES = 8
 """Names that are tried before giving up."""
@@ -234,7 +235,9 @@ def remove(name: str) -> None:
     for final in os.listdir(old) if os.path.isdir(old) else ():
         with suppress(OSError):  # the new one is there: no folder replaces one that holds something
             os.rename(os.path.join(old, final), os.path.join(os.path.dirname(name), final))
-    shutil.rmtree(name, ignore_errors=True)  # whoever ends the job with this rank removes it, too
+    gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", name)
+    os.rename(name, gone)  # at once for all who write in it
+    shutil.rmtree(gone)
 
 
 def write_whole(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -143,8 +144,22 @@ def _matrices(store: str) -> dict[str, str]:
 def open_folder(folder: str, mode: str) -> Any:
     """An array by the package, which is the root of its store. Raises what that raises."""
     package = library(folder)
+    store = _removable(folder) if mode == "r+" else folder
     with package.config.set({"array.write_empty_chunks": True}):  # a file that is missing is a loss then
-        return package.open_array(folder, mode=mode)
+        return package.open_array(store, mode=mode)
+
+
+def _removable(folder: str) -> Any:
+    """A store that stays removed: the package's own makes its folder again with the next chunk."""
+    from zarr.storage import LocalStore
+
+    class Removable(LocalStore):  # type: ignore[misc]
+        async def set(self, key: str, value: Any) -> None:
+            if not os.path.isdir(self.root):
+                raise FileNotFoundError(errno.ENOENT, f"{named(folder)} was removed meanwhile")
+            await super().set(key, value)
+
+    return Removable(folder)
 
 
 def library(path: str) -> Any:
