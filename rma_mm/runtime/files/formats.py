@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16, as_dtype
 from rma_mm.errors import FileFormatError, OptionError, named, quoted
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.names import Name
@@ -160,6 +161,18 @@ def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
     if name.inner and not form.holds_many:
         raise FileFormatError(f"{named(name.text)}: such a file holds one matrix; leave ::{name.inner} out")
     return name, form
+
+
+def check_said(name: str, held: np.dtype[Any], said: Any) -> None:
+    """Raise FileFormatError where a file holds another element type than its user says; DtypeError where that is none.
+
+    Bfloat16 may be said of any: it is meant for other files, which hold it as |V2.
+    """
+    if said is not None and as_dtype(said) not in (held, BFLOAT16):
+        raise FileFormatError(
+            f"{name}: holds {held.name}, but {as_dtype(said).name} was asked for; leave --dtype out, "
+            f"or compute in another type with --compute-dtype"
+        )
 
 
 def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:

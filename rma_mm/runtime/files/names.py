@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, cut, named, quoted
 
 SEPARATOR = "::"
 """What stands between a file and the matrix in it."""
@@ -33,7 +33,7 @@ class Name:
     """Its rows and columns; None for all."""
 
     @staticmethod
-    def of(given: str | os.PathLike[str], folders: Container[str] = ()) -> Name:
+    def of(given: str | os.PathLike[str], folders: Collection[str] = ()) -> Name:
         """The name in a text. A file that is there under the whole text has that for its path.
 
         folders: suffixes of files that hold several matrices, through which a path may lead. Raises FileFormatError
@@ -68,18 +68,19 @@ def listed(found: Mapping[str, str]) -> str:
     >>> listed({"/A": "(2, 3) of float64", "/B": "(3, 2) of int8"})
     '/A: (2, 3) of float64, /B: (3, 2) of int8'
     """
-    shown = [f"{cut(name)}: {what}" for name, what in list(found.items())[:MOST_LISTED]]
+    first = list(found.items())[:MOST_LISTED]
+    shown = [f"{cut(name) if name.isprintable() else quoted(name)}: {what}" for name, what in first]
     more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
     return ", ".join(shown) + more if shown else "no matrix"
 
 
-def _split(text: str, folders: Container[str], is_there: bool = False) -> tuple[str, str]:
+def _split(text: str, folders: Collection[str], is_there: bool = False) -> tuple[str, str]:
     """(path, matrix in it)."""
     if SEPARATOR in text and not is_there:
         return split(text)
     words = text.split(os.sep)
     for count, word in enumerate(words[:-1], 1):
-        if os.path.splitext(word)[1].lower() in folders and any(words[count:]):
+        if any(word.lower().endswith(suffix, 1) for suffix in folders) and any(words[count:]):
             return os.sep.join(words[:count]), os.sep.join(words[count:])
     return text, ""
 

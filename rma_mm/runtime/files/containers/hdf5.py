@@ -24,7 +24,7 @@ from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, Shape, register_format
+from rma_mm.runtime.files.formats import Format, Path, Shape, check_said, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
 from rma_mm.runtime.files.version import Version, identity_of, opened
 from rma_mm.unfinished import SUFFIX, Unfinished
@@ -168,8 +168,8 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
     if dtype == BFLOAT16:
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
     _library(file)
-    before = Version.of(file)
     with in_the_making(what, file) as held:
+        before = Version.of(held.path)
         if before is not None:
             shutil.copyfile(file, held.temporary)
         offset = _reserved(held, what, inner, shape, dtype, is_new=before is None)
@@ -282,8 +282,7 @@ def _stored_type(name: str, dataset: Any, said: Any) -> np.dtype[Any]:
         what = "text or objects" if kind.hasobject else "records" if kind.names else cut(kind)
         raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
     stored: np.dtype[Any] = np.dtype(kind.str)
-    if said is not None and np.dtype(said) != stored.newbyteorder("="):
-        raise FileFormatError(f"{name}: holds {stored.name}, but {np.dtype(said).name} was asked for; leave it out")
+    check_said(name, stored.newbyteorder("="), said)
     return stored
 
 
