@@ -22,6 +22,7 @@ from rma_mm.kernels.epilogue.activations import ACTIVATIONS
 from rma_mm.kernels.epilogue.epilogue import SIDES
 from rma_mm.policy.planner.preference import PREFERENCES
 from rma_mm.runtime.files.formats import named_in
+from rma_mm.runtime.files.names import Name
 from rma_mm.windows.liveness import USUAL, timeout_of
 from rma_mm.windows.liveness import VARIABLE as TIMEOUT
 
@@ -144,19 +145,21 @@ def parse(argv: Sequence[str]) -> RunOptions:
 
 
 def _require_own_names(options: RunOptions) -> None:
-    """Raise OptionError where a report would be written over the result, an input or another report."""
+    """Raise OptionError where the result would be written over an input, or a report over a matrix or a report."""
     o = options
-    taken: dict[str, str] = {}
-    matrices = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias), ("--output", o.output))
+    inputs = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias))
     reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace), ("--metrics", o.metrics)
-    for what, name in (*matrices, *reports):
-        if name is None or "\0" in name or (name == "-" and what.startswith("--")):
+    taken: list[tuple[str, str, str]] = []
+    for what, text in (*inputs, ("--output", o.output), *reports):
+        if text is None or "\0" in text or (text == "-" and what.startswith("--")):
             continue
-        is_report = (what, name) in reports
-        file = os.path.realpath(name if is_report else named_in(name, o.format)[0].path)
-        if file in taken and is_report:
-            raise OptionError(f"{what}: got {named(name)}, which is the file of {taken[file]} too; name another")
-        taken[file] = what
+        is_report = (what, text) in reports
+        name = Name(text, text) if is_report else named_in(text, o.format)[0]
+        file, inner = os.path.realpath(name.path), name.inner.strip("/")
+        same = [other for path, matrix, other in taken if path == file and (is_report or inner in ("", matrix))]
+        if same and (what, text) not in inputs:
+            raise OptionError(f"{what}: got {named(text)}, which is the file of {same[-1]} too; name another")
+        taken.append((file, inner, what))
 
 
 def help_text() -> str:

@@ -195,6 +195,9 @@ def test_the_command_line(comm, tmp_path):
         ("d.h5::g/a[:,1:] b.npy -o d.h5::y --compress zstd", "compress: output"),
         ("d.h5::g/a[:,1:] b.npy --bias d.h5::c0 --bias-per row", "a vector is needed"),
         ("d.h5::g/a[:,1:] b.npy --format csv", "got 'csv'"),
+        ("d.h5::g/a[:,1:] b.npy -o d.h5::/g/a", "--output: got d.h5::/g/a, which is the file of an operand too"),
+        ("d.h5::C b.npy -o d.h5", "--output: got d.h5, which is the file of an operand too"),
+        ("d.h5::g/a[:,1:] b.npy -o ./b.npy", "--output: got ./b.npy, which is the file of an operand too"),
         ("d.h5::g/a[:,1:] b.npy --json d.h5", "--json: got d.h5, which is the file of an operand too"),
     ):
         done = command(comm, words, tmp_path)
