@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
-from rma_mm import DistMatrix, Mesh
+from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
-from rma_mm.errors import DtypeError, FileFormatError, OptionError, ShapeError
+from rma_mm.errors import DisagreementError, DtypeError, FileFormatError, OptionError, ShapeError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.runtime.files.containers import hdf5
 from rma_mm.runtime.files.generated import generated
@@ -130,6 +130,50 @@ def test_from_anything_that_has_slices(comm, tmp_path):
         same_error(comm, ShapeError, lambda: DistMatrix.from_source([[1.0]], mesh), "got list", "x[a:b, c:d]")
         same_error(comm, ShapeError, lambda: DistMatrix.from_source(x[0], mesh), "two dimensions")
         same_error(comm, DtypeError, lambda: DistMatrix.from_source(x.astype(object), mesh), "object")
+        for said, given in ((x.shape, x[:1]), (x.shape, x[:, :1]), (x.shape, x[0, 0]), ((7, 6), x), ((8, 5), x)):
+            wrong = Sliced(said, given.dtype, given)
+            same_error(comm, ShapeError, lambda wrong=wrong: DistMatrix.from_source(wrong, mesh), "x: gave", "for x[")
+        wrong = Sliced(x.shape, np.dtype("f4"), x)
+        same_error(comm, ShapeError, lambda: DistMatrix.from_source(wrong, mesh), "x: gave float64", "float32 of shape")
+        same_error(comm, ShapeError, lambda: DistMatrix.from_source(Sliced(3, x.dtype, x), mesh), "shape: got 3")
+        uneven = np.zeros((4, 4 + comm.rank // 2))
+        same_error(comm, DisagreementError, lambda: DistMatrix.from_source(uneven, mesh), "shape")
+        late = Sliced(x.shape, x.dtype, None if comm.rank == 1 else x)
+        with pytest.raises(Exception, match="not subscriptable"):
+            DistMatrix.from_source(late, mesh)
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_formats_that_are_said(comm, tmp_path):
+    """Of all files of a command line, whatever they are called; matrices alone are loaded as DistMatrix."""
+    a, b, bias = (np.arange(float(np.prod(shape))).reshape(shape) for shape in ((3, 4), (4, 2), (2,)))
+    for kind in ("h5", "safetensors"):
+        with Mesh((3,), comm) as mesh:
+            for name, x in (("a", a), ("b", b), ("v", bias), ("batch", np.ones((2, 3, 4)))):
+                made = DistMatrix if x.ndim == 2 else DistArray
+                made.from_numpy(x, mesh).save(f"{tmp_path}/{kind}.data::{name}", format=kind)
+            for name, said in (("v", "(2,)"), ("batch", "(2, 3, 4)")):
+                at = f"{tmp_path}/{kind}.data::{name}"
+                same_error(comm, ShapeError, lambda at=at: DistMatrix.load(at, mesh, format=kind), said, "use load")  # noqa: B023
+            B = DistMatrix.load(f"{tmp_path}/{kind}.data::b[1:, :]", mesh, "P(None, 'i')", format=kind)
+            assert np.array_equal(B.to_numpy(), b[1:])
+        words = "{0}.data::a {0}.data::b --bias {0}.data::v --bias-per column -o {0}.out --format {0} --verify --quiet"
+        done = command(comm, words.format(kind), tmp_path)
+        assert done.returncode == 0, done.stderr
+        with rma_mm.open(f"{tmp_path}/{kind}.out", format=kind) as opened:
+            assert np.array_equal(opened.read((slice(None),) * 2), a @ b + bias)
+
+
+class Sliced:
+    """Something that says what it holds, and may hold something else."""
+
+    def __init__(self, shape: Any, dtype: Any, held: Any) -> None:
+        self.shape, self.dtype, self.held = shape, dtype, held
+
+    def __getitem__(self, box: Any) -> Any:
+        if np.ndim(self.held) == 0 and self.held is not None:
+            return self.held
+        return self.held[box]
 
 
 @parallel(ranks=(1, 3), env=("node",))

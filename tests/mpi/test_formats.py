@@ -138,8 +138,9 @@ def flip(self, c, write=job.Job._write):
     self.comm.barrier()
     if self.comm.rank == 0:
         with open(self.output.temporary, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
             byte = file.read(1)[0] ^ 64
-            file.seek(0)
+            file.seek(-1, os.SEEK_END)
             file.write(bytes([byte]))
     self.comm.barrier()
 

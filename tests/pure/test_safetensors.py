@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 
 import rma_mm
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
-from rma_mm.errors import FileFormatError
+from rma_mm.errors import DtypeError, FileFormatError
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files.containers.safetensors import open_array, open_tensor
+from rma_mm.runtime.files.containers import safetensors
+from rma_mm.runtime.files.containers.safetensors import open_array, open_indexed, open_tensor
 from rma_mm.runtime.files.output import Saving
+from rma_mm.runtime.files.version import Version
 
 WHOLE = (slice(None),) * 2
 TYPES = [dtype for dtype in SUPPORTED if dtype != np.complex128]
@@ -99,12 +103,13 @@ def test_what_is_there_stays(tmp_path):
 
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 HEADERS = {
-    "no JSON": (b"{", 0, "damaged header"), "a list": ([], 0, "damaged header"), "deep": (b"[" * 99999, 0, "damaged"),
+    "no JSON": (b"{", 0, "a damaged header"), "a list": ([], 0, "a damaged header"),
+    "deep": (b"[" * 99999, 0, "a damaged header"),
     "short": ({"A": A}, 23, "tells of 97 bytes, it has 96"), "long": ({"A": A}, 25, "it has 98"),
     "offsets": ({"A": {**A, "data_offsets": [0, 20]}}, 20, "'A' has 20 bytes for [2, 3] of F32"),
     "gap": ({"A": {**A, "data_offsets": [4, 28]}}, 28, "'A' lies at 4 to 28, where 0 is its place"),
     "twice": ({"A": A, "B": A}, 24, "'B' lies at 0 to 24, where 24"),
-    "backwards": ({"A": {**A, "data_offsets": [0, -24]}}, 0, "damaged"),
+    "backwards": ({"A": {**A, "data_offsets": [0, -24]}}, 0, "a damaged header"),
     "negative": ({"A": {**A, "shape": [-2, -3]}}, 24, "has the shape [-2, -3]"),
     "fraction": ({"A": {**A, "shape": [2.0, 3]}}, 24, "has the shape [2.0, 3]"),
     "no type": ({"A": {"shape": [2, 3], "data_offsets": [0, 24]}}, 24, "damaged header: 'dtype'"),
@@ -113,6 +118,14 @@ HEADERS = {
     "number": ({"A": {**A, "shape": [], "data_offsets": [0, 4]}}, 4, "0 dimensions"),
     "huge": ({"A": {**A, "shape": [2**40, 2**40]}}, 24, "has 24 bytes for"),
     "nothing": ({}, 0, "A is not there; the file holds no matrix"),
+    "a name twice": (f'{{"A": {json.dumps(A)}, "A": {json.dumps(A)}}}'.encode(), 24, "'A' stands there twice"),
+    "a key twice": (b'{"A": {"dtype": "F32", "dtype": "I32", "shape": [], "data_offsets": [0, 4]}}', 4, "'dtype' sta"),
+    "metadata": ({"__metadata__": {"a": 1}, "A": A}, 24, "a damaged header"),
+    "metadata's kind": ({"__metadata__": [], "A": A}, 24, "a damaged header"),
+    "half a letter": ({"\ud800": A}, 24, "a damaged header"),
+    "UTF-16": (json.dumps({"A": A}).encode("utf-16"), 24, "a damaged header"),
+    "empty and long": ({"A": {**A, "shape": [0, 2**60], "data_offsets": [0, 0]}}, 0, "A: has shape (0, 11529"),
+    "odd names": ({"B\nB": A}, 24, "A is not there; the file holds 'B\\nB': (2, 3) of F32"),
 }  # fmt: skip
 
 
@@ -148,6 +161,88 @@ def test_files_that_are_none(tmp_path):
         source.read(WHOLE)
 
 
+def test_what_is_read_again(tmp_path, monkeypatch):
+    """By the package, piece by piece and from the disk; by this code without one, or with an old one."""
+    path, x = tmp_path / "x.safetensors", numbers((9, 4), "f4")
+    added(f"{path}::x", x)
+    region = Region((Span([(0, 2), (3, 9)]), Span([(0, 1), (2, 4)])))
+    monkeypatch.setattr(safetensors, "BLOCK", 20)
+    kinds = []
+    for version in ("0.8.1", "1.0.0rc1", "0.7.0", None):
+        if version is None:
+            monkeypatch.setitem(sys.modules, "safetensors", None)
+        else:
+            monkeypatch.setattr(pytest.importorskip("safetensors"), "__version__", version)
+        with rma_mm.open(path) as opened:
+            again = open_tensor(path).again()
+            kinds.append(type(again))
+            for reader in (again, opened.again()):
+                out = np.empty(region.shape, "f4")
+                reader.read(region, out)
+                assert np.array_equal(out, x[region.selector()])
+    assert kinds == [safetensors.ByPackage] * 2 + [safetensors.Tensor] * 2
+
+
+def test_a_file_that_changes_is_not_read_again(tmp_path):
+    """Nor one that is damaged by then; what the disk holds is read."""
+    pytest.importorskip("safetensors")
+    path, x = tmp_path / "x.safetensors", numbers((2, 3), "f4")
+    added(f"{path}::x", x)
+    source, out, raw = open_tensor(path), np.empty((2, 3), "f4"), path.read_bytes()
+    again = source.again()
+    path.write_bytes(raw[:-24] + x[::-1].tobytes())
+    os.utime(path, ns=(0, 0))
+    for call in (source.again, lambda: again.read(Region.whole(x.shape), out), source.check):
+        with pytest.raises(FileFormatError, match="was replaced or changed"):
+            call()
+    open_tensor(path).again().read(Region.whole(x.shape), out)
+    assert np.array_equal(out, x[::-1])
+    path.write_bytes(raw.replace(b'"x"', b'"y"'))
+    with pytest.raises(ValueError, match="x"):  # of the package
+        safetensors.ByPackage(replace(source, version=Version.of(str(path))))
+
+
+def test_what_a_user_says_it_holds(tmp_path):
+    """Its own type; bfloat16 may be said for the sake of other files; no other, and no word that is no type."""
+    added(f"{tmp_path}/x.safetensors::x", numbers((2, 3), "f4"))
+    added(f"{tmp_path}/x.safetensors::v", numbers((1, 3), "i1"))
+    for said in (None, "float32", "bfloat16"):
+        assert rma_mm.open(f"{tmp_path}/x.safetensors::x", said).dtype == np.float32
+    with pytest.raises(FileFormatError, match="x: holds float32, but int8 was asked for; leave --dtype out"):
+        rma_mm.open(f"{tmp_path}/x.safetensors::x", "int8")
+    with pytest.raises(DtypeError, match="'float80' is not an element type"):
+        rma_mm.open(f"{tmp_path}/x.safetensors::x", "float80")
+
+
+def test_the_only_one_needs_no_name(tmp_path):
+    """The only matrix, whatever else there is; the only array where there is no matrix, and one will do."""
+    vector = {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}
+    path = written(tmp_path / "v.safetensors", {"v": vector}, 24)
+    assert open_array(path).array == (6,)
+    with pytest.raises(FileFormatError, match="say which matrix"):
+        open_tensor(path)
+    path = written(tmp_path / "m.safetensors", {"A": A, "v": {**vector, "data_offsets": [24, 48]}}, 48)
+    assert open_tensor(path).inner == open_array(path).inner == "A"
+    path = written(tmp_path / "w.safetensors", {"u": vector, "v": {**vector, "data_offsets": [24, 48]}}, 48)
+    with pytest.raises(FileFormatError, match="say which matrix"):
+        open_array(path)
+
+
+def test_links_and_names_that_appear_meanwhile(tmp_path):
+    """A link to nothing is followed, as for other outputs; what another program makes meanwhile is not replaced."""
+    link, x = tmp_path / "link.safetensors", numbers((2, 3), "f4")
+    link.symlink_to("real.safetensors")
+    added(link, x)
+    assert link.is_symlink() and np.array_equal(rma_mm.open(tmp_path / "real.safetensors").read(WHOLE), x)
+    sink = Saving().create(tmp_path / "new.safetensors", (2, 3), np.dtype("f4"))
+    (tmp_path / "new.safetensors").write_text("of another program")
+    with pytest.raises(FileFormatError, match=r"new\.safetensors: was made by another program meanwhile"):
+        sink.publish()
+    sink.discard()
+    assert (tmp_path / "new.safetensors").read_text() == "of another program"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
 def test_what_cannot_be_written(tmp_path):
     """Types that the format does not have, another file's place; nothing is left, and what was there stays."""
     path = tmp_path / "x.safetensors"
@@ -155,7 +250,8 @@ def test_what_cannot_be_written(tmp_path):
     for name, dtype, words in (
         ("x.safetensors::A", "f4", "no safetensors file, or truncated"),
         ("y.safetensors::A", "c16", "has no complex128"),
-        ("y.safetensors::__metadata__", "f4", "is no name"), ("none/y.safetensors", "f4", "does not exist"),
+        ("y.safetensors::__metadata__", "f4", "is no name"), ("y.safetensors::\udcff", "f4", "is no name"),
+        ("none/y.safetensors", "f4", "does not exist"),
         ("y.safetensors.index.json::A", "f4", "is an index of files"),
     ):  # fmt: skip
         with pytest.raises(FileFormatError, match=words):
@@ -180,18 +276,25 @@ def test_an_index_of_several_files(tmp_path):
     added(f"{tmp_path}/m-2.safetensors::b.weight", y)
     index = tmp_path / "m.safetensors.index.json"
     files = dict(zip(("a.weight", "b.weight", "c"), (f"m-{n}.safetensors" for n in (1, 2, 3)), strict=True))
-    files |= {"d": "../m-1.safetensors", "e": "m-1.safetensors", "f": 3}
+    files |= {"d": "../m-1.safetensors", "e": "m-1.safetensors", "f": 3, "h": "", "i": "..", "j": "m\0"}
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
     assert np.array_equal(rma_mm.open(f"{index}::a.weight").read(WHOLE), x)
     assert np.array_equal(rma_mm.open(f"{index}::b.weight[:, 1:]").read(WHOLE), y[:, 1:])
     for name, words in (
         ("c", "No such file"), ("d", "no file beside it"), ("e", "e is not there; the file holds a.weight"),
-        ("f", "no file beside it"), ("g", "g is not there; the index holds a.weight: m-1.safetensors"),
+        *((name, "no file beside it") for name in "fhij"),
+        ("g", "g is not there; the index holds a.weight: m-1.safetensors"),
     ):  # fmt: skip
         with pytest.raises(FileFormatError, match=words):
             rma_mm.open(f"{index}::{name}")
     with pytest.raises(FileFormatError, match="say which matrix"):
         rma_mm.open(index)
+    source, through = open_indexed(f"{index}::a.weight"), rma_mm.open(f"{index}/b.weight")
+    assert through.shape == (4, 2)
+    index.write_text(json.dumps({"weight_map": files | {"a.weight": "m-2.safetensors"}}))
+    for call in (source.check, source.again):
+        with pytest.raises(FileFormatError, match=r"index\.json: was replaced or changed"):
+            call()
     for text in ("{", "[]", '{"weight_map": 3}'):
         index.write_text(text)
         with pytest.raises(FileFormatError, match="is no index of tensors"):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.elements.dtypes import SUPPORTED, supported_names
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
 from rma_mm.errors import FileFormatError, OptionError, cut, named, quoted
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.names import Name
@@ -172,8 +172,7 @@ def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
         what = "records" if kind.names else "text or objects" if kind.hasobject or kind.kind in "OSTU" else cut(kind)
         raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
     native = np.dtype(kind.str).newbyteorder("=")
-    if said is not None and np.dtype(said) != native:
-        raise FileFormatError(f"{name}: holds {native.name}, but {np.dtype(said).name} was asked for; leave it out")
+    check_said(name, native, said)
     return native
 
 
@@ -190,6 +189,18 @@ def unwritable(path: str, why: str) -> FileFormatError:
         f"output {named(path)}: a rank on {os.uname().nodename} cannot write there: {why}; "
         f"all nodes must see the directory"
     )
+
+
+def check_said(name: str, held: np.dtype[Any], said: Any) -> None:
+    """Raise FileFormatError where a file holds another element type than its user says; DtypeError where that is none.
+
+    Bfloat16 may be said of any: it is meant for other files, which hold it as |V2.
+    """
+    if said is not None and as_dtype(said) not in (held, BFLOAT16):
+        raise FileFormatError(
+            f"{name}: holds {held.name}, but {as_dtype(said).name} was asked for; leave --dtype out, "
+            f"or compute in another type with --compute-dtype"
+        )
 
 
 def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, cut, named, quoted
 
 SEPARATOR = "::"
 """What stands between a file and the matrix in it."""
@@ -33,17 +33,18 @@ class Name:
     """Its rows and columns; None for all."""
 
     @staticmethod
-    def of(given: str | os.PathLike[str], folders: Container[str] = ()) -> Name:
+    def of(given: str | os.PathLike[str], folders: Collection[str] = ()) -> Name:
         """The name in a text. A file that is there under the whole text has that for its path.
 
         folders: suffixes of files that hold several matrices, through which a path may lead. Raises FileFormatError
         where the part is none.
         """
         text = os.fspath(given)
-        if "\0" in text or os.path.lexists(text):
-            return Name(text, *_split(text, folders, is_there=True))
-        found = re.fullmatch(r"(.+)\[([^\[\]]*)\]", text, re.DOTALL)
-        path, inner = _split(found[1] if found else text, folders)
+        found = None if os.path.lexists(text) else re.fullmatch(r"(.+)\[([^\[\]]*)\]", text, re.DOTALL)
+        whole = found[1] if found else text
+        path, inner = split(whole)
+        if path == whole and (os.path.isdir(whole) or not os.path.lexists(whole)):
+            path, inner = _through(whole, folders)
         return Name(text, path, inner, _part(text, found[2]) if found else None)
 
     @property
@@ -53,13 +54,16 @@ class Name:
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """(file, matrix in it) of what a format that holds several is given.
+    """(file, matrix in it) of what a format that holds several is given; what is there as a path is not parted.
 
     >>> split("data.h5::/group/A")
     ('data.h5', '/group/A')
     """
-    file, _, inner = os.fspath(path).partition(SEPARATOR)
-    return file, inner
+    text = os.fspath(path)
+    ends = [len(text), *(found.start() for found in re.finditer(f"{SEPARATOR}|(?<=.){os.sep}", text, re.DOTALL))]
+    there = max((end for end in ends if os.path.lexists(text[:end])), default=0)
+    file, _, inner = text[there:].partition(SEPARATOR)
+    return text[:there] + file, inner
 
 
 def listed(found: Mapping[str, str]) -> str:
@@ -68,18 +72,17 @@ def listed(found: Mapping[str, str]) -> str:
     >>> listed({"/A": "(2, 3) of float64", "/B": "(3, 2) of int8"})
     '/A: (2, 3) of float64, /B: (3, 2) of int8'
     """
-    shown = [f"{cut(name)}: {what}" for name, what in list(found.items())[:MOST_LISTED]]
+    first = list(found.items())[:MOST_LISTED]
+    shown = [f"{cut(name) if name.isprintable() else quoted(name)}: {what}" for name, what in first]
     more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
     return ", ".join(shown) + more if shown else "no matrix"
 
 
-def _split(text: str, folders: Container[str], is_there: bool = False) -> tuple[str, str]:
-    """(path, matrix in it)."""
-    if SEPARATOR in text and not is_there:
-        return split(text)
+def _through(text: str, folders: Collection[str]) -> tuple[str, str]:
+    """(path, matrix in it) of a path that may lead through a file that holds several."""
     words = text.split(os.sep)
     for count, word in enumerate(words[:-1], 1):
-        if os.path.splitext(word)[1].lower() in folders and any(words[count:]):
+        if any(word.lower().endswith(suffix, 1) for suffix in folders) and any(words[count:]):
             return os.sep.join(words[:count]), os.sep.join(words[count:])
     return text, ""
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, supported_names
+from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
 from rma_mm.errors import FileFormatError, cut, named, quoted
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
-from rma_mm.runtime.files.formats import Format, Readable, Source, check_shape, register_format
+from rma_mm.runtime.files.formats import Format, Readable, Source, check_said, check_shape, register_format
 from rma_mm.runtime.files.npy_again import NpyAgain
 from rma_mm.runtime.files.version import Version, identity_of, opened
 
@@ -74,7 +74,7 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_mat
         raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
     header, offset = _parsed(name, head, found.st_size)
     stored = _stored_type(name, header["descr"])
-    dtype = _element_type(name, stored, None if dtype_override is None else np.dtype(dtype_override))
+    dtype = _element_type(name, stored, None if dtype_override is None else as_dtype(dtype_override))
     shape, turned = _shape(name, header["shape"], is_matrix), header["fortran_order"]
     version = Version(given, identity_of(found))
     if len(shape) == 2:
@@ -145,11 +145,7 @@ def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) 
     native = stored.newbyteorder("=")
     if native not in SUPPORTED:
         raise FileFormatError(f"{name}: holds {cut(stored)}; supported element types are {supported_names()}")
-    if said is not None and said not in (native, BFLOAT16):
-        raise FileFormatError(
-            f"{name}: holds {native.name}, but {said.name} was asked for; leave --dtype out, "
-            f"or compute in another type with --compute-dtype"
-        )
+    check_said(name, native, said)
     return native
 
 

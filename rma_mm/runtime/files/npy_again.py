@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import cut
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.sieve import from_disk
 
 READERS: dict[tuple[int, int], Callable[[Any], Any]] = {
     (1, 0): npy.read_array_header_1_0,
@@ -62,8 +63,7 @@ class NpyAgain:
         with open(self.path, "rb", buffering=0) as file:
             if _header(file) != (self.stored, self.fortran_order, self.shape):
                 raise ValueError("it changed meanwhile")
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
+            from_disk(file.fileno())
             file.seek(lines.start * len(whole[1]) * self.stored.itemsize, os.SEEK_CUR)
             _fill(file, raw.reshape(-1).view(np.uint8).data)
         if not is_here:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,14 @@ class Opened:
 
         Raises FileFormatError where the file changed since it was opened, ShapeError where the region does not fit.
         """
-        wanted = region if isinstance(region, Region) else self._region(region)
+        wanted = self._region(region)
         if out is None:
             out = np.empty(wanted.shape, self.dtype)
-        if out.shape != wanted.shape or out.dtype != self.dtype:
-            raise ShapeError(
-                f"out: got {out.dtype} of shape {out.shape}; what is read is {self.dtype} of shape {wanted.shape}"
-            )
+        if not isinstance(out, np.ndarray) or (out.shape, out.dtype) != (wanted.shape, self.dtype):
+            got = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+            raise ShapeError(f"out: got {got}; what is read is {self.dtype} of shape {wanted.shape}")
+        if not out.flags.writeable:
+            raise ShapeError("out: got one that is read-only; what is read is written into it")
         self._live.read(self._within(wanted), out)
         return out
 
@@ -101,14 +103,18 @@ class Opened:
         """Where a region of the part lies in the matrix."""
         return Region(own.take(span) if own else span for own, span in zip(self._part, region, strict=True))
 
-    def _region(self, cuts: tuple[slice, slice]) -> Region:
-        """Two slices as a region. Raises ShapeError."""
-        is_fit = isinstance(cuts, tuple) and len(cuts) == 2 and all(
-            isinstance(cut, slice) and cut.step in (None, 1) for cut in cuts
-        )  # fmt: skip
-        if not is_fit:
-            raise ShapeError(f"region: got {cuts!r}; it is two slices in steps of 1, or a Region")
-        return Region(Span.range(*cut.indices(n)[:2]) for cut, n in zip(cuts, self.shape, strict=True))
+    def _region(self, region: Region | tuple[slice, slice]) -> Region:
+        """Two slices, or a region, as one within the matrix. Raises ShapeError."""
+        if isinstance(region, Region):
+            whole = Region.whole(self.shape)
+            if len(region) != 2 or not all(span.issubset(all_) for span, all_ in zip(region, whole, strict=True)):
+                raise ShapeError(f"region: got {region}; it lies within rows and columns of {self.shape}")
+            return region
+        with suppress(TypeError, AttributeError, ValueError):
+            starts_and_stops = [cut.indices(extent) for cut, extent in zip(region, self.shape, strict=True)]
+            if all(step == 1 for *_, step in starts_and_stops):
+                return Region(Span.range(start, stop) for start, stop, _ in starts_and_stops)
+        raise ShapeError(f"region: got {region!r}; it is two slices in steps of 1, or a Region")
 
 
 class _Again:

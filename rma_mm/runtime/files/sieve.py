@@ -63,6 +63,12 @@ def read_at(descriptor: int, into: memoryview, offset: int) -> None:
         done += count
 
 
+def from_disk(descriptor: int, offset: int = 0, length: int = 0) -> None:
+    """Have bytes (to the end, where no length is said) come from the disk when next read, and not from memory."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+
 def _stretches(span: Span, unit: int) -> Iterator[tuple[int, int]]:
     """Runs of a span, near ones joined and long ones cut; an index stands for `unit` bytes."""
     step = max(1, BUFFER // unit)

@@ -18,6 +18,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.geometry.span import Region
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.runtime.files.containers.chunked import cuts_none
 from rma_mm.runtime.matrices.stored import Shape
@@ -123,6 +124,18 @@ def checked_shape(shape: Any) -> Shape:
     if reason := too_large((rows, cols)):
         raise ShapeError(f"shape: got {cut(shape)}; {reason}")
     return rows, cols
+
+
+def sliced(x: Any, box: Region, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """x[a:b, c:d], the elements of `x` in a box. Raises ShapeError where they are not what x.shape and x.dtype say."""
+    part = np.asarray(x[box.selector()])
+    if part.shape != box.shape or part.dtype.newbyteorder("=") != dtype:
+        rows, cols = box
+        raise ShapeError(
+            f"x: gave {part.dtype} of shape {part.shape} for x[{rows}, {cols}]; by its shape and dtype that is {dtype} "
+            f"of shape {box.shape}"
+        )
+    return part
 
 
 def checked_array(x: Any, is_matrix: bool = True) -> NDArray[Any]:

@@ -27,6 +27,7 @@ from rma_mm.runtime.matrices.arguments import (
     fitting,
     pinned,
     placed,
+    sliced,
 )
 from rma_mm.runtime.matrices.filed import loaded, saved
 from rma_mm.runtime.matrices.move import collected, move
@@ -223,7 +224,7 @@ class DistMatrix(Stored, Distributed):
         made = cls.allocated(mesh, shape, dtype, place)
         with agreed(mesh.comm, "from_source"):
             for box, tile in tiles(made.tile, made.region).items():
-                tile[...] = x[box.selector()]
+                tile[...] = sliced(x, box, dtype)
         made.keep_first_summand()
         return made
 

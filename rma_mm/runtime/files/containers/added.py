@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rma_mm.errors import FileFormatError
+from rma_mm.errors import FileFormatError, named
 from rma_mm.runtime.files.dense import DenseSink
 from rma_mm.runtime.files.version import Version
 from rma_mm.unfinished import Unfinished
@@ -25,6 +26,8 @@ class AddedSink(DenseSink):
         """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
         if self.before is not None:
             self.before.check()
+        elif os.path.lexists(self.path):
+            raise FileFormatError(f"output {named(self.path)}: was made by another program meanwhile")
         super().publish()
 
 
@@ -34,6 +37,9 @@ def in_the_making(what: str, path: str, is_folder: bool = False) -> Iterator[Unf
     held = Unfinished(what, path, is_folder)
     try:
         yield held
-    except (OSError, FileFormatError) as error:
+    except FileFormatError:
         held.discard()
-        raise error if isinstance(error, FileFormatError) else FileFormatError(f"{what}: {error.strerror}") from None
+        raise
+    except OSError as error:
+        held.discard()
+        raise FileFormatError(f"{what}: {error.strerror or error}") from None

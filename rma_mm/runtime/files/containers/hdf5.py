@@ -128,8 +128,8 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
     if dtype == BFLOAT16:
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
     _library(file)
-    before = Version.of(file)
     with in_the_making(what, file) as held:
+        before = Version.of(held.path)
         if before is not None:
             shutil.copyfile(file, held.temporary)
         offset = _reserved(held, what, inner, shape, dtype, is_new=before is None)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,12 +21,13 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named, quoted
-from rma_mm.geometry.extents import as_matrix
-from rma_mm.geometry.span import Region, Span
+from rma_mm.geometry.extents import as_matrix, too_large
+from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, Readable, Sink, check_shape, register_format
+from rma_mm.runtime.files.formats import Format, Path, Readable, Shape, Sink, check_said, check_shape, register_format
 from rma_mm.runtime.files.names import SEPARATOR, listed, split
+from rma_mm.runtime.files.sieve import from_disk
 from rma_mm.runtime.files.version import Version, identity_of, opened
 from rma_mm.unfinished import Unfinished, write_at
 
@@ -32,7 +35,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "C64": np.dtype("<c8"),
     "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
-    "BOOL": np.dtype("bool"), "BF16": np.dtype("V2"),
+    "BOOL": np.dtype("bool"), **({"BF16": np.dtype("V2")} if BFLOAT16 is not None else {}),
 }  # fmt: skip
 """What the header calls each type of elements, as they lie in the file."""
 LONGEST_HEADER = 100_000_000
@@ -41,8 +44,10 @@ METADATA = "__metadata__"
 """What the header says beside the tensors, under this name."""
 DEFAULT_NAME = "C"
 """The tensor that is written where none is named."""
+FIRST = (0, 8)
+"""The first version of the package that reads files again."""
 BLOCK = 2**24
-"""Bytes of other tensors that are copied at a time."""
+"""Bytes that are copied at a time, or read through the package."""
 
 
 @dataclass(frozen=True)
@@ -69,58 +74,61 @@ class Tensor(DenseFile):
     """A tensor in a file."""
 
     inner: str = ""
+    index: Version | None = None
+    """The index that named the file, where one did."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What all ranks must have found alike."""
+        return {**super().facts, "tensor": self.inner, "file": self.path}
+
+    def check(self) -> None:
+        """Raise FileFormatError where the file, or the index, is no longer the one that was opened."""
+        super().check()
+        if self.index is not None:
+            self.index.check()
 
     def again(self) -> Readable:
-        """The same by the package, where it is installed."""
-        try:
-            import safetensors  # noqa: F401
-        except ImportError:
-            return self
-        return ByPackage(self)
+        """The same by the package, where it is installed; else once more by this code."""
+        self.check()
+        made = replace(open_array(f"{self.path}{SEPARATOR}{self.inner}"), index=self.index)
+        return ByPackage(made) if _has_package() and not made.array else made
 
 
-@dataclass(frozen=True)
 class ByPackage:
-    """A tensor that the package reads. Its calls raise OSError and ValueError too."""
-
-    first: Tensor
-
-    def __post_init__(self) -> None:
-        with self._file() as file:
-            found = tuple(file.get_slice(self.first.inner).get_shape())
-        if found != (self.first.array or self.first.shape):
-            raise ValueError(f"it holds {cut(found)}, and held {self.first.shape}")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.first.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self.first.dtype
+    """A matrix in a file that the package reads. Its calls raise OSError and ValueError too."""
 
     fortran_order = False
 
-    def read(self, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` (region.shape) with the part in `region`, of which whole rows are read."""
-        if not region:
-            return
-        rows = Span.range(region[0].start, region[0].stop)
-        with self._file() as file:
-            tensor = file.get_slice(self.first.inner)
-            whole = tensor[rows.start : rows.stop] if not self.first.array else tensor[:].reshape(self.shape)
-        inside = Region((region[0] if self.first.array else rows.locate(region[0]), region[1]))
-        out[...] = whole[inside.selector()]
+    def __init__(self, file: Tensor) -> None:
+        self.file = file
+        with self._opened() as tensor:
+            self.shape: Shape = tuple(tensor.get_shape())
+            self.dtype: np.dtype[Any] = _native(tensor.get_dtype())
 
-    def _file(self) -> Any:
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` (region.shape) with the part in `region`, which comes from the disk."""
+        for box in region.run_boxes():
+            at = region.locate(box)
+            most = max(1, BLOCK // (len(box[1]) * self.dtype.itemsize))
+            with self._opened() as tensor:
+                for rows, lines in zip(box[0].pieces(most), at[0].pieces(most), strict=True):
+                    out[Region((lines, at[1])).selector()] = tensor[Region((rows, box[1])).selector()]
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The tensor, of which slices are read; not from a map of the file."""
         from safetensors import SafetensorError, safe_open
 
+        with opened(self.file.path) as descriptor:
+            self.file.version.check(descriptor)
+            from_disk(descriptor, self.file.offset, prod(self.file.shape) * self.file.stored.itemsize)
         try:
-            return safe_open(self.first.path, "np")
+            with safe_open(self.file.path, "np", backend="pread") as held:
+                yield held.get_slice(self.file.inner)
         except SafetensorError as error:
             raise ValueError(str(error)) from None
+        self.file.check()
 
 
 @dataclass(frozen=True)
@@ -144,10 +152,7 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
     """
     file, inner = split(path)
     header = read_header(file)
-    if not inner and len(header.matrices) != 1:
-        how = f"{named(file)}{SEPARATOR}NAME"
-        raise FileFormatError(f"{named(file)}: say which matrix, as {how}; the file holds {listed(header.matrices)}")
-    inner = inner or next(iter(header.matrices))
+    inner = inner or _only(file, header, is_matrix)
     if inner not in header.tensors:
         raise FileFormatError(f"{named(file)}: {cut(inner)} is not there; the file holds {listed(header.matrices)}")
     found = header.tensors[inner]
@@ -155,16 +160,28 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
     if found["dtype"] not in TYPES:
         raise FileFormatError(f"{name}: holds {cut(found['dtype'])}; types that are read are {', '.join(TYPES)}")
     check_shape(name, shape, is_matrix)
-    stored = TYPES[found["dtype"]]
-    native = stored.newbyteorder("=") if stored != TYPES["BF16"] else BFLOAT16
-    if native is None:
-        raise FileFormatError(f"{name}: holds bfloat16; pip install ml_dtypes to read it")
-    if dtype is not None and np.dtype(dtype) != native:
-        raise FileFormatError(f"{name}: holds {native.name}, but {np.dtype(dtype).name} was asked for; leave it out")
+    if reason := too_large(as_matrix(shape)):
+        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+    stored, native = TYPES[found["dtype"]], _native(found["dtype"])
+    check_said(name, native, dtype)
     array, offset = shape if len(shape) != 2 else (), header.start + found["data_offsets"][0]
-    made = Tensor(file, as_matrix(shape), native, False, offset, stored, header.version, inner, array=array)
-    made.check_size()
-    return made
+    return Tensor(file, as_matrix(shape), native, False, offset, stored, header.version, inner, array=array)
+
+
+def _native(kind: str) -> np.dtype[Any]:
+    """An element type of the header's as it is once read."""
+    return BFLOAT16 if kind == "BF16" and BFLOAT16 is not None else TYPES[kind].newbyteorder("=")
+
+
+def _only(file: str, header: Header, is_matrix: bool) -> str:
+    """The name of the only matrix, or else of the only array where one will do. Raises FileFormatError."""
+    found = list(header.matrices)
+    if not found and not is_matrix:
+        found = [name for name, x in header.tensors.items() if x["shape"]]
+    if len(found) != 1:
+        how = f"{named(file)}{SEPARATOR}NAME"
+        raise FileFormatError(f"{named(file)}: say which matrix, as {how}; the file holds {listed(header.matrices)}")
+    return found[0]
 
 
 def read_header(path: str) -> Header:
@@ -182,8 +199,11 @@ def read_header(path: str) -> Header:
     except OSError as error:
         raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
     try:
-        said = json.loads(text)
+        said = _parsed(text)
         metadata = said.pop(METADATA, None)
+        beside = {} if metadata is None else metadata
+        for texts in (said, beside, beside.values()):
+            "".join(texts).encode()  # half of a surrogate pair can be neither written nor printed
         tensors = dict(sorted(said.items(), key=lambda item: tuple(item[1]["data_offsets"])))
         end = 0
         for tensor, x in tensors.items():
@@ -195,6 +215,28 @@ def read_header(path: str) -> Header:
             f"{name}: is truncated, or no safetensors file: its header tells of {8 + length + end} bytes, it has {size}"
         )
     return Header(tensors, metadata, 8 + length, Version(path, identity_of(found)))
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON in UTF-8, in which no key of an object stands twice. Raises ValueError, RecursionError."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise ValueError(f"{quoted(twice)} stands there twice")
+        return found
+
+    return json.loads(text.decode(), object_pairs_hook=made)
+
+
+def _has_package() -> bool:
+    """Whether the package is there, and reads bfloat16 into NumPy's arrays without a map of the file."""
+    try:
+        from safetensors import __version__
+    except ImportError:
+        return False
+    return tuple(int(n) for n in __version__.split(".")[:2]) >= FIRST
 
 
 def _checked(name: str, x: Any, end: int) -> int:
@@ -217,13 +259,13 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
     file, inner = split(path)
     inner = inner or DEFAULT_NAME
     what = f"output {named(f'{file}{SEPARATOR}{inner}')}"
-    kind = next((key for key, x in TYPES.items() if x.newbyteorder("=") == dtype), "BF16" if dtype == BFLOAT16 else "")
-    if not kind or inner == METADATA:
-        why = f"safetensors has no {dtype.name}; use .npy, or another --result-dtype" if not kind else "is no name"
-        raise FileFormatError(f"{what}: {why}")
-    there = os.path.lexists(file)
+    kind = next((key for key in TYPES if _native(key) == dtype), "")
+    if not kind:
+        raise FileFormatError(f"{what}: safetensors has no {dtype.name}; use .npy, or another --result-dtype")
+    if inner == METADATA or not _is_text(inner):
+        raise FileFormatError(f"{what}: {quoted(inner)} is no name of a tensor; use another")
     with in_the_making(what, file) as held:
-        old = read_header(file) if there else None
+        old = read_header(held.path) if os.path.exists(held.path) else None
         kept = {name: dict(x) for name, x in (old.tensors if old else {}).items() if name != inner}
         size = prod(shape) * TYPES[kind].itemsize
         said, end = _placed({**kept, inner: {"dtype": kind, "shape": list(shape), "data_offsets": [0, size]}})
@@ -234,6 +276,15 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
     offset, version = len(head) + said[inner]["data_offsets"][0], old.version if old else None
     rows_cols = as_matrix(shape)
     return SafetensorsSink(held.path, held.temporary, rows_cols, dtype, TYPES[kind], offset, held, inner, version)
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written in UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a part of a name that is not in UTF-8 on the command line
+        return False
+    return True
 
 
 def _placed(tensors: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], int]:
@@ -274,7 +325,8 @@ def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tenso
     name = named(index)
     try:
         with opened(index, ".json") as descriptor:
-            said = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+            version = Version(index, identity_of(os.fstat(descriptor)))
+            said = _parsed(os.pread(descriptor, version.size, 0))
         files = dict(said["weight_map"])
     except OSError as error:
         raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
@@ -284,10 +336,10 @@ def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tenso
         what = f"{cut(inner)} is not there" if inner else f"say which matrix, as {name}{SEPARATOR}NAME"
         raise FileFormatError(f"{name}: {what}; the index holds {listed({x: str(file) for x, file in files.items()})}")
     file = files[inner]
-    if not isinstance(file, str) or os.path.basename(file) != file:
+    if not isinstance(file, str) or os.path.basename(file) != file or file in ("", "..") or "\0" in file:
         raise FileFormatError(f"{name}: {cut(inner)} is said to be in {quoted(file)}, which is no file beside it")
     beside = os.path.join(os.path.dirname(index), file)
-    return open_tensor(f"{beside}{SEPARATOR}{inner}", dtype, is_matrix)
+    return replace(open_tensor(f"{beside}{SEPARATOR}{inner}", dtype, is_matrix), index=version)
 
 
 def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:
