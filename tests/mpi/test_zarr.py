@@ -174,7 +174,8 @@ def test_errors_are_the_same_on_every_rank(comm, tmp_path):
         assert sorted(os.listdir(at)) == ["g", "v", "zarr.json"]
         if comm.size > 1:
             with mock.patch("os.access", return_value=comm.rank < comm.size - 1):
-                same_error(comm, FileFormatError, lambda: A.save(f"{at}::C"), "cannot write there", "all nodes must see")
+                said = "cannot write there", "all nodes must see"
+                same_error(comm, FileFormatError, lambda: A.save(f"{at}::C"), *said)
         with mock.patch("os.fsync", full if comm.rank == comm.size - 1 else os.fsync):
             same_error(comm, FileFormatError, lambda: A.save(f"{at}::C", chunks=(2, 2)), "No space left on device")
         comm.barrier()
