@@ -236,8 +236,10 @@ def remove(name: str) -> None:
         with suppress(OSError):  # the new one is there: no folder replaces one that holds something
             os.rename(os.path.join(old, final), os.path.join(os.path.dirname(name), final))
     gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", name)
-    os.rename(name, gone)  # at once for all who write in it
-    shutil.rmtree(gone)
+    os.rename(name, gone)  # at once for all who write in it, but for files that are just being opened
+    shutil.rmtree(gone, ignore_errors=True)
+    if os.path.isdir(gone):
+        shutil.rmtree(gone)
 
 
 def write_whole(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:

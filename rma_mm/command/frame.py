@@ -55,6 +55,7 @@ class Frame:
         except ScheduleError:
             raise
         except RmaError as error:
+            self.interruption.go_first()
             self.complain(str(error) + (cleaning(str(error)) if self.is_first else ""))
             if isinstance(error, VerificationError):
                 return WRONG

@@ -51,6 +51,8 @@ class Interruption:
         self._siblings: list[int] = []
         self._old: dict[int, Any] = {}
         self._reader, self._writer = -1, -1
+        self._watching: threading.Thread | None = None
+        self._is_under_way = False
 
     def enlist(self, comm: Any) -> None:
         """Learn the processes of the other ranks of this machine, and start to watch. Collective."""
@@ -64,7 +66,8 @@ class Interruption:
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             for number in SIGNALS:
                 signal.signal(number, _ignore)
-            threading.Thread(target=self._watch, name="rma_mm interruption", daemon=True).start()
+            self._watching = threading.Thread(target=self._watch, name="rma_mm interruption", daemon=True)
+            self._watching.start()
 
     def when_lost(self) -> str:
         """Clean up before the job ends because a host is gone; says what the user will miss."""
@@ -95,7 +98,14 @@ class Interruption:
             signal.signal(number, handler)
         if self._writer >= 0:
             signal.set_wakeup_fd(-1)
-            os.close(self._writer)  # ends the thread, which closes the other end
+            os.close(self._writer)  # ends the thread, which closes the other end, or ends the process
+        if self._watching is not None:
+            self._watching.join()
+
+    def go_first(self) -> None:
+        """Where a signal is ending this process, wait for that: what fails meanwhile, fails by it."""
+        if self._is_under_way and self._watching is not None:
+            self._watching.join()
 
     def _watch(self) -> None:
         number = os.read(self._reader, 1)
@@ -105,6 +115,7 @@ class Interruption:
 
     def _end(self, number: int) -> None:
         """Runs in the thread, whatever the main thread is doing."""
+        self._is_under_way = True
         for sibling in self._siblings:
             with suppress(OSError):
                 os.kill(sibling, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -154,12 +154,25 @@ def _removable(folder: str) -> Any:
     from zarr.storage import LocalStore
 
     class Removable(LocalStore):  # type: ignore[misc]
+        async def _open(self, *args: Any, **options: Any) -> None:
+            os.stat(self.root)
+            await super()._open(*args, **options)
+
         async def set(self, key: str, value: Any) -> None:
-            if not os.path.isdir(self.root):
-                raise FileNotFoundError(errno.ENOENT, f"{named(folder)} was removed meanwhile")
-            await super().set(key, value)
+            await asyncio.to_thread(_put, folder, key, value.as_buffer_like())
 
     return Removable(folder)
+
+
+def _put(root: str, key: str, raw: Any) -> None:
+    """Write a file in a folder, and the folders between. Raises OSError, also where the folder is gone."""
+    *between, name = key.split("/")
+    for word in between:
+        root = os.path.join(root, word)
+        with suppress(FileExistsError):
+            os.mkdir(root)
+    with open(os.path.join(root, name), "wb") as file:
+        file.write(raw)
 
 
 def library(path: str) -> Any:
