@@ -56,7 +56,7 @@ def in_chunks(path, name, x, chunks):
             file.create_dataset(name, data=x, chunks=tuple(map(min, chunks, x.shape)), compression="gzip")
 
 
-@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"))
+@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"), usual="cliques")
 def test_whatever_is_saved_is_loaded(comm, tmp_path):
     """Any matrix, placement, type, format and part, in chunks or not."""
     numbers = count()

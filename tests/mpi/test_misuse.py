@@ -231,7 +231,7 @@ LEAVE = {
 }
 
 
-@pytest.mark.parametrize("how", LEAVE)
+@pytest.mark.parametrize("how", usually(2, LEAVE))
 def test_a_rank_that_leaves(how):
     code, runner = LEAVE[how]
     done = mpirun(3, [*runner, "-c", BEGIN % ("", code)], timeout=60)

@@ -73,7 +73,7 @@ def by_zarr(path, case, x):
     made[...] = x
 
 
-@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"))
+@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"), usual="cliques")
 def test_whatever_is_saved_is_loaded(comm, tmp_path):
     """Any matrix, placement, type and part, in any chunks and shards; zarr reads the same, and is read."""
     numbers = count()

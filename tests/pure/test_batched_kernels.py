@@ -20,6 +20,7 @@ from rma_mm.kernels import batched, blocked, threads
 from rma_mm.kernels.batched import bind_batch
 from rma_mm.kernels.gemm import product
 from rma_mm.kernels.product import checked
+from tests.thorough import usually
 
 CODE = (("int32", "plus_times"), ("float16", "plus_times"), ("float32", "min_plus"))
 """Types for which code is generated in these tests: each costs a second of compiling."""
@@ -103,7 +104,7 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("dtype", "of_c", "kernel", "beta", "ring"), MEASURED)
+@pytest.mark.parametrize(("dtype", "of_c", "kernel", "beta", "ring"), usually(4, MEASURED))
 def test_temporary_memory_is_what_is_said(dtype: str, of_c: str, kernel: str, beta: int, ring: str) -> None:
     """Also of one b for all; that of a thread that has multiplied nothing before."""
     count, m, n, k = 700, 16, 24, 32
