@@ -27,7 +27,7 @@ from rma_mm.algorithms import list_algorithms
 from rma_mm.command.frame import Frame
 from tests.doors import Ended, command
 from tests.launch import ENVS, parallel
-from tests.processes import MARKER, find_mpiexec, is_open_mpi, job_environment, mpirun
+from tests.processes import MARKER, Mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import usually
 
 KEYS = [
@@ -63,6 +63,12 @@ def refused(done: Done, *words: str) -> None:
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def refused_in_a_line(done: Done, *words: str) -> None:
+    """As `refused`, and the message is one line."""
+    refused(done, *words)
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def check_main_job(here: Path, done: Done, ranks: int, nodes: int) -> None:
@@ -253,10 +259,7 @@ def test_interrupted(tmp_path: Path, how: str) -> None:
     environment = job_environment({"RMA_MM_WINDOW": "allocated"} if how == "Ctrl-C" else {})
     line = ["-m", "rma_mm.run", "--shape", "6000,6000,6000", "--repeat", "1000", "--warmup", "0", "-o", "C.npy"]
     with open(tmp_path / "log", "wb") as log:
-        job = subprocess.Popen(
-            [find_mpiexec(), "-n", "3", sys.executable, *line],
-            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        job = Mpiexec(3, line, environment, cwd=tmp_path, stdout=log, stderr=log).process
     try:
         pids = wait_for_ranks(environment, tmp_path)
         used = segments(pids)

@@ -32,8 +32,9 @@ from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.matrices import filed
 from tests.doors import command
 from tests.launch import parallel
+from tests.mpi.test_command_line import refused_in_a_line
 from tests.mpi.test_library import same_error
-from tests.processes import MARKER, find_mpiexec, job_environment, kill_marked
+from tests.processes import Mpiexec, job_environment
 from tests.strategies import layouts
 from tests.strategies_mpi import shared_examples
 from tests.thorough import usually
@@ -234,9 +235,7 @@ def test_the_command_line(comm, tmp_path):
         ("d.zarr::g/a[:,1:] b.npy -o d.zarr/y --result-dtype bfloat16", "Zarr has no bfloat16"),
         ("d.zarr::g/a[:,1:] b.npy -o d.zarr/g//a", "is no name in a Zarr store"),
     ):
-        done = command(comm, words, tmp_path)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
-        assert said in done.stderr
+        refused_in_a_line(command(comm, words, tmp_path), said)
     assert sorted(os.listdir(path)) == ["C", "bias", "c0", "g", "zarr.json"]
 
 
@@ -248,23 +247,19 @@ def test_ends_while_it_writes(tmp_path: Path, how: signal.Signals) -> None:
     environment = job_environment({})
     line = ["-m", "rma_mm.run", "--shape", "3000,3000,8", "-o", "C.zarr", "--chunks", "100,100", "--quiet"]
     with open(tmp_path / "log", "wb") as log:
-        made = subprocess.Popen(
-            [find_mpiexec(), "-n", "2", sys.executable, *line],
-            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        made = Mpiexec(2, line, environment, cwd=tmp_path, stdout=log, stderr=log)
     try:
         limit = time.monotonic() + 60
         while not list(tmp_path.glob(".C.zarr.*.partial/new/c/*/*")):
-            assert time.monotonic() < limit and made.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < limit and made.process.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.01)
         if how == signal.SIGKILL:
-            kill_marked(f"{MARKER}={environment[MARKER]}".encode())
+            made.kill()
         else:
-            os.killpg(made.pid, how)
-        made.wait(20)
+            os.killpg(made.process.pid, how)
+        made.process.wait(20)
     finally:
         made.kill()
-        kill_marked(f"{MARKER}={environment[MARKER]}".encode())
     left = set(os.listdir(tmp_path)) - {"log"}
     assert len(left) == (how == signal.SIGKILL), left
     if left:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named
-from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.files.formats import unwritable
+from rma_mm.runtime.files.formats import check_extents, unwritable
 from rma_mm.runtime.files.sieve import read_region
 from rma_mm.runtime.files.version import Version, opened
 from rma_mm.unfinished import Unfinished
@@ -64,8 +63,7 @@ class DenseFile:
                 f"{name}: is truncated: {cut(self.shape)} of {self.dtype.name} needs {cut(needed)} bytes with its "
                 f"header, the file has {size}"
             )
-        if reason := too_large(self.shape):
-            raise FileFormatError(f"{name}: has shape {cut(self.shape)}; {reason}")
+        check_extents(name, self.shape)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (region.shape, `dtype`) with the part of the matrix in `region`; the file is never mapped.

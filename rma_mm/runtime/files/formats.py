@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
 from rma_mm.errors import FileFormatError, OptionError, cut, named, quoted
+from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.names import Name
 
@@ -181,6 +182,12 @@ def check_shape(name: str, shape: tuple[int, ...], is_matrix: bool) -> None:
     if len(shape) != 2 and (is_matrix or not shape):
         fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
         raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
+
+
+def check_extents(name: str, shape: tuple[int, ...]) -> None:
+    """Raise FileFormatError where a matrix, or an array, is larger than any can be."""
+    if reason := too_large(as_matrix(shape)):
+        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
 
 
 def unwritable(path: str, why: str) -> FileFormatError:

@@ -50,7 +50,7 @@ class Name:
     @property
     def whole(self) -> str:
         """The file and the matrix in it, which a format that holds several is given."""
-        return f"{self.path}{SEPARATOR}{self.inner}" if self.inner else self.path
+        return joined(self.path, self.inner)
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:
@@ -64,6 +64,26 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     there = max((end for end in ends if os.path.lexists(text[:end])), default=0)
     file, _, inner = text[there:].partition(SEPARATOR)
     return text[:there] + file, inner
+
+
+def joined(file: str, inner: str) -> str:
+    """What `split` parts.
+
+    >>> joined("data.h5", "/group/A"), joined("A.npy", "")
+    ('data.h5::/group/A', 'A.npy')
+    """
+    return f"{file}{SEPARATOR}{inner}" if inner else file
+
+
+def no_matrix(
+    file: str, inner: str, found: Mapping[str, str], kind: str = "not there", holder: str = "file"
+) -> FileFormatError:
+    """What is said where a name leads to no matrix of a file, but to a `kind`, or where none is named and one must be.
+
+    found: the matrices that are there, as `listed` has them. holder: what the file is.
+    """
+    what = f"{cut(inner)} is {kind}" if inner else f"say which matrix, as {named(file)}{SEPARATOR}NAME"
+    return FileFormatError(f"{named(file)}: {what}; the {holder} holds {listed(found)}")
 
 
 def listed(found: Mapping[str, str]) -> str:

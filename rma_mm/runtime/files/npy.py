@@ -18,7 +18,7 @@ from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
 from rma_mm.runtime.files.formats import Format, Readable, Source, check_said, check_shape, register_format
 from rma_mm.runtime.files.npy_again import NpyAgain
-from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.runtime.files.version import examined
 
 MAGIC = b"\x93NUMPY"
 """The first bytes of every .npy file."""
@@ -66,17 +66,12 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_mat
     """
     given = os.fspath(path)
     name = named(given)
-    try:
-        with opened(given, ".npy") as descriptor:
-            found = os.fstat(descriptor)
-            head = os.pread(descriptor, LONGEST_HEADER, 0)
-    except OSError as error:
-        raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
-    header, offset = _parsed(name, head, found.st_size)
+    with examined(given, ".npy") as (descriptor, version):
+        head = os.pread(descriptor, LONGEST_HEADER, 0)
+    header, offset = _parsed(name, head, version.size)
     stored = _stored_type(name, header["descr"])
     dtype = _element_type(name, stored, None if dtype_override is None else as_dtype(dtype_override))
     shape, turned = _shape(name, header["shape"], is_matrix), header["fortran_order"]
-    version = Version(given, identity_of(found))
     if len(shape) == 2:
         file = NpyFile(given, (shape[0], shape[1]), dtype, turned, offset, stored, version)
     else:

@@ -25,10 +25,8 @@ class Opened:
         self._source: Source | None = source
         self.path = name.text
         """The file, the matrix in it and the part, as the user gave them."""
-        extents = zip(name.part or (slice(None),) * 2, source.shape, strict=True)
-        rows, cols = (Span.range(*cut.indices(extent)[:2]) for cut, extent in extents)
-        self._part = Region((rows, cols))
-        self.shape: Shape = (len(rows), len(cols))
+        self._part = _box(name.part or (slice(None),) * 2, source.shape)
+        self.shape: Shape = (len(self._part[0]), len(self._part[1]))
         """Rows and columns."""
         self.dtype = source.dtype
         """Element type once read, in native byte order."""
@@ -111,10 +109,16 @@ class Opened:
                 raise ShapeError(f"region: got {region}; it lies within rows and columns of {self.shape}")
             return region
         with suppress(TypeError, AttributeError, ValueError):
-            starts_and_stops = [cut.indices(extent) for cut, extent in zip(region, self.shape, strict=True)]
-            if all(step == 1 for *_, step in starts_and_stops):
-                return Region(Span.range(start, stop) for start, stop, _ in starts_and_stops)
+            return _box(region, self.shape)
         raise ShapeError(f"region: got {region!r}; it is two slices in steps of 1, or a Region")
+
+
+def _box(slices: tuple[slice, slice], shape: Shape) -> Region:
+    """The region of two slices. Raises ValueError where one has steps; TypeError, AttributeError for what is none."""
+    found = [cut.indices(extent) for cut, extent in zip(slices, shape, strict=True)]
+    if any(step != 1 for *_, step in found):
+        raise ValueError("it has steps")
+    return Region(Span.range(start, stop) for start, stop, _ in found)
 
 
 class _Again:

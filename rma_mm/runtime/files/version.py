@@ -51,6 +51,16 @@ def identity_of(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 @contextmanager
+def examined(path: str, suffix: str = "") -> Iterator[tuple[int, Version]]:
+    """A descriptor to read what a file says of itself by, and its version. Raises FileFormatError."""
+    try:
+        with opened(path, suffix) as descriptor:
+            yield descriptor, Version(path, identity_of(os.fstat(descriptor)))
+    except OSError as error:
+        raise FileFormatError(f"{named(path)}: cannot be read: {error.strerror}") from None
+
+
+@contextmanager
 def opened(path: str, suffix: str = "") -> Iterator[int]:
     """A descriptor to read a regular file by. Raises OSError; FileFormatError for others, as a FIFO: it would hang.
 

@@ -50,10 +50,9 @@ def by_chunks(shape: Shape, mesh: Mesh, chunks: Shape) -> Layout:
     """The default placement of a matrix, but that no chunk is cut: each rank has whole ones, next to each other."""
     splits = []
     for split, extent, step in zip(default_layout(mesh).splits, shape, chunks, strict=True):
-        parts = prod(mesh.shape.axis_size(axis) for level in split for axis in level.axes)
-        most = -(-extent // step)
-        block = step * max(1, -(-most // parts))
         axes = tuple(axis for level in split for axis in level.axes)
+        count = -(-extent // step)
+        block = step * max(1, -(-count // prod(map(mesh.shape.axis_size, axes))))
         splits.append((Level(axes, "cyclic", (block,)),) if axes else ())
     return Layout(tuple(splits))
 

@@ -39,7 +39,6 @@ from rma_mm.runtime.ranks.process_group import in_turn
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-
 Elements = Callable[..., Any]
 FILL_BLOCK = 2**17
 """Elements that `from_function` asks for at a time."""

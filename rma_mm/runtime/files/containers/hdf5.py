@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import FileFormatError, cut, named
-from rma_mm.geometry.extents import as_matrix, too_large
+from rma_mm.errors import FileFormatError, named
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
+from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, check_shape, element_type, register_format
-from rma_mm.runtime.files.names import SEPARATOR, listed, split
-from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.runtime.files.formats import Format, Path, check_extents, check_shape, element_type, register_format
+from rma_mm.runtime.files.names import joined, no_matrix, split
+from rma_mm.runtime.files.version import Version, examined
 from rma_mm.unfinished import SUFFIX, Unfinished
 
 DEFAULT_NAME = "C"
@@ -66,7 +67,7 @@ class Hdf5Sink(AddedSink):
 
     def source(self) -> Any:
         """What has been written. Raises FileFormatError."""
-        return open_dataset(f"{self.temporary}{SEPARATOR}{self.inner}")
+        return open_dataset(joined(self.temporary, self.inner))
 
 
 def open_array(path: Path, dtype: Any = None) -> Any:
@@ -80,15 +81,10 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
     is_dense: read it without the library where it lies dense. Raises FileFormatError.
     """
     file, inner = split(path)
-    try:
-        with opened(file, ".h5") as descriptor:
-            version = Version(file, identity_of(os.fstat(descriptor)))
-    except OSError as error:
-        raise FileFormatError(f"{named(file)}: cannot be read: {error.strerror}") from None
-    with _file(file) as held:
+    with examined(file, ".h5") as (_, version), _file(file) as held:
         inner = inner or _only(held, file)
         dataset = _found(held, file, inner)
-        name = named(f"{file}{SEPARATOR}{inner}")
+        name = named(joined(file, inner))
         native = element_type(name, dataset.dtype, dtype)
         stored: np.dtype[Any] = np.dtype(dataset.dtype.str)
         shape = _shape(name, dataset, is_matrix)
@@ -99,8 +95,7 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
         chunks = dataset.chunks
     array = shape if len(shape) != 2 else ()
     flat = as_matrix(shape)
-    if reason := too_large(flat):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+    check_extents(name, shape)
     if is_dense and is_together and is_there and offset is not None:
         made = DenseDataset(file, flat, native, False, offset, stored, version, inner, array=array)
         made.check_size()
@@ -113,7 +108,7 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
 
 def by_library(file: str, inner: str, array: tuple[int, ...]) -> Dataset:
     """A dataset that is read through the library, wherever it lies. Raises FileFormatError."""
-    made: Dataset = open_dataset(f"{file}{SEPARATOR}{inner}", is_matrix=not array, is_dense=False)
+    made: Dataset = open_dataset(joined(file, inner), is_matrix=not array, is_dense=False)
     return made
 
 
@@ -124,7 +119,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
     """
     file, inner = split(path)
     inner = inner or DEFAULT_NAME
-    what = f"output {named(f'{file}{SEPARATOR}{inner}')}"
+    what = f"output {named(joined(file, inner))}"
     if dtype == BFLOAT16:
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
     _library(file)
@@ -168,13 +163,7 @@ def _file(path: str) -> Iterator[Any]:
 
 def _library(path: str) -> Any:
     """h5py. Raises FileFormatError where it is not installed."""
-    try:
-        import h5py
-    except ImportError:
-        raise FileFormatError(
-            f"{named(path)}: needs h5py, which is not installed: pip install 'rma_mm[hdf5]'"
-        ) from None
-    return h5py
+    return package("h5py", "hdf5", path)
 
 
 @contextmanager
@@ -188,13 +177,7 @@ def _errors(what: str) -> Iterator[None]:
         if "unable to lock file" in str(error):
             fix = "close it there, or say HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it"
             raise FileFormatError(f"{what}: is locked by a program that writes to it; {fix}") from None
-        raise FileFormatError(f"{what}: {_brief(error)}") from None
-
-
-def _brief(error: Exception) -> str:
-    """What went wrong, on a line."""
-    found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return f"cannot be read or written as HDF5: {cut(' '.join(found.split()), 200)}"
+        raise refused_by("HDF5", what, error) from None
 
 
 def _found(held: Any, file: str, inner: str) -> Any:
@@ -208,16 +191,14 @@ def _found(held: Any, file: str, inner: str) -> Any:
     if isinstance(found, h5py.Dataset):
         return found
     kind = "a group" if isinstance(found, h5py.Group) else "not there"
-    raise FileFormatError(f"{named(file)}: {cut(inner)} is {kind}; the file holds {listed(_matrices(held))}")
+    raise no_matrix(file, inner, _matrices(held), kind)
 
 
 def _only(held: Any, file: str) -> str:
     """The name of the only matrix in a file. Raises FileFormatError."""
     names = _matrices(held)
     if len(names) != 1:
-        raise FileFormatError(
-            f"{named(file)}: say which matrix, as {named(file)}{SEPARATOR}NAME; the file holds {listed(names)}"
-        )
+        raise no_matrix(file, "", names)
     return next(iter(names))
 
 

@@ -21,14 +21,24 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, cut, named, quoted
-from rma_mm.geometry.extents import as_matrix, too_large
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
-from rma_mm.runtime.files.formats import Format, Path, Readable, Shape, Sink, check_said, check_shape, register_format
-from rma_mm.runtime.files.names import SEPARATOR, listed, split
+from rma_mm.runtime.files.formats import (
+    Format,
+    Path,
+    Readable,
+    Shape,
+    Sink,
+    check_extents,
+    check_said,
+    check_shape,
+    register_format,
+)
+from rma_mm.runtime.files.names import joined, no_matrix, split
 from rma_mm.runtime.files.sieve import from_disk
-from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.runtime.files.version import Version, examined, opened
 from rma_mm.unfinished import Unfinished, write_at
 
 TYPES: dict[str, np.dtype[Any]] = {
@@ -91,7 +101,7 @@ class Tensor(DenseFile):
     def again(self) -> Readable:
         """The same by the package, where it is installed; else once more by this code."""
         self.check()
-        made = replace(open_array(f"{self.path}{SEPARATOR}{self.inner}"), index=self.index)
+        made = replace(open_array(joined(self.path, self.inner)), index=self.index)
         return ByPackage(made) if _has_package() and not made.array else made
 
 
@@ -137,7 +147,7 @@ class SafetensorsSink(AddedSink):
 
     def source(self) -> Tensor:
         """What has been written. Raises FileFormatError."""
-        return open_tensor(f"{self.temporary}{SEPARATOR}{self.inner}")
+        return open_tensor(joined(self.temporary, self.inner))
 
 
 def open_array(path: Path, dtype: Any = None) -> Tensor:
@@ -154,14 +164,13 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
     header = read_header(file)
     inner = inner or _only(file, header, is_matrix)
     if inner not in header.tensors:
-        raise FileFormatError(f"{named(file)}: {cut(inner)} is not there; the file holds {listed(header.matrices)}")
+        raise no_matrix(file, inner, header.matrices)
     found = header.tensors[inner]
-    name, shape = named(f"{file}{SEPARATOR}{inner}"), tuple(found["shape"])
+    name, shape = named(joined(file, inner)), tuple(found["shape"])
     if found["dtype"] not in TYPES:
         raise FileFormatError(f"{name}: holds {cut(found['dtype'])}; types that are read are {', '.join(TYPES)}")
     check_shape(name, shape, is_matrix)
-    if reason := too_large(as_matrix(shape)):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+    check_extents(name, shape)
     stored, native = TYPES[found["dtype"]], _native(found["dtype"])
     check_said(name, native, dtype)
     array, offset = shape if len(shape) != 2 else (), header.start + found["data_offsets"][0]
@@ -179,25 +188,20 @@ def _only(file: str, header: Header, is_matrix: bool) -> str:
     if not found and not is_matrix:
         found = [name for name, x in header.tensors.items() if x["shape"]]
     if len(found) != 1:
-        how = f"{named(file)}{SEPARATOR}NAME"
-        raise FileFormatError(f"{named(file)}: say which matrix, as {how}; the file holds {listed(header.matrices)}")
+        raise no_matrix(file, "", header.matrices)
     return found[0]
 
 
 def read_header(path: str) -> Header:
     """What is in a file, checked in full. Raises FileFormatError."""
     name = named(path)
-    try:
-        with opened(path, ".safetensors") as descriptor:
-            found = os.fstat(descriptor)
-            size = found.st_size
-            length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-            if size < 8 or not 0 < length <= min(LONGEST_HEADER, size - 8):
-                what = "is empty" if not size else f"is no safetensors file, or truncated: it has {size} bytes"
-                raise FileFormatError(f"{name}: {what}")
-            text = os.pread(descriptor, length, 8)
-    except OSError as error:
-        raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
+    with examined(path, ".safetensors") as (descriptor, version):
+        size = version.size
+        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+        if size < 8 or not 0 < length <= min(LONGEST_HEADER, size - 8):
+            what = "is empty" if not size else f"is no safetensors file, or truncated: it has {size} bytes"
+            raise FileFormatError(f"{name}: {what}")
+        text = os.pread(descriptor, length, 8)
     try:
         said = _parsed(text)
         metadata = said.pop(METADATA, None)
@@ -214,7 +218,7 @@ def read_header(path: str) -> Header:
         raise FileFormatError(
             f"{name}: is truncated, or no safetensors file: its header tells of {8 + length + end} bytes, it has {size}"
         )
-    return Header(tensors, metadata, 8 + length, Version(path, identity_of(found)))
+    return Header(tensors, metadata, 8 + length, version)
 
 
 def _parsed(text: bytes) -> Any:
@@ -258,7 +262,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
     """
     file, inner = split(path)
     inner = inner or DEFAULT_NAME
-    what = f"output {named(f'{file}{SEPARATOR}{inner}')}"
+    what = f"output {named(joined(file, inner))}"
     kind = next((key for key in TYPES if _native(key) == dtype), "")
     if not kind:
         raise FileFormatError(f"{what}: safetensors has no {dtype.name}; use .npy, or another --result-dtype")
@@ -323,23 +327,19 @@ def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tenso
     """A tensor in one of several files, which an index beside them names. Raises FileFormatError."""
     index, inner = split(path)
     name = named(index)
+    with examined(index, ".json") as (descriptor, version):
+        text = os.pread(descriptor, version.size, 0)
     try:
-        with opened(index, ".json") as descriptor:
-            version = Version(index, identity_of(os.fstat(descriptor)))
-            said = _parsed(os.pread(descriptor, version.size, 0))
-        files = dict(said["weight_map"])
-    except OSError as error:
-        raise FileFormatError(f"{name}: cannot be read: {error.strerror}") from None
+        files = dict(_parsed(text)["weight_map"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FileFormatError(f"{name}: is no index of tensors: {cut(error)}") from None
     if inner not in files:
-        what = f"{cut(inner)} is not there" if inner else f"say which matrix, as {name}{SEPARATOR}NAME"
-        raise FileFormatError(f"{name}: {what}; the index holds {listed({x: str(file) for x, file in files.items()})}")
+        raise no_matrix(index, inner, {x: str(file) for x, file in files.items()}, holder="index")
     file = files[inner]
     if not isinstance(file, str) or os.path.basename(file) != file or file in ("", "..") or "\0" in file:
         raise FileFormatError(f"{name}: {cut(inner)} is said to be in {quoted(file)}, which is no file beside it")
     beside = os.path.join(os.path.dirname(index), file)
-    return replace(open_tensor(f"{beside}{SEPARATOR}{inner}", dtype, is_matrix), index=version)
+    return replace(open_tensor(joined(beside, inner), dtype, is_matrix), index=version)
 
 
 def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:

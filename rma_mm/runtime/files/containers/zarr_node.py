@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.formats import Path
-from rma_mm.runtime.files.names import SEPARATOR, listed, split
-from rma_mm.runtime.files.version import Version, identity_of, opened
+from rma_mm.runtime.files.names import SEPARATOR, joined, listed, split
+from rma_mm.runtime.files.version import Version, examined
 
 METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 """The files that say what an array or a group is, and their Zarr format."""
@@ -37,10 +38,9 @@ class ZarrNode:
         for file in METADATA:
             path = os.path.join(folder, file)
             try:
-                with opened(path) as descriptor:
-                    version = Version(path, identity_of(os.fstat(descriptor)))
+                with examined(path) as (descriptor, version):
                     raw = os.pread(descriptor, version.size, 0)
-            except (OSError, ValueError):  # it has none of this format, or not as a regular file
+            except FileFormatError:  # it has none of this format, or not as a regular file
                 continue
             try:
                 fields = json.loads(raw)
@@ -108,7 +108,7 @@ def place_of(path: Path) -> tuple[str, str]:
 
 def name_of(store: str, inner: str) -> str:
     """An array, for messages."""
-    return named(f"{store}{SEPARATOR}{inner}" if inner else store)
+    return named(joined(store, inner))
 
 
 def array_of(store: str, inner: str) -> ZarrNode:
@@ -177,12 +177,7 @@ def _put(root: str, key: str, raw: Any) -> None:
 
 def library(path: str) -> Any:
     """The zarr package. Raises FileFormatError where it is not installed."""
-    try:
-        import zarr
-    except ImportError:
-        fix = "pip install 'rma_mm[zarr]'"
-        raise FileFormatError(f"{named(path)}: needs zarr, which is not installed: {fix}") from None
-    return zarr
+    return package("zarr", "zarr", path)
 
 
 @contextmanager
@@ -193,6 +188,4 @@ def zarr_errors(what: str) -> Iterator[None]:
     except (FileFormatError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - each codec raises errors of its own
-        found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        brief = cut(" ".join(found.split()) or type(error).__name__, 200)
-        raise FileFormatError(f"{what}: cannot be read or written as Zarr: {brief}") from None
+        raise refused_by("Zarr", what, error) from None

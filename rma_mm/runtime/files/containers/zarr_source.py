@@ -11,12 +11,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut, named
-from rma_mm.geometry.extents import as_matrix, too_large
+from rma_mm.errors import FileFormatError, named
+from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
 from rma_mm.runtime.files.containers.zarr_node import ZarrNode, array_of, name_of, open_folder, zarr_errors
-from rma_mm.runtime.files.formats import Shape, check_shape, element_type
+from rma_mm.runtime.files.formats import Shape, check_extents, check_shape, element_type
 
 BLOSC_HEAD = 16
 """Bytes with which chunks of Blosc begin; the last four are the size of the chunk."""
@@ -83,8 +83,7 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
         shape, chunks, unit = (tuple(map(int, x)) for x in (array.shape, array.chunks, array.shards or array.chunks))
     node.version.check()
     check_shape(name, shape, is_matrix or len(shape) > 2)
-    if reason := too_large(as_matrix(shape)):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+    check_extents(name, shape)
     is_vector = len(shape) == 1
     rows_and_cols = as_matrix(shape), as_matrix(chunks), as_matrix(unit)
     return ZarrArray(

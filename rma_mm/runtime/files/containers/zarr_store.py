@@ -28,7 +28,7 @@ from rma_mm.runtime.files.containers.chunked import cuts_none
 from rma_mm.runtime.files.containers.zarr_node import ZarrNode, library, name_of, open_folder, place_of, zarr_errors
 from rma_mm.runtime.files.containers.zarr_source import ZarrArray, file_of, look, units_of
 from rma_mm.runtime.files.formats import Format, Path, Shape, register_format, unwritable
-from rma_mm.runtime.files.names import SEPARATOR
+from rma_mm.runtime.files.names import joined
 from rma_mm.runtime.files.version import Version
 from rma_mm.unfinished import NEW, Unfinished, sync
 
@@ -143,8 +143,8 @@ def create(
             raise FileFormatError(f"{what}: another program has changed {named(spot.folder)}; try again")
         with zarr_errors(what):
             _make(held.content, spot, shape, dtype, chunks, unit if shards else None, compress)
-    place = f"{store}{SEPARATOR}{inner}" if inner else store
-    return ZarrSink(place, held.temporary, (shape[0], shape[1]), dtype, unit, spot.rest, held, now.before)
+    name, rows_cols = joined(store, inner), (shape[0], shape[1])
+    return ZarrSink(name, held.temporary, rows_cols, dtype, unit, spot.rest, held, now.before)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""The packages that read formats: where one is not installed, and what it raises, as one message."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from rma_mm.errors import FileFormatError, cut, named
+
+LONGEST = 200
+"""Characters of a package's own message that are repeated."""
+
+
+def package(module: str, extra: str, path: str) -> Any:
+    """A module that reads the file at `path`. Raises FileFormatError where it is not installed.
+
+    extra: of rma_mm, with which it is.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        fix = f"pip install 'rma_mm[{extra}]'"
+        raise FileFormatError(f"{named(path)}: needs {module}, which is not installed: {fix}") from None
+
+
+def refused_by(package: str, what: str, error: Exception) -> FileFormatError:
+    """The error of a package that reads, or writes, `what`, in a line."""
+    found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    brief = cut(" ".join(found.split()) or type(error).__name__, LONGEST)
+    return FileFormatError(f"{what}: cannot be read or written as {package}: {brief}")
