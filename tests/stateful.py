@@ -4,7 +4,7 @@ A step is a rule's name and a few whole numbers, of which the rule makes its cho
 all keep the same model. `shared_programs` lets Hypothesis draw and shrink programs on rank 0; `walk` takes random ones,
 as long as one likes:
 
-    mpiexec -n 4 python -m tests.stateful --seed 7 --programs 100 --steps 200 [--log FILE]
+    mpiexec -n 4 python -m tests.stateful --seed 7 --programs 100 --steps 200 [--meshes] [--log FILE]
 """
 
 from __future__ import annotations
@@ -371,6 +371,8 @@ RULES = (
 )  # fmt: skip
 OFTEN = (*RULES, *["multiply"] * 6, "execute", "execute", "make", "redistribute", "keep_tile")
 """What `walk` draws from."""
+MESHES_OFTEN = ("open", "open", "close", "make", "make", "multiply", "multiply", "multiply", "read", "drop", "collect")
+"""What it draws from where meshes are to come and go."""
 
 
 def run(each: Prepared, out: DistMatrix | None) -> Any:
@@ -454,7 +456,9 @@ def attempt(control: MPI.Intracomm, work: Callable[[], object]) -> None:
         raise AssertionError("\n".join(f"on rank {rank}:\n{each}" for rank, each in enumerate(told) if each))
 
 
-def walk(comm: MPI.Intracomm, seed: int, steps: int, log: str | None = None) -> None:
+def walk(
+    comm: MPI.Intracomm, seed: int, steps: int, log: str | None = None, rules: Sequence[str] = OFTEN
+) -> None:
     """A random program of `steps` steps, the same for a seed, checked after each. Collective over `comm`.
 
     log: a file to which rank 0 writes each step before it is done, so that a crash can be traced. Raises
@@ -464,7 +468,7 @@ def walk(comm: MPI.Intracomm, seed: int, steps: int, log: str | None = None) -> 
     done: list[Step] = []
     try:
         for _ in range(steps):
-            name, numbers = rng.choice(OFTEN), tuple(rng.randrange(2**16) for _ in range(DRAWN))
+            name, numbers = rng.choice(rules), tuple(rng.randrange(2**16) for _ in range(DRAWN))
             done.append((name, numbers))
             if log and comm.rank == 0:
                 with Path(log).open("a") as out:
@@ -483,10 +487,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--programs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100, help="of each program")
+    parser.add_argument("--meshes", action="store_true", help="open and close meshes more often")
     parser.add_argument("--log", help="a file for each step before it is done, to trace a crash by")
     options = parser.parse_args()
     for n in range(options.programs):
-        walk(MPI.COMM_WORLD, options.seed + n, options.steps, options.log)
+        rules = MESHES_OFTEN if options.meshes else OFTEN
+        walk(MPI.COMM_WORLD, options.seed + n, options.steps, options.log, rules)
     if MPI.COMM_WORLD.rank == 0:
         print(f"{options.programs} programs of {options.steps} steps: all right")
 

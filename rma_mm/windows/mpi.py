@@ -99,6 +99,8 @@ class Exposed(NamedTuple):
     """Further windows over the same memory, synchronised and freed together with the first."""
     owner: MPI.Win | None = None
     """The one whose freeing unmaps the memory; None where arrays keep it."""
+    node: MPI.Comm = MPI.COMM_NULL
+    """The communicator of `owner`, freed after it: MPICH 5.0.2 corrupts other windows if it is freed first."""
 
 
 class MpiWindow:
@@ -117,7 +119,9 @@ class MpiWindow:
         self._node_of = node_map(comm) if node_of is None else node_of
         info = window_info()
         try:
-            window, bases, self._sizes, others, self._owner = self.exposed(comm, memory, self._node_of, info)
+            window, bases, self._sizes, others, self._owner, self._node = self.exposed(
+                comm, memory, self._node_of, info
+            )
         finally:
             info.Free()
         self.counters = Counters()
@@ -231,6 +235,8 @@ class MpiWindow:
                 each.Unlock_all()
                 if not (leave_memory and each is self._owner):
                     each.Free()
+            if self._node != MPI.COMM_NULL and not leave_memory:
+                self._node.Free()
         self._is_closed = True
         self._bases = {}
         self.local = np.empty(0, np.uint8)

@@ -47,11 +47,10 @@ class SharedWindow(MpiWindow):
             except MPI.Exception as error:
                 problem = f"MPI cannot allocate shared memory ({error}); use the window 'allocated'"
         exposed_sizes(comm, memory, problem)
-        node.Free()
         if segment is not None and len(mates) == comm.size:
-            return Exposed(segment, bases, sizes, owner=segment)
+            return Exposed(segment, bases, sizes, owner=segment, node=node)
         window = MPI.Win.Create(bases[comm.rank], 1, info, comm)
-        return Exposed(window, bases, sizes, () if segment is None else (segment,), segment)
+        return Exposed(window, bases, sizes, () if segment is None else (segment,), segment, node)
 
 
 def _segment(

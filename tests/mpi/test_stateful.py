@@ -29,6 +29,14 @@ def test_a_random_program(comm):
     walk(comm, seed=1, steps=40)
 
 
+@pytest.mark.parametrize("ranks", usually(1, [3, 4, 2, 6]))
+def test_meshes_that_come_and_go_leave_the_others_as_they_are(ranks):
+    """In a job of their own: a communicator that is freed too soon breaks what is made next of its memory."""
+    command = ["-m", "tests.stateful", "--seed", "1", "--programs", "8", "--steps", "40", "--meshes"]
+    done = mpirun(ranks, command, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "8 programs of 40 steps: all right\n"), done
+
+
 @parallel(ranks=(4,), env=("cliques",), timeout=60)
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1)])
 def test_ranks_beyond_the_grid_join_what_a_node_shares(comm, shape):
