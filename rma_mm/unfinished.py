@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 
 from rma_mm.errors import FileFormatError, named
@@ -27,7 +27,7 @@ from rma_mm.errors import FileFormatError, named
 SUFFIX = ".partial"
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
 """What stands between name and suffix: the writer's process, and a random number where that was taken."""
-TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}$")
+TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}\Z")
 LONGEST_TOKEN = 20
 TRIES = 8
 """Names that are tried before giving up."""
@@ -224,22 +224,52 @@ def _remove_unheld(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove what is written under a temporary name. Raises OSError.
+    """Remove the file, folder or link of this temporary name; links are not followed. Raises OSError.
 
-    What a folder was about to replace gets its name back, unless that is taken.
+    The folder that a folder was about to replace gets its name back, unless the name is taken.
     """
-    if not os.path.isdir(name) or os.path.islink(name):
-        os.unlink(name)
+    directory, entry = os.path.split(name)
+    with ExitStack() as opened:
+        parent = _descend(opened, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
+        if not stat.S_ISDIR(os.lstat(entry, dir_fd=parent).st_mode):
+            os.unlink(entry, dir_fd=parent)
+            return
+        folder = _descend(opened, entry, FOLDER, parent)
+        _restore(opened, directory, entry, parent, folder)
+        gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", entry)
+        # at once for all who write in it, but for files that are just being opened
+        os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
+        if not _is(gone, folder, parent):
+            raise FileExistsError(errno.EEXIST, f"{named(name)} was replaced meanwhile")
+        shutil.rmtree(gone, ignore_errors=True, dir_fd=parent)
+        if _is(gone, folder, parent):
+            shutil.rmtree(gone, dir_fd=parent)
+
+
+def _restore(opened: ExitStack, directory: str, entry: str, parent: int, folder: int) -> None:
+    """Give a folder that was about to be replaced its name back. Raises OSError where `old` belongs to somebody else.
+
+    Nobody vouches for what lies in `old`: a store that was unpacked from an archive may bring such a folder along. So
+    only a real folder is moved, whose name is the one that `entry` is the temporary name of, and only beside `entry`.
+    """
+    token = TEMPORARY.search(entry)
+    if OLD not in os.listdir(folder) or not stat.S_ISDIR(os.lstat(OLD, dir_fd=folder).st_mode):
         return
-    old = os.path.join(name, OLD)
-    for final in os.listdir(old) if os.path.isdir(old) else ():
-        with suppress(OSError):  # the new one is there: no folder replaces one that holds something
-            os.rename(os.path.join(old, final), os.path.join(os.path.dirname(name), final))
-    gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", name)
-    os.rename(name, gone)  # at once for all who write in it, but for files that are just being opened
-    shutil.rmtree(gone, ignore_errors=True)
-    if os.path.isdir(gone):
-        shutil.rmtree(gone)
+    old = _descend(opened, OLD, FOLDER, folder)
+    if os.fstat(old).st_uid != os.fstat(folder).st_uid:
+        raise PermissionError(errno.EPERM, f"{OLD} in {named(entry)} belongs to another user")
+    for final in os.listdir(old):
+        expected = token and os.path.basename(temporary_name(os.path.join(directory, final), token[1]))
+        if expected == entry and stat.S_ISDIR(os.lstat(final, dir_fd=old).st_mode):
+            with suppress(OSError):  # the new one is there: no folder replaces one that holds something
+                os.rename(final, final, src_dir_fd=old, dst_dir_fd=parent)
+
+
+def _descend(opened: ExitStack, name: str, flags: int, parent: int | None = None) -> int:
+    """A descriptor, closed with `opened`. Raises OSError."""
+    descriptor = os.open(name, flags, dir_fd=parent)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def write_whole(what: str, path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -273,10 +303,10 @@ def sync(path: str) -> None:
         os.close(descriptor)
 
 
-def _is(name: str, descriptor: int) -> bool:
-    """Whether the name is that of the open file."""
+def _is(name: str, descriptor: int, parent: int | None = None) -> bool:
+    """True if the name, in the open folder `parent`, is that of the open file."""
     try:
-        return os.path.samestat(os.lstat(name), os.fstat(descriptor))
+        return os.path.samestat(os.lstat(name, dir_fd=parent), os.fstat(descriptor))
     except OSError:
         return False
 

@@ -45,6 +45,8 @@ class RunOptions:
     output: str | None
     format: str | None
     """Of all files of matrices, where their names do not say it."""
+    allow_external: bool
+    """Whether files are read that the files of the operands name."""
     chunks: tuple[int, int] | None
     shards: tuple[int, int] | None
     compress: str | None
@@ -239,6 +241,8 @@ def _parser() -> Parser:
 def _add_files(add: Any) -> None:
     """The flags that say how matrices are kept in files."""
     add("--format", metavar="NAME", help="of the files of matrices, where their names do not say it, as h5 or zarr")
+    add("--allow-external", action="store_true", help="read files that the operands' files name: HDF5's external data "
+        "and virtual datasets, links in a Zarr store, files elsewhere in an index of tensors")  # fmt: skip
     add("--chunks", type=extents, metavar="R,C", help="rows and columns of C that are compressed together")
     add("--shards", type=extents, metavar="R,C", help="rows and columns of C whose chunks lie in one file")
     add("--compress", choices=["zstd", "none"], help="what C's chunks are compressed by")

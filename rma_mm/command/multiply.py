@@ -5,6 +5,7 @@ from __future__ import annotations
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.command.arguments import RunOptions, help_text, parse
 from rma_mm.command.frame import Frame
+from rma_mm.runtime.files.external import allowing
 
 __all__ = ["parse", "run", "text"]
 
@@ -23,5 +24,6 @@ def run(options: RunOptions, frame: Frame) -> int:
     from rma_mm.command.batch_job import BatchJob, is_batch
     from rma_mm.command.job import Job
 
-    kind = BatchJob if is_batch(options, frame.comm) else Job
-    return kind(options, frame).run()
+    with allowing(options.allow_external):
+        kind = BatchJob if is_batch(options, frame.comm) else Job
+        return kind(options, frame).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from rma_mm.errors import FileFormatError, OptionError, named
+from rma_mm.runtime.files.containers.safetensors import file_in, read_header, read_index
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.torch.linear import Linear
@@ -100,14 +100,14 @@ def _slices(path: Path, files: ExitStack) -> Callable[[str], Any]:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise OptionError("load_safetensors: safetensors is not installed: pip install safetensors") from None
-    opened: dict[Path, Any] = {}
+    weights = read_index(str(path))[0] if path.suffix == ".json" else {}
+    opened: dict[str, Any] = {}
 
     def of(name: str) -> Any:
         try:
-            file = path
-            if path.suffix == ".json":
-                file = path.parent / json.loads(path.read_text())["weight_map"][name]
+            file = file_in(str(path), weights[name]) if path.suffix == ".json" else str(path)
             if file not in opened:
+                read_header(file)  # refuses what is no regular file, or too large a header
                 opened[file] = files.enter_context(safe_open(file, "pt"))
             return opened[file].get_slice(name)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

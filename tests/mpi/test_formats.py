@@ -169,3 +169,24 @@ def test_the_command_line_takes_it(comm, here):
     assert sorted(os.listdir(here)) == ["0.raw", "0.raw.json", "A.raw", "A.raw.json", "B.npy"]
     a, c = (np.fromfile(here / name).reshape(31, -1) for name in ("A.raw", "0.raw"))
     np.testing.assert_allclose(c, a @ np.load(here / "B.npy"), atol=1e-12)
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_files_that_name_others_are_read_on_request(comm, tmp_path):
+    """By `load` and by the command; refused by both, on every rank alike, where nobody asks for it."""
+    h5py = pytest.importorskip("h5py")
+    x = np.arange(12.0).reshape(3, 4)
+    if comm.rank == 0:
+        x.tofile(tmp_path / "elements")
+        with h5py.File(tmp_path / "E.h5", "w") as file:
+            file.create_dataset("A", x.shape, "f8", external=[(str(tmp_path / "elements"), 0, x.nbytes)])
+        np.save(tmp_path / "B.npy", np.eye(4))
+    comm.Barrier()
+    with Mesh((comm.size,), comm) as mesh:
+        path = tmp_path / "E.h5"
+        same_error(comm, FileFormatError, lambda: rma_mm.load(path, mesh), "E.h5", "elements", "--allow-external")
+        assert np.array_equal(rma_mm.load(path, mesh, allow_external=True).to_numpy(), x)
+    for flag, code in (("", 2), (" --allow-external", 0)):
+        done = command(comm, f"E.h5::A B.npy -o C.npy --verify --quiet{flag}", tmp_path)
+        assert done.returncode == code, done.stderr
+    assert np.array_equal(np.load(tmp_path / "C.npy"), x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rma_mm.runtime.files.output import Saving
 
 h5py = pytest.importorskip("h5py")
 
+WHOLE = (slice(None), slice(None))
 TYPES = [dtype for dtype in SUPPORTED if dtype != BFLOAT16]
 
 
@@ -77,6 +79,38 @@ def test_what_lies_dense_is_read_without_the_library(data):
     assert rma_mm.open(f"{data}::packed[4:, :]").chunks is None
 
 
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True}, {}, {"compression": "lzf"}, {"shuffle": True, "fletcher32": True}]
+)
+def test_compressed_chunks_are_as_the_library_has_them(tmp_path, options):
+    """Of all types and byte orders, also where chunks are missing, cut by the edge, or were not compressed."""
+    path = tmp_path / "x.h5"
+    types = [*TYPES, *(np.dtype(kind).newbyteorder(">") for kind in ("i2", "f4", "f8", "c16"))]
+    with h5py.File(path, "w") as file:
+        for dtype in types:
+            x = numbers((37, 23), dtype)
+            said = {"compression": "gzip", "fillvalue": x[1, 1]} | options
+            made = file.create_dataset(dtype.str, (37, 23), dtype, chunks=(8, 5), **said)
+            made[:20] = x[:20]
+            if "fletcher32" not in options:
+                made.id.write_direct_chunk((24, 5), numbers((8, 5), dtype).tobytes(), filter_mask=0xFF)
+    for dtype in types:
+        with h5py.File(path) as file:
+            wanted = file[dtype.str][()]
+        for region in (WHOLE, (slice(3, 31), slice(4, 22))):
+            assert np.array_equal(rma_mm.open(f"{path}::{dtype.str}").read(region), wanted[region])
+
+
+def test_chunks_that_do_not_unpack(tmp_path):
+    path = tmp_path / "x.h5"
+    for raw in (b"none of zlib", zlib.compress(bytes(100)), zlib.compress(bytes(200))):
+        with h5py.File(path, "w") as file:
+            made = file.create_dataset("A", (8, 5), "f4", chunks=(8, 5), compression="gzip")
+            made.id.write_direct_chunk((0, 0), raw)
+        with pytest.raises(FileFormatError, match="has a damaged chunk at"):
+            rma_mm.open(path).read(WHOLE)
+
+
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6).map(Span)
 
 
@@ -103,7 +137,7 @@ def test_any_region_of_chunks_is_read_and_each_chunk_once(rows, cols, most, tmp_
     assert np.array_equal(out, x[np.ix_(*(span.indices for span in region))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "BAND", most * 23 * 4)
-        patch.setattr(hdf5, "_file", lambda path: open_as({"x": Watched()}))
+        patch.setattr(hdf5, "library_file", lambda path: open_as({"/x": Watched()}))
         source.read(region, out)
     assert np.array_equal(out, x[np.ix_(*(span.indices for span in region))])
     touched = {(i // 8, j // 5) for i in region[0].indices for j in region[1].indices}
@@ -187,7 +221,7 @@ def test_the_only_matrix_needs_no_name(tmp_path):
 
 
 def test_a_virtual_dataset_with_a_missing_part_is_refused(tmp_path):
-    """The library would give fill values for it, without a word."""
+    """The library would give fill values for it, without a word. Other files are read on request only."""
     layout = h5py.VirtualLayout((4, 3), "f8")
     for part in range(2):
         with h5py.File(tmp_path / f"part{part}.h5", "w") as file:
@@ -195,10 +229,14 @@ def test_a_virtual_dataset_with_a_missing_part_is_refused(tmp_path):
         layout[2 * part : 2 * part + 2] = h5py.VirtualSource(f"part{part}.h5", "x", (2, 3))
     with h5py.File(tmp_path / "all.h5", "w") as file:
         file.create_virtual_dataset("x", layout)
-    assert rma_mm.open(tmp_path / "all.h5").read((slice(3, 4), slice(0, 2))).tolist() == [[4.0, 5.0]]
+    with pytest.raises(FileFormatError, match=r"is a virtual dataset of the file part\d\.h5, which is not read unless"):
+        rma_mm.open(tmp_path / "all.h5")
+    whole = rma_mm.open(tmp_path / "all.h5", allow_external=True)
+    assert whole.read((slice(3, 4), slice(0, 2))).tolist() == [[4.0, 5.0]]
+    assert whole.again().shape == (4, 3)
     os.remove(tmp_path / "part1.h5")
     with pytest.raises(FileFormatError, match=r"part1\.h5 is not there"):
-        rma_mm.open(tmp_path / "all.h5")
+        rma_mm.open(tmp_path / "all.h5", allow_external=True)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -281,7 +281,8 @@ def test_an_index_of_several_files(tmp_path):
     assert np.array_equal(rma_mm.open(f"{index}::a.weight").read(WHOLE), x)
     assert np.array_equal(rma_mm.open(f"{index}::b.weight[:, 1:]").read(WHOLE), y[:, 1:])
     for name, words in (
-        ("c", "No such file"), ("d", "no file beside it"), ("e", "e is not there; the file holds a.weight"),
+        ("c", "No such file"), ("d", "names the file ../m-1.safetensors, which"),
+            ("e", "e is not there; the file holds a.weight"),
         *((name, "no file beside it") for name in "fhij"),
         ("g", "g is not there; the index holds a.weight: m-1.safetensors"),
     ):  # fmt: skip

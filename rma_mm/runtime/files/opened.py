@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError, ShapeError, named
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.external import allowing
 from rma_mm.runtime.files.formats import Path, Readable, Shape, Source, named_in
 from rma_mm.runtime.files.names import Name
 
@@ -137,24 +138,41 @@ class _Again:
 
 
 def open(  # noqa: A001
-    uri: Path, dtype: Any = None, format: str | None = None  # noqa: A002
-) -> Opened:
-    """The matrix in a file, its header checked and nothing else read. Local; raises FileFormatError.
+    uri: Path, dtype: Any = None, format: str | None = None, allow_external: bool | None = None,  # noqa: A002
+) -> Opened:  # fmt: skip
+    """Open the matrix in a file: check its header and read nothing else. Local.
 
-    uri: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`.
-    dtype: what it is known to hold, "bfloat16" for `.npy` files that hold it as |V2. format: that of the file, as "h5",
-    where its name does not end so.
+    Parameters
+    ----------
+    uri
+        A file, a matrix in it, or a part of that: `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`.
+    dtype
+        What the file is known to hold: "bfloat16" for `.npy` files that hold it as |V2.
+    format
+        The file's format, as "h5", if its name does not end so.
+    allow_external
+        True to read files that the file names: external storage, external links and virtual datasets of HDF5, links in
+        a Zarr store, files outside its own folder in an index of tensors. They are refused by default.
 
+    Raises
+    ------
+    FileFormatError
+        If the file is no matrix that can be read.
+
+    Examples
+    --------
     >>> with open("A.npy") as A:                    # doctest: +SKIP
     ...     A.read((slice(0, 10), slice(None)))
     """
     name, form = named_in(uri, format)
-    return Opened(form.open(name.whole, dtype), name)
+    with allowing(allow_external):
+        return Opened(form.open(name.whole, dtype), name)
 
 
-def open_array(uri: Path, dtype: Any = None, kind: str | None = None) -> Any:
+def open_array(uri: Path, dtype: Any = None, kind: str | None = None, allow_external: bool | None = None) -> Any:
     """As `open`, for arrays of any number of dimensions where the format has them: a `Source` of the format's own."""
     name, form = named_in(uri, kind)
     if name.part is not None:
-        return open(uri, dtype, kind)
-    return (form.open_array or form.open)(name.whole, dtype)
+        return open(uri, dtype, kind, allow_external)
+    with allowing(allow_external):
+        return (form.open_array or form.open)(name.whole, dtype)

@@ -191,16 +191,17 @@ class DistArray(Distributed):
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
     format: str | None = None,  # noqa: A002
+    allow_external: bool | None = None,
 ) -> DistMatrix | DistArray:  # fmt: skip
     """The matrix, or the array of other dimensions, in a file, of which each rank reads its own part only. Collective.
 
     path: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`; the
     format goes by how the file's name ends, and is `.npy` where no format has that end. layout: None for blocks, which
     cut no chunk of files that have chunks; where a layout cuts some, they are read whole, each once, and moved. dtype:
-    "bfloat16" for `.npy` files that hold it (as |V2). format: as "h5", for other names. Raises FileFormatError,
-    LayoutError, OptionError.
+    "bfloat16" for `.npy` files that hold it (as |V2). format: as "h5", for other names. allow_external: read
+    files that this one names too (see `open`). Raises FileFormatError, LayoutError, OptionError.
     """
-    made: DistMatrix | DistArray = loaded(kind_of, (path, dtype, format), mesh, layout)
+    made: DistMatrix | DistArray = loaded(kind_of, (path, dtype, format), mesh, layout, allow_external)
     return made
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def loaded(
     kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh,
-    layout: str | Layout | None,
+    layout: str | Layout | None, allow_external: bool | None = None,
 ) -> Any:  # fmt: skip
     """What is in a file, as `load` says. Collective.
 
@@ -27,8 +27,9 @@ def loaded(
     one rank, and the elements are moved then.
     """
     path, dtype, form = named_as
-    with agreed(checked_mesh(mesh).comm, "load", path=str(path), layout=layout, format=form) as facts:
-        file = open_array(path, dtype, form)
+    said = {"path": str(path), "layout": layout, "format": form, "allow_external": allow_external}
+    with agreed(checked_mesh(mesh).comm, "load", **said) as facts:
+        file = open_array(path, dtype, form, allow_external)
         shape = getattr(file, "array", ()) or file.shape
         kind = kind_of(shape)
         if kind.is_matrix and len(shape) != 2:

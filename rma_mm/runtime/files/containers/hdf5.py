@@ -9,45 +9,158 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.errors import FileFormatError, named
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
-from rma_mm.runtime.files.containers.packages import package, refused_by
+from rma_mm.runtime.files.containers.expansion import check_chunk_size, check_compressors, check_expansion
+from rma_mm.runtime.files.containers.hdf5_file import (
+    MOST_FILES,
+    check_no_links,
+    check_sources,
+    library,
+    library_errors,
+    library_file,
+    resolved,
+)
 from rma_mm.runtime.files.dense import DenseFile
+from rma_mm.runtime.files.external import allowing, is_allowed
 from rma_mm.runtime.files.formats import Format, Path, check_extents, check_shape, element_type, register_format
 from rma_mm.runtime.files.names import joined, no_matrix, split
 from rma_mm.runtime.files.version import Version, examined
-from rma_mm.unfinished import SUFFIX, Unfinished
+from rma_mm.unfinished import Unfinished
 
 DEFAULT_NAME = "C"
 """The dataset that is written where none is named."""
 CONTIGUOUS = 1
 """What the library calls a dataset whose elements lie together (H5D_CONTIGUOUS)."""
+DEFLATE, SHUFFLE = 1, 2
+"""Filters that most files use."""
+BOUNDED = {SHUFFLE: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset"}
+"""The library's filters that make little more of what they get."""
+CODECS = {DEFLATE: "zlib", 32001: "blosc", 32015: "zstd"}
+"""Filters whose chunks begin as in other formats (`expansion`)."""
 
 
 @dataclass(frozen=True)
 class Dataset(ChunkedFile):
     """A dataset that is read through the library: a `Source`."""
 
+    codec: str = ""
+    """The filter that can make much of little, by the name that `expansion` gives it."""
+    allow_external: bool = False
+    """True if other files that the file names are read."""
+
     @contextmanager
     def reader(self) -> Iterator[Any]:
         """A block with the dataset. Errors inside are FileFormatError."""
-        with _file(self.path) as file:
-            yield file[self.inner]
+        with library_file(self.path) as file:
+            dataset = file[self.inner]
+            yield _Checked(dataset, self) if self.codec else dataset
 
     def again(self) -> Dataset:
         """The same once more."""
-        return by_library(self.path, self.inner, self.array)
+        return by_library(self.path, self.inner, self.array, self.allow_external)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Parts of a dataset, of whose chunks none unpacks to far more than its elements take.
+
+    Those of deflate, alone or after shuffle, are unpacked here: the library has no limit to it, and to count their
+    bytes first would take as long again.
+    """
+
+    dataset: Any
+    source: Dataset
+
+    def __getitem__(self, box: Any) -> NDArray[Any]:
+        data, chunk = self.dataset, self.dataset.chunks
+        cuts = box if isinstance(box, tuple) else (box,)
+        filters = _filters(data)
+        is_own = [kind for kind, _ in filters] in ([DEFLATE], [SHUFFLE, DEFLATE])
+        out = np.empty([cut.stop - cut.start for cut in cuts], data.dtype) if is_own else None
+        for at in product(*(range(cut.start // n * n, cut.stop, n) for cut, n in zip(cuts, chunk, strict=True))):
+            found = data.id.get_chunk_info_by_coord(at)
+            is_there = found.byte_offset is not None
+            if out is None:
+                if is_there:
+                    self._check(at, found.size)
+                continue
+            part = self._unpacked(at, len(filters)) if is_there else np.full(chunk, data.fillvalue, data.dtype)
+            spans = [(max(c.start, o), min(c.stop, o + n)) for c, o, n in zip(cuts, at, chunk, strict=True)]
+            to = tuple(slice(a - c.start, b - c.start) for (a, b), c in zip(spans, cuts, strict=True))
+            out[to] = part[tuple(slice(a - o, b - o) for (a, b), o in zip(spans, at, strict=True))]
+        if out is not None:
+            return out
+        whole: NDArray[Any] = data[box]
+        return whole
+
+    @property
+    def _name(self) -> str:
+        return named(joined(self.source.path, self.source.inner))
+
+    @property
+    def _bytes(self) -> int:
+        nbytes: int = prod(self.dataset.chunks) * self.dataset.dtype.itemsize
+        return nbytes
+
+    def _unpacked(self, at: tuple[int, ...], filters: int) -> NDArray[Any]:
+        """A chunk. Raises FileFormatError for one that is damaged, or longer than its elements."""
+        skipped, raw = self.dataset.id.read_direct_chunk(at)
+        if not skipped >> filters - 1 & 1:
+            stream = zlib.decompressobj()
+            try:
+                raw = stream.decompress(raw, self._bytes + 1)
+            except zlib.error as error:
+                raise FileFormatError(f"{self._name}: has a damaged chunk at {at}: {error}") from None
+        if len(raw) != self._bytes:
+            raise FileFormatError(f"{self._name}: has a damaged chunk at {at}: it is not one of {self._bytes} bytes")
+        found: NDArray[Any] = np.frombuffer(raw, np.uint8)
+        if filters > 1 and not skipped & 1:
+            found = _unshuffled(found, self.dataset.dtype.itemsize)
+        part: NDArray[Any] = found.view(self.dataset.dtype).reshape(self.dataset.chunks)
+        return part
+
+    def _check(self, at: tuple[int, ...], size: int) -> None:
+        """Raise FileFormatError for a chunk that unpacks to too much; it is read only if it could."""
+
+        @cache
+        def raw() -> Any:
+            return self.dataset.id.read_direct_chunk(at)[1]
+
+        part = lambda offset, count: raw()[offset : offset + count]  # noqa: E731
+        check_expansion(self._name, self.source.codec, part, size, self._bytes)
+
+
+def _unshuffled(raw: NDArray[np.uint8], itemsize: int) -> NDArray[Any]:
+    """Elements whose first bytes lie together in `raw`, and so on with the next.
+
+    >>> _unshuffled(np.frombuffer(b"acebdf", np.uint8), 2).tobytes()
+    b'abcdef'
+    """
+    planes = raw.reshape(itemsize, -1)
+    if itemsize not in (2, 4, 8):
+        return planes.T.copy().reshape(-1)
+    # by shifts, which is faster than to copy bytes one by one
+    whole: NDArray[Any] = planes[-1].astype(f"<u{itemsize}")
+    for plane in planes[-2::-1]:
+        whole <<= 8
+        whole |= plane
+    return whole
 
 
 @dataclass(frozen=True)
@@ -55,10 +168,11 @@ class DenseDataset(DenseFile):
     """A dataset whose elements lie dense in the file."""
 
     inner: str = ""
+    allow_external: bool = False
 
     def again(self) -> Dataset:
         """The same through the library."""
-        return by_library(self.path, self.inner, self.array)
+        return by_library(self.path, self.inner, self.array, self.allow_external)
 
 
 @dataclass(frozen=True)
@@ -80,35 +194,37 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
 
     is_dense: read it without the library where it lies dense. Raises FileFormatError.
     """
-    file, inner = split(path)
-    with examined(file, ".h5") as (_, version), _file(file) as held:
-        inner = inner or _only(held, file)
-        dataset = _found(held, file, inner)
+    file, inner = _followed(*split(path))
+    with examined(file, ".h5") as (_, version), library_file(file) as held:
+        dataset = held[inner]
         name = named(joined(file, inner))
+        check_sources(name, dataset, file)
         native = element_type(name, dataset.dtype, dtype)
         stored: np.dtype[Any] = np.dtype(dataset.dtype.str)
         shape = _shape(name, dataset, is_matrix)
         offset = dataset.id.get_offset()
         is_there = dataset.id.get_storage_size() == prod(shape) * stored.itemsize > 0
         is_together = dataset.id.get_create_plist().get_layout() == CONTIGUOUS and not dataset.external
-        _check_virtual(name, dataset, file)
-        chunks = dataset.chunks
+        chunks, codec = dataset.chunks, _codec(name, dataset)
     array = shape if len(shape) != 2 else ()
     flat = as_matrix(shape)
     check_extents(name, shape)
     if is_dense and is_together and is_there and offset is not None:
-        made = DenseDataset(file, flat, native, False, offset, stored, version, inner, array=array)
+        made = DenseDataset(file, flat, native, False, offset, stored, version, inner, is_allowed(), array=array)
         made.check_size()
         return made
     if len(shape) > 2:
         raise FileFormatError(f"{name}: is an array of {len(shape)} dimensions in chunks; save it without, or use .npy")
+    check_chunk_size(name, prod(chunks or (0,)) * native.itemsize, prod(shape) * native.itemsize)
     step = (1, *(chunks or (1,)))[-2:]
-    return Dataset(file, inner, flat, native, None if array else chunks, step, version, array=array)
+    kept = None if array else chunks
+    return Dataset(file, inner, flat, native, kept, step, version, codec, is_allowed(), array=array)
 
 
-def by_library(file: str, inner: str, array: tuple[int, ...]) -> Dataset:
+def by_library(file: str, inner: str, array: tuple[int, ...], allow_external: bool) -> Dataset:
     """A dataset that is read through the library, wherever it lies. Raises FileFormatError."""
-    made: Dataset = open_dataset(joined(file, inner), is_matrix=not array, is_dense=False)
+    with allowing(allow_external):
+        made: Dataset = open_dataset(joined(file, inner), is_matrix=not array, is_dense=False)
     return made
 
 
@@ -122,7 +238,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
     what = f"output {named(joined(file, inner))}"
     if dtype == BFLOAT16:
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
-    _library(file)
+    library(file)
     with in_the_making(what, file) as held:
         before = Version.of(held.path)
         if before is not None:
@@ -137,7 +253,8 @@ def _reserved(held: Unfinished, what: str, inner: str, shape: tuple[int, ...], d
     """Where the elements of a new dataset begin, which nobody has filled in. Raises OSError, FileFormatError."""
     import h5py
 
-    with _errors(what), h5py.File(held.temporary, "w" if is_new else "r+", locking=False) as file:
+    with library_errors(what), h5py.File(held.temporary, "w" if is_new else "r+", locking=False) as file:
+        check_no_links(what, file, inner)
         if isinstance(file.get(inner), h5py.Group):
             raise FileFormatError(f"{what}: is a group in that file; name a matrix in it")
         if inner in file:
@@ -152,46 +269,24 @@ def _reserved(held: Unfinished, what: str, inner: str, shape: tuple[int, ...], d
         return int(made.get_offset() or 0)
 
 
-@contextmanager
-def _file(path: str) -> Iterator[Any]:
-    """The file by the library, for reading. Raises FileFormatError, for what goes wrong inside too."""
-    library = _library(path)
-    locking = False if path.endswith(SUFFIX) else "best-effort"  # of what is in the making, this job holds the lock
-    with _errors(named(path)), library.File(path, "r", locking=locking) as file:
-        yield file
+def _followed(file: str, inner: str) -> tuple[str, str]:
+    """(file, dataset in it) behind the links of a name; of the only matrix in the file if none is named.
 
+    Raises FileFormatError, which lists the matrices there are, and for links to other files unless they are allowed.
+    """
+    for _ in range(MOST_FILES):
+        with examined(file, ".h5"), library_file(file) as held:
+            import h5py
 
-def _library(path: str) -> Any:
-    """h5py. Raises FileFormatError where it is not installed."""
-    return package("h5py", "hdf5", path)
-
-
-@contextmanager
-def _errors(what: str) -> Iterator[None]:
-    """The library's errors as FileFormatError."""
-    try:
-        yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        if isinstance(error, FileFormatError):
-            raise
-        if "unable to lock file" in str(error):
-            fix = "close it there, or say HDF5_USE_FILE_LOCKING=FALSE if nobody writes to it"
-            raise FileFormatError(f"{what}: is locked by a program that writes to it; {fix}") from None
-        raise refused_by("HDF5", what, error) from None
-
-
-def _found(held: Any, file: str, inner: str) -> Any:
-    """The dataset of a name. Raises FileFormatError, which lists those there are."""
-    import h5py
-
-    try:
-        found = held.get(inner)
-    except (KeyError, OSError, RuntimeError):  # a link that leads nowhere
-        found = None
-    if isinstance(found, h5py.Dataset):
-        return found
-    kind = "a group" if isinstance(found, h5py.Group) else "not there"
-    raise no_matrix(file, inner, _matrices(held), kind)
+            inner = inner or _only(held, file)
+            place = resolved(named(joined(file, inner)), held, file, inner)
+            if place is None or place[0] == file:
+                found = None if place is None else held[place[1]]
+                if place and isinstance(found, h5py.Dataset):
+                    return place
+                raise no_matrix(file, inner, _matrices(held), "a group" if found is not None else "not there")
+        file, inner = place
+    raise FileFormatError(f"{named(file)}: is reached by more than {MOST_FILES} links from file to file")
 
 
 def _only(held: Any, file: str) -> str:
@@ -209,8 +304,12 @@ def _matrices(held: Any) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def look(name: str, x: Any) -> None:
-        if isinstance(x, h5py.Dataset) and x.shape is not None and len(x.shape) == 2:
-            found[f"/{name}"] = f"{x.shape} of {x.dtype.name if x.dtype.kind != 'O' else 'objects'}"
+        if isinstance(x, h5py.Dataset):
+            kind = x.dtype.name if x.dtype.kind != "O" else "objects"
+            if x.is_virtual:  # its shape may be that of other files
+                found[f"/{name}"] = f"virtual, of {kind}"
+            elif x.shape is not None and len(x.shape) == 2:
+                found[f"/{name}"] = f"{x.shape} of {kind}"
 
     held.visititems(look)
     return found
@@ -225,14 +324,17 @@ def _shape(name: str, dataset: Any, is_matrix: bool) -> tuple[int, ...]:
     return shape
 
 
-def _check_virtual(name: str, dataset: Any, file: str) -> None:
-    """Raise FileFormatError where a file behind a virtual dataset is gone: the library gives fill values for it."""
-    if not dataset.is_virtual:
-        return
-    for source in dataset.virtual_sources():
-        path = os.path.join(os.path.dirname(os.path.abspath(file)), source.file_name)
-        if source.file_name != "." and "%" not in source.file_name and not os.path.exists(path):
-            raise FileFormatError(f"{name}: is put together from files of which {named(path)} is not there")
+def _codec(name: str, dataset: Any) -> str:
+    """The filter of a dataset's chunks that can make much of little; empty without. Raises FileFormatError for two."""
+    codecs = [CODECS.get(kind, f"filter {kind}") for kind, _ in _filters(dataset) if kind not in BOUNDED]
+    check_compressors(name, codecs)
+    return "".join(codecs)
+
+
+def _filters(dataset: Any) -> list[tuple[int, Any]]:
+    """The filters that a dataset's chunks went through, each with its options, in this order."""
+    plist = dataset.id.get_create_plist()
+    return [(found[0], found[2]) for found in map(plist.get_filter, range(plist.get_nfilters()))]
 
 
 register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True))

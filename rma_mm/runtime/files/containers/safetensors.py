@@ -25,6 +25,7 @@ from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.dense import DenseFile
+from rma_mm.runtime.files.external import external, is_allowed
 from rma_mm.runtime.files.formats import (
     Format,
     Path,
@@ -48,8 +49,10 @@ TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("bool"), **({"BF16": np.dtype("V2")} if BFLOAT16 is not None else {}),
 }  # fmt: skip
 """What the header calls each type of elements, as they lie in the file."""
-LONGEST_HEADER = 100_000_000
-"""Bytes of a header at most, as the package has it."""
+LONGEST_HEADER = 2**23
+"""Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""
+MOST_DIMENSIONS = 64
+"""Of a tensor at most."""
 METADATA = "__metadata__"
 """What the header says beside the tensors, under this name."""
 DEFAULT_NAME = "C"
@@ -198,9 +201,11 @@ def read_header(path: str) -> Header:
     with examined(path, ".safetensors") as (descriptor, version):
         size = version.size
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
-        if size < 8 or not 0 < length <= min(LONGEST_HEADER, size - 8):
+        if size < 8 or not 0 < length <= size - 8:
             what = "is empty" if not size else f"is no safetensors file, or truncated: it has {size} bytes"
             raise FileFormatError(f"{name}: {what}")
+        if length > LONGEST_HEADER:
+            raise FileFormatError(f"{name}: has a header of {length} bytes; at most {LONGEST_HEADER} are read")
         text = os.pread(descriptor, length, 8)
     try:
         said = _parsed(text)
@@ -246,7 +251,8 @@ def _has_package() -> bool:
 def _checked(name: str, x: Any, end: int) -> int:
     """Where the elements of a tensor end, which begin where those before it end. Raises ValueError, TypeError."""
     (begin, stop), shape, dtype = x["data_offsets"], x["shape"], x["dtype"]
-    if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in (*shape, begin, stop))):
+    is_shape = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
+    if not (is_shape and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, stop))):
         raise ValueError(f"{quoted(name)} has the shape {cut(shape)} at {begin}, {stop}")
     if begin != end or stop < begin or not isinstance(dtype, str):
         raise ValueError(f"{quoted(name)} lies at {begin} to {stop}, where {end} is its place")
@@ -326,20 +332,32 @@ def _copy(old: Header, kept: Mapping[str, Any], said: Mapping[str, Any], held: U
 def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor:
     """A tensor in one of several files, which an index beside them names. Raises FileFormatError."""
     index, inner = split(path)
-    name = named(index)
-    with examined(index, ".json") as (descriptor, version):
-        text = os.pread(descriptor, version.size, 0)
-    try:
-        files = dict(_parsed(text)["weight_map"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileFormatError(f"{name}: is no index of tensors: {cut(error)}") from None
+    files, version = read_index(index)
     if inner not in files:
         raise no_matrix(index, inner, {x: str(file) for x, file in files.items()}, holder="index")
-    file = files[inner]
-    if not isinstance(file, str) or os.path.basename(file) != file or file in ("", "..") or "\0" in file:
-        raise FileFormatError(f"{name}: {cut(inner)} is said to be in {quoted(file)}, which is no file beside it")
-    beside = os.path.join(os.path.dirname(index), file)
-    return replace(open_tensor(joined(beside, inner), dtype, is_matrix), index=version)
+    return replace(open_tensor(joined(file_in(index, files[inner]), inner), dtype, is_matrix), index=version)
+
+
+def read_index(index: str) -> tuple[dict[str, Any], Version]:
+    """The file of each tensor as an index has it, unchecked, and the index's version. Raises FileFormatError."""
+    name = named(index)
+    with examined(index, ".json") as (descriptor, version):
+        if version.size > LONGEST_HEADER:
+            raise FileFormatError(f"{name}: has {version.size} bytes; at most {LONGEST_HEADER} of an index are read")
+        text = os.pread(descriptor, version.size, 0)
+    try:
+        return dict(_parsed(text)["weight_map"]), version
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileFormatError(f"{name}: is no index of tensors: {cut(error)}") from None
+
+
+def file_in(index: str, file: Any) -> str:
+    """The path of a file that an index names. Raises FileFormatError; also, unless allowed, outside its folder."""
+    if not isinstance(file, str) or os.path.basename(file) in ("", ".", "..") or "\0" in file:
+        raise FileFormatError(f"{named(index)}: names {quoted(file)}, which is no file beside it")
+    if os.path.basename(file) != file and not is_allowed():
+        raise external(named(index), "names the file", file)
+    return os.path.join(os.path.dirname(index), file)
 
 
 def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:

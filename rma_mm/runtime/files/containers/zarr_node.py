@@ -13,13 +13,19 @@ from typing import Any
 import numpy as np
 
 from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.runtime.files.containers.expansion import COMPRESSORS, check_compressors
 from rma_mm.runtime.files.containers.packages import package, refused_by
+from rma_mm.runtime.files.external import check_unlinked
 from rma_mm.runtime.files.formats import Path
 from rma_mm.runtime.files.names import SEPARATOR, joined, listed, split
 from rma_mm.runtime.files.version import Version, examined
 
 METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 """The files that say what an array or a group is, and their Zarr format."""
+LONGEST_METADATA = 2**23
+"""Bytes of such a file at most."""
+MOST_DIMENSIONS = 64
+"""Of an array at most; NumPy has as many."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,12 @@ class ZarrNode:
             path = os.path.join(folder, file)
             try:
                 with examined(path) as (descriptor, version):
-                    raw = os.pread(descriptor, version.size, 0)
+                    raw = os.pread(descriptor, min(version.size, LONGEST_METADATA), 0)
             except FileFormatError:  # it has none of this format, or not as a regular file
                 continue
+            check_unlinked(named(path), folder, path)
+            if version.size > LONGEST_METADATA:
+                raise FileFormatError(f"{named(path)}: has {version.size} bytes; at most {LONGEST_METADATA} are read")
             try:
                 fields = json.loads(raw)
             except (ValueError, RecursionError):
@@ -68,10 +77,26 @@ class ZarrNode:
         return is_old or bool(self.fields.get("consolidated_metadata"))
 
     @property
+    def compressors(self) -> list[str]:
+        """What an array's chunks, or the shards that they lie in, are compressed by."""
+        outer = [self.fields.get("compressor"), *self._several("filters"), *self._several("codecs")]
+        return _compressors(outer) + self.compressors_in_shards
+
+    @property
+    def compressors_in_shards(self) -> list[str]:
+        """What chunks are compressed by within the shards that they lie in."""
+        return _compressors((self.shard or {}).get("codecs", []))
+
+    @property
+    def shard(self) -> Mapping[str, Any] | None:
+        """How chunks lie in shards: the configuration of that codec; None without shards."""
+        found = [x.get("configuration") for x in self._several("codecs") if _is_sharding(x)]
+        return found[0] if found and isinstance(found[0], dict) else None
+
+    @property
     def is_blosc(self) -> bool:
-        """Whether an array's chunks are compressed by Blosc, each in a file."""
-        codecs = [self.fields.get("compressor"), *self._several("codecs")]
-        return any(isinstance(x, dict) and "blosc" in (x.get("id"), x.get("name")) for x in codecs)
+        """True if an array's files are compressed by Blosc as a whole."""
+        return self.compressors == ["blosc"] and not self.compressors_in_shards
 
     @property
     def is_pickled(self) -> bool:
@@ -84,16 +109,39 @@ class ZarrNode:
         """The shape of an array, unchecked."""
         return self._several("shape")
 
+    def check(self, name: str) -> None:
+        """Raise FileFormatError for an array that the package should not be given: what it does then has no bound."""
+        if self.is_pickled:
+            raise FileFormatError(f"{name}: holds pickled objects, which are never loaded")
+        shape = self.extents
+        if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
+            raise FileFormatError(f"{name}: is damaged: {cut(shape)} is no shape")
+        check_compressors(name, self.compressors)
+        inner = self.shard
+        if inner and any(map(_is_sharding, inner.get("codecs", []))):
+            raise FileFormatError(f"{name}: has shards within shards, which are not read")
+
     def __str__(self) -> str:
         """Shape and type of an array."""
         kind = self.fields.get("data_type", self.fields.get("dtype"))
         with suppress(TypeError):  # a name that NumPy has none of
             kind = np.dtype(kind).name if isinstance(kind, str) else "records"
-        return f"{tuple(self.extents)} of {cut(kind)}"
+        return f"{cut(tuple(self.extents))} of {cut(kind)}"
 
     def _several(self, key: str) -> list[Any]:
         found = self.fields.get(key)
         return found if isinstance(found, list) else []
+
+
+def _compressors(codecs: Any) -> list[str]:
+    """The codecs among these that make much of little."""
+    every = [x for x in codecs if isinstance(x, dict)] if isinstance(codecs, list) else []
+    names = (str(x.get("name", x.get("id"))).removeprefix("numcodecs.") for x in every)
+    return [name for name in names if name in COMPRESSORS]
+
+
+def _is_sharding(codec: Any) -> bool:
+    return isinstance(codec, dict) and codec.get("name") == "sharding_indexed"
 
 
 def place_of(path: Path) -> tuple[str, str]:
@@ -113,7 +161,9 @@ def name_of(store: str, inner: str) -> str:
 
 def array_of(store: str, inner: str) -> ZarrNode:
     """The array of a name. Raises FileFormatError, which lists those there are."""
-    node = ZarrNode.of(os.path.join(store, inner))
+    folder = os.path.join(store, inner)
+    check_unlinked(name_of(store, inner), store, folder)
+    node = ZarrNode.of(folder)
     if node is not None and node.is_array:
         return node
     if ZarrNode.of(store) is None:

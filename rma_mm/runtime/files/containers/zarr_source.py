@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
+from rma_mm.runtime.files.containers.expansion import check_chunk_size, check_expansion, pread
 from rma_mm.runtime.files.containers.zarr_node import ZarrNode, array_of, name_of, open_folder, zarr_errors
+from rma_mm.runtime.files.external import allowing, check_unlinked, is_allowed
 from rma_mm.runtime.files.formats import Shape, check_extents, check_shape, element_type
+from rma_mm.runtime.files.version import opened
 
 BLOSC_HEAD = 16
 """Bytes with which chunks of Blosc begin; the last four are the size of the chunk."""
+INDEX_ENTRY, CHECKSUM = 16, 4
+"""Bytes that say where a chunk lies in its shard, and of the sum behind all of them."""
+MISSING = 2**64 - 1
+"""What the index of a shard has for a chunk that is not there."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +38,13 @@ class ZarrArray(ChunkedFile):
     node: ZarrNode
     unit: Shape
     """Rows and columns of the part that is a file: a shard, or chunk."""
+    allow_external: bool
+    """True if links in the store are followed."""
 
     @contextmanager
     def reader(self) -> Iterator[Any]:
         """A block with the array. Errors inside are FileFormatError."""
-        with zarr_errors(self.name):
+        with zarr_errors(self.name), allowing(self.allow_external):
             yield _Reader(self, open_folder(self.node.folder, "r"))
 
     @property
@@ -43,7 +54,8 @@ class ZarrArray(ChunkedFile):
 
     def again(self) -> ZarrArray:
         """The same, opened once more."""
-        return look(self.path, self.inner, None, not self.array)
+        with allowing(self.allow_external):
+            return look(self.path, self.inner, None, not self.array)
 
 
 @dataclass(frozen=True)
@@ -61,22 +73,50 @@ class _Reader:
         return part
 
     def _check(self, file: str) -> None:
-        """Raise FileFormatError where a file is cut off: a shard without a byte, or what Blosc reads beyond its end."""
+        """Raise FileFormatError for a file that the package should not be given.
+
+        It is cut off (an empty shard, or what Blosc reads beyond its end), lies outside the store, is no regular file,
+        or unpacks to far more than its elements take.
+        """
+        source = self.source
+        check_unlinked(source.name, source.path, file)
         try:
-            with open(file, "rb") as held:
-                head, size = held.read(BLOSC_HEAD), os.fstat(held.fileno()).st_size
-        except FileNotFoundError:
+            with opened(file) as descriptor:
+                size, raw = os.fstat(descriptor).st_size, pread(descriptor)
+                is_short = source.node.is_blosc and int.from_bytes(raw(0, BLOSC_HEAD)[-4:], "little") > size
+                if is_short or not size:
+                    raise FileFormatError(f"{source.name}: is truncated: {named(file)} has {size} bytes")
+                codec = "".join(source.node.compressors)
+                in_shards = source.node.shard is not None and codec in source.node.compressors_in_shards
+                unit, chunk = (prod(extents) * source.dtype.itemsize for extents in (source.unit, source.step))
+                check_expansion(source.name, "" if in_shards else codec, raw, size, unit)
+                for start, count in self._index(raw, size) if in_shards else ():
+                    check_expansion(source.name, codec, pread(descriptor, start), count, chunk)
+        except (FileNotFoundError, NotADirectoryError):
             return  # all of it is the fill value
-        is_short = self.source.node.is_blosc and int.from_bytes(head[-4:], "little") > size
-        if is_short or not size:
-            raise FileFormatError(f"{self.source.name}: is truncated: {named(file)} has {size} bytes")
+
+    def _index(self, raw: Callable[[int, int], bytes], size: int) -> Iterator[tuple[int, int]]:
+        """Give (first byte, bytes) of each chunk in a shard. Raises FileFormatError if the shard is cut off."""
+        said = self.source.node.shard or {}
+        entries = prod(-(-whole // part) for whole, part in zip(self.source.unit, self.source.step, strict=True))
+        names = [x.get("name") for x in said.get("index_codecs", []) if isinstance(x, dict)]
+        total = INDEX_ENTRY * entries + CHECKSUM * names.count("crc32c")
+        if total > size or not {*names} <= {"bytes", "crc32c"}:
+            raise FileFormatError(f"{self.source.name}: is truncated, or has a damaged index of chunks")
+        at = 0 if said.get("index_location") == "start" else size - total
+        big = any(x.get("configuration", {}).get("endian") == "big" for x in said["index_codecs"] if "name" in x)
+        index = np.frombuffer(raw(at, INDEX_ENTRY * entries), ">u8" if big else "<u8").reshape(-1, 2)
+        for start, count in index.tolist():
+            if start != MISSING:
+                if start + count > size:
+                    raise FileFormatError(f"{self.source.name}: is truncated: a shard ends within a chunk")
+                yield start, count
 
 
 def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
     """An array of a store, as `open_matrix` says. Raises FileFormatError."""
     node, name = array_of(store, inner), name_of(store, inner)
-    if node.is_pickled:
-        raise FileFormatError(f"{name}: holds pickled objects, which are never loaded")
+    node.check(name)
     with zarr_errors(name):
         array = open_folder(node.folder, "r")
         dtype = element_type(name, array.dtype, said)
@@ -84,11 +124,14 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
     node.version.check()
     check_shape(name, shape, is_matrix or len(shape) > 2)
     check_extents(name, shape)
+    if any(n < 1 for n in (*chunks, *unit)):
+        raise FileFormatError(f"{name}: is damaged: it has chunks of {cut(chunks)} in files of {cut(unit)}")
+    check_chunk_size(name, prod(chunks) * dtype.itemsize, prod(shape) * dtype.itemsize)
     is_vector = len(shape) == 1
     rows_and_cols = as_matrix(shape), as_matrix(chunks), as_matrix(unit)
     return ZarrArray(
         store, inner, rows_and_cols[0], dtype, None if is_vector else rows_and_cols[2], rows_and_cols[1], node.version,
-        node, rows_and_cols[2], array=shape if is_vector else (),
+        node, rows_and_cols[2], is_allowed(), array=shape if is_vector else (),
     )  # fmt: skip
 
 

@@ -165,6 +165,8 @@ class _Spot:
         """For an array of this name in a store. Raises FileFormatError where there can be none."""
         folder, words, form, before = store, inner.split("/") if inner else [], 3, None
         while os.path.lexists(folder):
+            if folder != store and os.path.islink(folder):
+                raise FileFormatError(f"{what}: {named(folder)} is a symbolic link; nothing is written through one")
             node = ZarrNode.of(folder)
             if node is None:
                 raise FileFormatError(f"{what}: {named(folder)} is there, and no array or group of Zarr; name another")
