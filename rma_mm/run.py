@@ -3,12 +3,18 @@
 import sys
 from collections.abc import Sequence
 
-from rma_mm.command.frame import on_ranks
+from rma_mm.launch import on_all_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, the same on every rank. Collective over COMM_WORLD."""
-    return on_ranks("multiply", argv)
+
+    def command() -> int:
+        from rma_mm.command.frame import on_ranks
+
+        return on_ranks("multiply", argv)
+
+    return on_all_ranks(command)
 
 
 if __name__ == "__main__":

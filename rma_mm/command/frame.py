@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.errors import RmaError, ScheduleError, VerificationError, in_lines
+from rma_mm.launch import launcher_rank, part
 
 DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 """Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
@@ -109,7 +110,7 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
 
     MPI comes first: what the command imports starts threads, of which there may be too few.
     """
-    from rma_mm.command.launcher import LauncherError, connect, launcher_rank
+    from rma_mm.command.launcher import LauncherError, connect
 
     with suppress(OSError, ValueError, AttributeError):  # no standard error to speak on
         faulthandler.enable()  # a bus error, as from a full /dev/shm, is named, and where it was
@@ -121,11 +122,12 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
         except LauncherError as error:
             if launcher_rank() == 0:
                 frame.complain(str(error))
-            return REFUSED
-        interruption.enlist(frame.comm)
+            said = f"rma_mm: rank {launcher_rank()}: {error}" if launcher_rank() else ""
+            return part(REFUSED, said, error.is_alike)
         try:
+            interruption.enlist(frame.comm)
             return frame.run(name, argv)
-        except Exception:  # the other ranks wait in a collective: nothing but the end can follow
+        except BaseException:  # SystemExit too: the other ranks wait in a collective, nothing but the end can follow
             frame.abort()
             raise
 

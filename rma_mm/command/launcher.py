@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rma_mm.errors import RmaError
+from rma_mm.launch import launched_ranks
 from rma_mm.windows.room import segment_problem, thread_problem
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""Where launchers say which rank this is, before MPI can be asked."""
-
 UCX_DEVICES = Path("/sys/class/infiniband")
 """Where Linux lists the network devices that UCX drives."""
-HEARD = 1.0
-"""Seconds for rank 0 to speak before another rank leaves with an error: Open MPI's mpiexec then ends them all."""
 
 
 class LauncherError(RmaError):
     """No MPI library, one that did not start these ranks, or a host that grants too little to start."""
 
+    is_alike = False
+    """True if every rank is refused, whatever its host."""
 
-def launcher_rank() -> int:
-    """This rank as the launcher's environment has it; 0 without a launcher."""
-    found = (os.environ[name] for name in RANK_NAMES if os.environ.get(name, "").isdecimal())
-    return int(next(found, "0"))
+
+class StrangerError(LauncherError):
+    """An MPI library that did not start these ranks."""
+
+    is_alike = True
 
 
 def connect() -> Intracomm:
@@ -39,19 +37,14 @@ def connect() -> Intracomm:
 
     Raises LauncherError where there is no MPI library, the launcher is of another one, or this host grants too little.
     """
-    try:
-        if problem := thread_problem():  # before anything starts some: BLAS would hang
-            raise LauncherError(problem)
-        return _world(_library())
-    except LauncherError:
-        if launcher_rank():
-            time.sleep(HEARD)
-        raise
+    if problem := thread_problem():  # before anything starts some: BLAS would hang
+        raise LauncherError(problem)
+    return _world(_library())
 
 
 def _world(MPI: ModuleType) -> Intracomm:
     """COMM_WORLD, with MPI initialised. Raises LauncherError where the launcher is another library's."""
-    from rma_mm.runtime.ranks.mesh import launched_ranks, matching_mpiexec
+    from rma_mm.runtime.ranks.mesh import matching_mpiexec
 
     started = launched_ranks()
     name = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
@@ -64,7 +57,7 @@ def _world(MPI: ModuleType) -> Intracomm:
             warnings.simplefilter("ignore")  # mpi4py suspects it too, on every rank
             MPI.Init_thread()
     if started > 1 and (not MPI.Is_initialized() or MPI.COMM_WORLD.Get_size() == 1):
-        raise LauncherError(
+        raise StrangerError(
             f"mpiexec: it started {started} ranks, but belongs to another MPI than this Python's ({name}), so every "
             f"rank would be alone; use {matching_mpiexec()}"
         )

@@ -18,6 +18,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
 from rma_mm.kernels.threads import cores, threads_per_rank
+from rma_mm.launch import launched_ranks
 from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
@@ -44,8 +45,6 @@ SETTINGS = (
     *VARIABLES,
 )  # fmt: skip
 """Variables of the environment that must be the same on all ranks."""
-LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Where the launchers of MPICH and Open MPI say how many ranks they started."""
 
 
 class Mesh:
@@ -379,11 +378,6 @@ def check_launcher() -> None:
             f"mpiexec: it started {started} ranks, but this MPI library sees 1, so every rank believes it is alone; "
             f"use the mpiexec of the MPI that mpi4py is bound to: {matching_mpiexec()}"
         )
-
-
-def launched_ranks() -> int:
-    """How many ranks the launcher's environment speaks of; 1 without a launcher."""
-    return max([1, *(int(os.environ[name]) for name in LAUNCHER_SIZES if os.environ.get(name, "").isdigit())])
 
 
 def matching_mpiexec() -> str:

@@ -146,6 +146,8 @@ def _keyval() -> int:
 # -- one call at a time ---------------------------------------------------------------------------
 
 _turn = threading.RLock()
+ALONE = MemoryError, KeyboardInterrupt, SystemExit
+"""What comes at any place, and to one rank alone."""
 
 
 def in_turn(call: Callable[P, R]) -> Callable[P, R]:
@@ -161,7 +163,7 @@ def in_turn(call: Callable[P, R]) -> Callable[P, R]:
             enter_call(name)
             try:
                 return call(*args, **kwargs)
-            except (MemoryError, KeyboardInterrupt) as error:  # which come at any place, and to one rank alone
+            except ALONE as error:
                 if not isinstance(error, RmaError):
                     spoil(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
                 raise
