@@ -36,8 +36,16 @@ def launcher_rank() -> int:
 def on_all_ranks(main: Callable[[], int]) -> int:
     """Run a command and return its exit code; an error before MPI has connected the ranks ends the job.
 
-    Ctrl-C ends the process at once, without a traceback, until the command itself handles it.
+    Ctrl-C ends the process at once, without a traceback, until the command itself handles it. A standard stream that is
+    closed is opened on the null device: else the next file would get its number, and what C libraries print.
     """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -3,12 +3,18 @@
 import sys
 from collections.abc import Sequence
 
-from rma_mm.command.frame import alone
+from rma_mm.launch import on_all_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return alone("simulate", argv)
+
+    def command() -> int:
+        from rma_mm.command.frame import alone
+
+        return alone("simulate", argv)
+
+    return on_all_ranks(command)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Unfinished:
         """Raises FileFormatError where `path` cannot become one. What dead writers of it left is removed."""
         self.what, self.is_folder, self.descriptor = what, is_folder, -1
         check_target(what, path, is_folder)
-        self.path = os.path.realpath(path)
+        self.path = real_path(path)
         """The final name, links followed."""
         with self._named():
             remove_left_behind(self.path)  # which may put a folder back that it had replaced
@@ -166,7 +166,7 @@ class Unfinished:
 
 def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
     """Raise FileFormatError where `path` cannot become a file, or folder."""
-    final = os.path.realpath(path)
+    final = real_path(path)
     directory = os.path.dirname(final)
     there = os.path.exists(final)
     why = ""
@@ -186,6 +186,14 @@ def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = Fals
         why = f"a name in {named(directory)} has at most {_longest_name(directory)} bytes"
     if why:
         raise FileFormatError(f"{what}: {why}")
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return a path without links. Raises FileFormatError if it begins in a working directory that is gone."""
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        raise FileFormatError(f"{named(path)}: the working directory was removed; change to another") from None
 
 
 def temporary_name(final: str, token: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rma_mm.kernels.epilogue.epilogue import SIDES
 from rma_mm.policy.planner.preference import PREFERENCES
 from rma_mm.runtime.files.formats import named_in
 from rma_mm.runtime.files.names import Name
+from rma_mm.unfinished import real_path
 from rma_mm.windows.liveness import USUAL, timeout_of
 from rma_mm.windows.liveness import VARIABLE as TIMEOUT
 
@@ -101,7 +101,7 @@ class RunOptions:
     def is_symmetric(self) -> bool:
         """Whether C is: as is said, or as one file times its own transpose is, where nothing else enters."""
         alone = self.beta == 0 and self.bias is None and self.transpose_a != self.transpose_b
-        return self.symmetric or (alone and len({os.path.realpath(file) for file in self.files}) == 1)
+        return self.symmetric or (alone and len({real_path(file) for file in self.files}) == 1)
 
     @property
     def saving(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _require_own_names(options: RunOptions) -> None:
             continue
         is_report = (what, text) in reports
         name = Name(text, text) if is_report else named_in(text, o.format)[0]
-        file, inner = os.path.realpath(name.path), name.inner.strip("/")
+        file, inner = real_path(name.path), name.inner.strip("/")
         same = [other for path, matrix, other in taken if path == file and (is_report or inner in ("", matrix))]
         if same and (what, text) not in inputs:
             raise OptionError(f"{what}: got {named(text)}, which is the file of {same[-1]} too; name another")

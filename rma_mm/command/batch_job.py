@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
-from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.report import check_report, write_json
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES
@@ -70,7 +70,7 @@ class BatchJob:
             set_threads(mesh.threads)
             plan = self._plan(mesh, operands)
             if comm.rank == 0 and (o.dry_run or o.explain) and not o.quiet:
-                say(plan.explain() if o.explain else str(plan))
+                self.frame.say(plan.explain() if o.explain else str(plan))
             if o.dry_run:
                 return DONE
             a, b = (self._made(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
@@ -188,8 +188,9 @@ class BatchJob:
             if comm.rank == 0:
                 if not o.quiet and o.json != "-":
                     checked = "right" if verdict else "not asked for"
-                    say(f"{plan}\ntime        {min(seconds):.4g} s, {facts['gflops']:.4g} GF/s\nverified    {checked}")
-                write_json("--json", o.json, facts)
+                    rate = f"{min(seconds):.4g} s, {facts['gflops']:.4g} GF/s"
+                    self.frame.say(f"{plan}\ntime        {rate}\nverified    {checked}")
+                write_json(self.frame, "--json", o.json, facts)
 
 
 def _absolute(x: DistArray) -> DistArray:

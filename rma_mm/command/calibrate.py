@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
-from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.command.frame import DONE, Frame
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
 from rma_mm.errors import FileFormatError, RmaError, named, quoted
 from rma_mm.flavours import FLAVOURS
@@ -113,13 +113,13 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         with agreed(comm):
             if comm.rank == 0:
                 kept = cache.write(cache.key_of(site), machine)
-                say(*table(found), told(factors))
-                say(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written")
+                frame.say(*table(found), told(factors))
+                frame.say(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written")
                 _write(found, machine, options)
         if options.kernels:
             if comm.rank == 0:
                 with using_threads(mesh.threads):
-                    say_kernels()
+                    say_kernels(frame)
             rest(comm)
     return DONE
 
@@ -195,14 +195,14 @@ def _contention(found: Survey) -> Iterator[str]:
         yield f"{link}, {flavour}: {readers} readers of one owner take {ratio:.2f} times as long as of {readers} owners"
 
 
-def say_kernels() -> None:
+def say_kernels(frame: Frame) -> None:
     """Measure both kernels for every type that BLAS multiplies, keep the figures, and print the table."""
-    say(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {LARGE} (l)")
-    say(" ".join([f"{'':10}", *(f"{name:>11}" for name in CLASSES)]))
+    frame.say(f"GF/s, BLAS / generated code; extents m, n, k of {SMALL} (s) and {LARGE} (l)")
+    frame.say(" ".join([f"{'':10}", *(f"{name:>11}" for name in CLASSES)]))
     for dtype in (*BLAS_TYPES, np.dtype(np.float16), *([BFLOAT16] if BFLOAT16 is not None else [])):
         found = measured(dtype, again=True)
         cells = (f"{found[name]['blas']:.0f} / {found[name]['numba']:.0f}" for name in CLASSES)
-        say(" ".join([f"{dtype.name:10}", *(f"{cell:>11}" for cell in cells)]))
+        frame.say(" ".join([f"{dtype.name:10}", *(f"{cell:>11}" for cell in cells)]))
 
 
 # -- as a picture ---------------------------------------------------------------------------------

@@ -23,6 +23,11 @@ from rma_mm.command.signals import Interruption, cleaning
 from rma_mm.errors import RmaError, ScheduleError, VerificationError, in_lines
 from rma_mm.launch import launcher_rank, part
 
+IN_ASCII = str.maketrans({
+    "·": "*", "×": "x", "−": "-", "–": "-", "←": "<-", "→": "->", "⇐": "<=", "⇒": "=>", "≤": "<=", "≥": ">=", "µ": "u",
+    "…": "...", "─": "-", "│": "|", **dict.fromkeys("┌┬┐├┼┤└┴┘", "+"),
+})  # fmt: skip
+"""How characters of reports are written for terminals that have ASCII alone."""
 DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 """Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
 
@@ -36,6 +41,9 @@ class Frame:
     """All ranks of the job; None for a command without MPI."""
     has_begun: bool = False
     """Whether what fails from now on is no longer the arguments' or the input's fault."""
+
+    unsaid: str = ""
+    """Why standard output could not be written."""
 
     @property
     def is_first(self) -> bool:
@@ -71,35 +79,45 @@ class Frame:
         return agreed(self.comm, "command line", arguments=" ".join(words))
 
     def say(self, *texts: str) -> None:
-        """Write to rank 0's standard output."""
-        if self.is_first:
-            say(*texts)
+        """Write texts to rank 0's standard output, each on lines of its own."""
+        if self.is_first and not self.unsaid:
+            try:
+                _put(sys.stdout, "".join(text.removesuffix("\n") + "\n" for text in texts))
+            except OSError as error:  # a full disk, say: what is under way goes on, and the exit code tells
+                self.unsaid = str(error.strerror)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more as it ends
+                self.complain(f"standard output: {self.unsaid}")
 
     def complain(self, message: str) -> None:
         """Say on rank 0's standard error what is wrong, in at most six lines."""
         if self.is_first:
-            _put(sys.stderr, in_lines(f"rma_mm: {message}"))
+            with suppress(OSError):
+                _put(sys.stderr, in_lines(f"rma_mm: {message}"))
 
     def abort(self) -> None:
         """End the job from this rank, after its traceback."""
         if not self.is_first:
             time.sleep(0.3)  # where all ranks fail alike, rank 0 is the one to be heard
-        _put(sys.stderr, traceback.format_exc())
-        _put(sys.stdout, "")
+        with suppress(OSError):
+            _put(sys.stderr, traceback.format_exc())
+            _put(sys.stdout, "")
         self.interruption.clean()
         time.sleep(0.1)  # mpiexec loses what it has not read when the job ends
         self.comm.Abort(1)
         os._exit(1)
 
 
-def say(*texts: str) -> None:
-    """Write texts to standard output, each on lines of its own."""
-    _put(sys.stdout, "".join(text.removesuffix("\n") + "\n" for text in texts))
-
-
 def _put(stream: TextIO | None, text: str) -> None:
-    """Write at once; that the stream was closed before we came, or its reader has gone away, is no error."""
+    """Write at once; that the stream was closed before we came, or its reader has gone away, is no error.
+
+    Characters that the stream's encoding does not have are written in ASCII.
+    """
     if stream is not None:
+        encoding = stream.encoding or "ascii"
+        try:
+            text.encode(encoding, stream.errors or "strict")
+        except UnicodeEncodeError:
+            text = text.translate(IN_ASCII).encode(encoding, "replace").decode(encoding)
         with suppress(BrokenPipeError):
             stream.write(text)
             stream.flush()
@@ -112,7 +130,7 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
     """
     from rma_mm.command.launcher import LauncherError, connect
 
-    with suppress(OSError, ValueError, AttributeError):  # no standard error to speak on
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard error to speak on
         faulthandler.enable()  # a bus error, as from a full /dev/shm, is named, and where it was
     with Interruption() as interruption, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # overflow in a user's matrices is theirs to know
@@ -126,7 +144,7 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
             return part(REFUSED, said, error.is_alike)
         try:
             interruption.enlist(frame.comm)
-            return frame.run(name, argv)
+            return frame.run(name, argv) or (FAILED if frame.unsaid else DONE)
         except BaseException:  # SystemExit too: the other ranks wait in a collective, nothing but the end can follow
             frame.abort()
             raise
@@ -134,4 +152,5 @@ def on_ranks(name: str, argv: Sequence[str] | None) -> int:
 
 def alone(name: str, argv: Sequence[str] | None) -> int:
     """Run a command that needs no MPI; the exit code."""
-    return Frame(Interruption()).run(name, argv)
+    frame = Frame(Interruption())
+    return frame.run(name, argv) or (FAILED if frame.unsaid else DONE)

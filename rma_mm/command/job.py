@@ -13,7 +13,7 @@ import numpy as np
 from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.bias import read_bias, watched
 from rma_mm.command.checking import Check
-from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.progress import progress_bar
 from rma_mm.command.report import Facts, Transferred, check_report, gather_facts, is_page, write_json
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
@@ -273,7 +273,7 @@ class Job:
                 texts = [plan.explain(o.explain == "all")] if o.explain else [str(plan)] if o.dry_run else []
                 texts += [plan.frontier()] * o.frontier + [plan.picture()] * (o.picture == "-")
                 if texts and not (o.quiet and o.picture != "-"):
-                    say("\n\n".join(texts))
+                    self.frame.say("\n\n".join(texts))
                 if o.picture is not None and o.picture != "-":
                     drawn = plan.page() if is_page(o.picture) else plan.picture()
                     write_whole(f"--picture {named(o.picture)}", o.picture, drawn)
@@ -333,10 +333,10 @@ class Job:
             self.frame.say(*facts.lines())
         with agreed(self.comm):
             if self.comm.rank == 0:
-                write_json("--json", o.json, facts.json)
+                write_json(self.frame, "--json", o.json, facts.json)
                 if records:
                     document = timeline(records, mesh.shape, mesh.node_of, facts.json, self.predicted)
-                    write_json("--trace", o.trace, document, None)
+                    write_json(self.frame, "--trace", o.trace, document, None)
 
 
 def _transposed(elements: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rma_mm.command.frame import say
+from rma_mm.command.frame import Frame
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
@@ -186,13 +186,15 @@ def check_report(flag: str, path: str | None) -> None:
         check_target(f"{flag} {named(path)}", path)
 
 
-def write_json(flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1) -> None:
+def write_json(
+    frame: Frame, flag: str, path: str | None, document: dict[str, Any], indent: int | None = 1
+) -> None:
     """Write what a flag asked for as JSON, whole or not at all. Raises FileFormatError. On one rank."""
     if path is None:
         return
     text = json.dumps(document, indent=indent, allow_nan=False)
     if path == "-":
-        say(text)
+        frame.say(text)
     else:
         write_whole(f"{flag} {named(path)}", path, text + "\n")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rma_mm.algorithms import find_algorithm
 from rma_mm.command.arguments import DIGITS, Parser, check_plot, count, dtype, mesh, shape, size
-from rma_mm.command.frame import DONE, Frame, say
+from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import OptionError, named, quoted
@@ -127,7 +127,7 @@ def run(options: SimulateOptions, frame: Frame) -> int:
     shape = "x".join(map(str, options.shape or ()))
     title = f"{shape} {options.dtype} on {first.tariff.machine.name}, {first.per_node} ranks a node"
     kind = "strong scaling: " if options.strong else "weak scaling from " if options.weak else f"{first.ranks} ranks: "
-    say(kind + title, sweep_table(found) if options.strong or options.weak else price_table(found[0]))
+    frame.say(kind + title, sweep_table(found) if options.strong or options.weak else price_table(found[0]))
     made: dict[str, str | bytes] = {}
     if options.json:
         made["json"] = json.dumps(_document(options, found), indent=1, allow_nan=False) + "\n"

@@ -23,7 +23,7 @@ from rma_mm.runtime.watching.relief import Relief
 from rma_mm.runtime.watching.slowness import LEAST, Recent, SlowLink, Slowness
 from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
 from rma_mm.runtime.watching.totals import Totals, require_client
-from rma_mm.unfinished import check_target, write_whole
+from rma_mm.unfinished import check_target, real_path, write_whole
 from rma_mm.windows.base import Counters
 from rma_mm.windows.waiting import reduced
 
@@ -128,7 +128,7 @@ class Metrics:
         with agreed(self._comm, "metrics.write"):
             if totals is not None:
                 write_whole(f"metrics {named(path)}", path, totals.text())
-        self._path, self._next = os.path.realpath(path), monotonic() + EVERY
+        self._path, self._next = real_path(path), monotonic() + EVERY
 
     def close(self) -> None:
         """Write the file a last time. Collective."""
