@@ -110,6 +110,32 @@ def test_windows_that_nothing_shows_are_freed_as_the_process_ends(window):
     assert (done.returncode, done.stdout) == (0, "held 0;" * 2), done
 
 
+LIMIT = """
+import sys, time
+from rma_mm import DistMatrix, Mesh
+from rma_mm.errors import MeshError
+import numpy as np
+meshes, begun = [], time.monotonic()
+try:
+    while len(meshes) < 3000:
+        meshes.append(Mesh((2,)))
+except MeshError as error:
+    assert f"close some of the {len(meshes)} meshes that are open" in str(error), error
+for mesh in meshes[-10:]:
+    mesh.close()
+x = np.arange(16.0).reshape(4, 4)
+assert np.array_equal((DistMatrix.from_numpy(x, Mesh((2,))) @ x).to_numpy(), x @ x)
+print(len(meshes) > 1500)
+"""
+
+
+@thorough
+def test_meshes_that_are_opened_and_never_closed():
+    """As many as MPI has communicators for, or 3000; then an error, and some that are closed make room."""
+    done = mpirun(2, ["-c", LIMIT], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n" * 2, ""), done
+
+
 @thorough
 @parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
 def test_many_meshes_one_after_the_other(comm):

@@ -92,11 +92,21 @@ class Mesh:
         """Of the windows that its matrices lie in; another from then on where its memory turns out too small."""
         self.group = group or ProcessGroup(parent)
         """Its ranks, which it may share with other meshes."""
-        self._comm: MPI.Intracomm = self.group.admit(shape)
         self._is_closed = False
+        self._comm: MPI.Intracomm = MPI.Intracomm()
+        try:
+            self._comm = self.group.admit(shape)
+            self.node_of = node_map(self._comm)
+        except MPI.Exception as error:  # on every rank alike: MPICH has some 2000 communicators
+            if self._comm != MPI.COMM_NULL:
+                self._comm.Free()
+                self.group.dismiss()
+            raise MeshError(
+                f"mesh: MPI makes no further communicator ({error.Get_error_string()}); close some of the {len(_OPEN)} "
+                f"meshes that are open"
+            ) from None
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
-        self.node_of = node_map(self.comm)
         self.identities: list[Identity] = self.comm.allgather(Identity.own(MPI.Get_processor_name()))
         """Where each rank's process is."""
         self.hosts = [each.host for each in self.identities]
