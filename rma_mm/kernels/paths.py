@@ -22,33 +22,34 @@ Longs = NDArray[np.int64]
 
 
 def trace(
-    lengths: Floats, sources: Longs, starts: Longs, ends: Longs, weights: Floats, widest: bool, eps: float
-) -> NDArray[np.int32]:
+    lengths: Floats, sources: Longs, starts: Longs, ends: Longs, weights: Floats, widest: bool, eps: float,
+    exact_below: float,
+) -> NDArray[np.int32]:  # fmt: skip
     """Predecessors of all vertices on best paths from some sources, each path with as few edges as can be.
 
     lengths: (sources, n), the best of all paths, `inf` (for widest paths `-inf`) where there is none. starts, ends,
     weights: the edges by the vertex where they begin, as in CSR. widest: whether a path is worth its least weight
-    rather than the sum of its weights. eps: the rounding error of a sum, relative to it. A path is traced along edges
-    with which its length comes out, to a few rounding errors.
+    rather than the sum of its weights. eps: the rounding error of a sum, relative to it. exact_below: the length up to
+    which lengths have none. A path is traced along edges with which its length comes out, to a few rounding errors.
     """
     found = np.full(lengths.shape, NONE, np.int32)
     queue = np.empty(lengths.shape[1], np.int64)
     arrays = [lengths, sources, starts, ends, weights, found, queue]
     dense = [np.ascontiguousarray(each) for each in arrays]
-    _tracer()(*(each.ctypes.data for each in dense), *lengths.shape, widest, eps)
+    _tracer()(*(each.ctypes.data for each in dense), *lengths.shape, widest, eps, exact_below)
     return dense[5]
 
 
 @cache
 def _tracer() -> Any:
     element, index, short = types.CPointer(types.float64), types.CPointer(types.int64), types.CPointer(types.int32)
-    kinds = (element, index, index, index, element, short, index, *(types.int64,) * 3, types.float64)
-    return compiled(_trace, kinds, (*(ctypes.c_void_p,) * 7, *(ctypes.c_int64,) * 3, ctypes.c_double))
+    kinds = (element, index, index, index, element, short, index, *(types.int64,) * 3, types.float64, types.float64)
+    return compiled(_trace, kinds, (*(ctypes.c_void_p,) * 7, *(ctypes.c_int64,) * 3, *(ctypes.c_double,) * 2))
 
 
 def _trace(
     lengths: Any, sources: Any, starts: Any, ends: Any, weights: Any, found: Any, queue: Any,
-    count: int, n: int, widest: int, eps: float,
+    count: int, n: int, widest: int, eps: float, exact_below: float,
 ) -> None:  # fmt: skip
     """Breadth first from each source; flat arrays."""
     for row in range(count):
@@ -73,7 +74,9 @@ def _trace(
                         if widest:
                             fits = min(before, weight) == lengths[base + j]
                         else:
-                            rounding = slack * (abs(before) + abs(weight))
+                            rounding = 0.0
+                            if lengths[base + j] > exact_below:
+                                rounding = slack * (abs(before) + abs(weight))
                             fits = before + weight <= lengths[base + j] + rounding
                         if fits:
                             found[base + j] = k

@@ -1,10 +1,13 @@
 """Closures of graphs on real ranks: as Floyd and Warshall in NumPy, and SciPy on a road-like grid; paths; errors."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, LayoutError, MeshError, NegativeCycleError, OptionError, ShapeError
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
@@ -90,6 +93,78 @@ def test_weights_of_other_types_and_below_zero(comm):
         assert len(i) and np.array_equal(np.minimum(best[i, at[i, j]], wide[at[i, j], j]), best[i, j])
         single = rma_mm.closure(x.astype(np.float32), mesh=mesh)
         assert single.dtype == np.float32 and np.allclose(single.to_numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def whole_graph(rng, n, dtype, large, cycle):
+    """Whole weights, many below zero, whose cycles are all of weight 0 or more, but for one of weight `cycle`."""
+    potential = rng.integers(-3, 4, n)
+    x = rng.integers(0, 5, (n, n)) + potential[:, None] - potential
+    x = np.where(rng.random((n, n)) < 0.2, x, np.inf)
+    at = rng.permutation(n)[: rng.integers(2, 6)]
+    ring = np.roll(at, -1)
+    x[at, ring] = potential[at] - potential[ring]
+    x[at[0], ring[0]] += cycle
+    if large:
+        i, j = rng.choice(np.setdiff1d(np.arange(n), at), 2, replace=False)
+        x[i, j] = large
+    return x.astype(dtype)
+
+
+@parallel(ranks=(1, 4), env=("node",))
+def test_negative_cycles_of_whole_weights(comm):
+    """However large an edge elsewhere is, and in every type: -1 is found, 0 is none."""
+    rng = np.random.default_rng(3)
+    bfloat16 = parse_dtype("bfloat16")
+    cases = [
+        ("float64", 0), ("float64", 1e15), ("float64", 1e300), ("float32", 0), ("float32", 1e6), ("float32", 1e30),
+        ("float16", 0), ("float16", 1000), ("float16", 60000), (bfloat16, 0), (bfloat16, 2.0**100),
+    ]  # fmt: skip
+    with Mesh(grid(comm), comm) as mesh:
+        for dtype, large in cases:
+            for n in (8, 23):
+                x = whole_graph(rng, n, dtype, large, -1)
+                same_error(comm, NegativeCycleError, lambda x=x: rma_mm.closure(x, mesh=mesh), "a cycle of negative")
+                x = whole_graph(rng, n, dtype, large, 0)
+                found, before = rma_mm.closure(x, predecessors=True, mesh=mesh)
+                wanted = floyd_warshall(x.astype(float), "min_plus")
+                got, before = found.to_numpy().astype(float), before.to_numpy()
+                near = abs(wanted) < 100  # lengths over the large edge are rounded
+                assert np.array_equal(got[near], wanted[near])
+                i, j = np.nonzero(near & (before >= 0))
+                assert np.array_equal(wanted[i, before[i, j]] + x.astype(float)[before[i, j], j], wanted[i, j])
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_negative_cycles_of_broken_weights(comm):
+    """Cycles of weight 0 that rounding makes negative are none; one of -1e-9 is, beside weights of 1e7."""
+    rng = np.random.default_rng(4)
+    with Mesh(grid(comm), comm) as mesh:
+        for n in (5, 30):
+            potential = rng.random(n) * 1e3
+            x = potential[:, None] - potential  # every cycle is 0, but for rounding
+            x[0, 1] += 1e7
+            exact = [[Fraction(float(x[i, j])) for j in range(n)] for i in range(n)]
+            is_negative = any(exact[i][j] + exact[j][i] < 0 for i in range(n) for j in range(n) if i != j)
+            up = np.nextafter(x, np.inf) * (1 + 1e-15) + 1e-12
+            assert rma_mm.closure(np.where(np.eye(n), 0, up), mesh=mesh).shape == (n, n)
+            if is_negative:
+                same_error(comm, NegativeCycleError, lambda x=x: rma_mm.closure(x, mesh=mesh), "a cycle of negative")
+            y = up.copy()
+            y[2, 3] = -y[3, 2] - 1e-9
+            same_error(comm, NegativeCycleError, lambda y=y: rma_mm.closure(y, mesh=mesh), "a cycle of negative")
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_predecessors_in_float16(comm):
+    """Those of paths as long as the lengths say: no longer ones that bfloat16 could not tell from them."""
+    with Mesh((comm.size,), comm) as mesh:
+        rng = np.random.default_rng(6)
+        for _ in range(4):
+            x = np.where(rng.random((40, 40)) < 0.15, rng.integers(1, 9, (40, 40)), np.inf)
+            for dtype in ("float16", "float32", parse_dtype("bfloat16")):
+                best, before = rma_mm.closure(x.astype(dtype), predecessors=True, mesh=mesh)
+                check_paths(x, floyd_warshall(x, "min_plus"), before.to_numpy(), "min_plus")
+                assert np.array_equal(best.to_numpy().astype(float), floyd_warshall(x, "min_plus"))
 
 
 @parallel(ranks=(4,), env=("node",))

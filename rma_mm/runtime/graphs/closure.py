@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import BFLOAT16
 from rma_mm.elements.semiring import MAX_MIN, MIN_PLUS, OR_AND, Semiring, check_semiring, find_semiring
 from rma_mm.errors import DtypeError, LayoutError, MeshError, NegativeCycleError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
@@ -44,7 +45,8 @@ def closure(
     from each vertex to itself.
 
     predecessors: also return P (int32), whose P[i, j] is the vertex before j on a best path from i, -9999 where there
-    is none, and for j = i, as SciPy has it; of equally good paths one with the fewest edges, to a few rounding errors.
+    is none, and for j = i, as SciPy has it; of equally good paths one with the fewest edges, exactly if all weights are
+    whole numbers and no length is too large for the type to hold each whole number, else to a few rounding errors.
     Every rank then keeps all edges for the time being. D is squared until nothing changes on any rank, at most
     log2(n) times, beside one more matrix of its size.
 
@@ -59,10 +61,10 @@ def closure(
     itself = True if matrix.dtype.kind == "b" else 0 if ring.name == MIN_PLUS.name else _greatest(matrix.dtype)
     if predecessors and edges is None:
         edges = Edges.gathered(matrix, nothing)
-    _square(matrix, ring, itself)
+    exact_below = _square(matrix, ring, itself)
     if edges is None:
         return matrix
-    return matrix, _predecessors(matrix, edges, n, ring.name)
+    return matrix, _predecessors(matrix, edges, n, ring.name, exact_below)
 
 
 def _start(
@@ -146,43 +148,65 @@ def _greatest(dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
-def _square(matrix: DistMatrix, ring: Semiring, itself: Any) -> None:
-    """Square a matrix in place until nothing changes, or all paths are counted. Collective."""
+def _square(matrix: DistMatrix, ring: Semiring, itself: Any) -> float:
+    """Square a matrix in place until nothing changes, or all paths are counted. Collective.
+
+    Return the length up to which lengths are exact. Raises NegativeCycleError.
+    """
     n, mesh = matrix.shape[0], matrix.mesh
     rows, cols = (span.indices for span in matrix.region)
     vertices, *at = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
-    diagonal = tuple(at)
-    rounding = 0.0
-    if ring.name == MIN_PLUS.name:
-        weights = np.abs(matrix.tile[np.isfinite(matrix.tile)].astype(np.float64))
-        largest = mesh.comm.allreduce(float(weights.max(initial=0.0)), max)
-        rounding = 8 * n * _eps(matrix.dtype) * largest
+    is_whole = bool((matrix.tile[np.isfinite(matrix.tile)].astype(np.float64) % 1 == 0).all())
+    is_whole = ring.name == MIN_PLUS.name and mesh.comm.allreduce(is_whole, min)
+    exact_below = -np.inf
 
-    def close(tile: NDArray[Any], rounding: float) -> int:
-        """Put the path of no edges on the diagonal; the first vertex on a negative cycle, plus 1, or 0."""
-        negative = vertices[tile[diagonal] < -rounding] if ring.name == MIN_PLUS.name else vertices[:0]
-        tile[diagonal] = itself
-        return int(negative[0]) + 1 if len(negative) else 0
+    def close(x: DistMatrix, before: DistMatrix | None = None) -> bool:
+        """Put the path of no edges on the diagonal; True if any rank differs from `before`. NegativeCycleError."""
+        nonlocal exact_below
+        stood, cycle = x.tile[tuple(at)].astype(np.float64), 0
+        x.tile[tuple(at)] = itself
+        if ring.name == MIN_PLUS.name:
+            below, exact_below = _rounding(x, is_whole)
+            negative = vertices[stood < -below[vertices]]
+            cycle = int(negative[0]) + 1 if len(negative) else 0
+        is_changed = before is None or not np.array_equal(before.tile, x.tile)
+        cycle, is_changed = mesh.comm.allreduce((cycle, is_changed), _larger)
+        if cycle:
+            raise NegativeCycleError(
+                f"D: a cycle of negative weight leads through vertex {cycle - 1}, so that there are no shortest paths"
+            )
+        return bool(is_changed)
 
-    through = mesh.comm.allreduce(close(matrix.tile, 0.0), max)
+    close(matrix)
     now, other = matrix, DistMatrix.allocated(mesh, matrix.shape, matrix.dtype, matrix.layout)
     for _ in range(ceil(log2(n)) if n > 1 else 0):
-        if through:
-            break
         matmul(now, now, mesh, out=other, semiring=ring.name)
-        cycle = close(other.tile, rounding)
-        changed = not np.array_equal(now.tile, other.tile)
-        through, is_changed = mesh.comm.allreduce((cycle, changed), _larger)
+        is_changed = close(other, now)
         now, other = other, now
         if not is_changed:
             break
-    if through:
-        raise NegativeCycleError(
-            f"D: a cycle of negative weight leads through vertex {through - 1}, so that there are no shortest paths"
-        )
     if now is not matrix:
         matrix.copy_from(now)
     (other if now is matrix else now).close()
+    return exact_below
+
+
+def _rounding(matrix: DistMatrix, is_whole: bool) -> tuple[NDArray[np.float64], float]:
+    """By vertex, how far below 0 rounding may bring a cycle through it; and up to where lengths are exact. Collective.
+
+    On a cycle of no positive weight through v, no part is longer than what its rest can take back: the least that
+    leads from v, and the least that leads to it. Larger weights elsewhere play no role. is_whole: True if all weights
+    are whole numbers, which are added exactly as long as the type holds the sum.
+    """
+    n, eps = matrix.shape[0], _eps(matrix.dtype)
+    back = np.zeros((2, n))
+    if matrix.tile.size:
+        for axis, span in enumerate(matrix.region):
+            back[axis, span.indices] = -matrix.tile.min(axis=1 - axis).astype(np.float64).clip(None, 0)
+    back = matrix.mesh.comm.allreduce(back, np.maximum)
+    most = back.sum(axis=0)
+    exact_below = 1 / eps - back.max(axis=1).sum() if n and is_whole else -np.inf
+    return np.where(is_whole & (most <= 1 / eps), 0.0, 8 * n * eps * most), float(exact_below)
 
 
 def _larger(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
@@ -191,11 +215,14 @@ def _larger(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
 
 def _eps(dtype: np.dtype[Any]) -> float:
     """The rounding error of a number near 1."""
-    return float({2: 2.0**-7}.get(dtype.itemsize, 0.0) or np.finfo(dtype).eps)
+    return 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
 
 
-def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str) -> DistMatrix:
-    """The vertex before the last on a best path between any two, placed as the matrix is. Collective."""
+def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str, exact_below: float) -> DistMatrix:
+    """The vertex before the last on a best path between any two, placed as the matrix is. Collective.
+
+    exact_below: the length up to which lengths were not rounded.
+    """
     from rma_mm.kernels.paths import trace
 
     mesh, widest = matrix.mesh, semiring == MAX_MIN.name
@@ -207,11 +234,12 @@ def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str) -> Di
         weights = np.searchsorted(order, edges.weights).astype(np.float64)
     sources, step = rows.region[0].indices, max(1, BLOCK // max(1, n))
     eps = 0.0 if widest else 4 * (log2(max(2, n)) + 1) * _eps(matrix.dtype)
+    edge_list = edges.starts, edges.ends, weights
     for begin in range(0, len(sources), step):
         part = rows.tile[begin : begin + step]
         lengths = _ranked(part, order) if widest else part.astype(np.float64)
         mine = sources[begin : begin + step].astype(np.int64)
-        found.tile[begin : begin + step] = trace(lengths, mine, edges.starts, edges.ends, weights, widest, eps)
+        found.tile[begin : begin + step] = trace(lengths, mine, *edge_list, widest, eps, exact_below)
     rows.close()
     return found.redistribute(matrix.layout)
 
