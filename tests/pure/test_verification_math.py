@@ -276,6 +276,29 @@ def test_overflow_is_right_only_where_it_can_be() -> None:
     assert not case.check().ok
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_sums_near_the_largest_number_are_looked_at(dtype: str, activation: str | None) -> None:
+    """A finite element must be right; one that is not may have overflown on the way, where sums come near."""
+    if activation and dtype.startswith("complex"):
+        return
+    largest = float(np.finfo(dtype).max)
+    a, b = np.full((9, 4), 2.0, dtype), np.full((4, 7), largest / 16, dtype)
+    b[:, 2], a[4] = 1, 2.125
+    c = multiplied(a, b)  # about half of the largest number; 8 in column 2
+    assert np.isfinite(c).all() and abs(c[0, 0]) > 0.4 * largest
+    options = {"epilogue": Epilogue(activation=activation)} if activation else {}
+    case = Case(a, b, c, options=options)
+    assert case.check().ok
+    for at, value, is_right in (
+        ((3, 3), 7.0, False), ((3, 3), largest / 3, False), ((4, 2), c[0, 0], False), ((3, 3), -c[0, 0], False),
+        ((4, 2), np.inf, False), ((3, 3), c[0, 0] * (1 + 1e-3), False), ((3, 3), c[0, 0] * (1 + 1e-16), True),
+    ):  # fmt: skip
+        case.c = c.copy()
+        case.c[at] = value
+        assert case.check().ok == is_right, (at, value)
+
+
 @pytest.mark.parametrize("value", [3, 0])
 def test_no_inner_dimension(value: int) -> None:
     """K = 0: C is beta·C0."""
@@ -337,6 +360,21 @@ def test_replicas_must_be_equal() -> None:
             c.tile[0, 0] += 1
 
     assert case.check(spoil).reason == "replicas of C differ"
+
+
+@pytest.mark.parametrize("place", ["P('i:skew(j)', None)", "P(None, 'i:skew(j)')"])
+def test_replicas_of_skewed_parts_must_be_equal(place: str) -> None:
+    """Each rank along the replicated axis holds another part then; a wrong element on any of them is found."""
+    a, b = made("A", (9, 8), "float32"), made("B", (8, 7), "float32")
+    case = Case(a, b, a @ b, places=(PLACES[0], PLACES[0], place), grid=(2, 2))
+    assert case.check().ok
+    for rank in range(4):
+
+        def spoil(c: Matrix, rank: int = rank) -> None:
+            if c.mesh.rank == rank:
+                c.tile[0, 0] += 1
+
+        assert not case.check(spoil).ok
 
 
 def test_beta_needs_the_old_c() -> None:

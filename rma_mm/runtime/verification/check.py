@@ -16,6 +16,7 @@ import numpy as np
 from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring
 from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.verification.contents import differences
 from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
 from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, survey
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
@@ -190,8 +191,10 @@ def _replicas_agree(c: MatrixView) -> bool:
     """Whether all replicas of C hold the same bits. Collective."""
     mesh, grid = c.mesh, c.layout.mesh(c.mesh.shape)
     free = c.layout.replicated_axes(grid)
-    if all(grid.axis_size(axis) == 1 for axis in free) or set(free) & set(c.layout.skew_axes):
+    if all(grid.axis_size(axis) == 1 for axis in free):
         return True
+    if set(free) & set(c.layout.skew_axes):  # each replica is another part
+        return not any(mesh.comm.allgather([*differences(c, c, "C")]))
     mine: tuple[int, int] | None = None
     if mesh.rank < grid.size:
         first = grid.rank(grid.coords(mesh.rank) | dict.fromkeys(free, 0))

@@ -87,7 +87,7 @@ def checked_product(
         poison(C.tile)
     yield
     what = f"{name} of {in_words(A)} and {in_words(B)} into {in_words(C)}"
-    found = differences(C, C, mesh, "C") if not C.layout.partial else iter(())
+    found = differences(C, C, "C") if not C.layout.partial else iter(())
     tell(mesh, what, [*unwritten(C, before is None), *found])
     verdict = verdict_of(given, A, B, whole_of(given, C), before, seed)
     tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
@@ -206,8 +206,8 @@ def _checked_move(source: OnMesh, copy: Held) -> Iterator[None]:
     poison(copy.tile)
     yield
     what = f"redistribution of {in_words(source)} into {copy.layout}"
-    found = [] if source.layout.partial else list(differences(source, held(source), source.mesh, "the source"))
-    tell(source.mesh, what, [*found, *differences(source, copy, source.mesh, "the result")])
+    found = [] if source.layout.partial else list(differences(source, held(source), "the source"))
+    tell(source.mesh, what, [*found, *differences(source, copy, "the result")])
 
 
 def tell(mesh: Mesh, what: str, found: list[str]) -> None:

@@ -37,16 +37,17 @@ class Held:
         return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
 
 
-def differences(source: MatrixView, copy: MatrixView, mesh: Mesh, name: str) -> Iterator[str]:
+def differences(source: MatrixView, copy: MatrixView, name: str) -> Iterator[str]:
     """Where this rank's part of `copy` is not what `source` holds, in words. Collective: to be gone through to its end.
 
     Bit by bit; what the summands of a partial source make is compared within rounding. Of a partial copy one summand is
     the matrix, and the others are zero.
     """
+    mesh = source.mesh
     rows, cols = (span.indices for span in copy.region)
     coords = copy.layout.coords(mesh.shape, mesh.rank) or {}
     is_zero = any(coords.get(axis) for axis in copy.layout.partial)
-    rows_of, differ = _by_sums(source, copy.dtype) if source.layout.partial else _by_bits(source, mesh)
+    rows_of, differ = _by_sums(source, copy.dtype) if source.layout.partial else _by_bits(source)
     for lines in _lines(source.shape):
         whole = rows_of(lines)
         at = np.flatnonzero((rows >= lines[0]) & (rows <= lines[-1]))
@@ -66,7 +67,7 @@ Compare = tuple[Callable[[NDArray[np.int64]], tuple[Array, ...]], Callable[[Arra
 """What some rows of a matrix are, on every rank (collective), and which elements of a part of them are not that."""
 
 
-def _by_bits(source: MatrixView, mesh: Mesh) -> Compare:
+def _by_bits(source: MatrixView) -> Compare:
     """Elements as bytes, each from the one rank that answers for it."""
     mine = answers(source)
     rows, cols = (span.indices for span in source.region) if mine else (np.empty(0, np.int64),) * 2
@@ -76,7 +77,7 @@ def _by_bits(source: MatrixView, mesh: Mesh) -> Compare:
         at = np.flatnonzero((rows >= lines[0]) & (rows <= lines[-1]))
         if at.size and cols.size:
             out[np.ix_(rows[at] - lines[0], cols)] = in_bytes(source.tile[at])
-        return (summed(mesh.comm, out)[0],)
+        return (summed(source.mesh.comm, out)[0],)
 
     def differ(part: Array, wanted: tuple[Array, ...]) -> Array:
         found: Array = (in_bytes(part) != wanted[0]).any(axis=-1)

@@ -238,7 +238,7 @@ def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
 def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Array, Array]:
     """The rows as they should be stored, and |C − them| over what is allowed: `times` what rounding does.
 
-    0 where sums may have overflown on the way, infinity where a pattern differs.
+    0 for what is not finite where sums may have overflown on the way, infinity where a pattern differs.
     """
     r, exact = p.rounding, made.exact
     lost = times * SURE * made.sigma + made.certain
@@ -255,7 +255,11 @@ def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Ar
     may_overflow = magnitude * (1 + 2 * max(r.final, r.acc)) + lost >= r.largest
     ratio[np.isnan(ratio)] = np.inf
     ratio[np.where(np.isfinite(expected), may_overflow & overflown, same)] = 0
-    ratio[made.reach >= 0.4 * r.acc_largest] = 0
+    is_near = made.reach >= 0.4 * r.acc_largest  # a sum that overflows on the way never becomes finite again
+    ratio[is_near & ~np.isfinite(actual)] = 0
+    if p.activation:
+        ratio[is_near & (actual == 0)] = 0  # what an activation makes of -inf
+    ratio[is_near & np.isinf(expected) & (np.abs(actual) >= r.largest / 2)] = 0  # it is our own sum that overflew
     return expected, ratio
 
 

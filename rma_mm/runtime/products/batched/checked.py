@@ -37,7 +37,7 @@ def checked_batch(
         poison(C.tile)
     yield
     what = f"products {batch.a} @ {batch.b} of {C.dtype} into {C.layout}"
-    found = differences(C.folded, C.folded, mesh, "C, its batch folded into rows,") if not C.layout.partial else ()
+    found = differences(C.folded, C.folded, "C, its batch folded into rows,") if not C.layout.partial else ()
     tell(mesh, what, [*unwritten(C.folded, before is None), *found])
     left, right, made = (_by_rows(x) for x in (A, B, C))
     every = list(np.ndindex(*C.shape[:-2]))
