@@ -422,3 +422,26 @@ def test_ranks_that_disagree_all_hear_who_differs(comm):
         assert np.array_equal(
             rma_mm.plan_chain(["Y = X @ X"], mesh, X=X).execute(X=X)["Y"].to_numpy(), numbers((8, 8)) @ numbers((8, 8))
         )
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_matrices_that_are_called_as_options_are(comm):
+    """In a dict they may have any name; by keyword the message says so."""
+    with Mesh((comm.size, 1), comm) as mesh:
+        names = ("steps", "check", "out", "inputs", "mesh", "self", "joint", "B")
+        x = {name: numbers((5, 5), n) for n, name in enumerate(names)}
+        matrices = {name: DistMatrix.from_numpy(each, mesh) for name, each in x.items()}
+        text = ["C = steps @ check", "D = out @ inputs", "E = mesh @ self", "F = joint @ B"]
+        wanted = [x["steps"] @ x["check"], x["out"] @ x["inputs"], x["mesh"] @ x["self"], x["joint"] @ x["B"]]
+        B = matrices.pop("B")
+        for named in ({}, {"steps": text}):
+            with rma_mm.plan_chain(*([] if named else [text]), mesh=mesh, inputs=matrices, B=B, **named) as chain:
+                found = chain.execute(matrices, B=B)
+                assert all(np.array_equal(found[name].to_numpy(), y) for name, y in zip("CDEF", wanted, strict=True))
+                same_error(comm, OptionError, lambda c=chain: c.execute(matrices | {"B": B}, B=B), "B", "pass it once")
+                same_error(comm, OptionError, lambda c=chain: c.execute([B]), "inputs: got list")
+        with rma_mm.plan_chain(["C = steps @ self"], steps=B, self=B) as chain:
+            assert np.array_equal(chain.execute(steps=B, self=B)["C"].to_numpy(), x["B"] @ x["B"])
+        for name in ("check", "out", "joint", "outputs", "algorithm"):
+            call = lambda name=name: rma_mm.plan_chain([f"C = {name} @ B"], B=B, **{name: B})  # noqa: E731
+            same_error(comm, OptionError, call, f"{name}: plan_chain or execute has an option", "in a dict")

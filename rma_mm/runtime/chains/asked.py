@@ -68,8 +68,6 @@ class Chain:
             find_algorithm(common.algorithm)
         if not isinstance(layouts, Mapping):
             raise OptionError(f"layouts: got {layouts!r}; it is a dict of placements by the names of matrices")
-        if "out" in inputs:
-            raise OptionError("out: execute takes matrices for results by this name; call the input something else")
         compute = None if common.compute_dtype is None else parse_dtype(common.compute_dtype)
         graph = Graph(partial(result_dtype, compute=compute))
         numbers = {name: _number(x) for name, x in inputs.items() if _is_number(x)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from numpy.typing import DTypeLike
 
 from rma_mm.algorithms import REGISTERED
-from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError
+from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import work_bytes
 from rma_mm.policy.model.price import Bill
@@ -42,10 +43,14 @@ from rma_mm.runtime.ranks.metrics import tell_together
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import largest
 
+Given = DistMatrix | Operand | tuple[Shape, DTypeLike] | complex
+T = TypeVar("T")
+
 
 @in_turn
 def plan_chain(
-    steps: str | Sequence[str],
+    steps: str | Sequence[str] = "",
+    /,
     mesh: Mesh | None = None,
     *,
     outputs: Sequence[str] | None = None,
@@ -59,7 +64,8 @@ def plan_chain(
     joint: bool = True,
     check: bool | str = False,
     prefer: str | None = None,
-    **inputs: DistMatrix | Operand | tuple[Shape, DTypeLike] | complex,
+    inputs: Mapping[str, Given] | None = None,
+    **named: Given,
 ) -> ChainPlan:
     """Place a sequence of products, and what lies between them, so that all together takes least. Collective.
 
@@ -67,8 +73,9 @@ def plan_chain(
     (a bias is (1, n), or (m, 1)), .T, .H, .conj(), gelu, relu, their derivatives gelu' and relu', sum(X, 0) of shape
     (1, n), sum(X, 1), broadcast_to(b, (m, n)), numbers. What is said twice is done once; what is done to elements goes
     along with the product before it, where there is one, unless products are checked.
-    inputs: by name, a matrix where it lies, (shape, dtype) of one that the chain may place: `layouts` of the chain then
-    says where, or a number. outputs: results to hand back beside those that no step reads. only: the results to hand
+    named, or inputs, a dict of them for names that this call has options of: a matrix where it lies; (shape, dtype) of
+    one that the chain may place, `layouts` of the chain then says where; or a number. outputs: results to hand back
+    beside those that no step reads. only: the results to hand
     back, and no others: steps of which none of them needs anything are dropped. layouts: placements that results must
     have, or inputs that are not there yet. memory_limit: bytes a rank may hold of all matrices, copies and scratch.
     joint: False for each step on what is best for it alone. The other options are those of `matmul`, for every product.
@@ -76,7 +83,9 @@ def plan_chain(
     Raises OptionError, ShapeError, DtypeError, LayoutError, MeshError, AlgorithmError; MemoryLimitError saying what is
     missing; DisagreementError.
     """
-    mesh = common_mesh(mesh, *inputs.values())
+    steps = steps or named.pop("steps", "")  # type: ignore[assignment]
+    given = _by_name(inputs, named)
+    mesh = common_mesh(mesh, *given.values())
     options = {
         "algorithm": algorithm, "memory_limit": memory_limit, "compute_dtype": compute_dtype,
         "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
@@ -85,8 +94,15 @@ def plan_chain(
         mesh.comm, "plan_chain", steps=steps, outputs=outputs, only=only, layouts=layouts, joint=bool(joint),
         registered=REGISTERED, **options,
     ) as facts:  # fmt: skip
-        facts |= {f"input {name}": describe(x) for name, x in inputs.items()}
-        chain = Chain.of(mesh, steps, inputs, outputs, only, layouts or {}, options)
+        facts |= {f"input {name}": describe(x) for name, x in given.items()}
+        said = options | {"outputs": outputs, "only": only, "layouts": layouts, "joint": joint, "out": named.get("out")}
+        for name, x in said.items():
+            if isinstance(x, DistMatrix | Operand):
+                raise OptionError(
+                    f"{name}: plan_chain or execute has an option of this name; pass such a matrix to both in a dict: "
+                    f"inputs={{'{name}': …}}, execute({{'{name}': …}})"
+                )
+        chain = Chain.of(mesh, steps, given, outputs, only, layouts or {}, options)
     prices = Prices(mesh, chain)
     answer, greedy = prices.chosen(joint)
     try:
@@ -99,6 +115,16 @@ def plan_chain(
         if len(leaner.conversions) >= len(answer.conversions):
             raise error from None
     return ChainPlan(mesh, chain, prices, leaner, greedy)
+
+
+def _by_name(inputs: Mapping[str, T] | None, named: Mapping[str, T]) -> dict[str, T]:
+    """All inputs, those in a dict and those by keyword. Raises OptionError."""
+    if not isinstance(inputs, Mapping | None):
+        raise OptionError(f"inputs: got {type(inputs).__name__}; it is a dict of matrices by their names")
+    for name in inputs or ():
+        if name in named:
+            raise OptionError(f"inputs: got {quoted(name)}, which is given by keyword too; pass it once")
+    return {**(inputs or {}), **named}
 
 
 class ChainPlan:
@@ -181,27 +207,31 @@ class ChainPlan:
     # -- executing --------------------------------------------------------------------------------
 
     @in_turn
-    def execute(self, *, out: Mapping[str, DistMatrix] | None = None, **inputs: DistMatrix) -> dict[str, DistMatrix]:
+    def execute(
+        self, inputs: Mapping[str, DistMatrix] | None = None, /, *, out: Mapping[str, DistMatrix] | None = None,
+        **named: DistMatrix,
+    ) -> dict[str, DistMatrix]:  # fmt: skip
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 
-        inputs: every one by name, placed as `layouts` says. out: matrices for outputs, by name, placed likewise; none
-        may share memory with another. Returns the outputs by name, the same matrices each time but for those of `out`.
-        Raises VerificationError where the chain was made with `check`, and a product is wrong; OptionError, ShapeError,
-        DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
+        named, or inputs, a dict: every input by name, placed as `layouts` says. out: matrices for outputs, by name,
+        placed likewise; none may share memory with another. Returns the outputs by name, the same matrices each time
+        but for those of `out`. Raises VerificationError where the chain was made with `check`, and a product is wrong;
+        OptionError, ShapeError, DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
         """
         with agreed(self.mesh.comm, "execute", chain=self.serial, adapt=[plan.adapt for plan in self.plans]) as facts:
             if self._is_closed:
                 raise ClosedError("chain: it is closed; make a new one")
-            out = self._check_names(inputs, out)
-            inputs = {name: inputs[name] for name in self.chain.inputs}
+            given = _by_name(inputs, named)
+            out = self._check_names(given, out)
+            read = {name: given[name] for name in self.chain.inputs}
             others = [(name, own) for (name, _), own in self._made.items()]
-            for name, matrix in (inputs | out).items():
-                self._check(name, matrix, others if name in inputs else [*others, *inputs.items()])
+            for name, matrix in (read | out).items():
+                self._check(name, matrix, others if name in read else [*others, *read.items()])
                 others += [(name, matrix)] * (name in out)
                 facts[name] = matrix.facts
                 matrix.block.window.sync()  # what this rank stored, before the others may read it
-        given = {(name, self._first[name]): matrix for name, matrix in (inputs | out).items()}
-        here = self._made | {place: x for place, x in given.items() if x.layout == place[1]}
+        places = {(name, self._first[name]): matrix for name, matrix in (read | out).items()}
+        here = self._made | {place: x for place, x in places.items() if x.layout == place[1]}
         for plan in self.plans:
             if plan.adapt:
                 plan.follow()
