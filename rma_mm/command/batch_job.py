@@ -25,6 +25,7 @@ from rma_mm.runtime.matrices.matrix import fill
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.make_plan import planned
 from rma_mm.runtime.products.matmul import matmul
+from rma_mm.runtime.products.memory import require_free
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier
@@ -73,6 +74,7 @@ class BatchJob:
                 self.frame.say(plan.explain() if o.explain else str(plan))
             if o.dry_run:
                 return DONE
+            require_free(comm, mesh.node_of, plan.peak_bytes if mesh.is_member else 0)
             a, b = (self._made(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
             c = DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
             seconds = self._execute(plan, a, b, c)

@@ -34,7 +34,6 @@ from rma_mm.runtime.matrices.filed import write
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
-from rma_mm.runtime.products.memory import memory_note
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.runtime.ranks.agreement import agreed
@@ -95,9 +94,6 @@ class Job:
         plan.adapt = False  # what is reported is of one plan
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
-        if note := memory_note(mesh, plan.settled):  # before the system ends a rank without a word
-            mesh.fallbacks.append(note)
-            self.frame.complain(note)
         self._check_start(plan)
         if o.dry_run:
             return DONE

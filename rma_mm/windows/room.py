@@ -73,28 +73,48 @@ def thread_problem() -> str:
     return ""
 
 
-def memory_allowed(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
-    """Bytes that the processes of this host may take together, and what says so: its memory, or a control group.
+def memory_free(
+    groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup"),
+    meminfo: Path = Path("/proc/meminfo"),
+) -> tuple[int, str]:  # fmt: skip
+    """Return how many bytes the processes of this host can still take together, and what says so.
 
-    groups, mount: where Linux lists the groups of a process, and where it shows them.
+    That is what the host has free, swap included, or what a control group leaves of its limit; caches count as free.
+    groups, mount, meminfo: where Linux lists the groups of a process, shows them, and says what is free.
     """
-    found = [(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the memory of the host")]
+    found = [(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the host has")]
+    with suppress(OSError):
+        told = dict(re.findall(r"^(\w+): +(\d+) kB$", meminfo.read_text(), re.MULTILINE))
+        if "MemAvailable" in told:
+            found = [(1024 * (int(told["MemAvailable"]) + int(told.get("SwapFree", 0))), "the host has free")]
     with suppress(OSError):
         for line in groups.read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if not kinds or "memory" in kinds.split(","):
-                found += _limits(mount / "memory" if kinds else mount, path)
+                found += _left(mount / "memory" if kinds else mount, path)
     return min(found)
 
 
-def _limits(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """The limits of a control group and of those around it: within a container, some of them are not to be seen."""
+def _left(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """What a control group and those around it leave: within a container, some of them are not to be seen."""
     at = root / path.strip("/")
     for folder in (at, *at.parents):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            with suppress(OSError):
-                told = (folder / name).read_text().strip()
-                if re.fullmatch(r"\d+", told) and int(told) < UNLIMITED:
-                    yield int(told), f"the control group's {folder / name}"
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most = _number(folder / limit)
+            if most is not None and most < UNLIMITED:
+                used = _number(folder / usage) or 0
+                with suppress(OSError):
+                    told = (folder / "memory.stat").read_text()
+                    cached = re.search(r"^(?:total_)?inactive_file (\d+)$", told, re.MULTILINE)
+                    used -= int(cached[1]) if cached else 0
+                yield max(0, most - max(0, used)), f"the control group's {folder / limit} leaves"
         if folder == root:
             break
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None for another text, as max, and where it cannot be read."""
+    with suppress(OSError):
+        text = file.read_text().strip()
+        return int(text) if re.fullmatch(r"\d+", text) else None
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rma_mm.windows import room
-from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment
+from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import usually
 
 pytest.importorskip("mpi4py", exc_type=ImportError)
@@ -61,17 +62,38 @@ def test_a_user_who_may_start_no_thread_is_told() -> None:
     assert "ulimit -u is 1" in done.stdout
 
 
-def test_the_smallest_limit_of_a_control_group_and_those_around_it_counts(tmp_path: Path) -> None:
-    groups, mount = tmp_path / "cgroup", tmp_path / "mount"
-    whole = room.memory_allowed(tmp_path / "none", mount)
-    assert whole[0] > 2**20
+def test_what_the_host_or_a_control_group_leaves(tmp_path: Path) -> None:
+    """The least of all: the host's free memory, caches counted, and limits less what is used of them."""
+    groups, mount, meminfo = tmp_path / "cgroup", tmp_path / "mount", tmp_path / "meminfo"
+    assert room.memory_free(tmp_path / "none", mount)[0] > 2**20
+    meminfo.write_text("MemTotal:  900 kB\nMemFree:  100 kB\nMemAvailable:     200 kB\nSwapFree:   50 kB\n")
+    whole = (250 * 1024, "the host has free")
     (mount / "job" / "step").mkdir(parents=True)
     (mount / "memory" / "old").mkdir(parents=True)
     groups.write_text("4:cpu,memory:/old\n0::/job/step\n")
     (mount / "job" / "step" / "memory.max").write_text("max\n")
     (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert room.memory_allowed(groups, mount) == whole
+    assert room.memory_free(groups, mount, meminfo) == whole
     (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("70000\n")
-    assert room.memory_allowed(groups, mount)[0] == 70000
-    (mount / "job" / "memory.max").write_text("60000\n")
-    assert room.memory_allowed(groups, mount) == (60000, f"the control group's {mount}/job/memory.max")
+    assert room.memory_free(groups, mount, meminfo)[0] == 70000
+    (mount / "memory" / "old" / "memory.usage_in_bytes").write_text("30000\n")
+    assert room.memory_free(groups, mount, meminfo)[0] == 40000
+    (mount / "memory" / "old" / "memory.stat").write_text("cache 9\ntotal_inactive_file 20000\n")
+    assert room.memory_free(groups, mount, meminfo)[0] == 60000
+    (mount / "job" / "memory.max").write_text("61000\n")
+    (mount / "job" / "memory.current").write_text("5000\n")
+    assert room.memory_free(groups, mount, meminfo) == (56000, f"the control group's {mount}/job/memory.max leaves")
+
+
+@pytest.mark.parametrize(
+    "words", [["100000,100000,100000"], ["9,90000,90000,90000"], ["30,200000,200000", "--memory-limit", "900GiB"]]
+)
+def test_a_product_that_does_not_fit_is_refused(words) -> None:
+    """Before anything is made, with what is missing."""
+    done = mpirun(2, ["-m", "rma_mm.run", "--shape", *words], timeout=60)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    told = re.search(r"the (?:product|matrices).* needs? (\d+) bytes.*, and .* (\d+), (\d+) too few;", done.stderr)
+    assert told, done
+    needed, free, missing = map(int, told.groups())
+    assert needed - free == missing
+    assert needed > 9e10

@@ -27,6 +27,7 @@ from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
+from rma_mm.runtime.products.memory import require_homes, require_memory
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.products.settling import settle
@@ -113,6 +114,7 @@ def planned(
     if operands.options.epilogue is not None:  # the plan's own: it may be given another bias
         own = operands.options.epilogue.apart()
         operands = replace(operands, options=replace(operands.options, epilogue=own))
+    require_homes(mesh, request.operands if request else operands)
     operands = with_kernel(mesh, operands)
     if request:
         return BatchPlan(mesh, settle_batch(mesh, replace(request, operands=operands)))
@@ -141,6 +143,7 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArra
 
 def plan_of(mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> Plan:
     """The plan of a product as it was settled. Collective."""
+    require_memory(mesh, settled)
     operands, later = settled.given, []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan

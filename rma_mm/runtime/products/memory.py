@@ -7,9 +7,11 @@ that is out of reach is refused after a few cheap looks, and one that is tight c
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
+from typing import TYPE_CHECKING
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
@@ -23,13 +25,18 @@ from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.row import DIMS, Problem
 from rma_mm.schedule.schedule import Schedule, remembered
-from rma_mm.windows.room import memory_allowed
+from rma_mm.windows.room import memory_free
 from rma_mm.windows.waiting import largest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
+CHECKED = 2**30
+"""Bytes of all ranks from which on a product is held against the memory that is free."""
 WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
@@ -66,19 +73,51 @@ def fitted(trials: list[Fitting], limit: int | None) -> Settled:
     raise MemoryLimitError(f"memory_limit: got {limit} bytes a rank; {what}", need * is_exact)
 
 
-def memory_note(mesh: Mesh, settled: Settled) -> str:
-    """What a plan's ranks need together on a node that does not allow it, in a sentence; else empty. Collective."""
-    own = peak_bytes(mesh, settled.schedule, settled.given)
-    told = mesh.comm.allgather((own, memory_allowed()))
-    for node in dict.fromkeys(mesh.node_of):
-        mates = [rank for rank, each in enumerate(mesh.node_of) if each == node]
-        needed, (allowed, what) = sum(told[rank][0] for rank in mates), min(told[rank][1] for rank in mates)
-        if needed > allowed:
-            return (
-                f"memory: the plan needs {needed} bytes on node {node} ({len(mates)} ranks), and {what} allows "
-                f"{allowed}; the system may kill ranks without a word: use more nodes, or a --memory-limit"
+def require_homes(mesh: Mesh, operands: Operands) -> None:
+    """Raise MemoryLimitError on every rank if the matrices that are yet to be made do not fit all nodes. Collective.
+
+    To be asked before a product is planned: for so large matrices that alone takes long.
+    """
+    new = [x for x in (operands.a, operands.b, operands.c) if x.in_place is None]
+    needed = sum(prod(x.shape) * x.dtype.itemsize for x in new)
+    if needed < CHECKED:
+        return
+    told = mesh.comm.allgather(memory_free())
+    left = {node: min(told[rank] for rank, each in enumerate(mesh.node_of) if each == node) for node in mesh.node_of}
+    free, what = sum(each for each, _ in left.values()), left[0][1] if len(left) == 1 else "the nodes have free"
+    if needed > free:
+        raise MemoryLimitError(
+            f"memory: the matrices of the product need {needed} bytes, and {what} {free}, {needed - free} too few; "
+            f"use more nodes, or smaller matrices"
+        )
+
+
+def require_memory(mesh: Mesh, settled: Settled) -> None:
+    """Raise MemoryLimitError on every rank if the ranks of a node need more memory than is free there. Collective.
+
+    Else the system would end a rank without a word, after a long time. Operands that are there count no more.
+    """
+    if settled.peak_bytes * mesh.size < CHECKED:
+        return
+    given, schedule = settled.given, settled.schedule
+    own = peak_bytes(mesh, schedule, given)
+    for x, operand in (("A", given.a), ("B", given.b), ("C", given.c)):
+        if operand.in_place is not None and mesh.is_member:
+            own -= schedule.home(x, mesh.rank).size * operand.dtype.itemsize
+    require_free(mesh.comm, mesh.node_of, own)
+
+
+def require_free(comm: MPI.Intracomm, node_of: Sequence[int], own: int) -> None:
+    """The same for so many bytes that this rank needs. Collective."""
+    told = comm.allgather((own, memory_free()))
+    for node in dict.fromkeys(node_of):
+        mates = [rank for rank, each in enumerate(node_of) if each == node]
+        needed, (free, what) = sum(told[rank][0] for rank in mates), min(told[rank][1] for rank in mates)
+        if needed > free:
+            raise MemoryLimitError(
+                f"memory: the product needs {needed} bytes on node {node} ({len(mates)} ranks), and {what} {free}, "
+                f"{needed - free} too few; use more nodes, smaller matrices or a memory limit"
             )
-    return ""
 
 
 @dataclass
