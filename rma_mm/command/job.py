@@ -164,14 +164,14 @@ class Job:
         made = self._made_dtype()
         shapes = {"A": (k, m) if o.transpose_a else (m, k), "B": (n, k) if o.transpose_b else (k, n)}
         operands = [
-            Operand(shapes[name], self.files[name].dtype if name in self.files else made, self._layout(name, mesh))
-            for name in "AB"
+            Operand(each, self.files[name].dtype if name in self.files else made, self._layout(name, mesh, each))
+            for name, each in shapes.items()
         ]
         return make_plan(
             operands[0],
             operands[1],
             mesh,
-            layout=self._layout("C", mesh),
+            layout=self._layout("C", mesh, (m, n)),
             alpha=o.alpha,
             beta=o.beta,
             transpose_a=o.transpose_a,
@@ -206,10 +206,10 @@ class Job:
             return None
         return Epilogue(bias, o.bias_per, o.activation, o.result_dtype)
 
-    def _layout(self, name: str, mesh: Mesh) -> Layout | None:
+    def _layout(self, name: str, mesh: Mesh, shape: tuple[int, int]) -> Layout | None:
         """The placement that the command line names for an operand. Raises LayoutError, saying for which."""
         text: str | None = getattr(self.options, f"layout_{name.lower()}")
-        return None if text is None else parse_layout(text, mesh.shape)
+        return None if text is None else parse_layout(text, mesh.shape, shape=shape)
 
     def _check_start(self, plan: Plan) -> None:
         """Raise ShapeError or DtypeError where C0 cannot be scaled into C."""

@@ -46,7 +46,7 @@ _PARSERS: dict[str, Callable[[str, MeshShape, int], Layout]] = {
     "sbp": lambda text, mesh, begin: sbp_to_layout(parse_sbp(text, mesh, begin), mesh),
     "elemental": parse_elemental,
     "distal": parse_distal,
-    "pblas": lambda text, mesh, begin: parse_descriptor(text, mesh, begin).layout(mesh),
+    "pblas": lambda text, mesh, begin: parse_descriptor(text, mesh, begin).layout(mesh),  # of a matrix of any shape
 }
 """By the word in front: text, mesh and the column to begin at → layout of a matrix."""
 
@@ -54,14 +54,18 @@ _PREFIX = re.compile(rf"\s*({'|'.join(_PARSERS)})\s*:(?!\s*(?:{'|'.join(CUTS)})\
 """The word in front; `sbp:cyclic(2)` is an axis of that name."""
 
 
-def parse_layout(text: str, mesh: MeshShape, dims: int = 2) -> Layout:
+def parse_layout(text: str, mesh: MeshShape, dims: int = 2, shape: tuple[int, ...] | None = None) -> Layout:
     """The layout that `text` describes on `mesh`; of `dims` other than 2 in our own notation and in DISTAL's only.
 
-    The M and N of a PBLAS descriptor are not part of the layout: it places a matrix of any shape in such blocks.
+    shape: that of the matrix, which the M and N of a PBLAS descriptor must be; without it they are not looked at.
     Raises LayoutError, with a mark under the offending character, for text that does not parse or names axes the
     mesh does not have.
     """
     name, begin = _recognised(unquoted(text), mesh)
+    if name == "pblas" and dims == 2 and shape is not None:
+        made = parse_descriptor(text, mesh, begin)
+        if (made.m, made.n) != shape:
+            raise LayoutError(f"layout {text}: is of a matrix of shape {(made.m, made.n)}; this one has {shape}")
     if dims != 2:
         return parse_distal(text, mesh, begin, dims) if name == "distal" else parse_partition_spec(text, mesh, dims)
     return _PARSERS[name](text, mesh, begin) if name else parse_partition_spec(text, mesh, dims)

@@ -202,6 +202,20 @@ def test_empty_and_tiny_shapes(comm, shape):
             assert np.array_equal(out.to_numpy(), x @ y + 2 * z)
 
 
+@parallel(ranks=(2,), env=("node",))
+def test_descriptors_of_another_shape_are_refused(comm):
+    x = matrix((10, 6))
+    with Mesh((2, 1), comm) as mesh:
+        A = DistMatrix.from_numpy(x, mesh, "desc(10, 6, 2, 2)")
+        assert np.array_equal((A @ DistMatrix.from_numpy(x.T, mesh, "desc(6, 10, 3, 3)")).to_numpy(), x @ x.T)
+        words = "desc(9, 6, 2, 2): is of a matrix of shape (9, 6); this one has (10, 6)"
+        for call in (
+            lambda: DistMatrix.from_numpy(x, mesh, "desc(9, 6, 2, 2)"), lambda: A.redistribute("desc(9, 6, 2, 2)"),
+            lambda: rma_mm.matmul(x, matrix((6, 6)), mesh, layout="desc(9, 6, 2, 2)"),
+        ):  # fmt: skip
+            same_error(comm, LayoutError, call, words)
+
+
 @parallel(ranks=(2,), env=("node", "created"))
 def test_empty_and_long_shapes_cost_nothing_and_what_is_too_large_is_refused(comm):
     """Also where the system grants no such memory: on every rank, and the mesh serves on."""
@@ -214,8 +228,10 @@ def test_empty_and_long_shapes_cost_nothing_and_what_is_too_large_is_refused(com
         same_error(comm, ShapeError, lambda: DistMatrix.empty((0, 2**60), float, mesh), "rows or columns")
         same_error(comm, ShapeError, lambda: B @ A, f"C would be ({long}, {long})", "elements")
         same_error(comm, LayoutError, lambda: A.redistribute("P(None, 'i:cyclic(64)')"), "blocks of 64", "or more")
-        for call in (lambda: A.T @ np.empty((0, 96)), lambda: DistMatrix.empty((long, 96), float, mesh)):
-            same_error(comm, MemoryLimitError, call, f"grants a rank no {long * 96 * 8 // 2} bytes")
+        needed = long * 96 * 8
+        same_error(comm, MemoryLimitError, lambda: A.T @ np.empty((0, 96)), f"need {needed} bytes", "too few; use more")
+        call = lambda: DistMatrix.empty((long, 96), float, mesh)  # noqa: E731
+        same_error(comm, MemoryLimitError, call, f"grants a rank no {needed // 2} bytes")
         x = matrix((4, 4))
         assert np.array_equal(rma_mm.matmul(x, x, mesh).to_numpy(), x @ x)
 

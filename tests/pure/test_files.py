@@ -23,6 +23,7 @@ from rma_mm.runtime.files import formats
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.npy import NpySink, read_header
+from rma_mm.runtime.files.output import Saving
 from rma_mm.unfinished import temporary_name, write_whole
 from tests.processes import ROOT
 
@@ -222,6 +223,18 @@ BAD_OUTPUTS = {
     "./": "is a directory",
     "/dev/null": "not a regular file",
 }
+FOREIGN = ["x.csv", "x.CSV", "results.v2.json", "x.npz"]
+
+
+@pytest.mark.parametrize("path", FOREIGN)
+def test_names_of_other_formats_are_not_given_to_files(path: str) -> None:
+    """Unless the format is said; names whose ending nobody has are those of .npy files."""
+    with pytest.raises(FileFormatError, match=r"files are not written; there are .*npy.*--format npy"):
+        Saving().create(path, (2, 2), np.dtype("f4"))
+    for how, name in ((Saving(format="npy"), path), (Saving(), "x.matrix"), (Saving(), "x")):
+        sink = how.create(name, (2, 2), np.dtype("f4"))
+        sink.discard()
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize("path", BAD_OUTPUTS)

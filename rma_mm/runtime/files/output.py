@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """What each option of `Saving` may be."""
 
 
+FOREIGN = {
+    ".csv", ".tsv", ".txt", ".json", ".mat", ".mtx", ".npz", ".pkl", ".pickle", ".parquet", ".feather", ".arrow",
+    ".nc", ".pt", ".pth", ".xls", ".xlsx", ".tif", ".tiff", ".png", ".gz", ".zip",
+}  # fmt: skip
+"""How names of files end that hold something else: such a file with the bytes of a `.npy` would mislead."""
+
+
 @dataclass(frozen=True)
 class Saving:
     """How a matrix is to be kept in a file; None where the format decides."""
@@ -62,6 +70,13 @@ class Saving:
         name, form = named_in(path, self.format)
         if name.part is not None:
             raise FileFormatError(f"output {named(name.text)}: names a part of a matrix; a whole one is written")
+        ending = os.path.splitext(name.path)[1].lower()
+        if self.format is None and ending in FOREIGN - set(FORMATS):
+            known = ", ".join(sorted(suffix for suffix in FORMATS if suffix))
+            raise FileFormatError(
+                f"output {named(name.text)}: {ending} files are not written; there are {known}; or say what it is in "
+                f"spite of its name: --format npy, format='npy'"
+            )
         said = {key: x for key, x in vars(self).items() if key != "format" and x is not None}
         for key in said:
             if key not in form.options:

@@ -75,7 +75,7 @@ def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> L
         return default_layout(mesh) if len(shape) == 2 else default_split(mesh, shape)
     if not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
-    place = parse_layout(layout, mesh.shape, len(shape)) if isinstance(layout, str) else layout
+    place = parse_layout(layout, mesh.shape, len(shape), tuple(shape)) if isinstance(layout, str) else layout
     place.check(shape, mesh.shape)
     return place
 
