@@ -20,6 +20,7 @@ from rma_mm.errors import named
 from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
+from rma_mm.policy.planner.preference import TWO_SIDED
 from rma_mm.runtime.execution.needs import merged
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -119,6 +120,10 @@ def gather_facts(
     noted = list(dict.fromkeys(text for texts in fallbacks for text in texts))
     if kernel not in ("auto", plan.kernel):
         noted.append(f"kernel {plan.kernel}, since {kernel} is not to be had")
+    movement = merged(movements)
+    in_place = [name for name in "ABC" if "view" in movement[name].split("+")]
+    if in_place and (plan.given.options.prefer or mesh.prefer) == TWO_SIDED:
+        noted.append(f"messages between nodes alone: ranks of a node read {' and '.join(in_place)} in place")
     m, n, k = shape
     flops = (8 if plan.given.product_dtype.kind == "c" else 2) * m * n * k
     report = {
@@ -131,7 +136,7 @@ def gather_facts(
         "mesh": list(mesh.shape.shape),
         "algorithm": plan.algorithm,
         "layouts": {name: str(plan.layouts[name]) for name in "ABC"},
-        "movement": merged(movements),
+        "movement": movement,
         "window": mesh.window_flavour,
         "kernel": plan.kernel,
         "threads": mesh.threads,

@@ -94,10 +94,14 @@ class Linear(torch.nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Begin anew, by random numbers of rank 0's generator: as torch.nn.Linear would there. Collective."""
-        comm = self.mesh.comm
-        random = torch.Generator()
-        random.set_state(torch.from_numpy(comm.bcast(torch.get_rng_state().numpy() if comm.rank == 0 else None)))
+        """Begin anew, by random numbers of rank 0's generator: as torch.nn.Linear would there. Collective.
+
+        Every rank whose generator stood where rank 0's did goes on where rank 0's does: what they draw later is equal,
+        too.
+        """
+        comm, random, own_state = self.mesh.comm, torch.Generator(), torch.get_rng_state()
+        first = torch.from_numpy(comm.bcast(own_state.numpy() if comm.rank == 0 else None))
+        random.set_state(first)
         fan = max(1, self.in_features)
         gain = calculate_gain("leaky_relu", sqrt(5))
         bounds = {"weight": sqrt(3.0) * (gain / sqrt(fan)), "bias": 1 / sqrt(fan)}
@@ -111,7 +115,7 @@ class Linear(torch.nn.Module):
                 drawn.uniform_(-bounds[name], bounds[name], generator=random)
                 mine = region & block
                 own[region.locate(mine).selector()] = drawn[block.locate(mine).selector()]
-        if comm.rank == 0:
+        if torch.equal(first, own_state):
             torch.set_rng_state(random.get_state())
 
     @property

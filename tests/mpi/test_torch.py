@@ -483,3 +483,19 @@ def test_dtensors(comm, tmp_path):
             line.close()
         finally:
             dist.destroy_process_group()
+
+
+@parallel(ranks=(3,), env=("node",))
+def test_random_numbers_drawn_after_a_layer_are_alike(comm):
+    """On ranks of one seed, as after torch.nn.Linear; ranks of other seeds keep theirs."""
+    with Mesh((comm.size,), comm) as mesh, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        torch.nn.Linear(5, 6)
+        wanted = torch.randn(4)
+        torch.manual_seed(7)
+        rt.Linear(5, 6, mesh)
+        assert torch.equal(torch.randn(4), wanted)
+        torch.manual_seed(7 + mesh.rank)
+        rt.Linear(5, 6, mesh)
+        drawn = comm.allgather(torch.randn(4).tolist())
+        assert drawn[0] == wanted.tolist() and len({tuple(each) for each in drawn}) == comm.size
