@@ -43,7 +43,8 @@ CUT: dict[tuple[Placed, Placed], str] = {
 def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> Row:
     """The row that multiplies A and B of these signatures, on meshes of as many axes as they have words.
 
-    summed: whether C's summands are added up; else it is taken as `deduce` has it, and stays P where it is.
+    summed: True to add up C's summands. Else C is left as `deduce` has it, P where that is, unless another placement of
+    C is asked for.
     Raises LayoutError, saying what would fit, where there is no such product.
 
     >>> row = signed("S(0), B", "B, S(1)")

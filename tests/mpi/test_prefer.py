@@ -130,7 +130,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert not ALONE & {way for each in report["movement"].values() for way in each.split("+")}
-    done = mpirun(2, [*line, "--prefer", "two-sided", "--algorithm", "stationary_c"], cwd=tmp_path)
+    done = mpirun(2, [*line, "--prefer", "two-sided", "--shape", "300,300,300"], cwd=tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert done.returncode == 0 and "view" in " ".join(report["movement"].values())
     assert any("ranks of a node read" in text and "in place" in text for text in report["fallbacks"])

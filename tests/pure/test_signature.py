@@ -94,6 +94,18 @@ def test_split_operands_move_nothing(mesh: MeshShape) -> None:
             assert sum(words(row, Problem(SHAPE, mesh, layouts)).words) == 0
 
 
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_summands_that_are_not_added_stay_where_they_are(mesh: MeshShape) -> None:
+    """Where no placement of C is asked for: split operands move nothing then."""
+    for a, b, c in signatures(mesh):
+        row = signed(a, b, summed=False)
+        layouts = taken(row, mesh)[0]
+        assert layouts[2].partial == tuple(axis for axis, x in zip(mesh.names, c, strict=True) if x == "P")
+        if "P" not in (*a, *b) and "B" not in c:
+            a_and_b = needed(row, mesh)[:2]
+            assert sum(words(row, Problem(SHAPE, mesh, (*a_and_b, layouts[2]))).words) == 0
+
+
 def test_summands_of_c_are_reduced_and_scattered() -> None:
     mesh, row = MeshShape((3,)), signed("S(1)", "S(0)")
     outcome = words(row, Problem((6, 4, 3), mesh, needed(row, mesh)))

@@ -118,7 +118,7 @@ def test_the_factors_of_the_worked_case() -> None:
     point, shape = Point((2, 3, 1), (3, 2, 1)), (2, 3, 6)
     assert point.factors(shape) == {
         "A": ((2, 1), (1, 3), (0, 2)),
-        "B": ((1, 3), (2, 1), (3, 0)),
+        "B": ((1, 3), (2, 1), (2, 0)),
         "C": ((2, 3), (1, 1), (0, 0)),
     }
     assert Point((1, 2, 4), (1, 1, 4)).factors((8, 16, 32))["C"] == ((1, 2), (1, 4), (0, 2))

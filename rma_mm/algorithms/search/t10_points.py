@@ -120,11 +120,13 @@ class Point:
     def factors(self, shape: tuple[int, int, int]) -> dict[str, tuple[tuple[int, int], ...]]:
         """T10's f_s, f_t and rp of A, B and C, for their rows and columns each.
 
-        Parts in space; parts in time of each of those; and how many indices go on to the next rank of a ring at once
-        (0 for none, as of a sum that leaves when it is complete).
+        Parts in space; parts in time of each of those; and the pace, how many indices are multiplied between two
+        rotations (0 for none, as of a sum that leaves when it is complete). A and B rotate at one pace, at most the
+        smaller of their parts; here the larger part goes on as a whole once all of it has been multiplied.
         """
         (m, n, k), (a, b, c) = self.ranks, self.rings
-        pace_a, pace_b = (-(-shape[2] // (k * ring * self.pieces(shape[2]))) if ring > 1 else 0 for ring in (a, b))
+        parts = [-(-shape[2] // (k * ring * self.pieces(shape[2]))) for ring in (a, b) if ring > 1]
+        pace_a, pace_b = (min(parts) if ring > 1 else 0 for ring in (a, b))
         pace_c = -(-shape[1] // (n * c)) if self.sums_rotate else 0
         return {
             "A": ((m, k), (1, a), (0, pace_a)),

@@ -275,8 +275,9 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
             return f"needs {x} placed as {fits}, and it is {given}; redistribute it, or name a stationary form"
         if given is None and wanted is not None and (misfit := _misfit(request, x, wanted)):
             return misfit
-        if request.algorithm == "auto" and given is None and options[-1][0].pins:
-            return f"keeps {x} on a face of the mesh and not in equal shares; name it to have that"
+        if request.algorithm == "auto" and given is None and (options[-1][0].pins or options[-1][0].partial):
+            where = "in summands" if options[-1][0].partial else "on a face of the mesh and not in equal shares"
+            return f"keeps {x} {where}; name it to have that"
     a, b, c = options
     return list(product(a, b, c))
 
@@ -327,7 +328,10 @@ def _open(request: Request, given: Layout | None) -> list[Layout]:
 
 
 def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
-    """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once."""
+    """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once.
+
+    Unless the row leaves C in summands, as one by SBP does that is told so.
+    """
     if wanted is None:
         return []
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
@@ -335,7 +339,8 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
     more = [others[x]] if x in others else []
     more += [layout.turned for layout in (more or [wanted]) if x in row.turned]
     dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
-    return [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
+    found = [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
+    return sorted(found, key=lambda layout: not (x in others and others[x].partial and layout == others[x]))
 
 
 def _misfit(request: Request, x: str, wanted: Layout) -> str:
