@@ -104,6 +104,9 @@ def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
             cuts[dim] = cut
     words = ", ".join([*(cuts.get(dim, "*") for dim in dims), *pins])
     if axes == 1 and len(mesh.shape) > 1:
+        long = [name for name, size in zip(mesh.names, mesh.shape, strict=True) if size > 1]
+        if len(long) == 1:  # the same ranks in the same order, and people write this axis
+            return parse_layout(re.sub(rf"\b{AXIS_NAMES[0]}\b", long[0], words), mesh, len(dims))
         grid = MeshShape((mesh.size,), AXIS_NAMES[:1])
         return replace(parse_layout(words, grid, len(dims)), grid=grid)
     named = dict(zip(AXIS_NAMES, mesh.names, strict=False))

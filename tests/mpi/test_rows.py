@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from math import prod
 
@@ -27,6 +28,7 @@ from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel
+from tests.mpi.test_library import same_error
 from tests.mpi.test_products import placed
 from tests.reference import collect, expected, whole_numbers
 from tests.thorough import thorough
@@ -380,3 +382,29 @@ def test_plans_that_come_and_go_leave_no_communicators(comm):
         assert len(handles) == sum(count for count, _ in channels[0])
     assert channels == channels[:1] * 5
     assert not flat._channels
+
+
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_a_ring_that_is_named_is_a_ring(comm):
+    """Also on placements over the one long axis of a mesh of two; over both axes it is refused, with the reason."""
+    x = np.arange(64.0).reshape(8, 8)
+    for shape in ((4,), (4, 1), (1, 4), (2, 2)):
+        with Mesh(shape, comm) as mesh:
+            long = [repr(name) for name, size in zip(mesh.shape.names, mesh.shape.shape, strict=True) if size > 1]
+            rows, cols = f"P(({', '.join(long)},), None)", f"P(None, ({', '.join(long)},))"
+            places = {
+                "gather_gemm": (rows, cols, cols), "gather_gemm:b": (rows, cols, rows),
+                "gemm_scatter": (cols, rows, rows), "gemm_scatter:columns": (cols, rows, cols),
+            }  # fmt: skip
+            for name, (a, b, c) in places.items():
+                A, B = DistMatrix.from_numpy(x, mesh, a), DistMatrix.from_numpy(x, mesh, b)
+                call = partial(rma_mm.plan, A, B, algorithm=name, layout=c)
+                if shape == (2, 2):
+                    same_error(comm, AlgorithmError, call, "along one axis of all ranks", f"name {name}:pull")
+                    assert np.array_equal(rma_mm.matmul(A, B, algorithm=f"{name}:pull", layout=c).to_numpy(), x @ x)
+                    continue
+                with call() as plan:
+                    assert "shift" in plan.movement.values(), (shape, name, plan.movement)
+                    assert np.array_equal(plan.execute(A, B).to_numpy(), x @ x)

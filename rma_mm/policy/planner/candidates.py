@@ -269,6 +269,12 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
         if given is None or wanted is None:
             options.append(taken[:1] or _open(request, given))
         elif any(is_placed_as(given, layout, request.extent(x), request.mesh, not row.grouped) for layout in taken):
+            is_named = request.algorithm != "auto" and x in row.grouped
+            if is_named and given.split_axes and given.mesh(request.mesh) != wanted.mesh(request.mesh):
+                return (
+                    f"moves {x} by groups along one axis of all ranks, and {x} is placed as {given} over several; "
+                    f"leave its placement to the plan, use a mesh of one axis, or name {row.name}:pull, one-sided"
+                )
             options.append([given])
         else:
             fits = " or ".join(dict.fromkeys(map(str, taken)))
