@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rma_mm.runtime.watching.slowness import LONG, RUN, SEEN, Recent, SlowLink, Slowness
+from rma_mm.runtime.watching.slowness import LASTING, LONG, RUN, SEEN, Recent, SlowLink, Slowness
 
 SLOWED = 30
 """The product from which on a rank is slow."""
@@ -13,14 +13,14 @@ PACE = 1e6
 SEEDS = 10
 
 
-def flags(paces: np.ndarray) -> np.ndarray:
-    """Which ranks are slow after each product; paces: of each product and rank."""
+def flags(paces: np.ndarray, seconds: float = LASTING) -> np.ndarray:
+    """Which ranks are slow after each product, of so many seconds; paces: of each product and rank."""
     ranks = [Slowness() for _ in range(paces.shape[1])]
     found = []
     for each in paces:
         least = min(rank.relative(own) for rank, own in zip(ranks, each, strict=True))
         for rank, own in zip(ranks, each, strict=True):
-            rank.note(own, least)
+            rank.note(own, least, seconds)
         found.append([rank.is_slow for rank in ranks])
     return np.array(found)
 
@@ -54,6 +54,16 @@ def test_a_rank_slowed_twofold_is_named_and_recovers(kind: str, ranks: int) -> N
         first, last = found[:, 0].argmax(), 130 - found[::-1, 0].argmax()
         assert SLOWED <= first < SLOWED + 10 - 1 and 90 <= last < 100 and found[first:last, 0].all()
         assert not found[:, 1:].any()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nobody_is_named_on_a_machine_with_other_programs(ranks: int) -> None:
+    """From product 100 on they take a core away for every second product, now of one rank and now of another."""
+    for seed in range(SEEDS):
+        random = np.random.default_rng(seed)
+        paces = drawn("uniform", 1000, ranks, seed)
+        paces[100:] *= np.where(random.random((900, ranks)) < 0.5, 2.2, 1)
+        assert not flags(paces, seconds=0.005).any()
 
 
 def test_ranks_that_slow_down_together_are_not_named() -> None:

@@ -2,7 +2,8 @@
 
 A product is late on a rank whose multiplies took longer than mean + 2σ of its last 20 products, and at least 1.3 times
 that mean, while another rank's did not: where all slow down together, none is late. A rank is slow after 6 late
-products; one now and then, as when the system takes a core away, does not make it so.
+products; each that is not takes two of them back, for the system takes cores away now and then, and on a machine with
+other programs every second product may be late on one rank or the other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ BESIDE = 1.4
 """How many times as much as on the rank that slowed down least."""
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
+BACK = 2
+"""How many of them one other product takes back."""
 PACES = 10
 """Products of which a rank's pace is the mean, but for the two fastest and the two slowest."""
 LASTING = 0.3
@@ -93,7 +96,7 @@ class Slowness:
             return
         self._paces.append(relative)
         is_late = own > self.seen.limit and relative > BESIDE * least
-        self._turning = self._turning + 1 if is_late != self.is_slow else max(0, self._turning - 1)
+        self._turning = self._turning + 1 if is_late != self.is_slow else max(0, self._turning - BACK)
         self._lasting = self._lasting + seconds if self._turning else 0.0
         if self._turning >= RUN and self._lasting >= LASTING:
             self.is_slow, self._turning = is_late, 0
