@@ -18,8 +18,8 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 import rma_mm
 from rma_mm import Mesh
 from rma_mm.command.arguments import parse
-from rma_mm.command.launcher import RANK_NAMES
 from rma_mm.errors import DisagreementError, OptionError
+from rma_mm.launch import RANKS
 from rma_mm.windows.liveness import Identity
 from tests.launch import parallel
 from tests.mpi.test_command_line import wait_for_ranks
@@ -66,7 +66,7 @@ def rank_of(pid: int) -> int:
     """The rank of a process in its job."""
     words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     variables = dict(word.split("=", 1) for word in words if "=" in word)
-    return int(next(variables[name] for name in RANK_NAMES if name in variables))
+    return int(next(variables[name] for name in RANKS if name in variables))
 
 
 PROGRAM = """

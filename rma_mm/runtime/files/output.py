@@ -71,7 +71,7 @@ class Saving:
         if name.part is not None:
             raise FileFormatError(f"output {named(name.text)}: names a part of a matrix; a whole one is written")
         ending = os.path.splitext(name.path)[1].lower()
-        if self.format is None and ending in FOREIGN - set(FORMATS):
+        if form is FORMATS[""] and self.format is None and ending in FOREIGN:
             known = ", ".join(sorted(suffix for suffix in FORMATS if suffix))
             raise FileFormatError(
                 f"output {named(name.text)}: {ending} files are not written; there are {known}; or say what it is in "
