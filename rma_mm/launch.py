@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Where the launchers of MPICH and Open MPI say how many ranks they started."""
+"""Variables in which the launchers of MPICH and Open MPI say how many ranks they started."""
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
-"""Where they say how many of them are on this host."""
+"""Variables in which they say how many of them are on this host."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""Where launchers say which rank this is."""
+"""Variables in which launchers say which rank this is."""
 PARTING = 10.0
 """Seconds for the other ranks of this host to come to an end too, under load."""
 PARTED = "rma_mm: ending"

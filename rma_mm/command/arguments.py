@@ -46,7 +46,7 @@ class RunOptions:
     format: str | None
     """Of all files of matrices, where their names do not say it."""
     allow_external: bool
-    """Whether files are read that the files of the operands name."""
+    """True to read files that the files of the operands name."""
     chunks: tuple[int, int] | None
     shards: tuple[int, int] | None
     compress: str | None

@@ -27,7 +27,7 @@ IN_ASCII = str.maketrans({
     "·": "*", "×": "x", "−": "-", "–": "-", "←": "<-", "→": "->", "⇐": "<=", "⇒": "=>", "≤": "<=", "≥": ">=", "µ": "u",
     "…": "...", "─": "-", "│": "|", **dict.fromkeys("┌┬┐├┼┤└┴┘", "+"),
 })  # fmt: skip
-"""How characters of reports are written for terminals that have ASCII alone."""
+"""Characters of reports as they are written for terminals that have ASCII alone."""
 DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 """Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""
 

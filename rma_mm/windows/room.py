@@ -96,7 +96,7 @@ def memory_free(
 
 
 def _left(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """What a control group and those around it leave: within a container, some of them are not to be seen."""
+    """Yield what a control group and those around it leave; within a container, some of them cannot be seen."""
     at = root / path.strip("/")
     for folder in (at, *at.parents):
         for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):

@@ -38,7 +38,7 @@ FOREIGN = {
     ".csv", ".tsv", ".txt", ".json", ".mat", ".mtx", ".npz", ".pkl", ".pickle", ".parquet", ".feather", ".arrow",
     ".nc", ".pt", ".pth", ".xls", ".xlsx", ".tif", ".tiff", ".png", ".gz", ".zip",
 }  # fmt: skip
-"""How names of files end that hold something else: such a file with the bytes of a `.npy` would mislead."""
+"""Endings of files that hold something else: such a file with the bytes of a `.npy` would mislead."""
 
 
 @dataclass(frozen=True)

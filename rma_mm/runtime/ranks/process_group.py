@@ -147,7 +147,7 @@ def _keyval() -> int:
 
 _turn = threading.RLock()
 ALONE = MemoryError, KeyboardInterrupt, SystemExit
-"""What comes at any place, and to one rank alone."""
+"""Exceptions that come at any place, and to one rank alone."""
 
 
 def in_turn(call: Callable[P, R]) -> Callable[P, R]:

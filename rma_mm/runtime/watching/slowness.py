@@ -21,7 +21,7 @@ BESIDE = 1.4
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
 BACK = 2
-"""How many of them one other product takes back."""
+"""Late products that one other product takes back."""
 PACES = 10
 """Products of which a rank's pace is the mean, but for the two fastest and the two slowest."""
 LASTING = 0.3

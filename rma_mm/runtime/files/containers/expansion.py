@@ -1,4 +1,4 @@
-"""How large a compressed chunk becomes, found before it is decompressed: a small file can unpack to any size.
+"""The size of a compressed chunk, found before it is decompressed: a small file can unpack to any size.
 
 zstd, Blosc and LZ4 say it in their first bytes; of the others the bytes are counted, and not kept.
 """
@@ -17,7 +17,7 @@ from rma_mm.errors import FileFormatError, cut
 LEAST = 2**26
 """Bytes to which any chunk may unpack."""
 FACTOR = 2
-"""How many times what its elements take a chunk may unpack to: headers and other element types on the way add some."""
+"""Times the bytes of its elements that a chunk may unpack to: headers and wider types on the way add some."""
 STEP = 2**20
 """Bytes that are decompressed at a time to be counted."""
 DEFLATE_MOST = 1032

@@ -52,7 +52,7 @@ TYPES: dict[str, np.dtype[Any]] = {
 LONGEST_HEADER = 2**23
 """Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""
 MOST_DIMENSIONS = 64
-"""Of a tensor at most."""
+"""Dimensions of a tensor at most."""
 METADATA = "__metadata__"
 """What the header says beside the tensors, under this name."""
 DEFAULT_NAME = "C"

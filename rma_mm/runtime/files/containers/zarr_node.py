@@ -25,7 +25,7 @@ METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 LONGEST_METADATA = 2**23
 """Bytes of such a file at most."""
 MOST_DIMENSIONS = 64
-"""Of an array at most; NumPy has as many."""
+"""Dimensions of an array at most; NumPy has as many."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,18 @@ class ZarrNode:
 
     @property
     def compressors(self) -> list[str]:
-        """What an array's chunks, or the shards that they lie in, are compressed by."""
+        """The codecs that compress an array's chunks, or the shards that they lie in."""
         outer = [self.fields.get("compressor"), *self._several("filters"), *self._several("codecs")]
         return _compressors(outer) + self.compressors_in_shards
 
     @property
     def compressors_in_shards(self) -> list[str]:
-        """What chunks are compressed by within the shards that they lie in."""
+        """The codecs that compress chunks within the shards that they lie in."""
         return _compressors((self.shard or {}).get("codecs", []))
 
     @property
     def shard(self) -> Mapping[str, Any] | None:
-        """How chunks lie in shards: the configuration of that codec; None without shards."""
+        """The configuration of the codec that puts chunks into shards; None without shards."""
         found = [x.get("configuration") for x in self._several("codecs") if _is_sharding(x)]
         return found[0] if found and isinstance(found[0], dict) else None
 

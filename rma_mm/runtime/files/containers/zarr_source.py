@@ -28,7 +28,7 @@ BLOSC_HEAD = 16
 INDEX_ENTRY, CHECKSUM = 16, 4
 """Bytes that say where a chunk lies in its shard, and of the sum behind all of them."""
 MISSING = 2**64 - 1
-"""What the index of a shard has for a chunk that is not there."""
+"""The entry in the index of a shard for a chunk that is not there."""
 
 
 @dataclass(frozen=True)
