@@ -19,7 +19,7 @@ CASES = [
     ("stationary_c", "i, j", "float64", {}),
     ("summa_c", "i, j", "float32", {"check": True}),
     ("summa_a", "i, j", "complex128", {"transpose_a": True, "conjugate_a": True}),
-    ("gemm_scatter", "None, (i, j)", "float64", {"check": "every=2"}),
+    ("gemm_scatter:pull", "None, (i, j)", "float64", {"check": "every=2"}),
     ("row_parallel", "*, *", "float16", {}),
     ("queue", "i, j", "int32", {"check": True}),
     ("stationary_a", "i, j", "float64", {"epilogue": Epilogue(activation="relu")}),

@@ -146,7 +146,7 @@ def _keyval() -> int:
 # -- one call at a time ---------------------------------------------------------------------------
 
 _turn = threading.RLock()
-ALONE = MemoryError, KeyboardInterrupt, SystemExit
+ALONE = MemoryError, KeyboardInterrupt
 """Exceptions that come at any place, and to one rank alone."""
 
 
