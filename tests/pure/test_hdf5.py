@@ -111,6 +111,15 @@ def test_chunks_that_do_not_unpack(tmp_path):
             rma_mm.open(path).read(WHOLE)
 
 
+def test_a_chunk_that_is_stored_in_far_too_many_bytes_is_not_read(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("A", (8, 5), "f4", chunks=(8, 5), compression="gzip")
+        made.id.write_direct_chunk((0, 0), bytes(2**26 + 1))
+    with pytest.raises(FileFormatError, match=f"a chunk of 160 bytes is stored in {2**26 + 1}"):
+        rma_mm.open(path).read(WHOLE)
+
+
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6).map(Span)
 
 

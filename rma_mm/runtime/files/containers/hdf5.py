@@ -26,7 +26,12 @@ from rma_mm.errors import FileFormatError, named
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
-from rma_mm.runtime.files.containers.expansion import check_chunk_size, check_compressors, check_expansion
+from rma_mm.runtime.files.containers.expansion import (
+    check_chunk_size,
+    check_compressors,
+    check_expansion,
+    limit_of,
+)
 from rma_mm.runtime.files.containers.hdf5_file import (
     MOST_FILES,
     check_no_links,
@@ -91,14 +96,14 @@ class _Checked:
         data, chunk = self.dataset, self.dataset.chunks
         cuts = box if isinstance(box, tuple) else (box,)
         filters = _filters(data)
-        is_own = [kind for kind, _ in filters] in ([DEFLATE], [SHUFFLE, DEFLATE])
+        is_own = filters in ([DEFLATE], [SHUFFLE, DEFLATE])
         out = np.empty([cut.stop - cut.start for cut in cuts], data.dtype) if is_own else None
         for at in product(*(range(cut.start // n * n, cut.stop, n) for cut, n in zip(cuts, chunk, strict=True))):
             found = data.id.get_chunk_info_by_coord(at)
             is_there = found.byte_offset is not None
+            if is_there and (out is None or found.size > limit_of(self._bytes)):
+                self._check(at, found.size)
             if out is None:
-                if is_there:
-                    self._check(at, found.size)
                 continue
             part = self._unpacked(at, len(filters)) if is_there else np.full(chunk, data.fillvalue, data.dtype)
             spans = [(max(c.start, o), min(c.stop, o + n)) for c, o, n in zip(cuts, at, chunk, strict=True)]
@@ -326,15 +331,15 @@ def _shape(name: str, dataset: Any, is_matrix: bool) -> tuple[int, ...]:
 
 def _codec(name: str, dataset: Any) -> str:
     """The filter of a dataset's chunks that can make much of little; empty without. Raises FileFormatError for two."""
-    codecs = [CODECS.get(kind, f"filter {kind}") for kind, _ in _filters(dataset) if kind not in BOUNDED]
+    codecs = [CODECS.get(kind, f"filter {kind}") for kind in _filters(dataset) if kind not in BOUNDED]
     check_compressors(name, codecs)
     return "".join(codecs)
 
 
-def _filters(dataset: Any) -> list[tuple[int, Any]]:
-    """The filters that a dataset's chunks went through, each with its options, in this order."""
+def _filters(dataset: Any) -> list[int]:
+    """The numbers of the filters that a dataset's chunks went through, in this order."""
     plist = dataset.id.get_create_plist()
-    return [(found[0], found[2]) for found in map(plist.get_filter, range(plist.get_nfilters()))]
+    return [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
 
 
 register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True))
