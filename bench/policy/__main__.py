@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import measure
 from bench.policy import report
-from bench.policy.cases import SETTINGS, Case, drawn, table, uneven
+from bench.policy.cases import SETTINGS, Case, between_hosts, drawn, table, uneven
 from bench.policy.jobs import Job, JobError
 from bench.policy.plot import plot
 
@@ -60,6 +60,9 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
     add("--quick", action="store_true", help="fewer rounds: regrets are then noise to some per cent")
     add("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="so many drawn cases in place of the table")
     add("--uneven", nargs=2, type=int, metavar=("SEED", "COUNT"), help="the same on ranks that are pinned unevenly")
+    add("--hosts", nargs=2, type=int, metavar=("SEED", "COUNT"), help="the same between two hosts in namespaces, for "
+        "each of --rates, on a machine that is measured at first use; as root")
+    add("--rates", nargs="+", default=["5gbit", "1gbit"], help="of the links between hosts (5gbit 1gbit)")
     add("--budget", type=float, metavar="SECONDS", help="leave out what does not fit")
     add("--limit", type=float, default=180, metavar="SECONDS", help="give a job up that takes longer for a case (180)")
     add("--plot", type=Path, metavar="FILE", help="draw measured against predicted, and the regrets")
@@ -75,6 +78,10 @@ def selected(options: Namespace) -> list[Case]:
     """The cases that were asked for."""
     if options.uneven:
         return uneven(*options.uneven)
+    if options.hosts:
+        seed, count = options.hosts
+        found = between_hosts(seed, count, options.rates)
+        return [case for case in found if any(text in case.title for text in options.only)]
     settings = [(ranks, nodes) for ranks, nodes in SETTINGS if ranks in options.ranks and nodes in options.nodes]
     if options.random:
         seed, count = options.random
@@ -90,14 +97,15 @@ def measure_all(
     """Run job after job; what each found is added to `where`, `results` and `faults`."""
     end = None if options.budget is None else time.monotonic() + options.budget
     left = len(cases)
-    for ranks, nodes, cores in dict.fromkeys((case.ranks, case.nodes, case.cores) for case in cases):
-        group = [case for case in cases if (case.ranks, case.nodes, case.cores) == (ranks, nodes, cores)]
+    for where_run in dict.fromkeys(map(place_of, cases)):
+        ranks, nodes, _, rate = where_run
+        group = [case for case in cases if place_of(case) == where_run]
         share = None if end is None else max(0.0, end - time.monotonic()) * len(group) / left
         left -= len(group)
-        print(f"{ranks} ranks, {nodes} nodes: {len(group)} cases", file=sys.stderr, flush=True)
+        print(f"{ranks} ranks, {nodes} nodes {rate}: {len(group)} cases", file=sys.stderr, flush=True)
         with Job(group, options.quick, share) as job:
             try:
-                fault = (None if options.calibrated else job.calibrate()) or job.work(options.limit)
+                fault = (None if options.calibrated or rate else job.calibrate()) or job.work(options.limit)
             finally:  # what was measured counts, also where the user ends it
                 machine, found = job.written()
                 results += found
@@ -105,6 +113,11 @@ def measure_all(
         if fault:
             at = group[len(found)].title if len(found) < len(group) else "its end"
             faults.append(f"the job on {ranks} ranks, {nodes} nodes FAILED at {at}: {fault}")
+
+
+def place_of(case: Case) -> tuple[int, int, tuple[int, ...], str]:
+    """Return what the cases of one job have in common."""
+    return case.ranks, case.nodes, case.cores, case.rate
 
 
 def publish(

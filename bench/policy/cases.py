@@ -44,11 +44,14 @@ class Case:
     """Whether `matmul` that chooses is also timed against `matmul` that is told."""
     cores: tuple[int, ...] = ()
     """To which of two cores each rank is pinned; empty where they may run on any."""
+    rate: str = ""
+    """The rate of the links that join its nodes, as tc writes it; empty where nodes are pretended."""
 
     @property
     def setting(self) -> str:
         """Where it runs, in words."""
-        where = f"{self.ranks} ranks" + (f", {self.nodes} nodes" if self.nodes > 1 else "")
+        nodes = f"hosts at {self.rate}" if self.rate else "nodes"
+        where = f"{self.ranks} ranks" + (f", {self.nodes} {nodes}" if self.nodes > 1 else "")
         where += f", {self.window}" if self.window != "shared" else ""
         where += f", cores {''.join(map(str, self.cores))}" if self.cores else ""
         return where + (f", own {self.own}" if self.own else "")
@@ -238,24 +241,43 @@ def uneven(seed: int, count: int) -> list[Case]:
     return cases
 
 
-def _draw(random: Random, name: str, settings: Sequence[tuple[int, int]]) -> Case:
+HOST_WORK = (1e9, 6e10)
+"""The least and the most operations of a drawn product between hosts."""
+
+
+def between_hosts(seed: int, count: int, rates: Sequence[str]) -> list[Case]:
+    """Draw `count` cases for each rate of the links, on two hosts of one rank and of two.
+
+    Half of them leave grid and placements to the planner.
+    """
+    found = []
+    for rate in rates:
+        random = Random(f"{seed} {rate}")
+        for number in range(count):
+            case = _draw(random, f"hosts {seed}.{number}", [(2, 2), (4, 2)], HOST_WORK)
+            case = replace(case, own="", window="shared", rate=rate)
+            found.append(replace(case, mesh=OWN, layouts=FREE) if number % 2 else case)
+    return found
+
+
+def _draw(random: Random, name: str, settings: Sequence[tuple[int, int]], work: tuple[float, float] = WORK) -> Case:
     ranks, nodes = random.choice(settings)
     axes = random.choices((1, 2, 3), (1, 5, 2))[0]
     grid = random.choice(list(grids(ranks, axes)))
     a, b, c = (_placement(random, AXIS_NAMES[:axes]) if random.random() < 0.7 else "" for _ in "ABC")
     return Case(
-        name, "random", _shape(random), ranks, nodes, "x".join(map(str, grid)), (a, b, c),
+        name, "random", _shape(random, work), ranks, nodes, "x".join(map(str, grid)), (a, b, c),
         dtype=random.choices(("float32", "float64"), (3, 1))[0],
         window=random.choices(("shared", "allocated", "created"), (8, 1, 1))[0],
         own="AB" if a and b and random.random() < 0.1 else "",
     )  # fmt: skip
 
 
-def _shape(random: Random) -> Shape:
+def _shape(random: Random, work: tuple[float, float]) -> Shape:
     """Extents that are log-uniform, of a product neither too small nor too large."""
     while True:
         m, n, k = (round(2 ** random.uniform(*EXTENTS)) for _ in range(3))
-        if WORK[0] <= 2 * m * n * k <= WORK[1] and m * k + k * n + m * n <= ELEMENTS:
+        if work[0] <= 2 * m * n * k <= work[1] and m * k + k * n + m * n <= ELEMENTS:
             return m, n, k
 
 

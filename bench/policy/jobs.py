@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.hosts import Cluster, ClusterError
 from bench.policy.cases import Case
 from bench.processes import clean_environment, kill_marked, mpiexec_of
 from rma_mm.kernels.threads import cores
@@ -50,12 +51,21 @@ class Job:
         if cases[0].nodes > 1:
             environment["MPIR_CVAR_NUM_CLIQUES"] = str(cases[0].nodes)
         self.environment, self.mpiexec = environment, mpiexec
+        self.rate, self.hosts = cases[0].rate, cases[0].nodes
+        self.cluster: Cluster | None = None
+        self.stack = ExitStack()
         self.ranks, self.cores = cases[0].ranks, [str((sorted(cores()) * 2)[n]) for n in cases[0].cores]
         self.worker = ["bench.policy.worker", str(given), str(self.file)]
         self.worker += ["--quick"] * quick + (["--budget", str(budget)] if budget is not None else [])
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
 
     def __enter__(self) -> Job:
+        if self.rate:
+            self.environment["RMA_MM_CACHE"] = str(Path(self.directory.name) / "cache")
+            try:
+                self.cluster = self.stack.enter_context(Cluster(self.hosts, self.rate))
+            except ClusterError as error:
+                raise JobError(str(error)) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,12 +76,17 @@ class Job:
         kill_marked(f"{MARKER}={self.marker}".encode())
         if self.process is not None:
             self.process.wait()
+        self.stack.close()
         self.directory.cleanup()
 
-    def start(self, module: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, module: Sequence[str]) -> subprocess.Popen[Any]:
         """Run a module on all ranks."""
+        program = [sys.executable, "-m", *module]
+        if self.cluster is not None:
+            self.process = self.cluster.start(self.ranks // self.hosts, program, self.environment, stdout=sys.stderr)
+            return self.process
         self.process = subprocess.Popen(
-            [self.mpiexec, *self.programs([sys.executable, "-m", *module])],
+            [self.mpiexec, *self.programs(program)],
             env=self.environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
         )  # fmt: skip
         return self.process

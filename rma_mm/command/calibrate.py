@@ -28,6 +28,7 @@ from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
 from rma_mm.runtime.calibration import cache
+from rma_mm.runtime.calibration.overlap import kind_of
 from rma_mm.runtime.calibration.sampling import rest
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.survey import Survey, Wanted, survey
@@ -162,7 +163,10 @@ def table(found: Survey) -> Iterator[str]:
     yield f"an operation takes {machine.operation * 1e6:.2f} µs, a meeting {machine.meeting * 1e6:.1f} µs a doubling"
     yield _speeds(found)
     if ("between", "shift") in found.points:
-        yield f"of a transfer between nodes, {machine.hidden:.0%} goes on behind a multiply"
+        shares = {kind_of(name): cost.hidden for name, cost in machine.costs["between"].items()}
+        kinds = ("get", "get packed", "accumulate", "accumulate packed", "shift", "shift packed", "reduce")
+        said = ", ".join(f"{kind} {shares[kind]:.0%}" for kind in kinds if kind in shares)
+        yield f"hidden behind a multiply between nodes: {said}; packed: of what does not lie together"
 
 
 def _speeds(found: Survey) -> str:

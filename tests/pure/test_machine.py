@@ -33,7 +33,7 @@ MEASURED = Machine(
         "between": {"broadcast": Cost(9e-6, 1e-9), "created.get": Cost(1e-5, 2e-9)},
     },
     {"float32 blas": Kernel(1e-6, 2e-11, 3e-11, 4e-11, 5e-11, 6e-11), "int8 numba": Kernel(2e-6, 1e-10)},
-    cores=6, threads=2, nodes_per_host=2, operation=3e-7, meeting=4e-6, hidden=0.5, memory=2**30, measured=True,
+    cores=6, threads=2, nodes_per_host=2, operation=3e-7, meeting=4e-6, memory=2**30, measured=True,
     corrections={"accumulate": 1.25},
 )  # fmt: skip
 
@@ -44,6 +44,17 @@ MEASURED = Machine(
 @pytest.mark.parametrize("machine", [MEASURED, TYPICAL])
 def test_a_machine_survives_as_text(machine: Machine) -> None:
     assert Machine.from_json(json.loads(json.dumps(machine.as_json()))) == machine
+
+
+def test_files_written_before_each_transfer_had_a_hidden_share_are_read() -> None:
+    text = TYPICAL.as_json()
+    for costs in text["links"].values():
+        costs.update({name: figures[:2] for name, figures in costs.items()})
+    found = Machine.from_json({**text, "hidden": 0.25})
+    assert {cost.hidden for cost in found.costs["between"].values()} == {0.25}
+    assert found.costs["between"]["shift"].beta == TYPICAL.costs["between"]["shift"].beta
+    with pytest.raises(MachineError, match="from 0 to 1"):
+        Machine.from_json({**text, "hidden": 1.5})
 
 
 def figures(found: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -82,7 +93,7 @@ def test_an_impossible_figure_is_named(path: tuple[Any, ...], wrong: object) -> 
 
 
 @pytest.mark.parametrize(
-    "path", [("links",), ("links", "node"), ("kernels",), ("corrections",), ("operation",), ("meeting",), ("hidden",)]
+    "path", [("links",), ("links", "node"), ("kernels",), ("corrections",), ("operation",), ("meeting",)]
 )
 def test_a_missing_figure_is_named(path: tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match=path[-1]):

@@ -155,7 +155,7 @@ MESHES = [
 """Grids, and ranks of a node: some that divide rows, some that do not, one node, a node each, and large nodes."""
 SHAPES = [(251, 257, 263), (2003, 997, 4001), (4001, 4003, 4007)]
 BOUNDS = {
-    "seconds": 0.06, "busiest": 0.02, "held": 0.05, "words": 0.05, "between": 0.05, "within": 0.05, "in_place": 0.05,
+    "seconds": 0.08, "busiest": 0.02, "held": 0.05, "words": 0.05, "between": 0.05, "within": 0.05, "in_place": 0.05,
     "messages": 0.07,
 }  # fmt: skip
 """By what share figures of a few ranks may miss those of all; words of one kind by what share of all words."""
@@ -293,7 +293,7 @@ def test_the_example_is_a_machine() -> None:
     assert found.machine.cost("between", "get").seconds(25e9) == pytest.approx(1 + 3e-6)
     assert found.machine.cost("node", "shift").seconds(10e9) == pytest.approx(1 + 1e-6)
     assert found.machine.kernel("float32").seconds(1000, 1000, 1000) == pytest.approx(2e-2, rel=0.1)
-    assert found.machine.hidden == 0.9
+    assert found.machine.costs["between"]["broadcast"].hidden == 0.9
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,14 @@ def machine(
     costs = {
         "own": {COPY: own},
         "node": dict.fromkeys(MOVES, node) | named,
-        "between": dict.fromkeys(MOVES, between) | named,
+        "between": {
+            name: replace(cost, hidden=hidden) for name, cost in (dict.fromkeys(MOVES, between) | named).items()
+        },
     }
     kernels = {"float32 blas": Kernel(0, 1)}
     return Machine(
         "by hand", costs, kernels, cores, nodes_per_host=nodes_per_host, operation=operation, meeting=meeting,
-        piece=piece, packed=piece, hidden=hidden,
+        piece=piece, packed=piece,
     )  # fmt: skip
 
 

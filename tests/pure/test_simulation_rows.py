@@ -30,13 +30,15 @@ def machines(draw: st.DrawFn) -> Machine:
     figures = st.builds(Cost, st.floats(0, 1e-5), st.floats(1e-10, 1e-8))
     moves = [*(f"{flavour}.{name}" for flavour in FLAVOURS for name in ONE_SIDED), *TOGETHER]
     moves += [f"{move} busy" for move in moves if "." in move]
-    links = {link: {move: draw(figures) for move in moves} for link in ("node", "between")}
+    links = {"node": {move: draw(figures) for move in moves}}
+    shared = st.builds(Cost, st.floats(0, 1e-5), st.floats(1e-10, 1e-8), st.sampled_from((0.0, 0.5, 1.0)))
+    packed = [f"{move} packed" for move in moves if not move.endswith(" busy")]
+    links["between"] = {move: draw(shared) for move in (*moves, *packed)}
     kernel = Kernel(*(draw(st.floats(1e-9, 1e-6)) for _ in range(5)))
     return Machine(
         "drawn", {"own": {COPY: draw(figures)}, **links}, {"float32 blas": kernel}, cores=draw(st.integers(1, 4)),
         nodes_per_host=draw(st.integers(1, 2)), operation=draw(st.floats(0, 1e-6)), meeting=draw(st.floats(0, 1e-5)),
         piece=draw(st.sampled_from((0, 1e-8))), packed=draw(st.sampled_from((0, 1e-7))),
-        hidden=draw(st.sampled_from((0, 0.5, 1))),
     )  # fmt: skip
 
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean
 
-from rma_mm.policy.model.machine import COPY, LINKS, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COPY, LINKS, PACKED, SUMS, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account
 
-SUMS = ("reduce", "reduce-scatter")
-"""Movements that add."""
 MOST = 3.0
 """Factors lie between 1 / MOST and MOST."""
 STEPS = (1.6, 1.25, 1.1, 1.03)
@@ -45,6 +43,7 @@ def kind_of(link: str, movement: str) -> str:
     """The kind of a link's figures."""
     if movement == COPY:
         return "copies"
+    movement = movement.removesuffix(PACKED)
     what = "sums" if movement in SUMS else "groups" if movement in TOGETHER else "one-sided"
     return f"{what}, {link}"
 
@@ -73,7 +72,7 @@ def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
 
 def _times(cost: Cost, factor: float) -> Cost:
-    return Cost(cost.alpha * factor, cost.beta * factor)
+    return replace(cost, alpha=cost.alpha * factor, beta=cost.beta * factor)
 
 
 def fitted(machine: Machine, trials: Sequence[Trial]) -> Factors:

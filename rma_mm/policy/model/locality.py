@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -35,6 +35,10 @@ FAR = 10.0
 """How much further away another node is than a rank of the same node."""
 ROUNDS = 8
 """Rounds in which weights settle."""
+WHOLE = 1e12
+"""Words that lie together where all that moves at once does."""
+ALIKE = 0.02
+"""By what share of its columns a panel may differ from those that an owner has, on average over ranks."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -70,11 +74,22 @@ class Spread:
     """How often the owner changes along rows and along columns, where owners hold scattered blocks."""
     run: float
     """Words that lie together, on average, at the owner and where they are wanted."""
+    columns: tuple[float, float] = (1.0, 0.0)
+    """Columns that are wanted in one run, and that an owner has, on average."""
 
     @property
     def foreign(self) -> Figures:
         """Words of other ranks."""
         return self.node + self.between
+
+    def together(self, width: float = inf) -> float:
+        """Return how many words lie together where they go between nodes, `width` columns at a time, at most.
+
+        All of them where that is as many columns as an owner has: neither its memory nor their new place has others.
+        """
+        wanted, has = self.columns
+        wanted = min(wanted, width)
+        return WHOLE if abs(wanted - has) <= ALIKE * has else max(1.0, min(self.run, wanted))
 
 
 @dataclass(eq=False)
@@ -160,12 +175,14 @@ class RankSample:
         own = np.minimum(mine[0] * mine[1] * self.holds(layout)[: self.count], size)
         cuts = tuple(np.maximum(1.0, pair.parts())[pair.wanted.of[: self.count]] for pair in common)
         turns = tuple(np.maximum(cut, want / have.run) for cut, want, have in zip(cuts, each, held, strict=True))
-        run = common[1].run
+        run, cols = common[1].run, common[1]
+        has = float(cols.held.lengths.mean())
+        columns = (has if cols.wanted is cols.held else cols.wanted.run), has
         if self.node_mates is None:
-            return Spread(own, size - own, np.zeros_like(own), cuts, turns, run)  # type: ignore[arg-type]
+            return Spread(own, size - own, np.zeros_like(own), cuts, turns, run, columns)  # type: ignore[arg-type]
         near = own + self._near(layout, common) * (size > 0)
         near = np.maximum(np.minimum(near, size), own)
-        return Spread(own, near - own, size - near, cuts, turns, run)  # type: ignore[arg-type]
+        return Spread(own, near - own, size - near, cuts, turns, run, columns)  # type: ignore[arg-type]
 
     def _near(self, layout: Layout, common: list[SpanOverlap]) -> Figures:
         """Words that some other rank of the same node holds, each counted once, and not what one has itself."""

@@ -8,7 +8,8 @@ The laws behind the figures, which calibration inverts and every price obeys:
   divided by the host's slots (cores / threads of a rank), whichever is later. beta is that of a loaded host, on which
   all ranks move at once.
 - On a link of class `between` the wire of a node moves the bytes, in and out at once: alpha + beta · w, where w is what
-  all ranks of the node send, or receive, whichever is more. A share `hidden` of it goes on behind a multiply.
+  all ranks of the node send, or receive, whichever is more. A share `hidden` of it goes on behind a multiply; the rest
+  is time that processors spend on it. What does not lie together at its owner has costs of its own, as MPI packs it.
 - A local product of m × n × k takes call + point · m·n·k + a · m·k + b · k·n + c · m·n seconds: a and b for reading
   and packing the operands, c for reading and writing C. Where rows of C lie a multiple of a page apart, all of them
   fall into the same few lines of the cache, and each element takes `aliased` more.
@@ -17,7 +18,7 @@ The laws behind the figures, which calibration inverts and every price obeys:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from math import copysign, isfinite, log2
 from typing import Any
@@ -33,10 +34,14 @@ ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 """Movements that have a cost for every flavour of windows, with the target idle and busy."""
 TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
-FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "hidden")
+SUMS = ("reduce", "reduce-scatter")
+"""Those of them that add, of whatever lies together."""
+FIGURES = ("operation", "meeting", "piece", "packed", "crowding")
 """Fields of a machine that are one figure each."""
 FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
 """Fields that are factors, and of what each has one."""
+PACKED = " packed"
+"""Behind the name of a movement between nodes whose bytes do not lie together at their owner."""
 COPY = "copy"
 """The one movement within a rank's own memory."""
 PAGE = 4096
@@ -51,6 +56,8 @@ class Cost:
     """Seconds of one transfer, whatever its size."""
     beta: float
     """Seconds a byte."""
+    hidden: float = 1.0
+    """The share of them, 0 to 1, that a multiply goes on beside; of transfers between nodes."""
 
     def seconds(self, nbytes: float, transfers: float = 1.0) -> float:
         """Seconds of so many bytes in so many transfers."""
@@ -87,7 +94,7 @@ class Machine:
     name: str
     costs: Mapping[str, Mapping[str, Cost]]
     """Class of link → movement → cost. A movement is "copy", one of `TOGETHER`, or one of `ONE_SIDED` behind its
-    flavour, as "shared.get", or with " busy" behind it where its target is inside a multiply."""
+    flavour, as "shared.get", or with " busy" behind it where its target is inside a multiply, or `PACKED`."""
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     """Element type and kernel, as "float32 blas" → its cost."""
     cores: int = 1
@@ -106,8 +113,6 @@ class Machine:
     """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
     crowding: float = 1.0
     """How much longer ranks that share processors take than processors that are never idle would."""
-    hidden: float = 1.0
-    """The share of a transfer between nodes that goes on behind a multiply, 0 to 1."""
     memory: int | None = None
     """Bytes of a rank; None where they are unknown."""
     measured: bool = False
@@ -140,9 +145,14 @@ class Machine:
         """Ranks of a host that multiply at full speed at once."""
         return max(1, self.cores // max(1, self.threads))
 
-    def cost(self, link: str, movement: str, flavour: str = DEFAULT.name, busy: bool = False) -> Cost:
+    def cost(
+        self, link: str, movement: str, flavour: str = DEFAULT.name, busy: bool = False, packed: bool = False
+    ) -> Cost:
         """The cost of a movement on a class of link; of one that was not measured, that of its nearest kin."""
         found = self.costs[link]
+        kept = [name for name in _packed(find_flavour(flavour), movement) if name in found] if packed else []
+        if kept:
+            return found[kept[0]]
         if movement in ONE_SIDED:
             names = _one_sided(find_flavour(flavour), movement, busy)
         else:
@@ -168,11 +178,12 @@ class Machine:
 
     def as_json(self) -> dict[str, Any]:
         """The figures as plain dicts, lists, texts and numbers."""
+        figures = {x: {name: list(astuple(cost)) for name, cost in costs.items()} for x, costs in self.costs.items()}
         return {
             "name": self.name,
             "cores": self.cores, "threads": self.threads, "nodes_per_host": self.nodes_per_host,
             **{name: getattr(self, name) for name in FIGURES}, "memory": self.memory, "measured": self.measured,
-            "links": {x: {move: [c.alpha, c.beta] for move, c in moves.items()} for x, moves in self.costs.items()},
+            "links": figures,
             "kernels": {name: [k.call, k.point, k.a, k.b, k.c, k.aliased] for name, k in self.kernels.items()},
             "corrections": dict(self.corrections),
             **{name: list(getattr(self, name)) for name in FACTORS},
@@ -184,7 +195,7 @@ class Machine:
         """The machine that `as_json` gave. Raises MachineError naming the figure that is missing or impossible."""
         table = _at(given, "links", dict)
         costs = {
-            link: {move: Cost(*_figures(pair, f"links.{link}.{move}", 2)) for move, pair in _items(table, link)}
+            link: {move: _cost(found, f"links.{link}.{move}", given) for move, found in _items(table, link)}
             for link in LINKS
         }
         kernels = {name: Kernel(*_figures(v, f"kernels.{name}", 6)) for name, v in _items(given, "kernels")}
@@ -232,6 +243,24 @@ def _one_sided(flavour: Flavour, movement: str, busy: bool) -> tuple[str, ...]:
     alike = [each for each in flavour.kin if busy and each.needs_progress == flavour.needs_progress]
     found = [f"{each.name}.{movement} busy" for each in alike]
     return (*found, *(f"{each.name}.{move}" for move in (movement, "get") for each in flavour.kin))
+
+
+@lru_cache
+def _packed(flavour: Flavour, movement: str) -> tuple[str, ...]:
+    """Return the names under which the cost of a movement that MPI packs may be found, the nearest first."""
+    if movement in ONE_SIDED:
+        return tuple(f"{each.name}.{movement}{PACKED}" for each in flavour.kin)
+    return () if movement in SUMS else (f"{movement}{PACKED}", f"shift{PACKED}")
+
+
+def _cost(found: Any, name: str, given: Mapping[str, Any]) -> Cost:
+    """Return a cost of two or three figures; the third, where it is missing, is the machine's. Raises MachineError."""
+    default = [given["hidden"]] if "hidden" in given and isinstance(found, list) and len(found) == 2 else []
+    figures = [*found, *default] if default else found
+    cost = Cost(*_figures(figures, name, 3 if isinstance(figures, list) and len(figures) > 2 else 2))
+    if cost.hidden > 1:
+        raise MachineError(f"machine: {name} is {found!r}; the share that is hidden is from 0 to 1")
+    return cost
 
 
 def _at(given: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -291,7 +320,7 @@ def described(
     between nodes.
     """
     own, node = Cost(0.2e-6, 1 / memory_rate), Cost(node_latency, 1 / (node_rate or memory_rate))
-    wire = Cost(latency, 1 / bandwidth)
+    wire = Cost(latency, 1 / bandwidth, hidden)
     moves = [*(f"{flavour}.{move}" for flavour in FLAVOURS for move in ONE_SIDED), *TOGETHER]
     costs = {"own": {COPY: own}, "node": dict.fromkeys(moves, node), "between": dict.fromkeys(moves, wire)}
     touch = 0.5 * itemsize / memory_rate
@@ -300,7 +329,7 @@ def described(
     for dtype, size in parts.items():
         point = 2e-9 / gflops * max(1.0, size / itemsize) * (4 if dtype.startswith("complex") else 1)
         kernels[f"{dtype} blas"] = Kernel(1e-6, point, touch, touch, touch)
-    return Machine(name, costs, kernels, cores, threads, hidden=hidden, memory=memory)
+    return Machine(name, costs, kernels, cores, threads, memory=memory)
 
 
 TYPICAL = described(

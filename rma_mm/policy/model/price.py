@@ -13,6 +13,7 @@ from math import ceil, log2
 import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
+from rma_mm.policy.model.locality import WHOLE
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
@@ -81,6 +82,8 @@ class _Load:
     """Seconds of processors, products included."""
     wire: Figures
     """Seconds of the wire for its words."""
+    exposed: Figures
+    """Those of them that no multiply goes on beside."""
     serving: Figures
     """Seconds of the wire the other way, for what others want of what it holds."""
     circling: Figures
@@ -158,7 +161,8 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
         first, circling = 1 / max(1.0, float(np.max(phase.steps))), sample.by_node(load.circling)
         meanwhile = busy * min(1 - first, float(load.rounds.max()) * first) if circling else busy - multiplying * first
         behind = min(meanwhile, wire - max(0.0, wire - circling) * first)
-        behind -= (1 - machine.hidden) * min(behind, float(load.wire.max()))  # a rank's own transfers hold it up
+        own = float(load.wire.max())  # a rank's own transfers hold it up
+        behind = max(0.0, behind - together(load.exposed) * min(1.0, behind / own)) if own else behind
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
     moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
     return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
@@ -167,7 +171,7 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
 def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
     """What every rank does in a phase."""
     machine, zero = tariff.machine, np.zeros(found.sample.count)
-    load = _Load(*(zero.copy() for _ in range(9)))
+    load = _Load(*(zero.copy() for _ in range(10)))
     load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
     if phase.work is not None:
         load.multiplying, calls = _products(phase.work, tariff)
@@ -189,6 +193,7 @@ def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
         wires = of_each(machine.wires, found.sample.nodes, 1.0)
         load.wire /= wires
         load.circling /= wires
+        load.exposed /= wires
         load.serving /= wires
     return load
 
@@ -215,7 +220,8 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
     load.operations += moved.messages
     words = moved.own + moved.node + moved.between
-    load.processor += machine.cost("own", COPY).beta * size * moved.own
+    here = machine.cost("own", moved.how if moved.how == "accumulate" else COPY, flavour.name)
+    load.processor += here.beta * size * moved.own
     is_packed = moved.how in TOGETHER or flavour.packed_by_mpi
     load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
     packed = moved.between if not is_packed else moved.node + moved.between
@@ -235,10 +241,11 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     if moved.how == "shift" and moved.x == "C":  # a sum is waited for, and its sender may be inside a multiply
         load.stalled += STALLED * load.multiplying
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
-    wire = machine.cost("between", moved.how, flavour.name)
+    wire = machine.cost("between", moved.how, flavour.name, packed=moved.run < WHOLE)
     busy = machine.cost("between", moved.how, flavour.name, busy=True) if is_met else wire
     each = max(wire.beta, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
+    load.exposed += (1 - wire.hidden) * each * moved.between * moved.rounds
     if moved.how == "shift" and moved.x != "C":
         load.circling += each * moved.between * moved.rounds
         load.rounds = np.maximum(load.rounds, moved.messages * (moved.between > 0))

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.locality import RankSample
+from rma_mm.policy.model.locality import WHOLE, RankSample
 from rma_mm.policy.model.spans import Figures
 
 FLAT = 4
 """Ranks up to which a broadcast goes to each directly; beyond, down a tree."""
-
-
 @dataclass(frozen=True, eq=False)
 class Moved:
     """Words of one operand that move in one way."""
@@ -37,7 +35,7 @@ class Moved:
     """Transfers of a rank."""
     group: int = 1
     """Ranks that move it together."""
-    run: float = 1e12
+    run: float = WHOLE
     """Words that lie together on their way, on average."""
     rounds: Figures | float = 1.0
     """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.half import half_of, mirroring, pushed_halves
-from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
+from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
@@ -53,8 +53,8 @@ def _whole(
 ) -> Moved:  # fmt: skip
     """A part of a matrix that moves as a whole."""
     found = sample.spread(source, shape, wanted, is_any)
-    calls = found.cuts[0] * found.cuts[1]
-    return _served(sample, Moved(x, how, found.own, found.node, found.between, calls, group, found.run), source, shape)
+    calls, run = found.cuts[0] * found.cuts[1], found.together() if found.between.any() else found.run
+    return _served(sample, Moved(x, how, found.own, found.node, found.between, calls, group, run), source, shape)
 
 
 def _served(sample: RankSample, moved: Moved, source: Layout, shape: tuple[int, int]) -> Moved:
@@ -161,6 +161,12 @@ class _Volumes:
         behind.barriers = 1
         return [Phase(opened=self.opened, barriers=1), *first, *dict.fromkeys((phase, behind))]
 
+    def run(self, x: str, found: Spread, steps: Figures | float) -> float:
+        """Return how many words lie together of what a step of the walk moves of an operand between nodes."""
+        if OPERAND_DIMS[x][1] != self.dim:
+            return found.together()
+        return found.together(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
+
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""
         zero = self.zero
@@ -170,9 +176,9 @@ class _Volumes:
             group, how = self.group(x), "shift" if self.fitted.is_ring(x) else "broadcast"
             how = "all-gather" if x in self.row.whole else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
-            run = found.run
+            run = self.run(x, found, steps) if found.between.any() else found.run
             if how == "shift" and self.is_together(x, found):
-                run = max(run, float(found.foreign.max() / max(1.0, calls.max())))
+                run = WHOLE if found.between.any() else max(run, float(found.foreign.max() / max(1.0, calls.max())))
             if how == "shift" and group > 1 and (found.turns[0] <= found.cuts[0] + 1).all():
                 return [self.shifted(x, found.foreign, calls, group, run)]
             rounds = self.rounds(x, found, steps, AHEAD) if how == "broadcast" else 1.0
@@ -191,7 +197,7 @@ class _Volumes:
         seen = Moved(x, "view", zero, found.node * viewed, zero, zero)
         alone = calls * (1 - share) * copied
         near = Moved(x, "get", found.own * gathered, found.node * copied, zero, alone, run=found.run)
-        far = Moved(x, "get", zero, zero, crossing, calls * share, run=found.run)
+        far = Moved(x, "get", zero, zero, crossing, calls * share, run=self.run(x, found, steps))
         mates = Moved(x, "view", zero, found.between - crossing, zero, zero)
         return [each for each in (seen, near, far, mates) if each.own.any() or each.node.any() or each.between.any()]
 
@@ -233,23 +239,24 @@ class _Volumes:
     def pushed(self, steps: Figures) -> list[Moved]:
         """How products come to the owners of C."""
         found = self.boxes.spread("C")
+        run = self.run("C", found, steps) if found.between.any() else found.run
         rows, cols = found.cuts
         owners, is_reduced = rows * cols, self.row.result == "reduce"
         group = self.group("C") if is_reduced and "C" in self.row.grouped else 1
         if group > 1:
             if self.row.own_last:
-                return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, found.run)]
+                return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, run)]
             how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            return [Moved("C", how, self.zero, found.node, found.between, calls, group, found.run, rounds, 0.0, passed)]
+            return [Moved("C", how, self.zero, found.node, found.between, calls, group, run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words / sharers for words in (found.own, found.node, found.between))
-        moved = [Moved("C", "accumulate", own, node, between, calls * np.ones_like(own), run=found.run)]
+        moved = [Moved("C", "accumulate", own, node, between, calls * np.ones_like(own), run=run)]
         if np.any(summed):
             moved.append(Moved("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved

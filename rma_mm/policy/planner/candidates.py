@@ -103,7 +103,7 @@ class Candidate:
     kind: str = ""
     """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
     reads_in_place: bool = False
-    """Whether A and B are read where they lie, so that no rank waits for another."""
+    """Whether A and B are read where they lie and nothing crosses nodes, so that no rank waits for another."""
 
     @property
     def seconds(self) -> float:
@@ -238,8 +238,8 @@ def _best(row: Row, request: Request) -> Priced:
     best = min(able, key=lambda n: bills[n].seconds)
     copied, layouts = ways[best]
     fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
-    reads_in_place = all(moved.how == "view" for moved in fetched)
     moved = traffic(found[best])
+    reads_in_place = all(moved.how == "view" for moved in fetched) and not moved.between
     kind = "one-sided" if moved.messages else "in place"
     if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
         kind = "two-sided"

@@ -12,7 +12,7 @@ import numpy as np
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import cuts_by_speed
-from rma_mm.policy.model.locality import rank_sample
+from rma_mm.policy.model.locality import WHOLE, rank_sample
 from rma_mm.policy.model.machine import COPY
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
@@ -22,9 +22,6 @@ from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
 from rma_mm.schedule.lowering.fitted import NARROW
 from rma_mm.schedule.row import same_place
-
-WHOLE = 1e12
-"""Words that lie together where all do."""
 
 
 def placements(

@@ -212,12 +212,12 @@ class Rank:
     def held_up(self, seconds: float) -> float:
         """What a multiply of so many seconds and the transfers under way cost each other."""
         open_flows = [flow for flow in self.flows if flow.unseen]
-        left = seconds
+        left, lost = seconds, 0.0
         for flow in open_flows:
             seen = min(left, flow.unseen)
             flow.unseen -= seen
             left -= seen
-        lost = (1 - self.world.machine.hidden) * (seconds - left)
+            lost += (1 - flow.hidden) * seen
         for flow in open_flows:
             flow.late += lost
         return lost
@@ -227,10 +227,10 @@ class Flow:
     """A transfer between nodes: after its latency, so many seconds of each wire that it takes."""
 
     def __init__(
-        self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str
+        self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str, hidden: float
     ) -> None:
-        """It is `rank`'s own: no multiply of another rank is held up."""
-        self.rank, self.wires = rank, wires
+        """It is `rank`'s own: no multiply of another rank is held up. hidden: the share that its own goes on beside."""
+        self.rank, self.wires, self.hidden = rank, wires, hidden
         self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
         self.unseen = seconds
@@ -263,7 +263,8 @@ class Letter:
         self.is_sent = is_sent
         """Whether it was the sender that came first."""
         self.over = Signal(world.clock)
-        self.cost = world.cost(world.link(move.source, move.to), move.kind)
+        packed = world.stretches(move.ref) > 1
+        self.cost = world.cost(world.link(move.source, move.to), move.kind, packed=packed)
         self.nbytes, self.rounds = world.nbytes(move.ref), rounds
         self.movement, self.x = move.kind, move.ref.operand
         self._sides = Countdown(2, self._move)
@@ -279,7 +280,8 @@ class Letter:
             seconds, alpha = self.cost.beta * self.nbytes, self.cost.alpha + self.world.delay(self.source, self.target)
             latency = self.rounds * alpha + (self.rounds - 1) * seconds
             wires = self.world.wires(self.source, self.target, seconds, self.nbytes, not is_direct)
-            Flow(self.target, latency, seconds, wires, self.movement, self.x).over.then(self.over.end)
+            flow = Flow(self.target, latency, seconds, wires, self.movement, self.x, self.cost.hidden)
+            flow.over.then(self.over.end)
             return
         ranks = (self.source, self.target) if is_direct else (self.target,)
         parts = Countdown(len(ranks), partial(self._land, self.world.clock.now))

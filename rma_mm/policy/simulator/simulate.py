@@ -6,7 +6,7 @@ costs; here it is decided what goes on at once:
 - A rank is one processor, which does one thing after the other: its operations, and its part of what groups move within
   its node, as soon as both sides have come to it. All ranks of a host share its slots.
 - What moves between nodes takes the wire out of one node and the wire into another, each shared by all that it carries.
-  Where a share of it is not hidden, it and a multiply hold up each other by that share of its seconds.
+  It and a multiply hold up each other by the share of its seconds that is not hidden.
 - A larger group broadcasts down a tree, in rounds: within a node its members are taken up by all of them; between
   nodes they wait for them, and then each takes the wire into its node once, and the owner that out of its own in each.
 """
@@ -177,23 +177,24 @@ class _Program:
     # -- one-sided --------------------------------------------------------------------------------
 
     def one_sided(
-        self, movement: str, owner: int, x: str, nbytes: int
+        self, movement: str, owner: int, x: str, nbytes: int, packed: bool = False
     ) -> Generator[Signal | float, None, Signal | None]:
         """A transfer between this rank and an owner: what it is under way with, or None where it is over."""
         rank, world, target = self.rank, self.world, self.world.ranks[owner]
         link = world.link(rank.number, owner)
-        cost = world.cost(link, movement, world.flavour(x).name, link != "own" and target.is_multiplying)
+        busy, packed = link != "own" and target.is_multiplying, packed and link == "between"
+        cost = world.cost(link, movement, world.flavour(x).name, busy, packed)
         if link != "between":
             yield cost.seconds(nbytes)
             return None
         source, sink = (rank, target) if movement == "accumulate" else (target, rank)
         seconds, latency = cost.beta * nbytes, cost.alpha + world.delay(source, sink)
-        return Flow(rank, latency, seconds, world.wires(source, sink, seconds, nbytes), movement, x).over
+        return Flow(rank, latency, seconds, world.wires(source, sink, seconds, nbytes), movement, x, cost.hidden).over
 
     def start(self, op: ops.OneSidedOp) -> Generator[Signal | float, None, Signal | None]:
         """Start a Copy or an Accumulate."""
-        remote = op.remote
-        return (yield from self.one_sided(op.kind, remote.rank, remote.operand, self.world.nbytes(remote)))
+        remote, packed = op.remote, self.world.stretches(op.remote) > 1
+        return (yield from self.one_sided(op.kind, remote.rank, remote.operand, self.world.nbytes(remote), packed))
 
     @takes.on(ops.Copy)
     def copy(self, op: ops.Copy) -> Waits:
@@ -302,7 +303,7 @@ class _Program:
         if not is_inside:
             seconds, latency = times * cost.beta * nbytes, times * (cost.alpha + world.delays[rank.node])
             wires, x = [(world.outward[rank.node], seconds)], op.parts[0].operand
-            return Flow(rank, latency, seconds, wires, op.kind, x).over
+            return Flow(rank, latency, seconds, wires, op.kind, x, cost.hidden).over
         over = Signal(world.clock)
         rank.processor.add(times * cost.seconds(nbytes), over.end)
         return over

@@ -10,11 +10,12 @@ from math import inf
 from mpi4py import MPI
 
 from rma_mm.geometry.span import Region
-from rma_mm.policy.model.machine import TOGETHER, Cost
+from rma_mm.policy.model.machine import PACKED, TOGETHER, Cost
 from rma_mm.policy.model.traffic import FLAT
+from rma_mm.runtime.calibration.overlap import LONG, WIDTH, Overlap
 from rma_mm.runtime.calibration.sampling import BUSY, Act, Lap, Movement, multiply_for
 from rma_mm.runtime.calibration.site import Load, Site
-from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, Array
+from rma_mm.runtime.calibration.transfers import ROWS, Array
 from rma_mm.windows import Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.progress import Progress
@@ -32,7 +33,7 @@ class Together:
         self, comm: MPI.Intracomm, site: Site, link: str, home: Array, room: Array, progress: Progress, multiply: Act
     ) -> None:
         """home, room: memory that parts come from, and go to. Collective over `comm`."""
-        self.site, self.link, self.progress = site, link, progress
+        self.site, self.link, self.progress, self.whole = site, link, progress, comm
         self.all = site.groups(link)
         self.group: tuple[int, ...] = next((group for group in self.all if site.rank in group), ())
         colour = self.all.index(self.group) if self.group else MPI.UNDEFINED
@@ -45,7 +46,7 @@ class Together:
         """Every movement in every size, its targets idle, and busy where that is asked for."""
         found: list[Movement] = []
         for name in TOGETHER:
-            for rows in SIZES:
+            for rows in SIZES[:-1] if self.link == "between" else SIZES:  # `overlaps` tell what large ones take there
                 nbytes = rows * WIDTH * 4
                 places = [self.parts(name, rows, place) for place in range(ROWS // (FLAT * SIZES[-1]))]
                 moves = [GroupMove(parts) for parts in places if parts]
@@ -57,6 +58,34 @@ class Together:
     def pieces(self, columns: int) -> Packed:
         """A shift of a few columns, of which no two rows lie together."""
         return Packed(self, columns)
+
+    def overlaps(self) -> list[Overlap]:
+        """Long shifts, of what lies together and of what does not, and long sums, which every member owns a part of."""
+        found = []
+        for name, cols in (("shift", WIDTH), (f"shift{PACKED}", WIDTH // 2)):
+            areas = [Region.box((0, rows * WIDTH // cols), (0, cols)) for rows in LONG]
+            moves = [self.shifts(area) for area in areas]
+            found.append(self.overlap(name, "shift", moves))
+        count = max(map(len, self.all))
+        parts = [[self.sum(n, rows // count, owner) for n, owner in enumerate(self.group)] for rows in LONG]
+        self.transfers += [transfer for each in parts for transfer in each]
+        return [*found, self.overlap("reduce", "reduce-scatter", parts, 1 / count)]
+
+    def overlap(self, name: str, movement: str, moves: Sequence[Sequence[Transfer]], share: float = 1.0) -> Overlap:
+        """One of them. share: of the rows of `LONG` that a movement has."""
+        calls, volume = self.load(movement)
+        load = calls, volume * share
+        return Overlap(self.whole, self.site, name, load, moves, self.progress, self.multiply)
+
+    def shifts(self, area: Region) -> list[Transfer]:
+        """A shift of an area round the ring of this rank's group; nothing where it has none."""
+        if self.channel is None:
+            return []
+        group, at = self.group, self.group.index(self.site.rank)
+        to, source = group[(at + 1) % len(group)], group[at - 1]
+        made: Transfer = self.channel.shift((self.home, area), to, (self.room, area), source, True, TAG)
+        self.transfers.append(made)
+        return [made]
 
     def load(self, name: str) -> Load:
         """What the time of a movement is made of; every member's share is as long as every other's."""
@@ -87,8 +116,7 @@ class Together:
             theirs = {owner: (self.room, box) for owner, box in zip(group, boxes, strict=True) if owner != me}
             made = [channel.gather(mine, theirs, True)]
         elif name == "shift":
-            to, source = group[(at + 1) % len(group)], group[at - 1]
-            made = [channel.shift(mine, to, (self.room, boxes[0]), source, True, TAG)]
+            return self.shifts(boxes[0])
         elif name == "reduce":
             made = [self.sum(first, rows, group[-1])]
         else:
@@ -117,12 +145,7 @@ class Packed(Movement):
     def __init__(self, groups: Together, columns: int) -> None:
         moves: list[Act] = []
         if groups.channel is not None:
-            group, at = groups.group, groups.group.index(groups.site.rank)
-            box = Region.box((0, ROWS), (0, columns))
-            to, source = group[(at + 1) % len(group)], group[at - 1]
-            made = groups.channel.shift((groups.home, box), to, (groups.room, box), source, True, TAG + 1)
-            groups.transfers.append(made)
-            moves = [GroupMove([made])]
+            moves = [GroupMove(groups.shifts(Region.box((0, ROWS), (0, columns))))]
         super().__init__(groups.link, "packed", ROWS * columns * 4, groups.load("shift"), moves)
 
     def seconds(self, found: float, shift: Cost) -> float:

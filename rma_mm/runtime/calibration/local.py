@@ -15,9 +15,10 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.choice.speed import square
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
 from rma_mm.runtime.calibration.fitting import Shape
+from rma_mm.runtime.calibration.overlap import WIDTH
 from rma_mm.runtime.calibration.sampling import Act, Case, Lap, Movement
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.transfers import ROWS, SIZES, WIDTH, Array, at_once, boxes
+from rma_mm.runtime.calibration.transfers import ROWS, SIZES, Array, at_once, boxes
 from rma_mm.windows.copying import CopyTransfer
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier, reduced
@@ -27,6 +28,7 @@ SHAPES: tuple[Shape, ...] = (
     (32, 512, 512, False), (512, 32, 512, False), (512, 512, 32, False), (64, 64, 1024, False),
     (64, 1024, 1024, False), (1024, 64, 1024, False), (256, 1024, 32, True), (1024, 1024, 64, False),
     (1024, 1024, 64, True), (512, 512, 512, False), (768, 768, 768, False),
+    (1024, 1024, 512, False),
 )  # fmt: skip
 """m, n, k of the products that are timed, and whether rows of C lie a multiple of a page apart; the quickest first."""
 PRODUCTS = 4e-3

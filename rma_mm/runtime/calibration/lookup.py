@@ -15,6 +15,7 @@ from rma_mm.flavours import DEFAULT
 from rma_mm.policy.model.machine import COPY, TOGETHER, TYPICAL, Machine
 from rma_mm.policy.model.machine_file import machine_text
 from rma_mm.runtime.calibration import cache
+from rma_mm.runtime.calibration.link import has_changed
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.survey import Wanted, survey
 from rma_mm.runtime.ranks.agreement import agreed
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "RMA_MM_MACHINE"
 """Environment variable: `typical`, or a file as `Machine.as_json` gives it."""
-SHORT, KERNEL = 2.2, 0.5
-"""Seconds of the automatic calibration, and of that of one kernel."""
+SHORT, BETWEEN, KERNEL = 2.2, 5.0, 0.5
+"""Seconds of the automatic calibration, of that between nodes, and of that of one kernel."""
 Memo = dict[Any, Any]
+_seen: set[str] = set()
+"""Nodes of ranks between which the network was measured, or compared with what was kept, by this process as rank 0."""
 
 
 def machine_of(
@@ -42,7 +45,8 @@ def machine_of(
     """The machine for products of this type, by this kernel and through these windows; None where nothing is known.
 
     RMA_MM_MACHINE names one. Else rank 0 looks for what was kept; what it lacks is measured where that is allowed, in
-    at most three seconds, and kept. The same on every rank; collective over `comm` when first asked this, of which a
+    at most three seconds, five between nodes, and kept. All is measured again where the network has another bandwidth
+    than what was kept says. The same on every rank; collective over `comm` when first asked this, of which a
     communicator remembers the answer. Raises MachineError, on every rank, for a file with a wrong figure.
     """
     memo = _memo(comm)
@@ -81,18 +85,23 @@ def _found(
     comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, may_measure: bool, flavours: tuple[str, ...]
 ) -> Machine | None:
     """See `machine_of`. Collective."""
-    told: tuple[Any, bool] | None = None
+    told: tuple[Any, bool, bool] | None = None
     with agreed(comm, "machine", dtype=dtype, kernel=kernel, may_measure=may_measure, flavours=flavours):
         if comm.rank == 0:
             named = _named(os.environ.get(VARIABLE, ""))
             kept = named or _whole(cache.read(cache.key_of(site)), site)
-            told = kept and kept.as_json(), named is not None
-    given, is_named = comm.bcast(told)
+            nodes = " ".join(map(str, site.node_of))
+            told = kept and kept.as_json(), named is not None, nodes not in _seen
+            _seen.update([nodes] * may_measure)
+    given, is_named, is_new = comm.bcast(told)
     base = None if given is None else Machine.from_json(given)
+    if base is not None and is_new and not is_named and may_measure and site.has("between"):
+        base = None if has_changed(comm, site, base) else base
     wanted = _lacking(base, site, (dtype, kernel), flavours)
     if is_named or wanted is None or not may_measure:
         return base
-    machine = survey(comm, site, wanted, SHORT if base is None else KERNEL, base).machine
+    seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
+    machine = survey(comm, site, wanted, seconds, base).machine
     if comm.rank == 0:
         cache.write(cache.key_of(site), machine)
     return machine

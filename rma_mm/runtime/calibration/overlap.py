@@ -1,4 +1,4 @@
-"""How much of a transfer between nodes goes on behind a multiply."""
+"""How fast long transfers between nodes are, and how much of each goes on behind a multiply."""
 
 from __future__ import annotations
 
@@ -9,27 +9,57 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from rma_mm.geometry.span import Region
-from rma_mm.runtime.calibration.sampling import Act, Lap
-from rma_mm.runtime.calibration.transfers import ROWS, WIDTH, OneSided
+from rma_mm.policy.model.machine import COPY, PACKED, SUMS, TOGETHER
+from rma_mm.runtime.calibration.sampling import Act, Lap, typical
+from rma_mm.runtime.calibration.site import Load, Site
+from rma_mm.windows import Transfer
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier
 
-LONGEST = 200
+WIDTH = 512
+"""Columns, in float32, of the memory that transfers come from and go to."""
+LONG = (128, 512, 1024, 4096)
+"""Rows of `WIDTH` that are moved: from 256 KiB to 8 MiB; the first round tells which of them."""
+FIRST, LASTS = 1, 0.04
+"""Which of them comes first, and the seconds that the one which is taken lasts at most, where that can be."""
+LONGER = 1.5
+"""How many times as long as the transfer the multiply beside it is."""
+MOST = 4000
 """Small products that the multiply is made of at most."""
 
 
+def kind_of(name: str) -> str:
+    """Return the kind of movement that shares what is hidden with this one, whatever its windows.
+
+    >>> kind_of("shared.get packed"), kind_of("broadcast"), kind_of("created.get busy")
+    ('get packed', 'shift', 'get')
+    """
+    movement = name.rpartition(".")[2].removesuffix(" busy")
+    packed = PACKED if movement.endswith(PACKED) else ""
+    movement = movement.removesuffix(PACKED)
+    movement = "reduce" if movement in SUMS else "shift" if movement in (*TOGETHER, COPY) else movement
+    return movement + packed
+
+
 class Overlap:
-    """A multiply alone, a transfer alone, and both at once: the transfer begins first, and is awaited last."""
+    """A multiply alone, a transfer alone, and both at once: the transfer begins first, and is awaited last.
+
+    Links let some bytes through at once before they limit the rate: another transfer, which is not timed, uses that up.
+    """
 
     figures, begins_together = 3, True
 
-    def __init__(self, comm: MPI.Intracomm, via: OneSided, progress: Progress, multiply: Act) -> None:
-        """Every rank gets from one of another node. multiply: a short product."""
-        self.comm, self.progress = comm, progress
-        self.product, self.products = multiply, 4
-        self.transfer = via.get(via.site.pairs("between")[via.site.rank], Region.box((0, ROWS // 4), (0, WIDTH)))
-        via.transfers.append(self.transfer)
+    def __init__(
+        self, comm: MPI.Intracomm, site: Site, name: str, load: Load, moves: Sequence[Sequence[Transfer]],
+        progress: Progress, multiply: Act, finish: Act | None = None,
+    ) -> None:  # fmt: skip
+        """moves: for each of `LONG` what a rank moves; nothing on one that takes no part.
+
+        multiply: a short product. finish: what completes a transfer, if anything is left to do.
+        """
+        self.comm, self.site, self.name, self.load, self.moves = comm, site, name, load, moves
+        self.progress, self.product, self.finish = progress, multiply, finish
+        self.products, self.size, self.is_settled = 4, FIRST, False
 
     def sample(self) -> list[Lap]:
         """See `Case`."""
@@ -37,25 +67,51 @@ class Overlap:
             return [self._timed(move=False), self._timed(multiply=False), self._timed()]
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """As long a multiply as the transfer is."""
+        """The first round tells how large a transfer is taken; each how long a multiply."""
         multiply, move, _ = seconds
-        self.products = min(LONGEST, max(1, round(self.products * move / max(1e-9, multiply))))
+        if not self.is_settled:
+            sizes = [n for n, rows in enumerate(LONG) if move * rows / LONG[self.size] <= LASTS]
+            factor = LONG[max(sizes, default=0)] / LONG[self.size]
+            self.size, move, self.is_settled = max(sizes, default=0), move * factor, True
+        self.products = min(MOST, max(1, round(self.products * LONGER * move / max(1e-9, multiply))))
+
+    def point(self, rounds: NDArray[np.float64]) -> tuple[float, float, float]:
+        """Return what the time of the transfer is made of: transfers, bytes, seconds."""
+        return self.load[0], self.load[1] * LONG[self.size] * WIDTH * 4, typical(rounds)[1]
 
     def share(self, rounds: NDArray[np.float64]) -> float:
-        """The hidden share of the shorter of the two, 0 to 1; the first round guessed how long to multiply."""
+        """Return the share of the transfer that is hidden, 0 to 1; the first round guessed how long to multiply.
+
+        The processors of a host share what is not: so much of them each of its ranks has, and of the wire of its node.
+        """
         multiply, move, both = rounds[1:].T
-        return float(np.median(np.clip((multiply + move - both) / np.minimum(multiply, move), 0.0, 1.0)))
+        ranks = self.site.size * self.site.nodes_per_host / len(self.site.nodes)
+        share = min(self.site.slots, ranks) / self.site.nodes_per_host
+        return float(np.median(np.clip(1 - share * (both - multiply) / move, 0.0, 1.0)))
 
     def _timed(self, multiply: bool = True, move: bool = True) -> Lap:
+        if move:
+            self._start()
+            self._wait()
         barrier(self.comm)
         begin = time.perf_counter()
         if move:
-            self.transfer.start()
+            self._start()
         if multiply:
             self.progress.during(self._multiply)
         if move:
-            self.transfer.wait()
+            self._wait()
         return Lap(begin, time.perf_counter())
+
+    def _start(self) -> None:
+        for transfer in self.moves[self.size]:
+            transfer.start()
+
+    def _wait(self) -> None:
+        for transfer in self.moves[self.size]:
+            transfer.wait()
+        if self.finish is not None:
+            self.finish()
 
     def _multiply(self) -> None:
         for _ in range(self.products):

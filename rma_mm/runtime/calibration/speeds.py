@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rma_mm.geometry.shares import relative
 from rma_mm.kernels.choice.speed import multiplies_a_second
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.windows.waiting import barrier
+from rma_mm.windows.waiting import barrier, reduced
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,7 +24,29 @@ SCATTER = 0.1
 """How far two rounds may be apart, of any rank, for their speeds to be believed."""
 ROUNDS = 5
 """Rounds at most."""
+SPINS, SPIN, ENOUGH = 6, 0.01, 0.75
+"""How often and for how long ranks look how much of the processors they get; the share of them that is all of them."""
 Speeds = tuple[float, ...]
+
+
+def with_processors(comm: MPI.Intracomm, site: Site) -> Site:
+    """Return the site with as many cores a host as its ranks get at once, where that is fewer. Collective.
+
+    Hosts may have less than the system shows: containers and virtual machines share processors with others.
+    """
+    hosts, got = np.array(site.host_of), np.zeros((SPINS, comm.size))
+    for at in range(SPINS):
+        barrier(comm)
+        begin, before = time.perf_counter(), time.process_time()
+        while time.perf_counter() - begin < SPIN:
+            pass
+        got[at, comm.rank] = (time.process_time() - before) / SPIN
+    reduced(comm, got, "SUM")
+    most = [float(got[:, hosts == host].sum(axis=1).max()) for host in np.unique(hosts)]
+    wanted = [min(site.slots, int((hosts == host).sum())) for host in np.unique(hosts)]
+    if all(found >= ENOUGH * ranks for found, ranks in zip(most, wanted, strict=True)):
+        return site
+    return replace(site, cores=site.threads * max(1, round(min(most))))
 
 
 def round_of(comm: MPI.Intracomm, site: Site) -> Speeds:

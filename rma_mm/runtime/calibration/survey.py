@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import log2
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,11 +18,12 @@ from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.machine import COPY, LINKS, TYPICAL, Cost, Machine
+from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
+from rma_mm.runtime.calibration.overlap import kind_of
 from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, typical
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.speeds import measured, round_of
+from rma_mm.runtime.calibration.speeds import measured, round_of, with_processors
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.windows.waiting import barrier
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from rma_mm.runtime.calibration.local import Products
+    from rma_mm.runtime.calibration.overlap import Overlap
 
 USUAL = f"{DEFAULT.name}.get"
 """The movement by which others are priced that were not measured."""
@@ -72,13 +75,15 @@ class Survey:
 def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None) -> Survey:
     """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
     deadline = time.perf_counter() + seconds
+    site = with_processors(comm, site)
     with using_threads(site.threads), _prepared(comm, site, wanted) as cases:
         first = round_of(comm, site) if wanted.basis else ()
         found = cases.measured(deadline)
         speeds = measured(comm, site, first) if wanted.basis else (base or TYPICAL).speeds
     costs = _costs(found.points, base)
+    costs["between"] = _between(costs["between"], found.long)
     _complete(costs, site)
-    new = Machine(f"{processor().strip()}, {site.size} ranks on {len(site.nodes)} nodes", {}, hidden=TYPICAL.hidden)
+    new = Machine(f"{processor().strip()}, {site.size} ranks on {len(site.nodes)} nodes", {})
     machine = replace(
         base or new, costs=costs, measured=True, **found.facts,
         kernels={**(base or new).kernels, **{name: kernel_of(*timed) for name, timed in found.products.items()}},
@@ -101,6 +106,29 @@ def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, d
             points[link, name] = [_late(point, idle) for point in points[link, name]]
         costs[link][name] = cost_of(points[link, name])
     return costs
+
+
+def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]]) -> dict[str, Cost]:
+    """Return costs between nodes that agree with long transfers: their bandwidths, and what a multiply hides of them.
+
+    long: movement → its point, and the hidden share. Links that let some bytes through at once make short transfers
+    look fast: nothing is faster than long transfers are. What was not measured has the hidden share of its kind. Those
+    of what lies together are hard to measure and much alike: each counts half, and their median the other half.
+    """
+    found, shares = dict(costs), {kind_of(name): cost.hidden for name, cost in costs.items() if cost.hidden < 1}
+    betas: list[float] = []
+    usual = median(share for name, (_, share) in long.items() if not name.endswith(PACKED)) if long else 1.0
+    for name, ((transfers, nbytes, seconds), share) in long.items():
+        idle = found[name.removesuffix(PACKED)]
+        beta = max(0.0, seconds - transfers * idle.alpha) / nbytes
+        betas += [] if name.endswith(PACKED) else [beta]
+        found[name] = Cost(idle.alpha, beta)
+        shares[kind_of(name)] = share if name.endswith(PACKED) else (share + usual) / 2
+    least = median_low(betas) if betas else 0.0
+    return {
+        name: Cost(cost.alpha, max(least, cost.beta), shares.get(kind_of(name), cost.hidden))
+        for name, cost in found.items()
+    }
 
 
 def _late(point: Point, idle: Cost) -> Point:
@@ -132,6 +160,8 @@ class _Found:
     contention: dict[Pair, tuple[int, float]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of the machine."""
+    long: dict[str, tuple[Point, float]] = field(default_factory=dict)
+    """Movement between nodes → what a long one took, and the share of it that goes on behind a multiply."""
     rounds: int = 0
 
 
@@ -141,7 +171,6 @@ class _Cases:
     def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
         from rma_mm.runtime.calibration.groups import Together
         from rma_mm.runtime.calibration.local import NARROW, Crowding, Meeting, Operation, Pieces, copies
-        from rma_mm.runtime.calibration.overlap import Overlap
         from rma_mm.runtime.calibration.transfers import SIDE, buffer, opened
         from rma_mm.windows.progress import Progress
 
@@ -156,7 +185,7 @@ class _Cases:
         self.groups = [Together(comm, site, link, home, room, self.progress[is_far], multiply) for link in links]
         self.movements: list[Movement] = copies(site, home, room) if wanted.basis else []
         for each in self.windows:
-            self.movements += each.cases()
+            self.movements += each.cases(is_far and wanted.basis and each is self.windows[0])
         for group in self.groups:
             self.movements += group.cases(wanted.thorough)
         self.contention = [case for each in self.windows for case in each.contention() if wanted.thorough]
@@ -165,8 +194,10 @@ class _Cases:
         self.meetings = [Meeting(comm)] if wanted.basis else []
         self.crowding = [Crowding(comm, site, multiply)] if wanted.basis else []
         self.operations = [Operation(comm, site, self.progress[False])] if wanted.basis else []
-        hiding = self.windows[:1] if is_far and wanted.basis else []
-        self.overlaps = [Overlap(comm, each, self.progress[is_far], multiply) for each in hiding]
+        self.overlaps: list[Overlap] = []
+        if is_far and wanted.basis:
+            self.overlaps = [each for window in self.windows[:1] for each in window.overlaps()]
+            self.overlaps += [each for group in self.groups if group.link == "between" for each in group.overlaps()]
 
     def measured(self, deadline: float) -> _Found:
         """Time them all, in turn."""
@@ -186,7 +217,7 @@ class _Cases:
         for product in self.products:
             found.products[product.name] = product.timed(figures[product])
         for overlap in self.overlaps:
-            found.facts["hidden"] = overlap.share(rounds[overlap])
+            found.long[overlap.name] = overlap.point(rounds[overlap]), overlap.share(rounds[overlap])
         for pieces in self.pieces:
             found.facts["piece"] = pieces.seconds(figures[pieces][0], cost_of(found.points["own", COPY]))
         for packed in self.packed:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.span import Region
+from rma_mm.policy.model.machine import PACKED
+from rma_mm.runtime.calibration.overlap import LONG, WIDTH, Overlap
 from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Case, Lap, Movement
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows import Patch, Transfer, Window, open_window
@@ -21,8 +23,8 @@ from rma_mm.windows.waiting import barrier
 
 Array = NDArray[np.float32]
 
-WIDTH, ROWS = 512, 8192
-"""Columns and rows, in float32, of what a rank exposes and of where it puts what it gets: 16 MiB each, so that large
+ROWS = 8192
+"""Rows, of `WIDTH` float32, of what a rank exposes and of where it puts what it gets: 16 MiB each, so that large
 transfers find their memory cold, as those of matrices do."""
 SIZES = (1, 64, 1024)
 """Rows of transfers: 2 KiB, 128 KiB and 2 MiB."""
@@ -75,11 +77,23 @@ class OneSided:
         self.window: Window = open_window(flavour, comm, EXPOSED, node_of=site.node_of)
         self.window.local.fill(0)
         self.transfers: list[Transfer] = []
+        self.has_long = False
 
-    def cases(self) -> list[Movement]:
-        """Every movement on every class of link that there is, its targets idle and busy."""
+    def cases(self, has_long: bool) -> list[Movement]:
+        """Every movement on every class of link that there is, its targets idle and busy.
+
+        has_long: whether `overlaps` tell what large ones take between nodes.
+        """
+        self.has_long = has_long
         links = [link for link in ("node", "between") if self.site.has(link)]
-        return [case for link in links for busy in (False, True) for case in self._cases(link, busy)]
+        return [*self._own(), *(case for link in links for busy in (False, True) for case in self._cases(link, busy))]
+
+    def _own(self) -> list[Movement]:
+        """Accumulates to a rank's own memory, which go through MPI as all others do."""
+        ranks = range(self.site.size)
+        pairs = dict(zip(ranks, ranks, strict=True))
+        add = partial(self.prepared, self.accumulate)
+        return [self._case("own", "accumulate", rows, pairs, partial(add, rows), busy=False) for rows in SIZES]
 
     def contention(self) -> list[Contention]:
         """What is to be timed of several readers, where there are several."""
@@ -88,13 +102,28 @@ class OneSided:
     def _cases(self, link: str, busy: bool) -> list[Movement]:
         pairs = self.site.pairs(link, busy)
         makers: dict[str, Callable[[int, Region], Transfer]] = {"get": self.get, "accumulate": self.accumulate}
-        sizes = BUSY_SIZES if busy else SIZES
+        sizes = BUSY_SIZES if busy else SIZES[:-1] if self.has_long and link == "between" else SIZES
         found = [
             self._case(link, name, rows, pairs, partial(self.prepared, make, rows), busy)
             for name, make in makers.items()
             for rows in sizes
         ]
         return [*found, self._case(link, "fetch_add", 0, pairs, self._tickets, busy)]
+
+    def overlaps(self) -> list[Overlap]:
+        """Long gets and accumulates between nodes, of what lies together and of what does not."""
+        pairs = self.site.pairs("between")
+        load, target = self.site.pair_load("between", pairs), pairs.get(self.site.rank)
+        found = []
+        for name, make in (("get", self.get), ("accumulate", self.accumulate)):
+            finish = self.window.flush if name == "accumulate" else None
+            for suffix, cols in (("", WIDTH), (PACKED, WIDTH // 2)):
+                areas = [Region.box((0, rows * WIDTH // cols), (0, cols)) for rows in LONG]
+                moves = [[make(target, area)] if target is not None else [] for area in areas]
+                self.transfers += [transfer for each in moves for transfer in each]
+                label = f"{self.flavour}.{name}{suffix}"
+                found.append(Overlap(self.comm, self.site, label, load, moves, self.progress, self.multiply, finish))
+        return found
 
     def _case(
         self, link: str, name: str, rows: int, pairs: dict[int, int], prepare: Callable[[int], list[Act]], busy: bool
