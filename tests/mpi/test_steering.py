@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -19,10 +20,10 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 import rma_mm
 from rma_mm.errors import DisagreementError, WindowError
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.planner.adaptation import LOOKS
+from rma_mm.policy.planner.adaptation import LATE, LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import plan as plans
-from rma_mm.runtime.products.adaptation import Adaptation
+from rma_mm.runtime.products.adaptation import Adaptation, late_note
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from tests.launch import parallel
@@ -70,6 +71,24 @@ def test_a_late_product_changes_to_groups(comm):
         assert "times the seconds predicted" in mesh.fallbacks[0]
         assert comm.allgather(algorithms) == [algorithms] * comm.size
         assert plan.predicted_seconds > 0
+
+
+@parallel(ranks=(4,), env=("node",))
+def test_advice_is_given_where_seconds_are_at_stake(comm):
+    """Of a symmetric product none that multiplies all of C is advised."""
+    a = np.arange(48.0 * 48).reshape(48, 48) % 7 - 3
+    with late(comm) as mesh:
+        A = rma_mm.DistMatrix.from_numpy(a, mesh, "i, j")
+        plan = rma_mm.plan(A, A, mesh, layout="i, j")
+        predicted = plan.predicted_seconds
+        two_sided = [each.row.name for each in plan.settled.found if each.kind == "two-sided"]
+        assert late_note(plan.settled, [0.01 + predicted, 3.0]) == ""
+        note = late_note(plan.settled, [2.0, 3.0])
+        assert f"try {two_sided[0]}" in note and "times the seconds predicted" in note
+        assert late_note(plan.settled, [LATE * predicted]) == ""
+        half = rma_mm.plan(A, A, mesh, layout="i, j", transpose_b=True, symmetric=True).settled
+        halves = [each for each in half.found if each.row.half and each.kind == "one-sided" and not each.rejected]
+        assert late_note(replace(half, chosen=halves[0]), [2.0]) == ""
 
 
 @parallel(ranks=(4,), env=("node",))

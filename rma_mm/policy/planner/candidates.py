@@ -111,6 +111,20 @@ class Candidate:
         return self.bill.seconds * self.correction
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of each part of its price, which sum to `seconds`."""
+        bill = self.bill
+        return {
+            "products": bill.multiplying, "transfers": bill.moving, "calls": bill.meeting,
+            "correction": (self.correction - 1) * bill.seconds,
+        }  # fmt: skip
+
+    def is_like(self, other: Candidate) -> bool:
+        """Return whether another has the same price and placements, as one schedule has that is known by many names."""
+        mine, others = ((x.layouts, x.traffic, x.parts, x.copied, x.width, x.kind) for x in (self, other))
+        return self.layouts is not None and mine == others
+
+    @property
     def weighed(self) -> float:
         """Its seconds, more where ranks wait for each other: prices do not see how that goes on a busy machine."""
         return self.seconds if self.reads_in_place else WAITING * self.seconds

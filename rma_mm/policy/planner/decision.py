@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import wrap
 from typing import Any
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.candidates import Candidate, Request, choose
-from rma_mm.policy.planner.tables import seconds_text, table, why_lost
+from rma_mm.policy.planner.tables import alike, same_lines, seconds_text, table, why_lost
 
 COLUMNS = 100
 """Characters of a line, at most."""
@@ -35,6 +35,10 @@ class Considered:
     """Of A, B and C, as op(A), op(B) and C need them."""
     why: str
     """Why it was chosen, or lost."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds in products, transfers, calls, and what products like it took beyond their price; they sum to its own."""
+    also: tuple[str, ...] = ()
+    """Other names of the same schedule, which have no lines of their own."""
 
     @property
     def words(self) -> float:
@@ -77,9 +81,10 @@ class Decision:
     ) -> Decision:
         """The decision for `chosen` among the candidates that were found."""
         every = list(found)
+        groups = alike([each for each in every if each.layouts is not None and not each.rejected], chosen)
         return cls(
             shape, mesh, asked, chosen.row.name, chosen.width,
-            tuple(_considered(each, chosen, asked) for each in every if each.layouts is not None and not each.rejected),
+            tuple(_considered(group, chosen, asked) for group in groups),
             tuple(Refused(each.row.name, each.rejected) for each in every if each.rejected),
         )  # fmt: skip
 
@@ -95,6 +100,8 @@ class Decision:
         for each in self.considered:
             rows += [[each.algorithm, seconds_text(each.seconds), f"{each.words:,.0f}", each.why]]
         lines = table(rows).splitlines()
+        for same in same_lines((each.algorithm, *each.also) for each in self.considered):
+            lines += wrap(same, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
         lines += [f"{x} of {best.algorithm}: {at}" for x, at in zip("ABC", best.placements, strict=True)]
         for why in dict.fromkeys(each.why for each in self.refused):
             names = ", ".join(each.algorithm for each in self.refused if each.why == why)
@@ -109,7 +116,10 @@ class Decision:
     def from_json(cls, given: dict[str, Any]) -> Decision:
         """The decision that `as_json` wrote, also after it was JSON. Raises KeyError, TypeError for anything else."""
         m, n, k = given["shape"]
-        considered = [replace(Considered(**each), placements=tuple(each["placements"])) for each in given["considered"]]
+        considered = [
+            replace(found, placements=tuple(found.placements), also=tuple(found.also))
+            for found in (Considered(**each) for each in given["considered"])
+        ]
         return cls(
             (m, n, k), tuple(given["mesh"]), given["asked"], given["algorithm"], given["width"], tuple(considered),
             tuple(Refused(**each) for each in given["refused"]),
@@ -122,13 +132,14 @@ def decide(request: Request) -> Decision:
     return Decision.of(request.shape, request.mesh.shape, found, found[0], request.algorithm)
 
 
-def _considered(candidate: Candidate, chosen: Candidate, asked: str) -> Considered:
-    """A candidate that can serve."""
+def _considered(group: list[Candidate], chosen: Candidate, asked: str) -> Considered:
+    """A candidate that can serve, the first of those that are alike."""
+    candidate = group[0]
     words, layouts = candidate.traffic, candidate.layouts or ()
     placements = tuple(_placed(x, layout, candidate.copied) for x, layout in zip("ABC", layouts, strict=True))
     return Considered(
         candidate.row.name, candidate.seconds, words.between, words.within, words.in_place, words.messages, words.held,
-        placements, why_lost(candidate, chosen, asked),
+        placements, why_lost(candidate, chosen, asked), candidate.parts, tuple(each.row.name for each in group[1:]),
     )  # fmt: skip
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from rma_mm.algorithms.search.t10_points import frontier
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import notations
 from rma_mm.policy.model.lower_bounds import least_words
-from rma_mm.policy.model.price import Bill
 from rma_mm.policy.planner.candidates import Candidate
+
+LITTLE = 0.05
+"""What part of a difference is not told by itself."""
 
 
 def table(rows: list[list[str]]) -> str:
@@ -18,11 +22,28 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
+def alike(found: Sequence[Candidate], chosen: Candidate) -> list[list[Candidate]]:
+    """Return the candidates in groups of which all have one price and one placement; the chosen one is first in its."""
+    groups: list[list[Candidate]] = []
+    for candidate in found:
+        group = next((each for each in groups if not candidate.rejected and each[0].is_like(candidate)), None)
+        if group is None:
+            groups.append([candidate])
+        else:
+            group.insert(0 if candidate is chosen else len(group), candidate)
+    return groups
+
+
+def same_lines(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return a line for each group of several names."""
+    return [f"the same as {names[0]}: {', '.join(names[1:])}" for names in groups if len(names) > 1]
+
+
 def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
     """The candidates, fastest first, with what each takes and moves and why each loser lost."""
     head = ["seconds", "words between nodes", "copied within", "read in place", "messages", "elements held"]
-    rows = [["algorithm", "A", "B", "C", *head, "why"]]
-    for candidate in found:
+    rows, groups = [["algorithm", "A", "B", "C", *head, "why"]], alike(found, chosen)
+    for candidate, *_ in groups:
         layouts, figures = ["", "", ""], [""] * len(head)
         if candidate.layouts:
             words = candidate.traffic
@@ -31,7 +52,7 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
             counts = (words.between, words.within, words.in_place, words.messages, words.held)
             figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
         rows.append([candidate.row.name, *layouts, *figures, why_lost(candidate, chosen, asked)])
-    return table(rows)
+    return "\n".join([table(rows), *same_lines([each.row.name for each in group] for group in groups)])
 
 
 def why_lost(candidate: Candidate, chosen: Candidate, asked: str) -> str:
@@ -45,18 +66,32 @@ def why_lost(candidate: Candidate, chosen: Candidate, asked: str) -> str:
         return "does not fit the memory limit"
     if ours <= best:
         return "as fast, and later in the list" if ours == best else "hardly faster, and ranks wait for each other"
-    return f"{100 * (ours / best - 1):.0f} % slower: {_where(candidate.bill, chosen.bill)}"
+    return f"{percent_text(ours / best - 1)} slower: {_where(candidate, chosen)}"
 
 
-def _where(bill: Bill, best: Bill) -> str:
-    """What a bill loses most by."""
-    lost = {
-        "local products": bill.multiplying - best.multiplying,
-        "transfers": bill.moving - best.moving,
-        "meetings and calls": bill.meeting - best.meeting,
-    }
-    name = max(lost, key=lambda each: lost[each])
-    return f"{seconds_text(lost[name])} more in {name}"
+def lost_by(candidate: Candidate, chosen: Candidate) -> dict[str, float]:
+    """Return how many seconds more each part of a price is, the largest first; they sum to the difference.
+
+    Parts that are less than `LITTLE` of the difference are taken together as "rest".
+    """
+    parts, best = candidate.parts, chosen.parts
+    lost = {name: parts[name] - best[name] for name in sorted(parts, key=lambda each: best[each] - parts[each])}
+    least = LITTLE * abs(sum(lost.values()))
+    named = {name: seconds for name, seconds in lost.items() if abs(seconds) >= least}
+    rest = sum(seconds for name, seconds in lost.items() if name not in named)
+    return {**named, "rest": rest} if rest else named
+
+
+def _where(candidate: Candidate, chosen: Candidate) -> str:
+    """Return what a candidate loses by, part by part."""
+    lost = lost_by(candidate, chosen)
+    signed = (f"{name} {'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}" for name, seconds in lost.items())
+    return ", ".join(signed)
+
+
+def percent_text(share: float) -> str:
+    """Return a share in per cent, exact to a tenth where it is small."""
+    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
 
 
 def seconds_text(seconds: float) -> str:

@@ -20,6 +20,8 @@ from rma_mm.runtime.ranks.metrics import ProductWatch
 
 WORTH = 1.1
 """How many times as long as the best a plan takes, at least, that is left as ranks have become slow."""
+AT_STAKE = 0.5
+"""Seconds that another plan would have saved, from which it is advised."""
 
 
 class Adaptation:
@@ -134,12 +136,16 @@ def _watch(chosen: Candidate, changes: int = 0) -> Watch:
 
 
 def late_note(settled: Settled, seconds: Sequence[float]) -> str:
-    """What is to be said of a plan that was chosen and took these seconds: nothing, unless it is one-sided and late."""
-    predicted, chosen = settled.predicted_seconds, settled.chosen
-    here = chosen.layouts and chosen.layouts[2]
-    others = (c for c in settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
-    better = next((c.row.name for c in others), None)
-    if predicted is None or chosen.kind != "one-sided" or better is None:
+    """Return advice for a one-sided plan that was chosen and late: another that moves by groups; nothing as a rule.
+
+    It is one that was priced for this request, and by its price would have saved `AT_STAKE` seconds.
+    """
+    predicted, chosen, took = settled.predicted_seconds, settled.chosen, min(seconds)
+    if predicted is None or chosen.kind != "one-sided" or took <= LATE * predicted:
         return ""
-    ratio, name = min(seconds) / predicted, chosen.row.name
-    return f"{name}: took {ratio:.2f} times the seconds predicted; try {better}" if ratio > LATE else ""
+    here, is_half = chosen.layouts and chosen.layouts[2], settled.request.symmetry is not None
+    others = (c for c in settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
+    better = next((c for c in others if not c.rejected and c.row.half == is_half), None)
+    if better is None or took - better.seconds < AT_STAKE:
+        return ""
+    return f"{chosen.row.name}: took {took / predicted:.2f} times the seconds predicted; try {better.row.name}"
