@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any, cast
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
@@ -40,6 +40,8 @@ PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles")
 """What multiplies half of a symmetric product."""
+FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
+"""Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
 KNOWN = 64
 """Requests that are remembered with what was found."""
 Priced = dict[str, Any]
@@ -204,6 +206,21 @@ def choose(request: Request, each: Each | None = None) -> list[Candidate]:
             raise AlgorithmError(UNSERVED)
         raise AlgorithmError("; ".join(f"{c.row.name}: {c.rejected}" for c in found))
     return found
+
+
+def about_seconds(request: Request) -> float:
+    """Return about what the best way takes, by the prices of few rows; infinite where there is none.
+
+    On given placements one of `FEW` is the best within a node as a rule, and of these and `FEWER` between nodes.
+    """
+    few: tuple[str, ...] = FEW if request.mesh.is_one_node else FEW + FEWER
+    few += SYMMETRIC * bool(request.symmetry)
+    few = () if request.is_named or request.prefer != AUTO else few
+    found = [each for each in (_best(find_algorithm(name), request) for name in few) if "rejected" not in each]
+    if not found:
+        best = candidates(request)[0]
+        return inf if best.rejected else best.seconds
+    return min(float(each["bill"].seconds * each["correction"]) for each in found)
 
 
 def _taken_as(row: Row, request: Request) -> tuple[Row, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from rma_mm.policy.model.machine import COPY
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.traffic import Account, Moved, Phase
 from rma_mm.policy.model.volumes import summed
-from rma_mm.policy.planner.candidates import Request, candidates, single_layouts
+from rma_mm.policy.planner.candidates import Request, about_seconds, single_layouts
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
 from rma_mm.schedule.lowering.fitted import NARROW
@@ -53,9 +52,8 @@ def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> li
 
 @lru_cache(maxsize=4096)
 def product_seconds(request: Request) -> float:
-    """Seconds of the best way to do a product; infinite where there is none."""
-    best = candidates(request)[0]
-    return inf if best.rejected else best.seconds
+    """Seconds of the best way to do a product, about; infinite where there is none."""
+    return about_seconds(request)
 
 
 def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
