@@ -16,6 +16,7 @@ COMMANDS = {
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
     "python -m bench.policy": "the planner: regrets of what it chooses, predicted against measured seconds",
     "python -m bench.hosts --bars": "several hosts on this machine (needs root): times and words between nodes",
+    "python -m bench.compare": "this checkout against an earlier commit, in turn: is anything slower or larger?",
     "python -m bench.trust --seed S": "random products and redistributions by the thousand, compared with NumPy",
     "python -m bench.kernels": "generated kernels against OpenBLAS, NumPy and the core's peak, by type and shape",
     "python -m bench.epilogue": "what bias, ReLU and GELU add to a product, fused and by NumPy passes",

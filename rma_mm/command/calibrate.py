@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
 from io import BytesIO
 from typing import Any, BinaryIO
@@ -23,7 +24,7 @@ from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
 from rma_mm.errors import FileFormatError, RmaError, named, quoted
-from rma_mm.flavours import FLAVOURS
+from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
@@ -53,6 +54,8 @@ class CalibrateOptions:
     json: str | None
     plot: str | None
     kernels: bool
+    show: bool
+    forget: bool
     help: bool
 
 
@@ -68,6 +71,8 @@ def _parser() -> Parser:
     add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")
     add("--plot", metavar="FILE", help="draw seconds against bytes of all movements; needs matplotlib")
     add("--kernels", action="store_true", help="also measure BLAS against generated code; takes a minute")
+    add("--show", action="store_true", help="print what is kept of earlier measurements, and measure nothing")
+    add("--forget", action="store_true", help="delete what is kept of them, and measure nothing")
     add("-h", "--help", action="store_true", help="print this")
     return parser
 
@@ -104,6 +109,11 @@ def text(options: CalibrateOptions) -> str:
 
 def run(options: CalibrateOptions, frame: Frame) -> int:
     """Measure, keep and show. Collective."""
+    if options.show or options.forget:
+        with agreed(frame.comm):
+            if frame.comm.rank == 0:
+                frame.say(*(shown() if options.show else ()), *([forgotten()] if options.forget else ()))
+        return DONE
     with Mesh((frame.comm.size,), frame.comm, threads=options.threads) as mesh:
         comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
         frame.say(f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
@@ -142,6 +152,42 @@ def _write(found: Survey, machine: Machine, options: CalibrateOptions) -> None:
             write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
     except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         raise FileFormatError(f"cannot be written: {error}") from None
+
+
+# -- what is kept -----------------------------------------------------------------------------------
+
+
+def shown() -> Iterator[str]:
+    """Yield lines that show each machine that is kept, the newest first."""
+    found = cache.every()
+    if not found:
+        yield "nothing is kept: a machine is measured when a product is first planned by its price, or by this command"
+    for file, key, machine in found:
+        date = datetime.fromtimestamp(file.stat().st_mtime).astimezone().isoformat(" ", "minutes")
+        nodes = str(key["nodes"]).split()
+        yield f"{file}: {date}"
+        where = f"{len(nodes)} ranks on {len(set(nodes))} nodes, {key['threads']} threads each"
+        yield f"  {where}; {key['cpu']}; {key['mpi'][:40]}"
+        rates = ", ".join(f"{name} {_rate(machine, name, 1024):.0f} GF/s" for name in machine.kernels)
+        yield f"  1024³: {rates}"
+        for link in ["node"] * (len(nodes) > len(set(nodes))) + ["between"] * (len(set(nodes)) > 1):
+            costs = {name: machine.costs[link].get(name) for name in (f"{DEFAULT.name}.get", "shift")}
+            said = (f"{name} {1e-9 / cost.beta:.2f} GB/s" for name, cost in costs.items() if cost and cost.beta)
+            yield f"  {link}: {', '.join(said)}"
+        if machine.corrections:
+            yield "  by products since: " + ", ".join(f"{kind} × {x:.2f}" for kind, x in machine.corrections.items())
+        if machine.scatter:
+            quiet = "measured while others were at work" if machine.is_scattered else "measured on a quiet machine"
+            yield f"  rounds differed by {machine.scatter:.0%}: {quiet}"
+
+
+def forgotten() -> str:
+    """Delete what is kept. Returns what to say. Raises FileFormatError."""
+    try:
+        count = cache.forget()
+    except OSError as error:
+        raise FileFormatError(f"--forget: cannot delete what is kept: {error}") from None
+    return f"deleted what was kept of {count} machine{'s' * (count != 1)}; they are measured again when next needed"
 
 
 # -- as text --------------------------------------------------------------------------------------

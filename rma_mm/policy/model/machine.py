@@ -36,10 +36,12 @@ TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
 SUMS = ("reduce", "reduce-scatter")
 """Those of them that add, of whatever lies together."""
-FIGURES = ("operation", "meeting", "piece", "packed", "crowding")
+FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""
 FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
 """Fields that are factors, and of what each has one."""
+SCATTERED = 0.3
+"""The share by which rounds may differ on a machine that is quiet."""
 PACKED = " packed"
 """Behind the name of a movement between nodes whose bytes do not lie together at their owner."""
 COPY = "copy"
@@ -113,6 +115,8 @@ class Machine:
     """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
     crowding: float = 1.0
     """How much longer ranks that share processors take than processors that are never idle would."""
+    scatter: float = 0.0
+    """The share by which rounds of the calibration differed: much, where others were at work."""
     memory: int | None = None
     """Bytes of a rank; None where they are unknown."""
     measured: bool = False
@@ -131,6 +135,11 @@ class Machine:
     """The group of each node, where something narrower joins groups than nodes; empty where nothing does."""
     joint: Cost = Cost(0.0, 0.0)
     """Seconds more of a transfer between groups, and a byte of all that goes into a group, or out of it, at once."""
+
+    @property
+    def is_scattered(self) -> bool:
+        """Return whether its figures were measured while others were at work."""
+        return self.scatter > SCATTERED
 
     def __hash__(self) -> int:
         figures = (self.name, self.cores, self.threads, self.operation, self.meeting)
@@ -211,7 +220,7 @@ class Machine:
                 raise MachineError(f"machine: {name} is {quoted(what)}; {problem}")
         delays, groups = (_at({name: [], **given}, name, list) for name in ("delays", "groups"))
         cores, threads, nodes = (_count(given.get(name, 1), name) for name in ("cores", "threads", "nodes_per_host"))
-        figures: dict[str, Any] = {name: _number(given, name) for name in FIGURES}
+        figures: dict[str, Any] = {name: _number({"scatter": 0.0, **given}, name) for name in FIGURES}
         figures |= {name: tuple(map(float, what)) for name, what in factors.items()}
         return cls(
             str(given.get("name", "")), costs, kernels, cores, threads, nodes,

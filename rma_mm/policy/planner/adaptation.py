@@ -13,8 +13,10 @@ LATE = 1.2
 """Measured over predicted from which a one-sided plan is late."""
 LOOKS = 3
 """Executions of a plan that are looked at, after a first one that touches its memory."""
-LEAST, MOST = 0.5, 2.0
-"""How far a correction goes."""
+LEAST, MOST = 0.8, 1.25
+"""How far a correction goes: it holds for all products of a kind, whose sizes it does not know."""
+SHORTEST = 1e-3
+"""Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
 WORTH = 0.1
 """A ratio that is further from 1 corrects the calibration."""
 
@@ -74,7 +76,7 @@ class Watch:
 
     def correction(self, before: float) -> float | None:
         """What products of this kind take over what calibration says, where it has been `before`; None for no news."""
-        if self.measured is None or not self.predicted:
+        if self.measured is None or not self.predicted or self.measured < SHORTEST:
             return None
         ratio = self.measured / self.predicted
         if abs(ratio - 1) < WORTH:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,45 @@ def read(key: Key) -> Machine | None:
     return machine if machine.measured else None
 
 
-def write(key: Key, machine: Machine) -> Path | None:
-    """Keep a machine: under its name once it is complete. None where nothing can be written."""
+def tries(key: Key) -> int:
+    """Return how often a machine was measured that is kept under a key, as rounds differed each time."""
+    file = file_of(key)
+    with suppress(OSError, ValueError, AttributeError):
+        return int(json.loads((file and read_own(file)) or b"{}").get("tries", 1))
+    return 1
+
+
+def every() -> list[tuple[Path, Key, Machine]]:
+    """Return all that is kept, the newest first: file, what of its key people ask for, and machine."""
+    folder, found = folder_of("machines"), []
+    for file in sorted(folder.glob("*.json") if folder else (), key=lambda each: -each.stat().st_mtime):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MachineError):
+            kept = json.loads(read_own(file) or b"")
+            key = {name: str(kept["key"][name]) for name in ("nodes", "threads", "cpu", "mpi")}
+            found.append((file, key, Machine.from_json(kept["machine"])))
+    return found
+
+
+def forget() -> int:
+    """Delete all that is kept. Returns how many files there were. Raises OSError."""
+    folder = folder_of("machines")
+    files = list(folder.glob("*.json")) if folder else []
+    for file in files:
+        file.unlink(missing_ok=True)
+    return len(files)
+
+
+def write(key: Key, machine: Machine, tries: int = 1) -> Path | None:
+    """Keep a machine: under its name once it is complete. None where nothing can be written.
+
+    tries: how often it was measured, as rounds differed each time.
+    """
     file = file_of(key)
     if file is None:
         return None
+    content = {"key": key, "machine": machine.as_json(), "tries": tries}
     try:
-        write_own(file, (json.dumps({"key": key, "machine": machine.as_json()}, indent=1) + "\n").encode())
+        write_own(file, (json.dumps(content, indent=1) + "\n").encode())
     except OSError:  # a full disk, or the folder is gone
         return None
     return file

@@ -27,6 +27,8 @@ VARIABLE = "RMA_MM_MACHINE"
 """Environment variable: `typical`, or a file as `Machine.as_json` gives it."""
 SHORT, BETWEEN, KERNEL = 2.2, 5.0, 0.5
 """Seconds of the automatic calibration, of that between nodes, and of that of one kernel."""
+TRIES = 3
+"""Jobs that measure again, one after the other, as rounds differed: on some machines they always do."""
 Memo = dict[Any, Any]
 _seen: set[str] = set()
 """Nodes of ranks between which the network was measured, or compared with what was kept, by this process as rank 0."""
@@ -46,8 +48,9 @@ def machine_of(
 
     RMA_MM_MACHINE names one. Else rank 0 looks for what was kept; what it lacks is measured where that is allowed, in
     at most three seconds, five between nodes, and kept. All is measured again where the network has another bandwidth
-    than what was kept says. The same on every rank; collective over `comm` when first asked this, of which a
-    communicator remembers the answer. Raises MachineError, on every rank, for a file with a wrong figure.
+    than what was kept says, or where rounds differed much. The same on every rank; collective over `comm` when first
+    asked this, of which a communicator remembers the answer. Raises MachineError, on every rank, for a file with a
+    wrong figure.
     """
     memo = _memo(comm)
     asked = (tuple(node_of), threads, dtype, kernel, may_measure, flavours)
@@ -73,7 +76,7 @@ def remember_correction(
         key = cache.key_of(site)
         kept = cache.read(key)
         if kept is not None:
-            cache.write(key, _corrected(kept, corrections))
+            cache.write(key, _corrected(kept, corrections), cache.tries(key))
 
 
 def _corrected(machine: Machine, corrections: Mapping[str, float]) -> Machine:
@@ -85,16 +88,19 @@ def _found(
     comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, may_measure: bool, flavours: tuple[str, ...]
 ) -> Machine | None:
     """See `machine_of`. Collective."""
-    told: tuple[Any, bool, bool] | None = None
+    told: tuple[Any, bool, bool, int] | None = None
     with agreed(comm, "machine", dtype=dtype, kernel=kernel, may_measure=may_measure, flavours=flavours):
         if comm.rank == 0:
             named = _named(os.environ.get(VARIABLE, ""))
             kept = named or _whole(cache.read(cache.key_of(site)), site)
             nodes = " ".join(map(str, site.node_of))
-            told = kept and kept.as_json(), named is not None, nodes not in _seen
+            tries = cache.tries(cache.key_of(site)) if kept and kept.is_scattered else 0
+            told = kept and kept.as_json(), named is not None, nodes not in _seen, tries
             _seen.update([nodes] * may_measure)
-    given, is_named, is_new = comm.bcast(told)
+    given, is_named, is_new, tries = comm.bcast(told)
     base = None if given is None else Machine.from_json(given)
+    if base is not None and is_new and not is_named and may_measure and 0 < tries < TRIES:
+        base = None
     if base is not None and is_new and not is_named and may_measure and site.has("between"):
         base = None if has_changed(comm, site, base) else base
     wanted = _lacking(base, site, (dtype, kernel), flavours)
@@ -103,7 +109,7 @@ def _found(
     seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
     machine = survey(comm, site, wanted, seconds, base).machine
     if comm.rank == 0:
-        cache.write(cache.key_of(site), machine)
+        cache.write(cache.key_of(site), machine, tries + 1)
     return machine
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.policy.model.machine import SCATTERED
 from rma_mm.runtime.calibration.site import Load
 from rma_mm.windows.waiting import barrier, reduced, wait
 
@@ -70,18 +71,29 @@ def sampled(
     """The figures of every case: rounds × figures, those of the slowest rank. Collective over `comm`.
 
     host: the ranks of this one's host. deadline: what time.perf_counter says on the first rank when the last round
-    should be over. After `LEAST` rounds none begins that would end later.
+    should be over. After `LEAST` rounds none begins that would end later; where rounds differ, twice as many do.
     """
     rounds: list[NDArray[np.float64]] = []
-    goes_on = np.ones(1, np.int8)
+    goes_on, start = np.ones(1, np.int8), time.perf_counter()
+    latest = deadline + max(0.0, deadline - start)
     while goes_on[0]:
         began = time.perf_counter()
         rounds.append(_round(comm, host, cases))
         now = time.perf_counter()
-        goes_on[0] = len(rounds) < LEAST or (len(rounds) < ROUNDS and 2 * now - began < deadline)
+        end = latest if scatter(rounds) > SCATTERED else deadline
+        goes_on[0] = len(rounds) < LEAST or (len(rounds) < ROUNDS and 2 * now - began < end)
         wait(comm.Ibcast(goes_on))
     bounds = _bounds(cases)
     return [np.array([each[a:b] for each in rounds]) for a, b in pairwise(bounds)]
+
+
+def scatter(rounds: Sequence[NDArray[np.float64]]) -> float:
+    """Return by what share rounds that count differ: of the middle half of them, the median over all figures."""
+    if len(rounds) <= LEAST:
+        return 0.0
+    low, middle, high = np.quantile(np.array(rounds[1:]), (0.25, 0.5, 0.75), axis=0)
+    known = middle > 0
+    return float(np.median((high - low)[known] / middle[known])) if known.any() else 0.0
 
 
 def _round(comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
 from rma_mm.runtime.calibration.overlap import kind_of
-from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, typical
+from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, scatter, typical
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.speeds import measured, round_of, with_processors
 from rma_mm.runtime.ranks.agreement import agreed
@@ -209,6 +209,8 @@ class _Cases:
         rounds: dict[Case, NDArray[np.float64]] = dict(zip(cases, samples, strict=True))
         figures = {case: typical(each) for case, each in rounds.items()}
         found = _Found(rounds=max(map(len, samples), default=0))
+        if len(samples) > 1:
+            found.facts["scatter"] = scatter([np.concatenate(each) for each in zip(*samples, strict=True)])
         for case in self.movements:
             found.points[case.link, case.name].append(case.point(figures[case][0]))
         for crowd in self.contention:

@@ -136,6 +136,7 @@ class Settled:
         shapes = {name: x.shape for name, x in self.operands.items()}
         lines = [
             str(self),
+            *self._about_machine(),
             *self.chosen.row.notes,
             f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
             words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
@@ -145,6 +146,14 @@ class Settled:
             explain(self.found, self.chosen, self.given.options.algorithm) if every else str(self.decision),
         ]
         return "\n".join(lines)
+
+    def _about_machine(self) -> list[str]:
+        """Return a warning where prices rest on figures that were measured while others were at work."""
+        machine = self.request.tariff.machine
+        if not machine.is_scattered:
+            return []
+        differed = f"its rounds differed by {machine.scatter:.0%}"
+        return [f"machine     measured while others were at work, {differed}; run python -m rma_mm.calibrate"]
 
     def _why_kernel(self) -> str:
         """What was measured of the local kernels, where anything was."""
