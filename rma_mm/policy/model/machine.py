@@ -40,7 +40,7 @@ FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""
 FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
 """Fields that are factors, and of what each has one."""
-SCATTERED = 0.3
+SCATTERED = 0.2
 """The share by which rounds may differ on a machine that is quiet."""
 PACKED = " packed"
 """Behind the name of a movement between nodes whose bytes do not lie together at their owner."""

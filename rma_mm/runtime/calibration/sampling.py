@@ -36,7 +36,7 @@ BUSY = 0.02
 """Seconds that a target is inside a multiply: those of a product of some 1000³ on one processor."""
 NAP = 2e-3
 """Seconds between two looks of a rank that must not take a processor from one that works."""
-LEAST, ROUNDS = 2, 15
+LEAST, ROUNDS = 3, 15
 """Rounds at least and at most. The first does not count: it finds everything cold."""
 
 
@@ -89,7 +89,7 @@ def sampled(
 
 def scatter(rounds: Sequence[NDArray[np.float64]]) -> float:
     """Return by what share rounds that count differ: of the middle half of them, the median over all figures."""
-    if len(rounds) <= LEAST:
+    if len(rounds) < LEAST:
         return 0.0
     low, middle, high = np.quantile(np.array(rounds[1:]), (0.25, 0.5, 0.75), axis=0)
     known = middle > 0
