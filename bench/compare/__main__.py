@@ -2,8 +2,8 @@
 
 Both versions are installed into environments of their own, and some 25 small products, calls and commands are measured
 in turn: this, that, that, this. That is done three times in new processes, on machines calibrated anew. A line tells
-the ratio this / that, and in brackets the least and the largest median of the three times; below 1 is better. WORSE is
-what was more than 5 % slower, or larger, each time: by more than the figures scatter. Exits 1 then, 4 where what was to
+the ratio this / that, and the least and the largest median of the three times; below 1 is better. WORSE is what is more
+than 5 % slower, or larger, and was so by 2 % at least each time: by more than the figures scatter. Exits 1 then, 4 where what was to
 be measured failed here and not there. COMMIT is the last tag where none is given, or else the last that
 `bench/history.jsonl` knows. Hosts are namespaces of this machine, which root alone can make; else they are left out.
 """
@@ -32,10 +32,11 @@ from bench.compare.bars import bars_of
 from bench.hosts import Cluster, obstacle
 from bench.processes import ROOT, clean_environment, kill_marked, mpiexec_of
 
-TIMES, PAIRS, COMMANDS = 3, 7, 6
-"""Times that all is measured in new processes; pairs of samples of a measurement each time, and of a command."""
-WORSE = 1.05
-"""What a figure that got worse exceeds."""
+TIMES, PAIRS, APART, COMMANDS = 3, 7, 11, 6
+"""Times that all is measured in new processes; pairs of samples of a measurement each time, of one between hosts, and of
+a command."""
+WORSE, EACH = 1.05, 1.02
+"""What the ratio of a figure that got worse exceeds, and what its median does each time."""
 PATIENCE = 120.0
 """Seconds that a job may take to answer."""
 FAILED = 4
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {case: summary(each) for case, each in samples.items()}
     lines = [f"this checkout ({head()}) against {commit}: ratios of seconds, or of bytes", "", *table(found), *faults]
     took = time.monotonic() - begin
-    worse = [case for case, each in found.items() if each["low"] > WORSE]
+    worse = [case for case, each in found.items() if is_worse(each)]
     lines += ["", f"WORSE: {'; '.join(worse)}" if worse else "nothing is worse", f"took {took:.0f} s"]
     facts = {"commit": head(), "against": commit, "ratios": found, "worse": worse, "faults": faults, "took": took}
     measure.publish(options.json, "compare", measure.machine(), lines, **facts)
@@ -160,13 +161,18 @@ def table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a line for each measurement, with the bars that it guards."""
     rows = [
         [case, f"{1e3 * x['this']:.3f}", f"{x['ratio']:.3f}", f"{x['low']:.3f} to {x['high']:.3f}",
-         "WORSE" if x["low"] > WORSE else ""]
+         "WORSE" if is_worse(x) else ""]
         for case, x in found.items()
     ]  # fmt: skip
     lines = measure.table(["measured", "ms, MiB", "ratio", "medians", ""], rows)
     guarded = [(bar, case) for case in found for bar in bars_of(case)]
     bars = {bar: [case for each, case in guarded if each == bar] for bar, _ in guarded}
     return [*lines, "", "bars that these guard:", *(f"  {bar}: {'; '.join(cases)}" for bar, cases in bars.items())]
+
+
+def is_worse(found: Mapping[str, float]) -> bool:
+    """Return whether a measurement got worse by more than it scatters."""
+    return found["ratio"] > WORSE and found["low"] > EACH
 
 
 def summary(times: Sequence[Sequence[tuple[float, float]]]) -> dict[str, float]:
@@ -275,7 +281,7 @@ def asked(
         if wrong:
             continue
         ask = [lambda job=job, name=name: float(job.ask(name)["seconds"]) for job in both]
-        yield name, [in_turn(ask, turn) for turn in range(PAIRS)]
+        yield name, [in_turn(ask, turn) for turn in range(APART if "hosts" in setting else PAIRS)]
     if names:
         mine, other = (job.ask(names[0])["peak"] / 2**10 / 1e3 for job in both)
         yield "peak", [(mine, other)]
