@@ -3,9 +3,9 @@
 Both versions are installed into environments of their own, and some 25 small products, calls and commands are measured
 in turn: this, that, that, this. That is done three times in new processes, on machines calibrated anew. A line tells
 the ratio this / that, and the least and the largest median of the three times; below 1 is better. WORSE is what is more
-than 5 % slower, or larger, and was so by 2 % at least each time: by more than the figures scatter. Exits 1 then, 4 where what was to
-be measured failed here and not there. COMMIT is the last tag where none is given, or else the last that
-`bench/history.jsonl` knows. Hosts are namespaces of this machine, which root alone can make; else they are left out.
+than 5 % slower, or larger, and was so by 2 % at least each time: by more than figures scatter. Exits 1 then, 4 where
+what was to be measured failed. COMMIT is the last tag where none is given, or else the last that `bench/history.jsonl`
+knows. Hosts are namespaces of this machine, which root alone can make; else they are left out.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from bench.hosts import Cluster, obstacle
 from bench.processes import ROOT, clean_environment, kill_marked, mpiexec_of
 
 TIMES, PAIRS, APART, COMMANDS = 3, 7, 11, 6
-"""Times that all is measured in new processes; pairs of samples of a measurement each time, of one between hosts, and of
-a command."""
+"""Times that all is measured in new processes; pairs of samples each time, of those between hosts, of commands."""
 WORSE, EACH = 1.05, 1.02
 """What the ratio of a figure that got worse exceeds, and what its median does each time."""
 PATIENCE = 120.0
@@ -89,14 +88,14 @@ class Job:
         self.side, self.number, ranks = side, 0, int(np.prod(grid))
         self.folder = Path(tempfile.mkdtemp(dir=side.folder))
         program = [side.python, str(script), setting, str(self.folder)]
-        log = (self.folder / "log").open("w")
         self.process: subprocess.Popen[Any]
-        if cluster is not None:
-            self.process = cluster.start(ranks // cluster.count, program, side.environment, stdout=log, stderr=log)
-        else:
-            null = subprocess.DEVNULL
-            line = [*side.mpiexec(ranks), *program]
-            self.process = subprocess.Popen(line, env=side.environment, stdin=null, stdout=log, stderr=log)
+        with (self.folder / "log").open("w") as log:
+            if cluster is not None:
+                self.process = cluster.start(ranks // cluster.count, program, side.environment, stdout=log, stderr=log)
+            else:
+                null = subprocess.DEVNULL
+                line = [*side.mpiexec(ranks), *program]
+                self.process = subprocess.Popen(line, env=side.environment, stdin=null, stdout=log, stderr=log)
 
     def ask(self, name: str) -> dict[str, Any]:
         """Return the answer. Raises CompareError where there is none."""
