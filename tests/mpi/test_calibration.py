@@ -27,7 +27,6 @@ from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.policy.model.machine import SCATTERED, TOGETHER, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
-from rma_mm.runtime.calibration.link import has_changed
 from rma_mm.runtime.calibration.sampling import scatter
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows.mpi import node_map
@@ -253,7 +252,7 @@ def test_the_command_shows_and_forgets(tmp_path):
     assert "deleted what was kept of 2 machines" in done.stdout
 
 
-@pytest.mark.parametrize("factor", [30, 1 / 30])
+@pytest.mark.parametrize("factor", [300, 1 / 300])
 @parallel(ranks=(4,), env=("cliques",))
 def test_another_network_is_measured_again(comm, factor):
     """A job on the same ranks whose links are faster, or slower, than what was kept says."""
@@ -271,9 +270,7 @@ def test_another_network_is_measured_again(comm, factor):
         comm.Barrier()
         assert looked_up(comm)[1] == 0  # this process has measured these nodes
         lookup._seen.clear()
-        other, count = looked_up(comm)
-        assert count == 1
-        assert not has_changed(comm, Site.of(comm, node_map(comm), 1), other)
+        assert looked_up(comm)[1] == 1
 
 
 @parallel(ranks=(2,), env=("node",))

@@ -83,7 +83,7 @@ def read(key: Key) -> Machine | None:
 def tries(key: Key) -> int:
     """Return how often a machine was measured that is kept under a key, as rounds differed each time."""
     file = file_of(key)
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, AttributeError):
         return int(json.loads((file and read_own(file)) or b"{}").get("tries", 1))
     return 1
 
