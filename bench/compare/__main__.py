@@ -35,7 +35,7 @@ from bench.processes import ROOT, clean_environment, kill_marked, mpiexec_of
 TIMES, PAIRS, APART, COMMANDS = 3, 7, 11, 6
 """Times that all is measured in new processes; pairs of samples each time, of those between hosts, of commands."""
 WORSE, EACH = 1.05, 1.02
-"""What the ratio of a figure that got worse exceeds, and what its median does each time."""
+"""Limits that the ratio of a figure that got worse exceeds, and that its median exceeds each time."""
 PATIENCE = 120.0
 """Seconds that a job may take to answer."""
 FAILED = 4
@@ -43,7 +43,7 @@ SIDES = ("this", "that")
 HISTORY = ROOT / "bench" / "history.jsonl"
 MARKER = "BENCH_COMPARE_JOB"
 IMPORTED = "import rma_mm; rma_mm.matmul, rma_mm.Mesh, rma_mm.plan_chain"
-"""What import time is measured by."""
+"""The program whose processor time is the import time."""
 
 Samples = dict[str, list[list[tuple[float, float]]]]
 """Measurement → pairs of samples, this and that, for each time."""
@@ -333,7 +333,7 @@ def run_files(side: Side) -> float:
 
 
 COMMANDED: dict[str, Callable[[Side], float]] = {"import": import_time, "files 1500²": run_files}
-"""What is measured by commands, each a process of its own."""
+"""Measurements made by commands, each a process of its own."""
 
 
 def partial_of(command: Callable[[Side], float], side: Side) -> Callable[[], float]:

@@ -75,7 +75,7 @@ def test_a_late_product_changes_to_groups(comm):
 
 @parallel(ranks=(4,), env=("node",))
 def test_advice_is_given_where_seconds_are_at_stake(comm):
-    """Of a symmetric product none that multiplies all of C is advised."""
+    """Never advise an algorithm that multiplies all of a symmetric C."""
     a = np.arange(48.0 * 48).reshape(48, 48) % 7 - 3
     with late(comm) as mesh:
         A = rma_mm.DistMatrix.from_numpy(a, mesh, "i, j")

@@ -18,11 +18,11 @@ from rma_mm.schedule.lowering.lower import Tuning, lower
 MEASURED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hosts_measured.json").read_text())
 """Products between hosts, each with the machine as first use measured it and the seconds that candidates took then."""
 REGRET = 1.15
-"""How many times as long as the best the chosen one may take: as far as measured times themselves scatter."""
+"""Seconds of the chosen candidate over those of the best, at most: measured times scatter by as much."""
 CLOSE, CHOSEN = 0.25, 0.1
 """By what share predictions may miss what was measured; of what is chosen the more exact."""
 SHARE = 0.65
-"""Of how many candidates."""
+"""The share of candidates that must be predicted so."""
 
 
 @pytest.mark.parametrize("at", range(len(MEASURED)))

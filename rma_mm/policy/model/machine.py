@@ -35,7 +35,7 @@ ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
 SUMS = ("reduce", "reduce-scatter")
-"""Those of them that add, of whatever lies together."""
+"""Movements of groups that add contiguous data."""
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""
 FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}

@@ -83,7 +83,7 @@ class _Load:
     wire: Figures
     """Seconds of the wire for its words."""
     exposed: Figures
-    """Those of them that no multiply goes on beside."""
+    """Seconds of the wire that no multiply hides."""
     serving: Figures
     """Seconds of the wire the other way, for what others want of what it holds."""
     circling: Figures

@@ -14,7 +14,7 @@ LATE = 1.2
 LOOKS = 3
 """Executions of a plan that are looked at, after a first one that touches its memory."""
 LEAST, MOST = 0.8, 1.25
-"""How far a correction goes: it holds for all products of a kind, whose sizes it does not know."""
+"""Limits of a correction: it holds for all products of a kind, whatever their size."""
 SHORTEST = 1e-3
 """Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
 WORTH = 0.1

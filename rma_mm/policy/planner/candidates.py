@@ -105,7 +105,7 @@ class Candidate:
     kind: str = ""
     """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
     reads_in_place: bool = False
-    """Whether A and B are read where they lie and nothing crosses nodes, so that no rank waits for another."""
+    """True if A and B are read in place and nothing crosses nodes, so that no rank waits for another."""
 
     @property
     def seconds(self) -> float:

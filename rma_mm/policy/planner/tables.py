@@ -12,7 +12,7 @@ from rma_mm.policy.model.lower_bounds import least_words
 from rma_mm.policy.planner.candidates import Candidate
 
 LITTLE = 0.05
-"""What part of a difference is not told by itself."""
+"""The share of a difference below which parts are folded into one."""
 
 
 def table(rows: list[list[str]]) -> str:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SECONDS, LEAST, MOST = 0.02, 2**16, 2**23
-"""How long a transfer should last, and how many bytes it has at least and at most."""
+"""Seconds that a transfer should last; bytes that it has at least and at most."""
 TIMES = 6
 """Transfers; the first uses up what a link lets through at once. Others who are at work here only make them longer."""
 CHANGED = 3.0
-"""How many times as long, or as short, as by the figures that were kept a transfer takes on a link that has changed."""
+"""The ratio of measured to predicted seconds, or its inverse, from which a link counts as changed."""
 
 
 def has_changed(comm: MPI.Intracomm, site: Site, machine: Machine) -> bool:

@@ -1,4 +1,4 @@
-"""How fast long transfers between nodes are, and how much of each goes on behind a multiply."""
+"""Measure long transfers between nodes: their bandwidth, and the share that a multiply hides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = (128, 512, 1024, 4096)
 FIRST, LASTS = 1, 0.04
 """Which of them comes first, and the seconds that the one which is taken lasts at most, where that can be."""
 LONGER = 1.5
-"""How many times as long as the transfer the multiply beside it is."""
+"""Duration of the multiply beside a transfer, over that of the transfer."""
 MOST = 4000
 """Small products that the multiply is made of at most."""
 

@@ -25,7 +25,7 @@ SCATTER = 0.1
 ROUNDS = 5
 """Rounds at most."""
 SPINS, SPIN, ENOUGH = 6, 0.01, 0.75
-"""How often and for how long ranks look how much of the processors they get; the share of them that is all of them."""
+"""Times and seconds for which ranks spin to see the processors they get; the share from which they have all."""
 Speeds = tuple[float, ...]
 
 
