@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,7 +63,7 @@ class Side:
         self.name, self.folder = name, folder / name
         self.python = str(self.folder / "env" / "bin" / "python")
         self.environment = clean_environment(("PYTHONPATH",)) | {
-            "RMA_MM_CACHE": str(self.folder / "cache"), MARKER: name, "PYTHONPATH": "",
+            "RMA_MM_CACHE": str(self.folder / "cache"), MARKER: str(self.folder), "PYTHONPATH": "",
         }  # fmt: skip
 
     def install(self, source: str) -> None:
@@ -85,7 +88,7 @@ class Job:
 
     def __init__(self, side: Side, setting: str, script: Path, cluster: Cluster | None) -> None:
         grid, _ = worker.SETTINGS[setting]
-        self.side, self.number, ranks = side, 0, int(np.prod(grid))
+        self.side, self.number, ranks = side, 0, prod(grid)
         self.folder = Path(tempfile.mkdtemp(dir=side.folder))
         program = [side.python, str(script), setting, str(self.folder)]
         self.process: subprocess.Popen[Any]
@@ -128,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="add a line to bench/history.jsonl")
     options = parser.parse_args(arguments)
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every job is ended
     with tempfile.TemporaryDirectory(prefix="bench-compare-") as name:
         folder = Path(name)
         commit = commit_of(options.commit)
@@ -140,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             samples, faults = measured(sides, wanted, options.times)
         finally:
             for side in sides:
-                kill_marked(f"{MARKER}={side.name}".encode())
+                kill_marked(f"{MARKER}={side.folder}".encode())
     found = {case: summary(each) for case, each in samples.items()}
     lines = [f"this checkout ({head()}) against {commit}: ratios of seconds, or of bytes", "", *table(found), *faults]
     took = time.monotonic() - begin
@@ -238,9 +242,7 @@ def cases() -> list[str]:
     return [*found, *(f"{setting}: peak" for setting in worker.SETTINGS), *COMMANDED]
 
 
-def measured(
-    sides: Sequence[Side], wanted: Sequence[str], times: int
-) -> tuple[Samples, list[str]]:
+def measured(sides: Sequence[Side], wanted: Sequence[str], times: int) -> tuple[Samples, list[str]]:
     """Return pairs of samples of each measurement for each time, and what failed."""
     samples: Samples = defaultdict(list)
     faults: dict[str, None] = {}
@@ -253,6 +255,7 @@ def measured(
             names = [name for name in named if f"{setting}: {name}" in wanted]
             if not names and f"{setting}: peak" not in wanted:
                 continue
+            names = names or list(named)  # whose memory is wanted
             if "hosts" in setting and (reason := obstacle()):
                 faults[f"left out: {setting}: {reason}"] = None
                 continue
@@ -264,7 +267,7 @@ def measured(
         for name, command in COMMANDED.items():
             if name in wanted:
                 say(f"[{at + 1}/{times}] {name}")
-                runs = [partial_of(command, side) for side in sides]
+                runs = [partial(command, side) for side in sides]
                 samples[name].append([in_turn(runs, turn + at) for turn in range(-1, COMMANDS)][1:])
     return samples, list(faults)
 
@@ -334,11 +337,6 @@ def run_files(side: Side) -> float:
 
 COMMANDED: dict[str, Callable[[Side], float]] = {"import": import_time, "files 1500²": run_files}
 """Measurements made by commands, each a process of its own."""
-
-
-def partial_of(command: Callable[[Side], float], side: Side) -> Callable[[], float]:
-    """Return a command of a side."""
-    return lambda: command(side)
 
 
 def say(text: str) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 import rma_mm
+from rma_mm.errors import RmaError
 
 LOOK, PATIENCE = 0.02, 300.0
 """Seconds between two looks at what there is to do, and after which a job that is asked nothing ends."""
@@ -39,10 +40,13 @@ def matrix(mesh: rma_mm.Mesh, rows: int, cols: int, dtype: str = "float32", layo
     return rma_mm.DistMatrix.from_numpy(filled.astype(dtype).reshape(rows, cols), mesh, layout)
 
 
-def execute(mesh: rma_mm.Mesh, m: int, n: int, k: int, algorithm: str, dtype: str = "float32", **more: Any) -> Call:
-    """Prepare a plan that is executed again and again."""
-    a, b = matrix(mesh, m, k, dtype), matrix(mesh, k, n, dtype)
-    plan = rma_mm.plan(a, b, mesh, algorithm=algorithm, **more)
+def execute(
+    mesh: rma_mm.Mesh, m: int, n: int, k: int, algorithm: str, dtype: str = "float32",
+    layouts: tuple[str, str, str | None] = (BLOCKS, BLOCKS, None),
+) -> Call:  # fmt: skip
+    """Prepare a plan that is executed again and again, of matrices that are placed so."""
+    a, b = matrix(mesh, m, k, dtype, layouts[0]), matrix(mesh, k, n, dtype, layouts[1])
+    plan = rma_mm.plan(a, b, mesh, algorithm=algorithm, layout=layouts[2])
     plan.adapt = False
     return partial(plan.execute, a, b)
 
@@ -52,14 +56,6 @@ def by_matmul(mesh: rma_mm.Mesh, m: int, n: int, k: int, algorithm: str) -> Call
     a, b = matrix(mesh, m, k), matrix(mesh, k, n)
     c = rma_mm.matmul(a, b, mesh, algorithm=algorithm)
     return partial(rma_mm.matmul, a, b, mesh, out=c, algorithm=algorithm)
-
-
-def placed(mesh: rma_mm.Mesh, m: int, n: int, k: int, layouts: tuple[str, str, str], algorithm: str) -> Call:
-    """Prepare a product of matrices that are placed so."""
-    a, b = matrix(mesh, m, k, layout=layouts[0]), matrix(mesh, k, n, layout=layouts[1])
-    plan = rma_mm.plan(a, b, mesh, algorithm=algorithm, layout=layouts[2])
-    plan.adapt = False
-    return partial(plan.execute, a, b)
 
 
 def gram(mesh: rma_mm.Mesh, rows: int, cols: int) -> Call:
@@ -129,7 +125,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], dict[str, Make]]] = {
         "cannon 1024": make(1024, "cannon"),
         "thin 8192×64×512": partial(execute, m=8192, n=64, k=512, algorithm="stationary_c"),
         "deep 256×256×16384": partial(
-            placed, m=256, n=256, k=16384, layouts=(COLUMNS, ROWS, BLOCKS), algorithm="stationary_a",
+            execute, m=256, n=256, k=16384, layouts=(COLUMNS, ROWS, BLOCKS), algorithm="stationary_a",
         ),
         "Gram 1536": partial(gram, rows=1536, cols=1536),
         "batch 32×128³": partial(batch, count=32, size=128),
@@ -183,16 +179,9 @@ def prepared(comm: MPI.Intracomm, mesh: rma_mm.Mesh, made: Make) -> tuple[Call, 
         call = made(mesh)
         call()
         took = min(seconds(comm, call, 1) for _ in range(2))
-    except (rma_mm_errors(), TypeError, AttributeError) as error:  # an older version has less
+    except (RmaError, TypeError, AttributeError) as error:  # an older version has less
         return f"{type(error).__name__}: {error}"
     return call, max(1, min(MOST, round(SAMPLE / took)))
-
-
-def rma_mm_errors() -> type[Exception]:
-    """Return the base of what rma_mm raises for what cannot be done, alike on all ranks."""
-    from rma_mm.errors import RmaError
-
-    return RmaError
 
 
 def sample(comm: MPI.Intracomm, call: Call, times: int) -> float:

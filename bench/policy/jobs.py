@@ -48,7 +48,7 @@ class Job:
         self.file.touch()
         self.marker = secrets.token_hex(8)
         environment = clean_environment(CONTROLLED) | {MARKER: self.marker}
-        if cases[0].nodes > 1:
+        if cases[0].nodes > 1 and not cases[0].rate:
             environment["MPIR_CVAR_NUM_CLIQUES"] = str(cases[0].nodes)
         self.environment, self.mpiexec = environment, mpiexec
         self.rate, self.hosts = cases[0].rate, cases[0].nodes

@@ -29,7 +29,7 @@ from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
 from rma_mm.runtime.calibration import cache
-from rma_mm.runtime.calibration.overlap import kind_of
+from rma_mm.runtime.calibration.overlap import overlap_kind
 from rma_mm.runtime.calibration.sampling import rest
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.survey import Survey, Wanted, survey
@@ -116,7 +116,8 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         return DONE
     with Mesh((frame.comm.size,), frame.comm, threads=options.threads) as mesh:
         comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
-        frame.say(f"measuring for about {options.seconds:g} s on {_ranks(mesh)}")
+        where = _ranks(mesh.size, mesh.threads, mesh.nodes)
+        frame.say(f"measuring for about {options.seconds:g} s on {where}")
         products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
         found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
         machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
@@ -135,10 +136,10 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
     return DONE
 
 
-def _ranks(mesh: Mesh) -> str:
-    counts = {"rank": mesh.size, "thread": mesh.threads, "node": mesh.nodes}
-    ranks, threads, nodes = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
-    return f"{ranks} with {threads} each on {nodes}"
+def _ranks(size: int, threads: int, nodes: int) -> str:
+    counts = {"rank": size, "thread": threads, "node": nodes}
+    ranks, each, where = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items())
+    return f"{ranks} with {each} each on {where}"
 
 
 def _write(found: Survey, machine: Machine, options: CalibrateOptions) -> None:
@@ -166,7 +167,7 @@ def shown() -> Iterator[str]:
         date = datetime.fromtimestamp(file.stat().st_mtime).astimezone().isoformat(" ", "minutes")
         nodes = str(key["nodes"]).split()
         yield f"{file}: {date}"
-        where = f"{len(nodes)} ranks on {len(set(nodes))} nodes, {key['threads']} threads each"
+        where = _ranks(len(nodes), machine.threads, len(set(nodes)))
         yield f"  {where}; {key['cpu']}; {key['mpi'][:40]}"
         rates = ", ".join(f"{name} {_rate(machine, name, 1024):.0f} GF/s" for name in machine.kernels)
         yield f"  1024³: {rates}"
@@ -209,7 +210,7 @@ def table(found: Survey) -> Iterator[str]:
     yield f"an operation takes {machine.operation * 1e6:.2f} µs, a meeting {machine.meeting * 1e6:.1f} µs a doubling"
     yield _speeds(found)
     if ("between", "shift") in found.points:
-        shares = {kind_of(name): cost.hidden for name, cost in machine.costs["between"].items()}
+        shares = {overlap_kind(name): cost.hidden for name, cost in machine.costs["between"].items()}
         kinds = ("get", "get packed", "accumulate", "accumulate packed", "shift", "shift packed", "reduce")
         said = ", ".join(f"{kind} {shares[kind]:.0%}" for kind in kinds if kind in shares)
         yield f"hidden behind a multiply between nodes: {said}; packed: of what does not lie together"

@@ -245,7 +245,7 @@ def test_the_command_shows_and_forgets(tmp_path):
     (folder / "broken.json").write_text('{"key": 3}')
     (folder / "broken.json").chmod(0o600)
     said = calibrate(1, tmp_path, "--show", **variables).stdout
-    assert "2 ranks on 1 nodes, 1 threads each" in said and "float32 blas" in said and "node: shared.get" in said
+    assert "2 ranks with 1 thread each on 1 node" in said and "float32 blas" in said and "node: shared.get" in said
     assert len(list(folder.glob("*.json"))) == 2
     done = calibrate(2, tmp_path, "--forget", **variables)
     assert (done.returncode, list(folder.glob("*.json"))) == (0, [])
@@ -282,6 +282,7 @@ def test_what_is_lacking_is_added(comm):
         both, count = looked_up(comm, dtype="float64")
         assert count == 1
         assert both.costs == first.costs
+        assert (both.scatter, both.cores) == (first.scatter, first.cores)  # which belong to what was measured then
         assert both.kernels["float32 blas"] == first.kernels["float32 blas"]
         assert list(both.kernels) == ["float32 blas", "float64 blas"]
         more, count = looked_up(comm, flavours=("allocated", "shared"))

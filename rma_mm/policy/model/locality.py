@@ -82,7 +82,7 @@ class Spread:
         """Words of other ranks."""
         return self.node + self.between
 
-    def together(self, width: float = inf) -> float:
+    def contiguous(self, width: float = inf) -> float:
         """Return how many words lie together where they go between nodes, `width` columns at a time, at most.
 
         All of them where that is as many columns as an owner has: neither its memory nor their new place has others.

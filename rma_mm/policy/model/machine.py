@@ -264,9 +264,8 @@ def _packed(flavour: Flavour, movement: str) -> tuple[str, ...]:
 
 def _cost(found: Any, name: str, given: Mapping[str, Any]) -> Cost:
     """Return a cost of two or three figures; the third, where it is missing, is the machine's. Raises MachineError."""
-    default = [given["hidden"]] if "hidden" in given and isinstance(found, list) and len(found) == 2 else []
-    figures = [*found, *default] if default else found
-    cost = Cost(*_figures(figures, name, 3 if isinstance(figures, list) and len(figures) > 2 else 2))
+    figures = [*found, given.get("hidden", 1.0)] if isinstance(found, list) and len(found) == 2 else found
+    cost = Cost(*_figures(figures, name, 3))
     if cost.hidden > 1:
         raise MachineError(f"machine: {name} is {found!r}; the share that is hidden is from 0 to 1")
     return cost

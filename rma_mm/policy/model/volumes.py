@@ -53,7 +53,7 @@ def _whole(
 ) -> Moved:  # fmt: skip
     """A part of a matrix that moves as a whole."""
     found = sample.spread(source, shape, wanted, is_any)
-    calls, run = found.cuts[0] * found.cuts[1], found.together() if found.between.any() else found.run
+    calls, run = found.cuts[0] * found.cuts[1], found.contiguous() if found.between.any() else found.run
     return _served(sample, Moved(x, how, found.own, found.node, found.between, calls, group, run), source, shape)
 
 
@@ -164,8 +164,8 @@ class _Volumes:
     def run(self, x: str, found: Spread, steps: Figures | float) -> float:
         """Return how many words lie together of what a step of the walk moves of an operand between nodes."""
         if OPERAND_DIMS[x][1] != self.dim:
-            return found.together()
-        return found.together(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
+            return found.contiguous()
+        return found.contiguous(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
 
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""

@@ -94,7 +94,7 @@ def every() -> list[tuple[Path, Key, Machine]]:
     for file in sorted(folder.glob("*.json") if folder else (), key=lambda each: -each.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MachineError):
             kept = json.loads(read_own(file) or b"")
-            key = {name: str(kept["key"][name]) for name in ("nodes", "threads", "cpu", "mpi")}
+            key = {name: str(kept["key"][name]) for name in ("nodes", "cpu", "mpi")}
             found.append((file, key, Machine.from_json(kept["machine"])))
     return found
 

@@ -99,10 +99,9 @@ def _found(
             _seen.update([nodes] * may_measure)
     given, is_named, is_new, tries = comm.bcast(told)
     base = None if given is None else Machine.from_json(given)
-    if base is not None and is_new and not is_named and may_measure and 0 < tries < TRIES:
-        base = None
-    if base is not None and is_new and not is_named and may_measure and site.has("between"):
-        base = None if has_changed(comm, site, base) else base
+    if base is not None and is_new and not is_named and may_measure:
+        is_stale = 0 < tries < TRIES or (site.has("between") and has_changed(comm, site, base))
+        base = None if is_stale else base
     wanted = _lacking(base, site, (dtype, kernel), flavours)
     if is_named or wanted is None or not may_measure:
         return base

@@ -28,10 +28,10 @@ MOST = 4000
 """Small products that the multiply is made of at most."""
 
 
-def kind_of(name: str) -> str:
+def overlap_kind(name: str) -> str:
     """Return the kind of movement that shares what is hidden with this one, whatever its windows.
 
-    >>> kind_of("shared.get packed"), kind_of("broadcast"), kind_of("created.get busy")
+    >>> overlap_kind("shared.get packed"), overlap_kind("broadcast"), overlap_kind("created.get busy")
     ('get packed', 'shift', 'get')
     """
     movement = name.rpartition(".")[2].removesuffix(" busy")
@@ -70,9 +70,9 @@ class Overlap:
         """The first round tells how large a transfer is taken; each how long a multiply."""
         multiply, move, _ = seconds
         if not self.is_settled:
-            sizes = [n for n, rows in enumerate(LONG) if move * rows / LONG[self.size] <= LASTS]
-            factor = LONG[max(sizes, default=0)] / LONG[self.size]
-            self.size, move, self.is_settled = max(sizes, default=0), move * factor, True
+            each = move / LONG[self.size]
+            self.size = max((n for n, rows in enumerate(LONG) if each * rows <= LASTS), default=0)
+            move, self.is_settled = each * LONG[self.size], True
         self.products = min(MOST, max(1, round(self.products * LONGER * move / max(1e-9, multiply))))
 
     def point(self, rounds: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
-from rma_mm.runtime.calibration.overlap import kind_of
+from rma_mm.runtime.calibration.overlap import overlap_kind
 from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, scatter, typical
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.speeds import measured, round_of, with_processors
@@ -75,7 +75,7 @@ class Survey:
 def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None) -> Survey:
     """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
     deadline = time.perf_counter() + seconds
-    site = with_processors(comm, site)
+    site = replace(site, cores=base.cores) if base is not None else with_processors(comm, site)
     with using_threads(site.threads), _prepared(comm, site, wanted) as cases:
         first = round_of(comm, site) if wanted.basis else ()
         found = cases.measured(deadline)
@@ -115,7 +115,7 @@ def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]])
     look fast: nothing is faster than long transfers are. What was not measured has the hidden share of its kind. Those
     of what lies together are hard to measure and much alike: each counts half, and their median the other half.
     """
-    found, shares = dict(costs), {kind_of(name): cost.hidden for name, cost in costs.items() if cost.hidden < 1}
+    found, shares = dict(costs), {overlap_kind(name): cost.hidden for name, cost in costs.items() if cost.hidden < 1}
     betas: list[float] = []
     usual = median(share for name, (_, share) in long.items() if not name.endswith(PACKED)) if long else 1.0
     for name, ((transfers, nbytes, seconds), share) in long.items():
@@ -123,10 +123,10 @@ def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]])
         beta = max(0.0, seconds - transfers * idle.alpha) / nbytes
         betas += [] if name.endswith(PACKED) else [beta]
         found[name] = Cost(idle.alpha, beta)
-        shares[kind_of(name)] = share if name.endswith(PACKED) else (share + usual) / 2
+        shares[overlap_kind(name)] = share if name.endswith(PACKED) else (share + usual) / 2
     least = median_low(betas) if betas else 0.0
     return {
-        name: Cost(cost.alpha, max(least, cost.beta), shares.get(kind_of(name), cost.hidden))
+        name: Cost(cost.alpha, max(least, cost.beta), shares.get(overlap_kind(name), cost.hidden))
         for name, cost in found.items()
     }
 
@@ -174,7 +174,7 @@ class _Cases:
         from rma_mm.runtime.calibration.transfers import SIDE, buffer, opened
         from rma_mm.windows.progress import Progress
 
-        self.site, self.comm, self.products = site, comm, products
+        self.site, self.comm, self.products, self.has_basis = site, comm, products, wanted.basis
         self.host: MPI.Intracomm = cast("MPI.Intracomm", comm.Split(site.host_of[site.rank], site.rank))
         is_far = site.has("between")
         self.progress = {is_needed: Progress(comm, is_needed or is_far) for is_needed in (False, True)}
@@ -209,7 +209,7 @@ class _Cases:
         rounds: dict[Case, NDArray[np.float64]] = dict(zip(cases, samples, strict=True))
         figures = {case: typical(each) for case, each in rounds.items()}
         found = _Found(rounds=max(map(len, samples), default=0))
-        if len(samples) > 1:
+        if self.has_basis and len(samples) > 1:
             found.facts["scatter"] = scatter([np.concatenate(each) for each in zip(*samples, strict=True)])
         for case in self.movements:
             found.points[case.link, case.name].append(case.point(figures[case][0]))
