@@ -212,6 +212,22 @@ def test_a_timeline_of_two_nodes(comm: MPI.Intracomm, tmp_path: Path, line: str,
     check_run(comm, tmp_path, f"--algorithm {line}", kinds)
 
 
+@parallel(ranks=(4,), env=("cliques",))
+def test_long_transfers_between_nodes_begin_behind_a_barrier(comm: MPI.Intracomm) -> None:
+    """Its messages would come behind theirs. Short ones begin in front of it."""
+    is_behind = []
+    with Mesh((2, 2), comm) as mesh:
+        for size in (32, 512):
+            x = Operand((size, size), np.dtype("float32"))
+            with rma_mm.plan(x, x, mesh, algorithm="stationary_b") as plan:
+                trace = plan.trace = Trace()
+                A, B = (DistMatrix.from_numpy(np.ones(x.shape, x.dtype), mesh, plan.layouts[y]) for y in "AB")
+                plan.execute(A, B)
+                kinds = [event.kind for event in trace.calls]
+                is_behind.append(kinds.index("barrier") < kinds.index("start"))
+    assert is_behind == [False, True]
+
+
 @parallel(ranks=(3,), env=("node",))
 def test_ranks_beyond_the_mesh_are_there_too(comm: MPI.Intracomm, tmp_path: Path) -> None:
     """They wait; on standard output there is nothing but the timeline."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from math import inf
 from time import perf_counter_ns as clock
 from typing import Any
@@ -41,6 +42,10 @@ from rma_mm.windows.copying import paired_views
 from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
+
+SHORT = 2**14
+"""Words that may go to another node in front of a barrier, whose own messages then come behind them on the wire: more
+of them delay it by longer than beginning early gains."""
 
 
 @dataclass
@@ -110,7 +115,11 @@ class Binding:
             self.all(first, slots)
         self.head, self.passed = len(self.actions), 0
         """So many actions begin transfers that wait for nothing but A and B."""
+        self.opening = range(self.head, self.head)
+        """The actions up to the first barrier, where that is better done before the former."""
         self.all(rest, slots)
+        if lead[0] or not self.delays(chain.from_iterable(lead[1:])):
+            self.opening = range(self.head, self.head)
         self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
         self.unmet_tail = self.met.start if self.met.stop == self.tail else self.tail
@@ -125,6 +134,12 @@ class Binding:
             if slots is not None:
                 slots.enter(op)
             self.binds[type(op)](self, op)
+
+    def delays(self, ops: Iterable[Op]) -> bool:
+        """Whether these move so much to or from other nodes that a barrier behind them would have to wait."""
+        nodes = self.setup.mesh.node_of
+        moves = (move for op in ops for move in op.moves(self.rank))
+        return sum(move.ref.region.size for move in moves if nodes[move.source] != nodes[move.to]) > SHORT
 
     def wait(self, keys: Iterable[str], behind: float = inf) -> None:
         """What is under way under these names must be over before the next call.
@@ -391,6 +406,8 @@ class Binding:
         begin = len(self.actions)
         self.wait(list(self.under_way), behind=self.passed)
         self.act(self.setup.meet, op)
+        if not self.passed:
+            self.opening = range(self.head, len(self.actions))
         self.passed += 1
         self.met = range(begin, len(self.actions))
 

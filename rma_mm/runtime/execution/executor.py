@@ -61,7 +61,10 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
+            self.program.opening = range(0)
             self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
+        self.worked = 0
+        """The first action of `work`."""
         self.is_met = True
         """Whether the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
@@ -78,24 +81,26 @@ class Executable:
         What one rank cannot do all raise, and nothing can be agreed on any more.
         """
         with under_way(self.mesh, self):
-            self.begin(progress)
+            self.begin(progress, self.program.opening)
             self.work()
             self.finish()
             self.leave()
 
     # -- in parts, where the caller lets ranks meet (within `under_way`) ---------------------------
 
-    def begin(self, progress: Progress | None = None) -> None:
-        """Begin what waits for nothing but A and B, which are there."""
+    def begin(self, progress: Progress | None = None, opening: range = range(0)) -> None:
+        """Begin what waits for nothing but A and B, which are there. opening: actions that are done before it."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.shared is not None and self.memory.shared.blocks:
             self.memory.shared.begin()
+        self.call([self.program.actions[n] for n in opening])
         self.call(self.program.actions[: self.program.head])
+        self.worked = opening.stop or self.program.head
 
     def work(self) -> None:
         """Do the rest, but for completing what is then under way: C is not there yet."""
-        self.call(self.program.actions[self.program.head : self._tail])
+        self.call(self.program.actions[self.worked : self._tail])
 
     def finish(self) -> None:
         """Complete everything: this rank's part of C is there."""
