@@ -10,7 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.policy.model.machine import COPY, PACKED, SUMS, TOGETHER
-from rma_mm.runtime.calibration.sampling import Act, Lap, typical
+from rma_mm.runtime.calibration.sampling import Act, Lap
 from rma_mm.runtime.calibration.site import Load, Site
 from rma_mm.windows import Transfer
 from rma_mm.windows.progress import Progress
@@ -60,11 +60,15 @@ class Overlap:
         self.comm, self.site, self.name, self.load, self.moves = comm, site, name, load, moves
         self.progress, self.product, self.finish = progress, multiply, finish
         self.products, self.size, self.is_settled = 4, FIRST, False
+        self.counts: list[int] = []
+        """Products of each round."""
 
     def sample(self) -> list[Lap]:
         """See `Case`."""
+        self.counts.append(self.products)
         with self.progress:
-            return [self._timed(move=False), self._timed(multiply=False), self._timed()]
+            alone = self._timed(move=False)._replace(times=self.products)
+            return [alone, self._timed(multiply=False), self._timed()]
 
     def learn(self, seconds: Sequence[float]) -> None:
         """The first round tells how large a transfer is taken; each how long a multiply."""
@@ -73,21 +77,25 @@ class Overlap:
             each = move / LONG[self.size]
             self.size = max((n for n, rows in enumerate(LONG) if each * rows <= LASTS), default=0)
             move, self.is_settled = each * LONG[self.size], True
-        self.products = min(MOST, max(1, round(self.products * LONGER * move / max(1e-9, multiply))))
+        self.products = min(MOST, max(1, round(LONGER * move / max(1e-9, multiply))))
 
     def point(self, rounds: NDArray[np.float64]) -> tuple[float, float, float]:
-        """Return what the time of the transfer is made of: transfers, bytes, seconds."""
-        return self.load[0], self.load[1] * LONG[self.size] * WIDTH * 4, typical(rounds)[1]
+        """Return what the time of the transfer is made of: transfers, bytes, seconds of the quickest.
 
-    def share(self, rounds: NDArray[np.float64]) -> float:
-        """Return the share of the transfer that is hidden, 0 to 1; the first round guessed how long to multiply.
-
-        The processors of a host share what is not: so much of them each of its ranks has, and of the wire of its node.
+        A link is never faster than it is, and there are too few rounds for a quantile.
         """
-        multiply, move, both = rounds[1:].T
+        return self.load[0], self.load[1] * LONG[self.size] * WIDTH * 4, float(rounds[1:, 1].min())
+
+    def exposed(self, rounds: NDArray[np.float64]) -> float:
+        """Return the seconds of it that no multiply hides, by the quickest of the rounds that count.
+
+        The processors of a host share them: so much of them each of its ranks has, and of the wire of its node.
+        """
+        multiply, _, both = rounds.T
         ranks = self.site.size * self.site.nodes_per_host / len(self.site.nodes)
         share = min(self.site.slots, ranks) / self.site.nodes_per_host
-        return float(np.median(np.clip(1 - share * (both - multiply) / move, 0.0, 1.0)))
+        beyond = both - multiply.min() * np.array(self.counts)
+        return share * max(0.0, float(beyond[1:].min()))
 
     def _timed(self, multiply: bool = True, move: bool = True) -> Lap:
         if move:

@@ -122,7 +122,7 @@ def _bounds(cases: Sequence[Case]) -> list[int]:
 
 def typical(samples: NDArray[np.float64]) -> list[float]:
     """Each figure's lower quartile over the rounds that count: others who are at work here only make it larger."""
-    found: list[float] = np.quantile(samples[1:], 0.25, axis=0).tolist()
+    found: list[float] = np.quantile(samples[1:], 0.25, axis=0, method="lower").tolist()
     return found
 
 

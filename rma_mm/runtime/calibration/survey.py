@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import log2
-from statistics import median, median_low
+from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
+from rma_mm.policy.model.machine import COPY, LINKS, ONE_SIDED, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
 from rma_mm.runtime.calibration.overlap import overlap_kind
 from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, scatter, typical
@@ -97,34 +97,41 @@ def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, d
     """Costs of what was measured, beside those that were known.
 
     A busy target within a node: what waits for it takes no processor. So the points of what took longer than the ranks
-    that share the processors explain are put right: a transfer, and that waiting.
+    that share the processors explain are put right: a transfer, and that waiting. Between nodes, one transfer after
+    the other finds a target that has just looked up; others wait for half of its interval.
     """
     costs = {link: dict(base.costs[link]) if base else {} for link in LINKS}
     for link, name in sorted(points, key=lambda pair: pair[1].endswith(BUSY_TOO)):
         idle = costs[link].get(name.removesuffix(BUSY_TOO))
         if name.endswith(BUSY_TOO) and link == "node" and idle is not None:
             points[link, name] = [_late(point, idle) for point in points[link, name]]
-        costs[link][name] = cost_of(points[link, name])
+        found = cost_of(points[link, name])
+        if name.endswith(BUSY_TOO) and link == "between" and idle is not None:
+            found = replace(found, alpha=(idle.alpha + max(idle.alpha, found.alpha)) / 2)
+        costs[link][name] = found
     return costs
 
 
 def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]]) -> dict[str, Cost]:
     """Return costs between nodes that agree with long transfers: their bandwidths, and what a multiply hides of them.
 
-    long: movement → its point, and the hidden share. Links that let some bytes through at once make short transfers
-    look fast: nothing is faster than long transfers are. What was not measured has the hidden share of its kind. Those
-    of what lies together are hard to measure and much alike: each counts half, and their median the other half.
+    long: movement → its point, and its seconds that no multiply hides. Links that let some bytes through at once make
+    short transfers look fast: nothing is faster than long transfers are. What was not measured has the hidden share of
+    its kind. Those of what lies together are hard to measure and much alike: each counts half, and their median the
+    other half. A get that is made alone may take twice as long, where its owner begins to send before it asks for
+    something itself, and an accumulate, whose answer comes behind that: of many that follow each other none waits.
     """
     found, shares = dict(costs), {overlap_kind(name): cost.hidden for name, cost in costs.items() if cost.hidden < 1}
-    betas: list[float] = []
-    usual = median(share for name, (_, share) in long.items() if not name.endswith(PACKED)) if long else 1.0
-    for name, ((transfers, nbytes, seconds), share) in long.items():
-        idle = found[name.removesuffix(PACKED)]
-        beta = max(0.0, seconds - transfers * idle.alpha) / nbytes
-        betas += [] if name.endswith(PACKED) else [beta]
-        found[name] = Cost(idle.alpha, beta)
-        shares[overlap_kind(name)] = share if name.endswith(PACKED) else (share + usual) / 2
-    least = median_low(betas) if betas else 0.0
+    alphas = {name: costs[name.removesuffix(PACKED)].alpha for name in long}
+    betas = {name: max(0.0, point[2] - point[0] * alphas[name]) / point[1] for name, (point, _) in long.items()}
+    together = [name for name in long if not name.endswith(PACKED)]
+    least = min((betas[name] for name in together), default=0.0)
+    for name, ((_, nbytes, _), exposed) in long.items():
+        beta = least if overlap_kind(name) in ONE_SIDED else max(least, betas[name])
+        found[name] = Cost(alphas[name], beta)
+        shares[overlap_kind(name)] = min(1.0, max(0.0, 1 - exposed / (beta * nbytes))) if beta else 1.0
+    usual = median(shares[overlap_kind(name)] for name in together) if together else 1.0
+    shares |= {kind: (share + usual) / 2 for kind, share in shares.items() if not kind.endswith(PACKED)}
     return {
         name: Cost(cost.alpha, max(least, cost.beta), shares.get(overlap_kind(name), cost.hidden))
         for name, cost in found.items()
@@ -161,7 +168,7 @@ class _Found:
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of the machine."""
     long: dict[str, tuple[Point, float]] = field(default_factory=dict)
-    """Movement between nodes → what a long one took, and the share of it that goes on behind a multiply."""
+    """Movement between nodes → what a long one took, and the seconds of it that no multiply hides."""
     rounds: int = 0
 
 
@@ -219,7 +226,7 @@ class _Cases:
         for product in self.products:
             found.products[product.name] = product.timed(figures[product])
         for overlap in self.overlaps:
-            found.long[overlap.name] = overlap.point(rounds[overlap]), overlap.share(rounds[overlap])
+            found.long[overlap.name] = overlap.point(rounds[overlap]), overlap.exposed(rounds[overlap])
         for pieces in self.pieces:
             found.facts["piece"] = pieces.seconds(figures[pieces][0], cost_of(found.points["own", COPY]))
         for packed in self.packed:
