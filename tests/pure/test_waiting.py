@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rma_mm.windows.waiting import wait_until
+from rma_mm.windows.waiting import LASTING, wait_until
 
 
 def test_returns_at_once_when_done() -> None:
@@ -28,6 +28,21 @@ def test_a_long_wait_takes_little_of_the_core() -> None:
     busy = time.process_time()
     wait_until(lambda: time.perf_counter() >= end)
     assert time.process_time() - busy < 0.25
+
+
+def test_few_tests_lie_between_two_sleeps_where_each_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [0]
+
+    def is_done() -> bool:
+        found[-1] += 1
+        end = time.perf_counter() + 2 * LASTING
+        while time.perf_counter() < end:
+            pass
+        return len(found) > 5
+
+    monkeypatch.setattr(time, "sleep", lambda _: found.append(0))
+    wait_until(is_done)
+    assert max(found[1:]) <= 8
 
 
 def test_signal_handlers_run() -> None:
