@@ -54,7 +54,7 @@ def test_parts_sum_to_the_difference_and_the_largest_is_named_first(
         assert sum(each.parts.values()) == pytest.approx(each.seconds)
         lost, difference = lost_by(each, found[0]), each.seconds - found[0].seconds
         assert sum(lost.values()) == pytest.approx(difference, abs=1e-12)
-        if difference > 0 and " slower: " in (why := why_lost(each, found[0], "auto")):
+        if difference > 0 and " slower: " in (why := why_lost(each, found[0], "auto", found)):
             assert max(lost, key=lambda name: lost[name]) in why.partition(": ")[2].partition(",")[0]
 
 

@@ -15,11 +15,13 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import (
+    CLOSE,
     Request,
     adds_in_any_order,
     candidates,
     choose,
     default_mesh,
+    every_form,
     needs_pricing,
     problem_of,
     single_layouts,
@@ -152,7 +154,11 @@ def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
     found = choose(request)
     serving = [c for c in found if not c.rejected]
     assert {c.row.name for c in found} >= set(ALGORITHMS)
-    assert [c.weighed for c in serving] == sorted(c.weighed for c in serving)
+    least, closeness = min(c.seconds for c in serving), CLOSE if request.mesh.is_one_node else 1.0
+    first = [c for c in serving if c.seconds <= closeness * least]
+    listed = [row.name for row in every_form()]
+    assert serving[: len(first)] == sorted(first, key=lambda c: listed.index(c.row.name))
+    assert [c.seconds for c in serving[len(first) :]] == sorted(c.seconds for c in serving[len(first) :])
     assert found[0].layouts
     for given_layout, layout in zip(request.layouts, found[0].layouts, strict=True):
         assert given_layout in (None, layout)

@@ -30,8 +30,9 @@ NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
 REFINED = 4
 """How many of these there are."""
-WAITING = 1.04
-"""What ranks that wait for each other are taken to lose."""
+CLOSE = 1.05
+"""How much more than the cheapest a candidate may cost within a node where the first of the registry is taken: prices
+there differ by as much from one calibration to the next. Between nodes the cheapest is."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"
@@ -104,8 +105,6 @@ class Candidate:
     """What products of its kind turned out to take here, over what was predicted."""
     kind: str = ""
     """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
-    reads_in_place: bool = False
-    """True if A and B are read in place and nothing crosses nodes, so that no rank waits for another."""
 
     @property
     def seconds(self) -> float:
@@ -126,11 +125,6 @@ class Candidate:
         mine, others = ((x.layouts, x.traffic, x.parts, x.copied, x.width, x.kind) for x in (self, other))
         return self.layouts is not None and mine == others
 
-    @property
-    def weighed(self) -> float:
-        """Its seconds, more where ranks wait for each other: prices do not see how that goes on a busy machine."""
-        return self.seconds if self.reads_in_place else WAITING * self.seconds
-
 
 def _here(act: Callable[[int], Priced], count: int) -> list[Priced]:
     """All is done by this process."""
@@ -138,7 +132,7 @@ def _here(act: Callable[[int], Priced], count: int) -> list[Priced]:
 
 
 def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
-    """Every row of the registry and its one-sided form on its best placements, fastest first; last those that cannot.
+    """Every row of the registry and its one-sided form on its best placements, the best first; last those that cannot.
 
     each: who prices them, which takes most of the time; this process where it is not given. It then remembers what was
     found for a request before.
@@ -147,10 +141,11 @@ def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
     if each is not None or (request, rows) not in _known:
         each = each or _here
         priced = each(lambda n: _best(rows[n], request), len(rows))
-        found = sorted((_candidate(row, what, request) for row, what in zip(rows, priced, strict=True)), key=_order)
+        listed = [_candidate(row, what, request) for row, what in zip(rows, priced, strict=True)]
+        found = sorted(listed, key=_order)
         finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
-        refined = [replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)]
-        _known[request, rows] = sorted([*refined, *found[REFINED:]], key=_order)
+        refined = {id(candidate): replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)}
+        _known[request, rows] = _preferred([refined.get(id(each), each) for each in listed], request)
         if len(_known) > KNOWN:
             _known.popitem(last=False)
     _known.move_to_end((request, rows))
@@ -182,7 +177,14 @@ def every_form() -> list[Row]:
 
 
 def _order(candidate: Candidate) -> tuple[bool, float]:
-    return bool(candidate.rejected), candidate.weighed
+    return bool(candidate.rejected), candidate.seconds
+
+
+def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]:
+    """Candidates in the order in which they are taken, from that of the registry."""
+    found, closeness = sorted(listed, key=_order), CLOSE if request.mesh.is_one_node else 1.0
+    first = [each for each in listed if not each.rejected and each.seconds <= closeness * found[0].seconds]
+    return [*first, *found[len(first) :]]
 
 
 def _refined(candidate: Candidate, request: Request) -> Priced:
@@ -268,16 +270,14 @@ def _best(row: Row, request: Request) -> Priced:
     bills = {n: bill(found[n], request.tariff) for n in able}
     best = min(able, key=lambda n: bills[n].seconds)
     copied, layouts = ways[best]
-    fetched = [moved for phase in found[best].phases for moved in phase.moved if moved.x in "AB"]
     moved = traffic(found[best])
-    reads_in_place = all(moved.how == "view" for moved in fetched) and not moved.between
     kind = "one-sided" if moved.messages else "in place"
     if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
         kind = "two-sided"
     correction = request.tariff.machine.corrections.get(kind, 1.0)
     return {
         "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
-        "reads_in_place": reads_in_place, "correction": correction, "found_as": row.found_as,
+        "correction": correction, "found_as": row.found_as,
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class Decision:
         groups = alike([each for each in every if each.layouts is not None and not each.rejected], chosen)
         return cls(
             shape, mesh, asked, chosen.row.name, chosen.width,
-            tuple(_considered(group, chosen, asked) for group in groups),
+            tuple(_considered(group, chosen, asked, every) for group in groups),
             tuple(Refused(each.row.name, each.rejected) for each in every if each.rejected),
         )  # fmt: skip
 
@@ -132,14 +132,14 @@ def decide(request: Request) -> Decision:
     return Decision.of(request.shape, request.mesh.shape, found, found[0], request.algorithm)
 
 
-def _considered(group: list[Candidate], chosen: Candidate, asked: str) -> Considered:
+def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: list[Candidate]) -> Considered:
     """A candidate that can serve, the first of those that are alike."""
     candidate = group[0]
-    words, layouts = candidate.traffic, candidate.layouts or ()
+    words, layouts, others = candidate.traffic, candidate.layouts or (), tuple(each.row.name for each in group[1:])
     placements = tuple(_placed(x, layout, candidate.copied) for x, layout in zip("ABC", layouts, strict=True))
     return Considered(
         candidate.row.name, candidate.seconds, words.between, words.within, words.in_place, words.messages, words.held,
-        placements, why_lost(candidate, chosen, asked), candidate.parts, tuple(each.row.name for each in group[1:]),
+        placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
     )  # fmt: skip
 
 

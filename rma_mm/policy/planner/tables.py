@@ -51,22 +51,29 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
             layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
             counts = (words.between, words.within, words.in_place, words.messages, words.held)
             figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
-        rows.append([candidate.row.name, *layouts, *figures, why_lost(candidate, chosen, asked)])
+        rows.append([candidate.row.name, *layouts, *figures, why_lost(candidate, chosen, asked, found)])
     return "\n".join([table(rows), *same_lines([each.row.name for each in group] for group in groups)])
 
 
-def why_lost(candidate: Candidate, chosen: Candidate, asked: str) -> str:
-    """Why a candidate was not chosen, or was."""
+def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequence[Candidate]) -> str:
+    """Why a candidate was not chosen, or was. found: all of them, in the order in which they are taken."""
+    ours, best = candidate.seconds, chosen.seconds
     if candidate is chosen:
-        return "chosen: it was named" if asked != "auto" else "chosen: the fastest"
+        return f"chosen: {'it was named' if asked != 'auto' else how_fast(chosen, found)}"
     if candidate.rejected:
         return f"cannot: {candidate.rejected}"
-    ours, best = candidate.seconds, chosen.seconds
-    if candidate.weighed < chosen.weighed:
+    if next(each for each in found if each is candidate or each is chosen) is candidate:
         return "does not fit the memory limit"
     if ours <= best:
-        return "as fast, and later in the list" if ours == best else "hardly faster, and ranks wait for each other"
+        fast = "as fast" if ours == best else f"{percent_text(best / ours - 1)} faster"
+        return f"{fast}, and later in the list"
     return f"{percent_text(ours / best - 1)} slower: {_where(candidate, chosen)}"
+
+
+def how_fast(chosen: Candidate, found: Iterable[Candidate]) -> str:
+    """Return how fast it is beside all others."""
+    beyond = chosen.seconds / min(each.seconds for each in found if not each.rejected) - 1 if chosen.seconds else 0.0
+    return f"{percent_text(beyond)} slower than the fastest" if beyond else "the fastest"
 
 
 def lost_by(candidate: Candidate, chosen: Candidate) -> dict[str, float]:

@@ -10,7 +10,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.choice.choice import reason
 from rma_mm.policy.planner.candidates import Candidate, Request, adds_in_any_order
 from rma_mm.policy.planner.decision import Decision
-from rma_mm.policy.planner.tables import explain, seconds_text, words_line, written
+from rma_mm.policy.planner.tables import explain, how_fast, seconds_text, words_line, written
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import is_known
 from rma_mm.schedule.lowering.lower import Tuning
@@ -98,8 +98,7 @@ class Settled:
         known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
         if self.chosen is not first:
             return f"the fastest that fits the memory limit{known}"
-        is_fastest = all(first.seconds <= other.seconds for other in self.found if not other.rejected)
-        return f"the fastest{known}" if is_fastest else f"as good as the fastest, and no rank waits for another{known}"
+        return f"{how_fast(first, self.found)}{known}"
 
     @property
     def epilogue(self) -> str | None:
