@@ -243,9 +243,12 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
     is_met = phase.work is not None and moved.how == "get" and bool(np.max(phase.steps) > 1)
     wire = machine.cost("between", moved.how, flavour.name, packed=moved.run < WHOLE)
     busy = machine.cost("between", moved.how, flavour.name, busy=True) if is_met else wire
-    each = max(wire.beta, busy.beta) * size
+    full = wire.beta  # a get by itself may wait until its owner has sent what it sends; one that follows has been asked
+    if is_met:
+        full = min(full, machine.cost("between", "shift").beta)
+    each = max(full, busy.beta) * size
     load.wire += each * moved.between * moved.rounds
-    load.exposed += (1 - wire.hidden) * each * moved.between * moved.rounds
+    load.exposed += (1 - wire.hidden) * wire.beta * size * moved.between * moved.rounds
     if moved.how == "shift" and moved.x != "C":
         load.circling += each * moved.between * moved.rounds
         load.rounds = np.maximum(load.rounds, moved.messages * (moved.between > 0))

@@ -18,7 +18,7 @@ from rma_mm.flavours import DEFAULT
 from rma_mm.kernels.choice.rates import processor
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.machine import COPY, LINKS, ONE_SIDED, PACKED, TYPICAL, Cost, Machine
+from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
 from rma_mm.runtime.calibration.overlap import overlap_kind
 from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, scatter, typical
@@ -118,8 +118,7 @@ def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]])
     long: movement → its point, and its seconds that no multiply hides. Links that let some bytes through at once make
     short transfers look fast: nothing is faster than long transfers are. What was not measured has the hidden share of
     its kind. Those of what lies together are hard to measure and much alike: each counts half, and their median the
-    other half. A get that is made alone may take twice as long, where its owner begins to send before it asks for
-    something itself, and an accumulate, whose answer comes behind that: of many that follow each other none waits.
+    other half.
     """
     found, shares = dict(costs), {overlap_kind(name): cost.hidden for name, cost in costs.items() if cost.hidden < 1}
     alphas = {name: costs[name.removesuffix(PACKED)].alpha for name in long}
@@ -127,7 +126,7 @@ def _between(costs: Mapping[str, Cost], long: Mapping[str, tuple[Point, float]])
     together = [name for name in long if not name.endswith(PACKED)]
     least = min((betas[name] for name in together), default=0.0)
     for name, ((_, nbytes, _), exposed) in long.items():
-        beta = least if overlap_kind(name) in ONE_SIDED else max(least, betas[name])
+        beta = max(least, betas[name])
         found[name] = Cost(alphas[name], beta)
         shares[overlap_kind(name)] = min(1.0, max(0.0, 1 - exposed / (beta * nbytes))) if beta else 1.0
     usual = median(shares[overlap_kind(name)] for name in together) if together else 1.0
