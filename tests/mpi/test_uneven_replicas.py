@@ -99,6 +99,6 @@ def test_real_ranks(comm):
 @parallel(ranks=(4,), env=("node",))
 def test_a_random_program(comm):
     """The programs of `tests.stateful` come upon it."""
-    walk(comm, seed=100, steps=2)
+    walk(comm, seed=112, steps=6)
     with put_back(), pytest.raises(AssertionError, match="multiply"):
-        walk(comm, seed=100, steps=2)
+        walk(comm, seed=112, steps=6)
