@@ -136,7 +136,7 @@ class Binding:
             self.binds[type(op)](self, op)
 
     def delays(self, ops: Iterable[Op]) -> bool:
-        """Whether these move so much to or from other nodes that a barrier behind them would have to wait."""
+        """Return whether these move so much to or from other nodes that a barrier behind them would have to wait."""
         nodes = self.setup.mesh.node_of
         moves = (move for op in ops for move in op.moves(self.rank))
         return sum(move.ref.region.size for move in moves if nodes[move.source] != nodes[move.to]) > SHORT
