@@ -58,14 +58,16 @@ def test_parts_sum_to_the_difference_and_the_largest_is_named_first(
             assert max(lost, key=lambda name: lost[name]) in why.partition(": ")[2].partition(",")[0]
 
 
-def test_one_schedule_under_many_names_has_one_line() -> None:
-    made = decide(Request((512, 512, 512), MeshShape((2, 1), nodes=(0, 1))))
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 0)])
+def test_one_schedule_under_many_names_has_one_line(nodes: tuple[int, int]) -> None:
+    made = decide(Request((512, 512, 512), MeshShape((2, 1), nodes=nodes)))
     keys = [
         (each.placements, each.words, each.messages, each.held, tuple(each.parts.items())) for each in made.considered
     ]
     assert len(set(keys)) == len(keys)
     names = [name for each in made.considered for name in (each.algorithm, *each.also)]
     assert len(set(names)) == len(names) > len(made.considered)
+    assert [each.seconds for each in made.considered] == sorted(each.seconds for each in made.considered)
     assert f"the same as {next(each.algorithm for each in made.considered if each.also)}: " in str(made)
 
 

@@ -31,8 +31,8 @@ NARROWER = (256,)
 REFINED = 4
 """How many of these there are."""
 CLOSE = 1.05
-"""Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ by
-as much from one calibration to the next. Between nodes the cheapest is taken."""
+"""Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
+by as much from one calibration to the next. Between nodes the cheapest is taken."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"

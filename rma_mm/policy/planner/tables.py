@@ -23,9 +23,12 @@ def table(rows: list[list[str]]) -> str:
 
 
 def alike(found: Sequence[Candidate], chosen: Candidate) -> list[list[Candidate]]:
-    """Return the candidates in groups of which all have one price and one placement; the chosen one is first in its."""
+    """Return the candidates in groups of which all have one price and one placement, the cheapest first.
+
+    The chosen one is first in its group.
+    """
     groups: list[list[Candidate]] = []
-    for candidate in found:
+    for candidate in sorted(found, key=lambda each: (bool(each.rejected), each.seconds)):
         group = next((each for each in groups if not candidate.rejected and each[0].is_like(candidate)), None)
         if group is None:
             groups.append([candidate])
