@@ -18,7 +18,7 @@ from rma_mm.kernels.choice.rates import processor
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.calibration.site import Site
 
-FORMAT = 3
+FORMAT = 4
 """Of the files; another one is not read."""
 SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")
 """Environment variables that change what MPI does."""
