@@ -142,7 +142,7 @@ def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
         each = each or _here
         priced = each(lambda n: _best(rows[n], request), len(rows))
         listed = [_candidate(row, what, request) for row, what in zip(rows, priced, strict=True)]
-        found = sorted(listed, key=_order)
+        found = sorted(listed, key=by_seconds)
         finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
         refined = {id(candidate): replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)}
         _known[request, rows] = _preferred([refined.get(id(each), each) for each in listed], request)
@@ -176,13 +176,14 @@ def every_form() -> list[Row]:
     return rows
 
 
-def _order(candidate: Candidate) -> tuple[bool, float]:
+def by_seconds(candidate: Candidate) -> tuple[bool, float]:
+    """Sort by this to have the cheapest first, and last those that cannot be taken."""
     return bool(candidate.rejected), candidate.seconds
 
 
 def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]:
     """Candidates in the order in which they are taken, from that of the registry."""
-    found, closeness = sorted(listed, key=_order), CLOSE if request.mesh.is_one_node else 1.0
+    found, closeness = sorted(listed, key=by_seconds), CLOSE if request.mesh.is_one_node else 1.0
     first = [each for each in listed if not each.rejected and each.seconds <= closeness * found[0].seconds]
     return [*first, *found[len(first) :]]
 

@@ -9,7 +9,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import notations
 from rma_mm.policy.model.lower_bounds import least_words
-from rma_mm.policy.planner.candidates import Candidate
+from rma_mm.policy.planner.candidates import Candidate, by_seconds
 
 LITTLE = 0.05
 """The share of a difference below which parts are folded into one."""
@@ -28,7 +28,7 @@ def alike(found: Sequence[Candidate], chosen: Candidate) -> list[list[Candidate]
     The chosen one is first in its group.
     """
     groups: list[list[Candidate]] = []
-    for candidate in sorted(found, key=lambda each: (bool(each.rejected), each.seconds)):
+    for candidate in sorted(found, key=by_seconds):
         group = next((each for each in groups if not candidate.rejected and each[0].is_like(candidate)), None)
         if group is None:
             groups.append([candidate])
@@ -75,8 +75,10 @@ def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequenc
 
 def how_fast(chosen: Candidate, found: Iterable[Candidate]) -> str:
     """Return how fast it is beside all others."""
-    beyond = chosen.seconds / min(each.seconds for each in found if not each.rejected) - 1 if chosen.seconds else 0.0
-    return f"{percent_text(beyond)} slower than the fastest" if beyond else "the fastest"
+    least = min(found, key=by_seconds).seconds
+    if not 0 < least < chosen.seconds:
+        return "the fastest"
+    return f"{percent_text(chosen.seconds / least - 1)} slower than the fastest"
 
 
 def lost_by(candidate: Candidate, chosen: Candidate) -> dict[str, float]:

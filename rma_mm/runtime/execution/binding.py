@@ -107,22 +107,21 @@ class Binding:
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(program)
         self.closed = setup.closings.by_products(program)
-        self.met = range(0)
-        """The actions of the last barrier."""
+        self.met: list[range] = []
+        """The actions of each barrier."""
         lead, rest = leading(program)
         slots = None if setup.mesh.checks is None else Slots(self.places.memory.frames, self.wait, self.actions.append)
         for self.passed, first in enumerate(lead):
             self.all(first, slots)
         self.head, self.passed = len(self.actions), 0
         """So many actions begin transfers that wait for nothing but A and B."""
-        self.opening = range(self.head, self.head)
-        """The actions up to the first barrier, where that is better done before the former."""
         self.all(rest, slots)
-        if lead[0] or not self.delays(chain.from_iterable(lead[1:])):
-            self.opening = range(self.head, self.head)
+        meets_first = not lead[0] and self.delays(chain.from_iterable(lead[1:]))
+        self.opening = slice(self.head, self.met[0].stop if meets_first else self.head)
+        """The actions up to the first barrier, where they are better done before those that begin transfers."""
         self.tail = len(self.actions)
         """From this action on it only completes what has begun."""
-        self.unmet_tail = self.met.start if self.met.stop == self.tail else self.tail
+        self.unmet_tail = self.met[-1].start if self.met and self.met[-1].stop == self.tail else self.tail
         """The same where barriers are left out."""
         self.wait(list(self.under_way))
         if slots is not None:
@@ -406,10 +405,8 @@ class Binding:
         begin = len(self.actions)
         self.wait(list(self.under_way), behind=self.passed)
         self.act(self.setup.meet, op)
-        if not self.passed:
-            self.opening = range(self.head, len(self.actions))
         self.passed += 1
-        self.met = range(begin, len(self.actions))
+        self.met.append(range(begin, len(self.actions)))
 
     @binds.on(ops.Claim)
     def claim(self, _: ops.Claim) -> None:

@@ -61,7 +61,7 @@ class Executable:
         self.program.actions.append(call_noted(trace, self.settle, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
-            self.program.opening = range(0)
+            self.program.opening = slice(0)
             self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
         self.worked = 0
         """The first action of `work`."""
@@ -88,13 +88,13 @@ class Executable:
 
     # -- in parts, where the caller lets ranks meet (within `under_way`) ---------------------------
 
-    def begin(self, progress: Progress | None = None, opening: range = range(0)) -> None:
+    def begin(self, progress: Progress | None = None, opening: slice = slice(0)) -> None:
         """Begin what waits for nothing but A and B, which are there. opening: actions that are done before it."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
         if self.memory.shared is not None and self.memory.shared.blocks:
             self.memory.shared.begin()
-        self.call([self.program.actions[n] for n in opening])
+        self.call(self.program.actions[opening])
         self.call(self.program.actions[: self.program.head])
         self.worked = opening.stop or self.program.head
 
