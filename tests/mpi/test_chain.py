@@ -253,8 +253,9 @@ def test_nothing_grows(comm, tmp_path):
             if turn in (0, 50):
                 gc.collect()
                 slabs, live = len(mesh.arena.slabs), list(mesh.arena.live)
-                held.append((slabs, live, len(mesh._channels), len(os.listdir("/proc/self/fd")), mesh._serial))
-        assert held[0] == held[1]
+                held.append((slabs, live, len(mesh._channels), mesh._serial, len(os.listdir("/proc/self/fd"))))
+        assert held[0][:-1] == held[1][:-1]
+        assert held[0][-1] >= held[1][-1]  # MPI and earlier tests may close some meanwhile
         wanted = backward(operands())
         assert all(np.array_equal(x.to_numpy(), wanted[name]) for name, x in found.items())
         chain.close()
