@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
+from tests.programs import by_numpy
 
 import rma_mm
 from bench import measure
@@ -34,7 +35,6 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.schedule.ops import Multiply
 from rma_mm.windows.waiting import wait_until
-from tests.programs import by_numpy
 
 STEPS = {
     "plain": ("H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"),

@@ -1,8 +1,8 @@
-"""`python -m bench.trust --count N --seed S`: random products and redistributions on real ranks, compared with NumPy.
+"""`python -m bench.trust --count N --seed S`: random products and more on real ranks, compared with NumPy.
 
-Every sixth case is a redistribution: N products bring N/5 of them. A case is drawn from the seed, its setting (ranks,
-window, nodes) and its number; each fault is printed with the command that repeats it alone. What only shows after
-others is repeated by `--from` and `--to`.
+Of each twenty cases thirteen are products, and the others redistributions, batches, expressions of `einsum` and chains.
+A case is drawn from the seed, its setting (ranks, window, nodes) and its number; each fault is printed with the command
+that repeats it alone. What only shows after others is repeated by `--from` and `--to`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.measure import WINDOWS, WRONG
-from bench.trust.cases import REDISTRIBUTED, draw
+from bench.trust.cases import KINDS, draw
 from bench.trust.jobs import NODES, Report, Setting, run
 
 OUTCOMES = ("right", "refused", "wrong", "raised", "died", "hung")
@@ -31,7 +31,7 @@ def main() -> int:
         for nodes in options.nodes
         if ranks > 1 or nodes == "one"
     ]
-    total = -(-options.count * REDISTRIBUTED // (REDISTRIBUTED - 1))
+    total = -(-options.count * len(KINDS) // KINDS.count("product"))
     share = -(-total // len(settings))
     numbers = range(options.first, options.stop if options.stop is not None else options.first + share)
     if options.only is not None:
@@ -81,8 +81,8 @@ def repeat(setting: Setting, seed: int) -> str:
 
 
 def counts(report: Report) -> Counter[str]:
-    """Of both kinds together."""
-    return report.counts["product"] + report.counts["redistribution"]
+    """Of all kinds together."""
+    return sum(report.counts.values(), Counter[str]())
 
 
 def row(report: Report) -> str:
@@ -95,9 +95,9 @@ def row(report: Report) -> str:
 def table(reports: list[Report]) -> str:
     """What came out on each setting, and in all."""
     lines = [" " * 20 + "".join(f"{outcome:>9}" for outcome in OUTCOMES)] + [row(report) for report in reports]
-    for kind in ("product", "redistribution"):
+    for kind in sorted(set(KINDS)):
         found = sum((report.counts[kind] for report in reports), Counter[str]())
-        lines.append(f"{kind + 's':<20}" + "".join(f"{found[outcome]:>9}" for outcome in OUTCOMES))
+        lines.append(f"{kind:<20}" + "".join(f"{found[outcome]:>9}" for outcome in OUTCOMES))
     refused = sum((report.refusals for report in reports), Counter[str]())
     return "\n".join([*lines, "", "refused most:", *(f"{n:>7}  {text}" for text, n in refused.most_common(8))])
 

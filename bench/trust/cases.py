@@ -1,4 +1,4 @@
-"""One random product or redistribution as a small value: drawn from a seed and a number, printed, and repeated."""
+"""One random case as a small value: drawn from a seed and a number, printed, and repeated."""
 
 from __future__ import annotations
 
@@ -41,10 +41,17 @@ FORMS = ("solomonik_25d:cannon", "pblas:2", "pblas:5")
 """Further forms, of those that fit any number of ranks."""
 KERNELS = {"float32": ("blas", "numba"), "float64": ("blas",), "complex64": ("blas",), "int8": ("numba",)}
 """Local kernels that are named, besides numpy: compiling is slow, so for two types only."""
+GRAMS = 0.07
+"""How often a product is that of a matrix and its transpose."""
 AUTO = 0.15
 """How often no algorithm is named, at least: the planner takes many times as long as the product."""
-REDISTRIBUTED = 6
-"""Every so many cases is a redistribution."""
+KINDS = tuple("product" if n % 2 == 0 or n in (1, 7, 13) else
+              {5: "batch", 9: "expression", 15: "chain"}.get(n, "redistribution") for n in range(20))  # fmt: skip
+"""What cases are, by their numbers: of each twenty thirteen products, four redistributions, and one of each other."""
+VALUES = ("whole",) * 10 + ("large", "wild", "wild", "wild")
+"""What matrices hold: small whole numbers; near the largest of their type; NaN and infinities among them."""
+SYMMETRIC = ("auto", "stationary_c:syrk", "stationary_c:triangles")
+"""Algorithms of products of a matrix and its transpose."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,8 @@ class Case:
     bias: str | None = None
     """What the values of the epilogue's bias belong to."""
     relu: bool = False
+    stored: str | None = None
+    """The type in which the epilogue leaves C."""
     deterministic: bool = False
     memory: int | None = None
     planned: bool = False
@@ -109,6 +118,25 @@ class Case:
     """For how many further cases its matrices stay alive."""
     closes: bool = False
     """Whether its mesh is closed afterwards."""
+    values: str = "whole"
+    """One of VALUES."""
+    checked: bool = False
+    """Whether the library is to check the product, too."""
+    narrow: int = 128
+    """From how many indices a panel is not put together with others; below 128 small epilogues are compiled, too."""
+    symmetric: bool | str | None = None
+    """What is said of a product of A and its transpose."""
+    fill: str = "both"
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        return "redistribution" if self.b is None else "product"
+
+    @property
+    def is_gram(self) -> bool:
+        """Whether B is A, or its transpose."""
+        return self.b is not None and self.b.source == "twin"
 
     def __str__(self) -> str:
         """All that is not as usual."""
@@ -130,23 +158,44 @@ def _text(value: object) -> str:
     return str(value) if isinstance(value, Layout) else repr(value)
 
 
+@dataclass(frozen=True)
+class Other:
+    """A case that is drawn while it is done, alike on all ranks."""
+
+    number: int
+    kind: str
+    mesh: tuple[int, ...]
+    text: str
+    """From which it is drawn."""
+    keep: int = 0
+    closes: bool = False
+
+
 def kind_of(number: int) -> str:
     """What case `number` is, in any setting."""
-    return "redistribution" if number % REDISTRIBUTED == REDISTRIBUTED - 1 else "product"
+    return KINDS[number % len(KINDS)]
 
 
-def draw(seed: int, setting: str, ranks: int, number: int) -> Case:
+def draw(seed: int, setting: str, ranks: int, number: int) -> Case | Other:
     """Case `number` of a setting: always the same one."""
-    rng = Random(f"{seed} {setting} {number}")
-    if kind_of(number) == "redistribution":
+    text, kind = f"{seed} {setting} {number}", kind_of(number)
+    rng = Random(text)
+    if kind == "redistribution":
         return _redistribution(rng, ranks, number)
-    return _product(rng, ranks, number)
+    if kind == "product":
+        return _product(rng, ranks, number) if rng.random() >= GRAMS else _gram(rng, ranks, number)
+    return Other(number, kind, draw_mesh(rng, ranks, axes=(2,) if kind == "chain" else (1, 2, 2, 2, 3)), text)
 
 
 def speeds_of(seed: int, setting: str, mesh: tuple[int, ...]) -> tuple[float, ...] | None:
     """The speeds that ranks of a mesh are said to have, in two of five settings; None where none are given."""
     rng = Random(f"{seed} {setting} {mesh}")
     return tuple(rng.choice((1.0, 1.0, 2.0, 5.0)) for _ in range(prod(mesh))) if rng.random() < 0.4 else None
+
+
+def is_watched(seed: int, setting: str, mesh: tuple[int, ...]) -> bool:
+    """Whether every transfer on a mesh is checked, which takes longer."""
+    return Random(f"{seed} {setting} {mesh} watched").random() < 0.2
 
 
 def _redistribution(rng: Random, ranks: int, number: int) -> Case:
@@ -174,14 +223,42 @@ def _product(rng: Random, ranks: int, number: int) -> Case:
     c = layout = None
     result = arithmetic.pop("result")
     if arithmetic.get("beta") or rng.random() < 0.5:
-        c = _given(rng, place, (m, n), result, layouts[2])
+        c = _given(rng, place, (m, n), arithmetic.get("stored") or result, layouts[2])
     elif rng.random() < 0.7:
         layout = layouts[2]
+    values = rng.choice(VALUES)
+    has_nan = result.startswith(("float", "bfloat")) and arithmetic.get("alpha", 1) != 0
+    if "bias" in arithmetic or not (has_nan if values == "wild" else "semiring" not in arithmetic):
+        values = "whole"
     return Case(
         number, mesh, a, b, c, layout, transposed=transposed, conjugated=conjugated, algorithm=algorithm,
         kernel=rng.choice(("numpy", *KERNELS.get(result, ()))) if rng.random() < 0.06 else "auto",
         deterministic=rng.random() < 0.1, memory=rng.choice((2**12, 2**16, 2**24)) if rng.random() < 0.06 else None,
-        planned=rng.random() < 0.3, **arithmetic, **_frame(rng, ranks, place, (m, n)),
+        planned=rng.random() < 0.3, values=values, checked=rng.random() < 0.15, narrow=rng.choice((128, 3)),
+        **arithmetic, **_frame(rng, ranks, place, (m, n)),
+    )  # fmt: skip
+
+
+def _gram(rng: Random, ranks: int, number: int) -> Case:
+    """The product of a matrix and its transpose, or conjugate transpose."""
+    m, k, dtype = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice(TYPES)
+    mesh = draw_mesh(rng, ranks)
+    place, is_complex = MeshShape(mesh), dtype.startswith("complex")
+    transposed, conjugated = (rng.choice(("", "", "A", "B", "AB")) for _ in range(2))
+    a = _operand(rng, place, (m, k), dtype, draw_layout(rng, place, (m, k)), "A" in transposed)
+    shape = a.shape[::-1] if a.turned else a.shape
+    is_same = len(transposed) == 1
+    b = Given("twin", "C", shape if is_same else shape[::-1], dtype, None)
+    beta = rng.choice((0, 0, 2)) if dtype != "bool" else 0
+    is_hermitian = is_complex and len(conjugated) == 1
+    said = rng.choice((None, "hermitian" if is_hermitian else True))
+    layout = draw_layout(rng, place, (m, m))
+    c = _given(rng, place, (m, m), dtype, layout) if beta or rng.random() < 0.3 else None
+    return Case(
+        number, mesh, a, b, c, None if c else layout, transposed=transposed, beta=beta, symmetric=said,
+        conjugated=conjugated if is_complex else "", fill=rng.choice(("both", "both", "lower")),
+        algorithm=rng.choice(SYMMETRIC), checked=rng.random() < 0.3, narrow=rng.choice((128, 3)),
+        relu=not is_complex and not beta and rng.random() < 0.2, **_frame(rng, ranks, place, (m, m)),
     )  # fmt: skip
 
 
@@ -190,7 +267,7 @@ def _frame(rng: Random, ranks: int, mesh: MeshShape, shape: Shape) -> dict[str, 
     return {
         "text": rng.random() < 0.3, "read": rng.choice(READS), "root": rng.randrange(ranks),
         "onto": draw_layout(rng, mesh, shape), "keep": rng.choice((0, 0, 0, 1, 3, 10, 60)),
-        "closes": rng.random() < 0.01,
+        "closes": rng.random() < 0.03,
     }  # fmt: skip
 
 
@@ -211,6 +288,8 @@ def _arithmetic(rng: Random, types: tuple[str, str]) -> dict[str, object]:
     if not is_complex and rng.random() < 0.15:
         found["relu"] = rng.random() < 0.5
         found["bias"] = rng.choice((None, "row", "column"))
+        if result.startswith("float") or not found["beta"]:
+            found["stored"] = rng.choice((None, None, "float32", "float64"))
     is_half = result in ("float16", "bfloat16")
     return found | {"result": result, "times": 1 if is_half and found["beta"] else rng.choice((1, 1, 1, 2, 3))}
 

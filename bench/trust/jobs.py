@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.processes import clean_environment, kill_marked, mpiexec_of
-from bench.trust.cases import kind_of
+from bench.trust.cases import KINDS, kind_of
 
 MARKER = "BENCH_TRUST_JOB"
 """Environment variable that every process of a job inherits."""
@@ -66,7 +66,7 @@ class Report:
     """What became of the cases of one setting."""
 
     setting: Setting
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {"product": Counter(), "redistribution": Counter()})
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in sorted(set(KINDS))})
     """By kind: how many came out how."""
     faults: list[dict[str, object]] = field(default_factory=list)
     """What was neither right nor refused: number, kind, outcome, text."""

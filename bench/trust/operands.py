@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 import rma_mm
@@ -26,6 +27,24 @@ def elements(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Ar
     if kind.kind == "c":
         return (x + 1j * rng.integers(-2, 3, shape)).astype(kind)
     return x.astype(kind)
+
+
+def spoil(rng: np.random.Generator, x: Array) -> Array:
+    """The same, with NaN and infinities in some places where its type has them."""
+    if x.dtype.kind in "iub":
+        return x
+    wild = rng.choice(np.array([np.nan, np.inf, -np.inf]), x.shape)
+    return np.where(rng.random(x.shape) < 0.05, wild, x).astype(x.dtype)
+
+
+def enlarge(rng: np.random.Generator, x: Array, result: np.dtype[Any], is_c: bool) -> Array:
+    """Floating-point numbers that bring C within 2^16 of the largest of its type; integers that wrap around in it."""
+    if x.dtype.kind in "iu" and result.kind in "iu":
+        return rng.integers(np.iinfo(x.dtype).min, np.iinfo(x.dtype).max, x.shape, x.dtype, endpoint=True)
+    if x.dtype.kind in "iub" or result.itemsize == 2:
+        return x
+    most = finfo(result).maxexp - 16
+    return (x * 2.0 ** (most if is_c else min(finfo(x.dtype).maxexp - 4, most // 2))).astype(x.dtype)
 
 
 def garbage(dtype: np.dtype[Any]) -> Any:

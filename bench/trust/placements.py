@@ -21,10 +21,10 @@ GRID_NAMES = ("p", "q", "r")
 Shape = tuple[int, int]
 
 
-def draw_mesh(rng: Random, ranks: int) -> tuple[int, ...]:
+def draw_mesh(rng: Random, ranks: int, axes: Sequence[int] = (1, 2, 2, 2, 3)) -> tuple[int, ...]:
     """The shape of a mesh on one to three axes; one in eight leaves ranks over."""
     size = rng.randint(1, ranks) if rng.random() < 0.125 else ranks
-    return rng.choice(list(grids(size, rng.choice((1, 2, 2, 2, 3)))))
+    return rng.choice(list(grids(size, rng.choice(axes))))
 
 
 def draw_layout(rng: Random, mesh: MeshShape, shape: Shape, roles: Sequence[str] = ROLES) -> Layout:

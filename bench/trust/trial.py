@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 import rma_mm
 from bench.trust.cases import Case
-from bench.trust.operands import Maker, elements, garbage, summands
+from bench.trust.operands import Maker, elements, enlarge, garbage, spoil, summands
+from bench.trust.wrong import Wrong
 from rma_mm import DistMatrix, Epilogue, Mesh
 from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
+from rma_mm.errors import ClosedError
+from rma_mm.kernels.epilogue import epilogue as closing
+from rma_mm.schedule.interpret import interpret
+from rma_mm.schedule.lowering import fitted
 
 Array = NDArray[Any]
-
-
-class Wrong(Exception):
-    """A result that is not NumPy's."""
 
 
 class Trial:
@@ -29,15 +30,39 @@ class Trial:
         self.case, self.mesh, self.directory = case, mesh, directory
         self.rng = np.random.default_rng([seed, case.number])
         self.maker = Maker(mesh, directory, text=case.text, root=case.root)
-        self.kept: list[Any] = []
+        self.kept: dict[int, tuple[Any, Any]] = {}
+        """By its id: what was made, and what it holds where it is a matrix."""
         self.differences: list[str] = []
         """What is not as in NumPy, on this rank: told in the end, for the others go on."""
 
     def run(self) -> None:
         """Do it. Collective; raises Wrong on the ranks that see it, and what the library raises."""
+        fitted.NARROW, closing.COMPILE_FROM = (128, 2**14) if self.case.narrow == 128 else (3, 0)
         self.work()
+        self.judge()
+
+    def judge(self) -> None:
+        """Raise Wrong where something differed."""
         if self.differences:
             raise Wrong("\n".join(self.differences))
+
+    def keep(self, made: Any, x: Any = None) -> None:
+        """Hold what was made, which has the elements `x`."""
+        self.kept[id(made)] = made, x
+
+    def look_back(self, is_closed: bool) -> None:
+        """What was kept is as it was left, whatever came after it; of a closed mesh nothing may be read."""
+        for made, x in self.kept.values():
+            if not isinstance(made, DistMatrix) or x is None:
+                continue
+            if not is_closed:
+                self.check_tile(f"some cases after case {self.case.number}", made, x)
+                continue
+            try:
+                self.differences.append(f"the mesh is closed, and a tile is {made.tile}")
+            except ClosedError:
+                continue
+        self.judge()
 
     def work(self) -> None:
         """Make, do and compare."""
@@ -51,16 +76,31 @@ class Trial:
 
     def made(self, given: Any) -> tuple[Any, Array]:
         """A matrix, and what it holds."""
-        made, x = self.maker.make(given, elements(self.rng, given.shape, given.dtype), self.rng)
-        self.kept.append(made)
+        made, x = self.maker.make(given, self.numbers(given), self.rng)
+        self.keep(made, x)
         return made, x
+
+    def numbers(self, given: Any) -> Array:
+        """The elements of a matrix as it is stored."""
+        x, case = elements(self.rng, given.shape, given.dtype), self.case
+        if case.values == "wild" and given is not case.c:
+            return spoil(self.rng, x)
+        return enlarge(self.rng, x, self.result(), given is case.c) if case.values == "large" else x
+
+    def other(self, a: Any, x: Array) -> tuple[Any, Array]:
+        """B, and what it holds."""
+        case = self.case
+        if not case.is_gram:
+            return self.made(case.b)
+        is_same = len(case.transposed) == 1
+        return (a, x) if is_same else (a.T, x.T)
 
     def moved(self, matrix: DistMatrix, x: Array) -> None:
         """A chain of redistributions."""
         self.check_tile("as it was made", matrix, x)
         for n, layout in enumerate(self.case.moves):
             matrix = matrix.redistribute(self.maker.place(layout))
-            self.kept.append(matrix)
+            self.keep(matrix, x)
             self.check_tile(f"after move {n}", matrix, x)
         self.check(matrix, x)
 
@@ -68,30 +108,49 @@ class Trial:
         """A product, as often as it is wanted."""
         case = self.case
         assert case.b is not None
-        b, y = self.made(case.b)
+        b, y = self.other(a, x)
         out, old = self.made(case.c) if case.c else (None, None)
         if out is not None and not case.beta:
             out.tile[...] = garbage(out.dtype)
         options = self.options(case)
         layout = self.maker.place(case.layout)
         plan = rma_mm.plan(a, b, self.mesh, layout=out.layout if out else layout, **options) if case.planned else None
-        self.kept.append(plan)
+        self.keep(plan)
         for _ in range(case.times):
             c = plan.execute(a, b, out) if plan else rma_mm.matmul(a, b, self.mesh, out=out, layout=layout, **options)
-            self.kept.append(c)
             old = self.expected(x, y, old)
+            self.keep(c, old)
             if c.dtype != old.dtype:
                 self.differences.append(f"C is of {c.dtype}, and of {old.dtype} in NumPy")
             self.check(c, old)
+        if plan and not case.checked:
+            self.count(plan)
         if isinstance(b, DistMatrix):
             self.check_tile("B afterwards", b, y)
+
+    def count(self, plan: rma_mm.Plan) -> None:
+        """What the transports counted is what the interpreter counts, to the word. Collective."""
+        found = plan.words.words_intra + plan.words.words_inter, plan.words.words_inter, plan.claims
+        ranks = self.mesh.comm.gather(found)
+        if ranks is None:
+            return
+        schedule = plan.schedule
+        words, between, claims = (list(each) for each in zip(*ranks[: schedule.mesh.size], strict=True))
+        homes = {x: [np.zeros(schedule.home(x, r).shape) for r in schedule.mesh.ranks] for x in schedule.homes}
+        counted = interpret(schedule, homes, claims=dict(enumerate(claims)) if schedule.pool else None)
+        if (words, sum(between)) != (counted.words, counted.words_between_nodes):
+            self.differences.append(
+                f"{words} words, {sum(between)} between nodes, and the interpreter counts {counted.words}, "
+                f"{counted.words_between_nodes}"
+            )
 
     def options(self, case: Case) -> dict[str, Any]:
         """The arguments of matmul and plan."""
         return {
             "alpha": case.alpha, "beta": case.beta, "algorithm": case.algorithm, "memory_limit": case.memory,
             "compute_dtype": case.compute, "deterministic": case.deterministic, "kernel": case.kernel,
-            "semiring": case.semiring, "epilogue": self.epilogue(),
+            "semiring": case.semiring, "epilogue": self.epilogue(), "check": case.checked,
+            **({"symmetric": case.symmetric, "fill": case.fill} if case.is_gram else {}),
             **{f"transpose_{x.lower()}": x in case.transposed for x in "AB"},
             **{f"conjugate_{x.lower()}": x in case.conjugated for x in "AB"},
         }  # fmt: skip
@@ -109,10 +168,10 @@ class Trial:
     def epilogue(self) -> Epilogue | None:
         """What is asked for besides the product."""
         case = self.case
-        if not case.relu and not case.bias:
+        if not case.relu and not case.bias and not case.stored:
             return None
         bias = self.bias().astype("int8" if self.result().kind != "u" else "uint8") if case.bias else None
-        return Epilogue(bias=bias, per=case.bias, activation="relu" if case.relu else None)
+        return Epilogue(bias=bias, per=case.bias, activation="relu" if case.relu else None, dtype=case.stored)
 
     def result(self) -> np.dtype[Any]:
         """The element type of C."""
@@ -129,6 +188,8 @@ class Trial:
             wide = np.dtype(np.float64)
         left, right = (self.as_used(name, each).astype(wide) for name, each in (("A", x), ("B", y)))
         before = None if old is None or not case.beta else old.astype(wide)
+        if before is not None and case.symmetric == "hermitian":
+            np.fill_diagonal(before, before.diagonal().real)
         with np.errstate(all="ignore"):
             if case.semiring not in ("plus_times", "or_and"):
                 return self.by_semiring(left, right, before, dtype, wide)
@@ -139,7 +200,18 @@ class Trial:
                 c = c + (self.bias()[:, None] if case.bias == "row" else self.bias()[None, :])
             if case.relu:  # of the sum as its type holds it
                 c = np.maximum(np.asarray(c).astype(dtype) if dtype.kind in "iu" else c, 0)
-            return np.asarray(c).astype(dtype)
+            c = np.asarray(c).astype(dtype)
+            return self.filled(c.astype(case.stored) if case.stored else c)
+
+    def filled(self, c: Array) -> Array:
+        """C with what stands above the diagonal, where it is known to be symmetric."""
+        case, below = self.case, np.tril(c, -1)
+        if case.fill == "lower":
+            return np.tril(c)
+        if not case.symmetric:
+            return c
+        mirrored = below.T.conj() if case.symmetric == "hermitian" else below.T
+        return np.where(np.tri(len(c), dtype=bool), c, mirrored)
 
     def as_used(self, name: str, x: Array) -> Array:
         """op(A) or op(B)."""
@@ -175,8 +247,9 @@ class Trial:
 
     def compare(self, what: str, got: Array, want: Array) -> None:
         """Equal in every element."""
-        if not np.array_equal(got, want):
-            place = np.argwhere(got != want) if got.shape == want.shape else []
+        differ = (got != want) & ((got == got) | (want == want)) if got.shape == want.shape else np.array([])
+        if got.shape != want.shape or differ.any():
+            place = np.argwhere(differ)
             self.differences.append(
                 f"{what} on rank {self.mesh.rank}: {len(place)} of {want.size} differ; got\n{got}\nin place of\n{want}"
             )
@@ -205,7 +278,7 @@ class Trial:
         """In another placement."""
         assert self.case.onto is not None
         moved = matrix.redistribute(self.maker.place(self.case.onto))
-        self.kept.append(moved)
+        self.keep(moved, x)
         self.check_tile(f"redistributed to {self.case.onto}", moved, x)
         self.compare("redistributed and read", moved.to_numpy(), x)
 

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import IO, TYPE_CHECKING, Any
+from unittest import mock
 
-from bench.trust.cases import Case, draw, speeds_of
-from bench.trust.trial import Trial, Wrong
+from bench.trust import batches, chains, expressions
+from bench.trust.cases import Case, Other, draw, is_watched, speeds_of
+from bench.trust.trial import Trial
+from bench.trust.wrong import Wrong
 from rma_mm import Mesh
-from rma_mm.errors import RmaError, ScheduleError
+from rma_mm.errors import RmaError, ScheduleError, VerificationError
+from rma_mm.kernels.epilogue import epilogue as closing
+from rma_mm.schedule.lowering import fitted
+from rma_mm.windows.checks.checked import SWITCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,43 +41,62 @@ Verdict = tuple[str, str]
 """(right, refused, wrong or raised; the error's class and text)."""
 
 
+OTHERS = {"batch": batches.run, "expression": expressions.run, "chain": chains.run}
+"""Kinds of cases that are drawn while they are done."""
+
+
 class Worker:
     """One rank of a job: its meshes, and what earlier cases left alive."""
 
     def __init__(self, comm: MPI.Intracomm, seed: int, setting: str, directory: Path) -> None:
         self.comm, self.seed, self.setting, self.directory = comm, seed, setting, directory
         self.meshes: dict[tuple[int, ...], Mesh] = {}
-        self.alive: list[tuple[int, list[Any]]] = []
-        """(number of the case after which it is dropped, what a case made)."""
+        self.alive: list[tuple[int, Trial, Mesh]] = []
+        """(number of the case after which it is dropped, what a case made, its mesh)."""
 
-    def case(self, number: int) -> tuple[Case, Verdict]:
+    def case(self, number: int) -> tuple[Case | Other, Verdict]:
         """Do one case. Collective; the verdict is that of all ranks."""
         drawn = draw(self.seed, self.setting, self.comm.size, number) if self.comm.rank == 0 else None
-        case: Case = self.comm.bcast(drawn)  # drawing takes as long as a small product
-        mesh = self.meshes.get(case.mesh)
-        if mesh is None:
-            speeds = speeds_of(self.seed, self.setting, case.mesh)
-            mesh = self.meshes[case.mesh] = Mesh(case.mesh, self.comm, speeds=speeds)
-        trial = Trial(case, mesh, self.seed, self.directory)
-        verdict = common(self.comm, attempt(trial))
-        self.alive = [(until, kept) for until, kept in self.alive if until > number]
-        if case.keep:
-            self.alive.append((number + case.keep, trial.kept))
+        case: Case | Other = self.comm.bcast(drawn)  # drawing takes as long as a small product
+        mesh = self.meshes.get(case.mesh) or self.open(case.mesh)
+        verdict = common(self.comm, attempt(partial(self.do, case, mesh)))
         if case.closes:
             self.meshes.pop(case.mesh).close()
         return case, verdict
 
+    def open(self, shape: tuple[int, ...]) -> Mesh:
+        """A mesh, which stays. Every transfer on some of them is checked. Collective."""
+        speeds = speeds_of(self.seed, self.setting, shape)
+        with mock.patch.dict(os.environ, {SWITCH: "1"} if is_watched(self.seed, self.setting, shape) else {}):
+            mesh = self.meshes[shape] = Mesh(shape, self.comm, speeds=speeds)
+        return mesh
+
+    def do(self, case: Case | Other, mesh: Mesh) -> None:
+        """A case, and a look at what former ones left whose time is over. Collective."""
+        if isinstance(case, Other):
+            OTHERS[case.kind](mesh, Random(case.text))
+        else:
+            trial = Trial(case, mesh, self.seed, self.directory)
+            trial.run()
+            if case.keep:
+                self.alive.append((case.number + case.keep, trial, mesh))
+        over = [each for each in self.alive if each[0] <= case.number]
+        self.alive = [each for each in self.alive if each[0] > case.number]
+        for _, trial, its in over:
+            trial.look_back(is_closed=its not in self.meshes.values())
+
     def close(self) -> None:
         """Close the meshes. Collective."""
+        fitted.NARROW, closing.COMPILE_FROM = 128, 2**14
         for mesh in self.meshes.values():
             mesh.close()
 
 
-def attempt(trial: Trial) -> Verdict:
+def attempt(do: Callable[[], None]) -> Verdict:
     """What this rank sees of it."""
     try:
-        trial.run()
-    except ScheduleError as error:  # what verify finds is a fault of ours, and no refusal
+        do()
+    except (ScheduleError, VerificationError) as error:  # what is found is a fault of ours, and no refusal
         return "raised", f"{type(error).__name__}: {error}"
     except RmaError as error:
         return "refused", f"{type(error).__name__}: {error}"
@@ -104,8 +133,7 @@ def work(comm: MPI.Intracomm, journal: IO[str] | None, seed: int, setting: str, 
     for number in numbers:
         note(journal, {"begun": number})
         case, (outcome, text) = worker.case(number)
-        kind = "redistribution" if case.b is None else "product"
-        note(journal, {"number": number, "kind": kind, "outcome": outcome, "text": text[:TEXT]})
+        note(journal, {"number": number, "kind": case.kind, "outcome": outcome, "text": text[:TEXT]})
     worker.close()
     note(journal, {"ended": True})
 

@@ -1,23 +1,19 @@
-"""Arrays of other than two dimensions, and products of batches: drawn ones against NumPy, words, plans and errors."""
+"""Arrays of other than two dimensions, and products of batches: files, words, plans and errors."""
 
 import inspect
 import json
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.command import batch_job
 from rma_mm.command.arguments import parse
 from rma_mm.command.batch_job import BatchJob
-from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import (
     AlgorithmError,
     ClosedError,
@@ -29,122 +25,13 @@ from rma_mm.errors import (
     OptionError,
     ShapeError,
 )
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from tests import raw_format
 from tests.launch import parallel
 from tests.mpi.test_checks import check_found, switched
 from tests.mpi.test_library import same_error
 from tests.processes import mpirun
-from tests.strategies import array_layouts
-from tests.strategies_mpi import shared_examples
 from tests.thorough import thorough
-
-DTYPES = ("float32", "float64", "complex64", "float16", "bfloat16", "int8", "int64", "bool")
-
-
-@dataclass(frozen=True)
-class Product:
-    """One drawn product; shapes and layouts are those of the stored A, B and C. None: an array, or left open."""
-
-    mesh: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    layouts: tuple[Layout | None, Layout | None, Layout | None]
-    transposed: str
-    conjugated: str
-    dtype: str
-    alpha: int
-    beta: int
-    semiring: str
-    seed: int
-
-
-@st.composite
-def products(draw, size):
-    """Products of one to three leading dimensions, some of them 1 or missing, on any grid."""
-    mesh = MeshShape(draw(st.sampled_from(list(grids(size, draw(st.sampled_from((1, 2, 3))))))))
-    batch = draw(st.lists(st.sampled_from((0, 1, 2, 3, 5, 7)), min_size=1, max_size=3))
-    m, n, k = (draw(st.sampled_from((0, 1, 2, 3, 5, 8))) for _ in range(3))
-    transposed = draw(st.sampled_from(("", "A", "B", "AB")))
-    leading = [tuple(1 if draw(st.integers(0, 4)) == 0 else extent for extent in batch) for _ in "AB"]
-    cut = draw(st.sampled_from(("", "", "A", "B")))
-    if cut:
-        leading["AB".index(cut)] = leading["AB".index(cut)][draw(st.integers(1, len(batch))) :]
-    a = (*leading[0], *((k, m) if "A" in transposed else (m, k)))
-    b = (*leading[1], *((n, k) if "B" in transposed else (k, n)))
-    c = (*np.broadcast_shapes(*leading), m, n)
-    dtype, semiring = draw(st.sampled_from((*((name, "plus_times") for name in DTYPES), ("float32", "min_plus"))))
-    spare = ("replicated", "pinned", "sum")[: 3 if semiring == "plus_times" and dtype != "bool" else 2]
-    placed = [draw(st.none() | array_layouts(mesh, shape, spare)) for shape in (a, b)]
-    place = draw(st.none() | array_layouts(mesh, c, ("replicated", "pinned")))
-    alpha = draw(st.sampled_from((1, 1, 2))) if semiring == "plus_times" and dtype != "bool" else 1
-    beta, seed = draw(st.sampled_from((0, 0, 1, alpha))), draw(st.integers(0, 999))
-    conjugated = draw(st.sampled_from(("", "A", "AB"))) if semiring == "plus_times" else ""
-    layouts = (*placed, place)
-    return Product(
-        mesh.shape, (a, b, c), layouts, transposed, conjugated, dtype, alpha, beta, semiring, seed
-    )  # fmt: skip
-
-
-def matrices(product):
-    """A, B and C of small whole numbers: every sum is exact in every type."""
-    rng, dtype = np.random.default_rng(product.seed), parse_dtype(product.dtype)
-    made = [rng.integers(-2, 3, shape) for shape in product.shapes]
-    if dtype.kind == "c":
-        made = [x + 1j * rng.integers(-2, 3, x.shape) for x in made]
-    return [x.astype(dtype) for x in made]
-
-
-def reference(product, a, b, c):
-    """alpha · op(A) @ op(B) + beta · C by NumPy."""
-    a, b = (x.swapaxes(-1, -2) if name in product.transposed else x for name, x in (("A", a), ("B", b)))
-    a, b = (x.conj() if name in product.conjugated else x for name, x in (("A", a), ("B", b)))
-    if product.semiring != "plus_times":
-        ring = SEMIRINGS[product.semiring]
-        first = ring.identity(a.dtype)
-        terms = ring.multiply(a[..., :, :, None], b[..., None, :, :])
-        made = np.minimum.reduce(terms, axis=-2, initial=first)
-        return np.minimum(made, c) if product.beta else made
-    wide = np.float32 if c.dtype.itemsize == 2 and c.dtype.kind != "i" else c.dtype
-    made = np.matmul(a.astype(wide), b.astype(wide))
-    if c.dtype.kind == "b":
-        return made | c if product.beta else made
-    return (product.alpha * made + product.beta * c.astype(wide)).astype(c.dtype)
-
-
-def check(comm, product, meshes):
-    mesh = meshes[product.mesh] = meshes.get(product.mesh) or Mesh(product.mesh, comm)
-    a, b, c = matrices(product)
-    given = [
-        x if place is None else (DistMatrix if x.ndim == 2 else DistArray).from_numpy(x, mesh).redistribute(place)
-        for x, place in zip((a, b), product.layouts[:2], strict=True)
-    ]
-    for x, made in zip((a, b), given, strict=True):
-        if isinstance(made, DistArray):
-            assert np.array_equal(made.to_numpy(), x)
-    out = DistArray.from_numpy(c, mesh, product.layouts[2]) if product.beta or product.seed % 2 else None
-    flags = {f"transpose_{x.lower()}": x in product.transposed for x in "AB"}
-    flags |= {f"conjugate_{x.lower()}": x in product.conjugated for x in "AB"}
-    made = rma_mm.matmul(
-        *given, mesh, out, alpha=product.alpha, beta=product.beta if out is not None else 0,
-        layout=None if out is not None else product.layouts[2], semiring=product.semiring, **flags,
-    )  # fmt: skip
-    expected = reference(product, a, b, c if out is not None else np.zeros_like(c))
-    found = made.to_numpy()
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert np.array_equal(found, expected), product
-    if out is None and product.layouts[2] is not None:
-        assert made.layout == product.layouts[2]
-
-
-@parallel(ranks=(1, 2, 3, 4, 6), env=("node", "cliques"), timeout=120, usual="node")
-def test_products_are_numpys(comm):
-    meshes = {}
-    shared_examples(comm, products(comm.size), lambda comm, product: check(comm, product, meshes), max_examples=25)
-    for mesh in meshes.values():
-        mesh.close()
 
 
 def check_files(comm, mesh, x):

@@ -1,7 +1,5 @@
-"""Chains of products and what lies between them, on real ranks: random programs, gradients, memory, given results."""
+"""Chains of products and what lies between them, on real ranks: gradients, memory, given results."""
 
-import os
-from random import Random
 from time import sleep
 from unittest import mock
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 
 import rma_mm
+from bench.trust.programs import by_numpy
 from rma_mm import DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
@@ -16,50 +15,10 @@ from rma_mm.runtime.chains import actions
 from rma_mm.windows import channel
 from tests.launch import parallel
 from tests.mpi.test_chain import GRIDS, numbers, same_error
-from tests.programs import by_numpy, drawn, is_right
 from tests.thorough import usually
 
-PLACES = (
-    *("P('i', 'j')", "P(('i', 'j'), None)", "P(None, ('i', 'j'))", "P('j', 'i')", "P(None, None)"),
-    *("P('i:cyclic(2)', 'j')", "P(None, None, i=0)"),
-)
-COUNT = int(os.environ.get("RMA_MM_TEST_PROGRAMS", "1"))
-"""Random programs a test; with 50 there are 500 on 1, 2, 3, 4 and 6 ranks."""
 MLP = ["Z = X @ W1 + b1", "H = gelu(Z)", "Y = H @ W2 + X"]
 SHAPES = {"X": (37, 13), "W1": (13, 19), "b1": (1, 19), "W2": (19, 13), "dY": (37, 13)}
-
-
-def check_program(mesh, seed):
-    """A random program on matrices anywhere gives what NumPy gives, twice."""
-    program, rng = drawn(seed), Random(seed)
-    made = [step.split(" =")[0] for step in program.steps]
-    free = {name for name in program.inputs if rng.random() < 0.4}
-    options = {"joint": rng.random() < 0.8, "algorithm": rng.choice(["auto", "stationary_c", "stationary_a"])}
-    options |= rng.choice([{}, {"only": rng.sample(made, 1)}, {"outputs": rng.sample(made, 1)}])
-    options |= rng.choice([{}, {}, {"layouts": {rng.choice(made): rng.choice(PLACES[:5])}}])
-    given = {
-        name: (x.shape, x.dtype) if name in free else DistMatrix.from_numpy(x, mesh, rng.choice(PLACES))
-        for name, x in program.inputs.items()
-    }
-    with rma_mm.plan_chain(program.steps, mesh, **options, **given) as chain:
-        for name in sorted(free & chain.layouts.keys()):
-            given[name] = DistMatrix.from_numpy(program.inputs[name], mesh, chain.layouts[name])
-        given = {name: x for name, x in given.items() if isinstance(x, DistMatrix)}
-        wanted = by_numpy(program.steps, program.inputs)
-        for names in ([], [name for name in chain.outputs if rng.random() < 0.5]):
-            out = {x: DistMatrix.empty(chain.outputs[x].shape, chain.outputs[x].dtype, mesh, chain.layouts[x])
-                   for x in names}  # fmt: skip
-            for name, x in chain.execute(out=out, **given).items():
-                assert name not in out or x is out[name]
-                assert is_right(x.to_numpy(), wanted[name], program), (seed, name, program.steps, options)
-
-
-@pytest.mark.parametrize("batch", usually(1, range(2)))
-@parallel(ranks=(1, 2, 3, 4, 6), env=("node",), timeout=120)
-def test_random_programs(comm, batch):
-    with Mesh(GRIDS[comm.size], comm) as mesh:
-        for n in range(COUNT):
-            check_program(mesh, 1000 * comm.size + 100 * batch + n)
 
 
 def arrays(seed=0, dtype="float64"):

@@ -2,151 +2,17 @@
 
 import json
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistMatrix, Epilogue, Mesh
-from rma_mm.algorithms import ALGORITHMS
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, OptionError, ShapeError
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.kernels.epilogue import epilogue as kernel
 from rma_mm.runtime.products.plan_cache import PlanCache
-from rma_mm.runtime.verification.check import verify
-from rma_mm.schedule.lowering import fitted
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused
-from tests.reference import collect, distribute, expected, whole_numbers
-from tests.strategies import EXTENTS, axes_of, layouts, placements
-from tests.strategies_mpi import shared_examples
-
-TYPES = (
-    ("float64", None, None),
-    ("float32", None, "float64"),
-    ("float64", None, "float32"),
-    ("float16", None, "float32"),
-    ("bfloat16", None, "bfloat16"),
-    ("int8", "int32", "float32"),
-    ("int32", None, "int16"),
-)
-"""Element types of A and B, of their product, and of C."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """One drawn product."""
-
-    algorithm: str
-    mesh: tuple[int, ...]
-    shape: tuple[int, int, int]
-    layouts: tuple[Layout, Layout, Layout]
-    types: tuple[str, str | None, str | None]
-    per: str | None
-    activation: str | None
-    beta: int
-    narrow: int
-    compiles: bool
-    seed: int
-
-
-@st.composite
-def products(draw, size, algorithms):
-    """Products for `size` ranks on any grid of theirs, C not in summands."""
-    name = draw(st.sampled_from(algorithms))
-    row = ALGORITHMS[name]
-    mesh = MeshShape(draw(st.sampled_from(list(grids(size, draw(st.sampled_from(axes_of(row))))))))
-    shape = m, n, k = tuple(draw(st.sampled_from(EXTENTS)) for _ in range(3))
-    if row.placements or row.fit:
-        _, placed = draw(placements(row, shape, mesh).filter(lambda drawn: not drawn[1][2].partial))
-    else:
-        whole = ("rows", "cols", "rows", "cols", "replicated", "pinned")
-        placed = (*(draw(layouts(mesh, e)) for e in ((m, k), (k, n))), draw(layouts(mesh, (m, n), roles=whole)))
-    types = draw(st.sampled_from(TYPES))
-    beta = draw(st.sampled_from((0, 0, 2))) if types[0] != "int8" else 0  # C is no integer there
-    return Product(
-        name, mesh.shape, shape, placed, types, draw(st.sampled_from(("row", "column", None))),
-        draw(st.sampled_from(("relu", None))), beta, draw(st.sampled_from((3, 128))), draw(st.booleans()),
-        draw(st.integers(0, 999)),
-    )  # fmt: skip
-
-
-def check(comm, product, meshes):
-    """The result is NumPy's, of whole numbers to the last bit; verification finds it right, and a wrong one wrong."""
-    if product.mesh not in meshes:
-        meshes[product.mesh] = Mesh(product.mesh, comm)
-    mesh = meshes[product.mesh]
-    fitted.NARROW, kernel.COMPILE_FROM = product.narrow, 0 if product.compiles else 2**14
-    rng = np.random.default_rng(product.seed)
-    m, n, k = product.shape
-    operand, compute, stored = product.types
-    a, b, c = (whole_numbers(rng, extent) for extent in ((m, k), (k, n), (m, n)))
-    bias = rng.integers(-9, 9, m if product.per == "row" else n).astype("int8") if product.per else None
-    closing = Epilogue(bias, product.per, product.activation, stored)
-    A, B, C, before = (
-        placed(x, layout, mesh, dtype, product.seed)
-        for x, layout, dtype in (
-            (a, product.layouts[0], operand),
-            (b, product.layouts[1], operand),
-            *[(c, product.layouts[2], stored or operand)] * 2,
-        )
-    )
-    plan = rma_mm.plan(
-        A, B, mesh, layout=C.layout, algorithm=product.algorithm, beta=product.beta, compute_dtype=compute,
-        epilogue=closing,
-    )  # fmt: skip
-    for _ in range(1 if product.beta else 2):
-        plan.execute(A, B, out=C)
-    tiles = comm.gather(C.tile.astype(float))
-    if comm.rank == 0:
-        wanted = expected(a, b, c, 1, product.beta)
-        wanted += 0 if bias is None else bias[:, None] if product.per == "row" else bias
-        wanted = np.maximum(wanted, 0) if product.activation else wanted
-        found = collect(tiles, C.layout, mesh.shape, wanted.shape)
-        assert np.array_equal(found, wanted.astype(C.dtype).astype(float))
-    options = {"beta": product.beta, "before": before, "epilogue": closing, "product": plan.given.product_dtype}
-    verdict = verify(A, B, C, **options)
-    assert verdict.ok, verdict
-    assert verdict.rows == (min(m, 64) if m and n else None)
-    C.tile[...] += 64  # of up to 17 rows all are looked at
-    if m and n:
-        assert not verify(A, B, C, **options).ok
-    plan.close()
-
-
-def placed(x, layout, mesh, dtype, seed):
-    """A DistMatrix with the tiles that the reference makes, summands of a partial one included."""
-    tiles = distribute(x, layout, mesh.shape, np.random.default_rng(seed))
-    D = DistMatrix.empty(x.shape, dtype, mesh, layout)
-    if mesh.is_member:
-        D.tile[...] = tiles[mesh.rank]
-    return D
-
-
-def check_any(comm, max_examples):
-    """Products by any algorithm on any grid."""
-    meshes = {}
-    drawn = products(comm.size, list(ALGORITHMS))
-    try:
-        shared_examples(comm, drawn, lambda comm, product: check(comm, product, meshes), max_examples)
-    finally:
-        fitted.NARROW, kernel.COMPILE_FROM = 128, 2**14
-    for mesh in meshes.values():
-        mesh.close()
-
-
-@parallel(ranks=(1, 3, 4, 6), env=("node",), timeout=60)
-def test_any_product_is_closed_once(comm):
-    check_any(comm, 8)
-
-
-@parallel(ranks=(2, 6), env=("nolocal",), timeout=60)
-def test_any_product_is_closed_once_where_every_rank_is_a_node(comm):
-    check_any(comm, 6)
 
 
 @parallel(ranks=(1, 4), env=("node",))

@@ -29,8 +29,7 @@ from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
-from tests.mpi.test_products import placed
-from tests.reference import collect, expected, whole_numbers
+from tests.reference import collect, distribute, expected, whole_numbers
 from tests.thorough import thorough
 
 # -- what is moved, against closed forms ----------------------------------------------------------
@@ -42,6 +41,15 @@ GRIDS = {
     9: [(3, 3), (1, 3, 3)],
 }
 """Ranks → meshes of one to three axes."""
+
+
+def placed(x, layout, mesh, dtype, seed):
+    """A DistMatrix with the tiles that the reference makes, summands of a partial one included."""
+    tiles = distribute(x, layout, mesh.shape, np.random.default_rng(seed))
+    D = DistMatrix.empty(x.shape, dtype, mesh, layout)
+    if mesh.is_member:
+        D.tile[...] = tiles[mesh.rank]
+    return D
 
 
 def matrices(mesh, shape, layouts):
@@ -253,18 +261,6 @@ def test_every_row_on_every_mesh(comm):
             for at, name in rows_on(grid, number):
                 product = PRODUCTS[(at + 2 * number) % 3].rolled(number // 3)
                 trouble.append(check_product(mesh, name, product))
-    assert not any(comm.bcast(trouble)), "\n".join(filter(None, trouble))
-
-
-@parallel(ranks=(4,), env=("node", "nolocal"), timeout=120)
-def test_the_one_sided_form_of_every_row(comm):
-    trouble = []
-    for grid in ((4,), (2, 2), (2, 1, 2)):
-        with Mesh(grid, comm) as mesh:
-            named = [name for name, row in ALGORITHMS.items() if row.form and row.grouped and name != "t10_rotate"]
-            for at, name in enumerate(named):
-                if AXES.get(name, len(grid)) == len(grid):
-                    trouble.append(check_product(mesh, f"{name}:pull", PRODUCTS[at % 3].rolled(at // 3), ONE_SIDED))
     assert not any(comm.bcast(trouble)), "\n".join(filter(None, trouble))
 
 

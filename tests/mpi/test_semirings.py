@@ -1,139 +1,22 @@
-"""Products of other semirings on real ranks: any algorithm, placements and window; paths and reachability; errors."""
+"""Products of other semirings on real ranks: what is pushed, paths and reachability, and errors."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
-from rma_mm.algorithms import ALGORITHMS
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutError, OptionError
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.runtime.verification.check import verify
-from rma_mm.schedule.lowering import fitted
 from rma_mm.windows.datatypes import OPERATIONS
 from tests.launch import parallel
 from tests.mpi.test_library import grid, same_error
 from tests.processes import ROOT, mpirun
 from tests.pure.test_semirings import expected, same, values
-from tests.strategies import EXTENTS, ROLES, axes_of, layouts, placements
-from tests.strategies_mpi import shared_examples
-
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8")
-OTHERS = ("min_plus", "max_plus", "max_min")
-
-
-@dataclass(frozen=True)
-class Product:
-    """One drawn product; shapes and layouts are those of the stored A, B and C."""
-
-    semiring: str
-    mesh: tuple[int, ...]
-    shape: tuple[int, int, int]
-    layouts: tuple[Layout, Layout, Layout]
-    transposed: str
-    dtype: str
-    beta: int
-    narrow: int
-    seed: int
-
-
-@st.composite
-def products(draw, size, algorithm):
-    """Products for `size` ranks on any grid of theirs, of matrices that are not given in summands."""
-    row = ALGORITHMS[algorithm]
-    mesh = MeshShape(draw(st.sampled_from(list(grids(size, draw(st.sampled_from(axes_of(row))))))))
-    m, n, k = (draw(st.sampled_from(EXTENTS)) for _ in range(3))
-    transposed = draw(st.sampled_from(("", "", "A", "B", "AB")))
-    if row.placements or row.fit:
-        _, placed = draw(placements(row, (m, n, k), mesh).filter(lambda drawn: not any(x.partial for x in drawn[1])))
-    else:
-        placed = [draw(layouts(mesh, extent, roles=ROLES[:-1])) for extent in ((m, k), (k, n), (m, n))]
-    placed = tuple(x.T if name in transposed else x for name, x in zip("ABC", placed, strict=True))
-    semiring, dtype = draw(
-        st.sampled_from((*((name, dtype) for name in OTHERS for dtype in DTYPES), ("or_and", "bool")))
-    )
-    beta, narrow, seed = draw(st.sampled_from((0, 0, 1))), draw(st.sampled_from((3, 128))), draw(st.integers(0, 999))
-    return Product(semiring, mesh.shape, (m, n, k), placed, transposed, dtype, beta, narrow, seed)
-
-
-def matrices(product):
-    """op(A), op(B) and C: values at whose side of 0 a 0 that is taken for nothing wins, NaN and infinities."""
-    m, n, k = product.shape
-    rng, dtype = np.random.default_rng(product.seed), parse_dtype(product.dtype)
-    if dtype.kind == "b":
-        return [rng.random(shape) < 0.2 for shape in ((m, k), (k, n), (m, n))]
-    sign = 1 if SEMIRINGS[product.semiring].reduction.order < 0 else -1
-    made = [values(rng, shape, dtype, sign) for shape in ((m, k), (k, n), (m, n))]
-    if product.seed % 2 and dtype.kind not in "iu":  # nothing but plain numbers, on one side of 0
-        made = [np.where(np.isfinite(x), x, dtype.type(sign)).astype(dtype) for x in made]
-    return made
-
-
-def check(comm, product, algorithm, meshes):
-    """One product: the result on every rank, and that the verification finds it right."""
-    if product.mesh not in meshes:
-        meshes[product.mesh] = Mesh(product.mesh, comm)
-    mesh, semiring = meshes[product.mesh], SEMIRINGS[product.semiring]
-    fitted.NARROW = product.narrow
-    a, b, c = matrices(product)
-    turned = [a.T if "A" in product.transposed else a, b.T if "B" in product.transposed else b]
-    A, B, C = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip((*turned, c), product.layouts, strict=True))
-    if product.beta == 0:
-        C.tile[...] = {"b": True, "i": 0, "u": 0}.get(C.dtype.kind, np.nan)
-    before = DistMatrix.from_numpy(c, mesh, C.layout)
-    rma_mm.matmul(
-        A, B, mesh, out=C, beta=product.beta, algorithm=algorithm, semiring=product.semiring, deterministic=False,
-        transpose_a="A" in product.transposed, transpose_b="B" in product.transposed,
-    )  # fmt: skip
-    wanted = expected(semiring, a, b, c if product.beta else None)
-    got = C.to_numpy()
-    assert same(got, wanted), (got, wanted)
-    left, right = (x.T if name in product.transposed else x for name, x in (("A", A), ("B", B)))
-    assert verify(left, right, C, beta=product.beta, before=before, semiring=semiring).ok
-
-
-def check_any(comm, algorithm, max_examples):
-    meshes: dict[tuple[int, ...], Mesh] = {}
-    try:
-        shared_examples(
-            comm,
-            products(comm.size, algorithm),
-            lambda comm, product: check(comm, product, algorithm, meshes),
-            max_examples,
-        )
-    finally:
-        fitted.NARROW = 128
-    for mesh in meshes.values():
-        mesh.close()
-
-
-@parallel(ranks=(1, 3, 6), env=("node",))
-@pytest.mark.parametrize("algorithm", ["stationary_a", "stationary_b", "stationary_c", "queue"])
-def test_any_placements_on_any_grid(comm, algorithm):
-    check_any(comm, algorithm, 5)
-
-
-@parallel(ranks=(4,), env=("nolocal", "created"))
-@pytest.mark.parametrize("algorithm", ["stationary_a", "stationary_c", "queue"])
-def test_any_placements_where_nothing_is_read_in_place(comm, algorithm):
-    check_any(comm, algorithm, 5)
-
-
-@parallel(ranks=(4,), env=("node", "cliques"))
-@pytest.mark.parametrize(
-    "algorithm", ["summa_a", "solomonik_25d", "gemm_scatter", "row_parallel", "t10_rotate", "weighted"]
-)
-def test_any_placements_where_sums_are_reduced(comm, algorithm):
-    check_any(comm, algorithm, 3)
-
 
 PUSHES = {"stationary_a": ("P(None, 'i')", "P('i', None)"), "stationary_b": ("P(None, 'i')", "P('i', None)")}
 """Placements of A and B of which every rank adds to every other's part of C."""

@@ -1,14 +1,12 @@
-"""A · Aᵀ and what else is known to be symmetric, on real ranks: equal to NumPy's, and refused where it cannot be."""
+"""A · Aᵀ and what else is known to be symmetric, on real ranks: what is recognised, moved and refused."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
@@ -18,143 +16,18 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Epilogue, Mesh
 from rma_mm.errors import AlgorithmError, OptionError, VerificationError
-from rma_mm.geometry.layout import Layout
-from rma_mm.geometry.mesh import MeshShape, grids
-from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.verify.checker import verify
-from rma_mm.windows.checks.checked import SWITCH
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused
-from tests.strategies import ROLES, layouts
-from tests.strategies_mpi import shared_examples
 
 SYRK, TRIANGLES = "stationary_c:syrk", "stationary_c:triangles"
-WHOLE = [role for role in ROLES if role != "sum"]
-DTYPES = ("float64", "float32", "int8", "int32", "bool", "bfloat16", "complex64", "complex128")
-
-
-@dataclass(frozen=True)
-class Gram:
-    """One drawn product of a matrix and its transpose."""
-
-    grid: tuple[int, ...]
-    shape: tuple[int, int]
-    layouts: tuple[Layout, Layout]
-    dtype: str
-    how: str
-    """Which side is transposed, and by what."""
-    conjugates: bool
-    beta: int
-    fill: str
-    algorithm: str
-    epilogue: Epilogue | None
-    semiring: str
-    narrow: int
-    seed: int
-
-
-@st.composite
-def grams(draw: st.DrawFn, size: int) -> Gram:
-    grid = draw(st.sampled_from([grid for axes in (1, 2) for grid in grids(size, axes)]))
-    m, k = draw(st.integers(0, 24)), draw(st.integers(0, 9))
-    how = draw(st.sampled_from(("A.T", "transpose_a", "transpose_b")))
-    shape = (k, m) if how == "transpose_a" else (m, k)
-    dtype = draw(st.sampled_from(DTYPES))
-    is_float = dtype in ("float64", "float32")
-    semiring = draw(st.sampled_from(("plus_times", "plus_times", "min_plus"))) if is_float else "plus_times"
-    is_usual = semiring == "plus_times"
-    a = draw(layouts(MeshShape(grid), shape, ROLES if dtype == "float64" and is_usual else WHOLE))
-    c = draw(layouts(MeshShape(grid), (m, m), WHOLE))
-    beta = draw(st.sampled_from((0, 0, 2))) if dtype != "bool" and is_usual else 0
-    closes = (None, Epilogue(activation="relu", dtype="float32")) if is_float and is_usual and not beta else (None,)
-    fill = draw(st.sampled_from(("both", "lower")))
-    is_dealt = any(level.kind == "cyclic" for split in c.splits for level in split)
-    named = ("auto", SYRK, *[TRIANGLES] * (not is_dealt))
-    return Gram(
-        grid, shape, (a, c), dtype, how, dtype.startswith("complex") and draw(st.booleans()), beta, fill,
-        draw(st.sampled_from(named)), draw(st.sampled_from(closes)), semiring, draw(st.sampled_from((3, 128))),
-        draw(st.integers(0, 999)),
-    )  # fmt: skip
-
-
 def elements(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
     """Small whole numbers; of a complex type with imaginary parts."""
     x = rng.integers(-3, 4, shape)
     if dtype.startswith("complex"):
         return (x + 1j * rng.integers(-3, 4, shape)).astype(dtype)
     return x.astype(bfloat16 if dtype == "bfloat16" else dtype)
-
-
-def wanted(gram: Gram, x: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """What NumPy makes of it: C's old value counts on and below the diagonal."""
-    left = x.T if gram.how == "transpose_a" else x
-    right = np.conj(left.T) if gram.conjugates else left.T
-    if gram.semiring == "min_plus":
-        product = (left[:, :, None] + right[None]).min(axis=1, initial=np.inf)
-    else:
-        wide = {"int8": "int32", "bfloat16": "float32"}.get(gram.dtype, gram.dtype)
-        product = left.astype(wide) @ right.astype(wide) + gram.beta * c.astype(wide)
-    product = np.maximum(product, 0).astype("float32") if gram.epilogue else product
-    below = np.tril(product, -1)
-    whole = np.tril(product) + (0 if gram.fill == "lower" else np.conj(below.T) if gram.conjugates else below.T)
-    if gram.semiring == "min_plus" and gram.fill == "both":
-        whole = np.where(np.tri(*product.shape, dtype=bool), product, product.T)
-    elif gram.semiring == "min_plus":
-        whole = np.where(np.tri(*product.shape, dtype=bool), product, 0)
-    return whole
-
-
-def check(comm: MPI.Intracomm, gram: Gram, meshes: dict[tuple[int, ...], Mesh]) -> None:
-    """One product, which also verifies itself."""
-    if gram.grid not in meshes:
-        meshes[gram.grid] = Mesh(gram.grid, comm)
-    mesh = meshes[gram.grid]
-    fitted.NARROW = gram.narrow
-    rng = np.random.default_rng(gram.seed)
-    x = elements(rng, gram.shape, gram.dtype)
-    m = gram.shape[gram.how == "transpose_a"]
-    c_dtype = {"int8": "int32"}.get(gram.dtype, gram.dtype) if gram.epilogue is None else "float32"
-    c = elements(rng, (m, m), c_dtype)
-    if gram.conjugates:
-        np.fill_diagonal(c, c.diagonal().real)
-    a_layout, c_layout = gram.layouts
-    A = DistMatrix.from_numpy(x, mesh).redistribute(a_layout)
-    out = DistMatrix.from_numpy(c, mesh, c_layout)
-    flags = {gram.how: True} if gram.how != "A.T" else {}
-    said = ("hermitian" if gram.conjugates else True) if gram.beta else None
-    rma_mm.matmul(
-        A, A.T if gram.how == "A.T" else A, mesh, out=out, beta=gram.beta, conjugate_b=gram.conjugates,
-        algorithm=gram.algorithm, semiring=gram.semiring, epilogue=gram.epilogue, check=True, fill=gram.fill,
-        symmetric=said, compute_dtype="int32" if gram.dtype == "int8" else None, **flags,
-    )  # fmt: skip
-    found, right = out.to_numpy(), wanted(gram, x, c)
-    assert found is not None
-    assert np.array_equal(found, right.astype(found.dtype)), f"{found}, and not {right}"
-
-
-@parallel(env=("node", "nolocal", "created"), timeout=120)
-def test_equals_numpy(comm: MPI.Intracomm) -> None:
-    """Every type, placement, way to say it, and what becomes of C above the diagonal."""
-    meshes: dict[tuple[int, ...], Mesh] = {}
-    try:
-        shared_examples(comm, grams(comm.size), lambda comm, gram: check(comm, gram, meshes), 8)
-    finally:
-        fitted.NARROW = 128
-    for mesh in meshes.values():
-        mesh.close()
-
-
-@parallel(ranks=(4,), env=("cliques",), timeout=120)
-def test_equals_numpy_under_checks(comm: MPI.Intracomm) -> None:
-    """Every transfer is checked, and that nothing of C is left as it was."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "1")
-        meshes: dict[tuple[int, ...], Mesh] = {}
-        shared_examples(comm, grams(comm.size), lambda comm, gram: check(comm, gram, meshes), 4)
-    fitted.NARROW = 128
-    for mesh in meshes.values():
-        mesh.close()
 
 
 @parallel(ranks=(3, 4, 6), env=("nolocal",))

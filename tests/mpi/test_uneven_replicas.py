@@ -29,7 +29,6 @@ from tests.launch import parallel
 from tests.mpi.test_checks import switched
 from tests.pure.test_schedules import Run
 from tests.reference import prove
-from tests.stateful import walk
 from tests.strategies import Case
 
 maker = import_module("rma_mm.runtime.products.prepared")
@@ -94,11 +93,3 @@ def test_real_ranks(comm):
         for name in WRONG:
             with pytest.raises(CheckError, match="was not written"):
                 multiply(mesh, name)
-
-
-@parallel(ranks=(4,), env=("node",))
-def test_a_random_program(comm):
-    """The programs of `tests.stateful` come upon it."""
-    walk(comm, seed=112, steps=6)
-    with put_back(), pytest.raises(AssertionError, match="multiply"):
-        walk(comm, seed=112, steps=6)

@@ -12,7 +12,7 @@ from rma_mm.errors import DisagreementError, LayoutError, OptionError
 from rma_mm.geometry.notation import parse_layout
 from tests.launch import parallel
 from tests.mpi.test_misuse import same_error
-from tests.mpi.test_products import placed
+from tests.mpi.test_rows import placed
 
 NUMPYS = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
 CASES = [

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from bench.trust.programs import by_numpy, drawn, is_right
 from rma_mm.elements import pointwise
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.pointwise import Constant, Pointwise, result_of
@@ -18,7 +19,6 @@ from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Graph
 from rma_mm.policy.planner.chain_steps import Factor, Step, asked, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
-from tests.programs import by_numpy, drawn, is_right
 
 SHAPES = {"X": (7, 3), "W": (3, 5), "b": (1, 5), "V": (5, 3), "dY": (7, 3), "c": (7, 1)}
 MLP = [

@@ -1,10 +1,9 @@
-"""Programs on several meshes at once, and what outlives a mesh."""
+"""What outlives a mesh, and how many there may be."""
 
 import gc
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
@@ -12,29 +11,7 @@ from rma_mm.errors import ClosedError
 from rma_mm.runtime.ranks import mesh as meshes
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.stateful import DRAWN, RULES, Player, walk
-from tests.strategies_mpi import shared_programs
 from tests.thorough import thorough, usually
-
-NUMBERS = st.tuples(*[st.integers(0, 255)] * DRAWN)
-
-
-@parallel(ranks=(4,), env=("node", "cliques"), timeout=120, usual="cliques")
-def test_programs_that_hypothesis_draws(comm):
-    shared_programs(comm, RULES, NUMBERS, Player(), max_examples=4, steps=20)
-
-
-@parallel(ranks=(3,), env=("created",), timeout=120)
-def test_a_random_program(comm):
-    walk(comm, seed=1, steps=40)
-
-
-@pytest.mark.parametrize("ranks", usually(1, [3, 4, 2, 6]))
-def test_meshes_that_come_and_go_leave_the_others_as_they_are(ranks):
-    """In a job of their own: a communicator that is freed too soon breaks what is made next of its memory."""
-    command = ["-m", "tests.stateful", "--seed", "1", "--programs", "8", "--steps", "40", "--meshes"]
-    done = mpirun(ranks, command, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "8 programs of 40 steps: all right\n"), done
 
 
 @parallel(ranks=(4,), env=("cliques",), timeout=60)
