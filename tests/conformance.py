@@ -408,5 +408,12 @@ class WindowConformance:
         transfer.close()
 
 
-CASES = sorted(name for name in vars(WindowConformance) if name.startswith("case_"))
-"""Names of the methods of `WindowConformance`, for parametrising over."""
+def conform(world: World) -> None:
+    """All cases on one world, one after the other."""
+    for name in sorted(vars(WindowConformance)):
+        if name.startswith("case_"):
+            try:
+                getattr(WindowConformance(), name)(world)
+            except BaseException as error:
+                error.add_note(f"in {name}")
+                raise

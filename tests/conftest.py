@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 import rma_mm
 from tests import launch
+from tests.jobs import Kind
 from tests.processes import ROOT
 
 if TYPE_CHECKING:
@@ -23,19 +25,36 @@ if Path(rma_mm.__file__ or "").parent != ROOT / "rma_mm":
 
 os.environ.setdefault("RMA_MM_MACHINE", "typical")  # plans are the same wherever they are tested, and wait for nothing
 
+# Hypothesis draws constants of the modules that happen to be loaded: the same test would see others beside other tests.
+providers._get_local_constants = providers.Constants
+
 hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4
 """The most processes that share the whole suite: one more than there are cores, as ranks wait much of the time."""
-ON_POOL = re.compile(rf"\[\d+-({'|'.join(launch.ENVS)})\b")
-"""What is in the name of a test on real ranks, and their environment."""
+ON_POOL = re.compile(rf"\[(\d+)-({'|'.join(launch.ENVS)})\b")
+"""What is in the name of a test on real ranks: how many, and their environment."""
+SMOKE = re.compile(
+    r"tests/pure/test_(?!streams|external|simulate|liveness|picture|shares|docs)"
+    r"|tests/mpi/test_session.*[43]-(node|cliques)|tests/mpi/test_(windows|found|library).*-(node|cliques)"
+)
+"""The tests of a minute: without MPI, and of each mechanism on ranks."""
+USUALLY = "not thorough and not nightly"
+"""The marks that pyproject.toml asks for."""
+MINUTES = {USUALLY: "3 minutes", "smoke": "1 minute", "thorough": "3 minutes", "nightly": "10 minutes"}
+"""How long the tests of some marks take on two cores that do nothing else."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Share the whole suite among processes, as -n would; chosen tests, -n 0 and -p no:xdist have one process."""
+    """Share the whole suite among processes, as -n would; chosen tests, -n 0 and -p no:xdist have one process.
+
+    A test that is named runs whatever its marks.
+    """
     options = config.option
+    if options.markexpr == USUALLY and any("::" in argument for argument in config.args):
+        options.markexpr = ""
     if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
         return
     cores = len(os.sched_getaffinity(0))
@@ -48,15 +67,13 @@ class Shares:
     """What is registered where pytest-xdist shares the tests among processes."""
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-        """Tests on ranks of an environment stay together: each job starts once. So do those that start programs."""
+        """Tests on ranks of an environment stay together, so that each job starts once; and the others of a file."""
         from xdist.scheduler import LoadScopeScheduling
 
         class OneForJobs(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
-                if not nodeid.startswith("tests/mpi/"):
-                    return nodeid
                 on_pool = ON_POOL.search(nodeid)
-                return "programs" if on_pool is None else on_pool[1]
+                return Kind(int(on_pool[1]), on_pool[2]).scope if on_pool else nodeid.partition("::")[0]
 
         return OneForJobs(config, log)
 
@@ -67,9 +84,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Shares())
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    """How long it will take, where that is known."""
+    is_whole = config.args_source is not config.ArgsSource.ARGS
+    known = MINUTES.get(config.option.markexpr) if is_whole and not config.option.keyword else None
+    return f"expected: {known} on two cores that do nothing else" if known else ""
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests by the job they need."""
+    """Group the tests by the job they need, and mark those of a minute."""
     items.sort(key=launch.order)
+    for item in items:
+        if SMOKE.match(item.nodeid) and not any(map(item.get_closest_marker, ("thorough", "nightly"))):
+            item.add_marker("smoke")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -80,7 +108,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the job after its last test, which is blamed where the ranks do not leave cleanly."""
     kind, following = launch.kind_of(item), launch.kind_of(nextitem)
-    if kind and (following is None or following.env != kind.env):
+    if kind and (following is None or following.scope != kind.scope):
         launch.POOL.close()
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,6 +36,26 @@ LOST_DAEMON = "A daemon failed to report back after being spawned"
 
 TAIL_LINES = 40
 """Lines of the ranks' output shown with a failure."""
+
+
+SIZES = {4: "few"}
+"""Most ranks → name of the jobs that have no more, in the environments of most tests."""
+
+SHARED = ("node", "cliques")
+"""Those environments: several processes of pytest share their tests, each with jobs of one size."""
+
+
+class Kind(NamedTuple):
+    """What a job must be to serve a test."""
+
+    ranks: int
+    env: str
+
+    @property
+    def scope(self) -> str:
+        """The tests that one job serves: those in the same environment, and of one size where these are many."""
+        sizes = [name for most, name in SIZES.items() if self.ranks <= most]
+        return f"{self.env} {[*sizes, 'many'][0]}" if self.env in SHARED else self.env
 
 
 class JobError(Exception):
@@ -268,12 +288,12 @@ class Pool:
         self.variants = variants
         self.controlled = sorted({name for variables in variants.values() for name in variables})
         self.most: dict[str, int] = {}
-        """Environment → ranks of its jobs, where that is known to be more than a test wants."""
+        """Scope → ranks of its jobs, where that is known to be more than a test wants."""
         self.env = ""
         self.job: Job | None = None
 
-    def run(self, kind: tuple[int, str], module: str, name: str, arguments: str, timeout: float) -> None:
-        """Run one test on the first ranks of a job; `kind` = (ranks, name of the environment).
+    def run(self, kind: Kind, module: str, name: str, arguments: str, timeout: float) -> None:
+        """Run one test on the first ranks of a job.
 
         Fails or skips the calling test with the ranks' words; after a failure the next test gets a fresh job.
         """
@@ -286,8 +306,8 @@ class Pool:
             raise
         failure = answers.failure()
         skipped = [verdict["text"] for verdict in answers.verdicts.values() if verdict["verdict"] == "skipped"]
-        if skipped and len(skipped) < kind[0] and not failure:
-            failure = f"{len(skipped)} of {kind[0]} ranks skipped, the others ran: {skipped[0]}"
+        if skipped and len(skipped) < kind.ranks and not failure:
+            failure = f"{len(skipped)} of {kind.ranks} ranks skipped, the others ran: {skipped[0]}"
         if failure:
             text = failure + (self.job.tail() if self.job else "")
             self.kill()
@@ -295,22 +315,22 @@ class Pool:
         if skipped:
             pytest.skip(skipped[0])
 
-    def _run(self, kind: tuple[int, str], module: str, name: str, arguments: str, timeout: float) -> Answers:
+    def _run(self, kind: Kind, module: str, name: str, arguments: str, timeout: float) -> Answers:
         """The ranks' answers; where the module cannot be imported, those to the import."""
-        job = self._job(*kind)
-        if not job.has_loaded(kind[0], module):
-            answers = job.load(kind[0], module)
+        job = self._job(kind)
+        if not job.has_loaded(kind.ranks, module):
+            answers = job.load(kind.ranks, module)
             if any(verdict["verdict"] != "passed" for verdict in answers.verdicts.values()):
                 return answers
-        return job.run(kind[0], module, name, arguments, timeout)
+        return job.run(kind.ranks, module, name, arguments, timeout)
 
-    def _job(self, ranks: int, env: str) -> Job:
+    def _job(self, kind: Kind) -> Job:
         """The live job of the environment, with that many ranks or more."""
-        if self.job is None or self.env != env or self.job.ranks < ranks:
+        if self.job is None or self.env != kind.env or self.job.ranks < kind.ranks:
             self.close()
-            ranks = max(ranks, self.most.get(env, 0))
-            self.job = self._start(ranks, {**self.variants[env], VARIANT: env})
-            self.env = env
+            ranks = max(kind.ranks, self.most.get(kind.scope, 0))
+            self.job = self._start(ranks, {**self.variants[kind.env], VARIANT: kind.env})
+            self.env = kind.env
         return self.job
 
     def _start(self, ranks: int, variables: Mapping[str, str]) -> Job:

@@ -17,11 +17,11 @@ import functools
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.jobs import Pool
+from tests.jobs import Kind, Pool
 from tests.processes import can_pretend_nodes
 
 RANKS = (1, 2, 3, 4, 6)
@@ -48,7 +48,7 @@ USUAL = {"node": (1, 4), "cliques": (3,), "nolocal": (3,), "allocated": (2,), "c
 """Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
 MORE = {"cliques": (6,), "nolocal": (6,), "allocated": (6,), "created": (1,), "tcp": (2,)}
-"""Ranks that the thorough tests add in an environment: more, or one by itself."""
+"""Ranks that nights add in an environment: more, or one by itself."""
 
 SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
@@ -57,20 +57,14 @@ POOL = Pool(ENVS)
 """The one job that the tests of this session share."""
 
 
-class Kind(NamedTuple):
-    """What a job must be to serve a test."""
-
-    ranks: int
-    env: str
-
-
 def parallel(
     ranks: Sequence[int] = RANKS, env: Sequence[str] = VARIANTS, timeout: float = 60, usual: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test on all `ranks` in the first of `env`, and on one or two of them in each other.
 
-    The kinds that `is_usual` tells, of a long test only those in the environment `usual`, are run by pytest alone, the
-    others where `-m thorough` is given. `timeout` is the limit of each, in seconds at rest.
+    The kinds that `is_usual` tells, of a long test only those in the environment `usual`, are run by pytest alone; of
+    the others `-m thorough` runs those with the ranks of USUAL, and `-m nightly` the rest. `timeout` is the limit of
+    each, in seconds at rest.
     """
     if unknown := set(env) - set(ENVS):
         raise ValueError(f"unknown environments {sorted(unknown)}: choose from {list(ENVS)}")
@@ -89,14 +83,19 @@ def parallel(
         test.__signature__ = _signature(body)  # type: ignore[attr-defined]
         test.parallel_body = body  # type: ignore[attr-defined]
         ids = [f"{kind.ranks}-{kind.env}" for kind in kinds]
-        is_run = [is_usual(kind, kinds) and usual in ("", kind.env) for kind in kinds]
-        others = pytest.mark.thorough
-        values = [kind if run else pytest.param(kind, marks=others) for kind, run in zip(kinds, is_run, strict=True)]
+        values = [pytest.param(kind, marks=length(kind, kinds, usual)) for kind in kinds]
         mark = pytest.mark.parametrize("parallel_kind", values, ids=ids).mark
         test.pytestmark = [mark, *getattr(body, "pytestmark", [])]  # type: ignore[attr-defined]  # first in the test's id
         return test
 
     return decorate
+
+
+def length(kind: Kind, kinds: Sequence[Kind], usual: str) -> Sequence[pytest.MarkDecorator]:
+    """The mark of the tests of that kind, where it is not always run."""
+    if is_usual(kind, kinds) and usual in ("", kind.env):
+        return ()
+    return (pytest.mark.thorough if is_nearest(kind, kinds, (USUAL,)) else pytest.mark.nightly,)
 
 
 def is_usual(kind: Kind, kinds: Sequence[Kind]) -> bool:
@@ -143,9 +142,9 @@ def kind_of(item: pytest.Item | None) -> Kind | None:
 
 
 def make_room(items: Iterable[pytest.Item]) -> None:
-    """Let each environment's job have the most ranks that any of these wants, so that one serves them all."""
+    """Let each job have the most ranks that any test of its scope wants, so that one serves them all."""
     for kind in filter(None, map(kind_of, items)):
-        POOL.most[kind.env] = max(kind.ranks, POOL.most.get(kind.env, 0))
+        POOL.most[kind.scope] = max(kind.ranks, POOL.most.get(kind.scope, 0))
 
 
 def order(item: pytest.Item) -> tuple[int, int, int]:

@@ -8,7 +8,9 @@ import pytest
 
 from rma_mm.policy.planner.candidates import SYMMETRIC
 from tests.processes import ROOT, mpirun
-from tests.thorough import thorough
+from tests.thorough import nightly
+
+pytestmark = nightly
 
 MACHINE = {"cpu", "cores", "load", "date", "python", "numpy", "blas", "mpi4py", "rma_mm"}
 RANKS_TOO = MACHINE | {"mpi", "ranks", "hosts", "window"}
@@ -51,7 +53,6 @@ def test_overhead(tmp_path):
     assert (grew["slabs"], grew["windows"], grew["blocks"]) == (0, 0, 0)
 
 
-@thorough
 def test_gram(tmp_path):
     """Words are exact, and no other program can disturb them."""
     found = report(tmp_path, "gram", "--size", "512", "--dtype", "float64", "--relations", "300,64", "--repeat", "2")
@@ -62,7 +63,6 @@ def test_gram(tmp_path):
     assert {"ratio", "general_ms", "gram_ms", "row", "met"} <= set(result)
 
 
-@thorough
 def test_words(tmp_path):
     """The one bar that no other program can disturb: counts are exact."""
     few = ("--windows", "shared", "created", "--algorithms", "stationary_c", "srumma", "queue", "--mesh", "2x1")
@@ -73,7 +73,6 @@ def test_words(tmp_path):
     assert {result["algorithm"] for result in found["results"]} >= {"stationary_c", "srumma", "queue"}
 
 
-@thorough
 def test_memory(tmp_path):
     small = ("--size", "64", "--calls", "20", "--windows", "shared", "created", "--algorithms", "stationary_c", "queue")
     found = report(tmp_path, "memory", *small)
@@ -84,7 +83,6 @@ def test_memory(tmp_path):
         assert (growth["grew"]["slabs"], growth["grew"]["windows"]) == (0, 0)
 
 
-@thorough
 @pytest.mark.parametrize("arguments", [("bench.imports", "--repeat", "1", "--json"), ("bench",)])
 def test_single_process(tmp_path, arguments):
     file = [str(tmp_path / "report.json")] if "--json" in arguments else []
@@ -106,7 +104,6 @@ def test_uneven(tmp_path):
     assert all(result["of ideal"] > 0 for result in found["results"].values())
 
 
-@thorough
 def test_orientations(tmp_path):
     found = report(tmp_path, "orientations", "--shape", "60,50,70", "--repeat", "1", ranks=4)
     each = found["results"]

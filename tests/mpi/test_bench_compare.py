@@ -15,6 +15,9 @@ from bench.compare.__main__ import SIDES, CompareError, Job, Side, cases, commit
 from bench.compare.__main__ import is_worse as is_slower
 from bench.compare.bars import all_bars, bars_of
 from tests.processes import ROOT
+from tests.thorough import thorough
+
+pytestmark = thorough
 
 
 def test_a_job_measures_what_it_is_asked_for_and_sleeps_in_between(tmp_path):

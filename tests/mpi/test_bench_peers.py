@@ -23,7 +23,9 @@ from bench.peers.systems import OverMPI
 from bench.peers.systems.solo import Solo
 from bench.processes import kill_marked, marked
 from tests.processes import ROOT
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, usually
+
+pytestmark = nightly
 
 HERE = "tests.mpi.test_bench_peers"
 TEXTBOOK = ["Cannon", "SUMMA", "2.5-D", "3-D"]
@@ -75,7 +77,6 @@ def run(tmp_path, *arguments, rounds=2):
     return code, json.loads(file.read_text())["results"]
 
 
-@thorough
 def test_right_results(tmp_path, capsys):
     """Everything that needs only this environment; the table, the JSON and the Markdown agree."""
     names = [RMA_MM, NUMPY, *TEXTBOOK]
@@ -105,7 +106,6 @@ def test_right_results(tmp_path, capsys):
     assert f"| {two['best']} | {two['ratio']:.3f} |" in page.read_text()
 
 
-@thorough
 @pytest.mark.parametrize(("shape", "ranks"), [("40,3,2", 4), ("13,11,17,float64", 8), ("4,2,40", 9)])
 def test_textbook_on_uneven_blocks(tmp_path, shape, ranks):
     code, (record,) = run(tmp_path, "--case", shape, "--ranks", str(ranks), "--peers", *TEXTBOOK, rounds=1)
@@ -135,7 +135,6 @@ def test_a_wrong_result_of_ours_decides_the_exit_code(tmp_path, monkeypatch):
     assert code == 4
 
 
-@thorough
 def test_failures_do_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setitem(PEERS, "failing", Peer("failing", f"{HERE}:Failing", "mpi"))
     monkeypatch.setitem(PEERS, "silent", Peer("silent", f"{HERE}:Silent", "one"))
@@ -150,7 +149,6 @@ def test_failures_do_not_stop_the_others(tmp_path, monkeypatch):
     assert len(record["peers"][NUMPY]["samples"]) == 2
 
 
-@thorough
 def test_another_launcher(tmp_path):
     """Ranks of a job under it find their coordinator; peers that it cannot start are skipped."""
     prefix = "env MPIR_CVAR_NUM_CLIQUES=2 {mpiexec}"

@@ -20,12 +20,13 @@ from rma_mm.kernels.threads import cores
 from tests.launch import parallel
 from tests.thorough import thorough
 
+pytestmark = thorough
+
 TINY = Case("tiny", "free", (30, 20, 10), 2, mesh="2x1")
 
 # -- real runs ------------------------------------------------------------------------------------
 
 
-@thorough
 def test_two_tiny_cases(tmp_path, capfd):
     file = tmp_path / "report.json"
     arguments = ["--ranks", "2", "--only", "small 256", "--quick", "--calibrated", "--limit", "100"]

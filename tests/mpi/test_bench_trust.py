@@ -13,6 +13,9 @@ import pytest
 from bench.trust import jobs
 from bench.trust.__main__ import counts, table
 from bench.trust.jobs import Report, Setting, run
+from tests.thorough import nightly
+
+pytestmark = nightly
 
 CASES = 24
 

@@ -34,7 +34,7 @@ from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused
 from tests.processes import ROOT, can_pretend_nodes, job_environment, mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 FLAVOURS = ("shared", "allocated", "created")
 FLOAT32 = {"threads": 1, "dtype": "float32", "kernel": "blas"}
@@ -95,6 +95,7 @@ def segments():
     return sum("/dev/shm/" in line or "SYSV" in line for line in lines)
 
 
+@thorough
 @parallel(ranks=(1, 4), env=("node", "cliques"), usual="cliques")
 def test_a_short_calibration(comm):
     nodes = node_map(comm)
@@ -105,7 +106,7 @@ def test_a_short_calibration(comm):
     check_machine(comm, machine, nodes, ("shared",), [("float32", "blas")])
 
 
-@thorough
+@nightly
 @parallel(ranks=(4,), env=("node", "cliques"))
 def test_nothing_is_left_behind(comm):
     """No thread, and no window: MPI maps something new now and then, but a window at each calibration."""
@@ -205,6 +206,7 @@ def test_what_was_measured_is_kept(comm):
         assert kept["machine"] == machine.as_json()
 
 
+@thorough
 @parallel(ranks=(2,), env=("node",))
 def test_what_scattered_is_measured_again_by_the_next_jobs(comm):
     """But not for ever: on some machines rounds always differ. `--explain` says so meanwhile."""
@@ -252,7 +254,7 @@ def test_the_command_shows_and_forgets(tmp_path):
     assert "deleted what was kept of 2 machines" in done.stdout
 
 
-@pytest.mark.parametrize("factor", [300, 1 / 300])
+@pytest.mark.parametrize("factor", usually(1, [300, 1 / 300], rest=nightly))
 @parallel(ranks=(4,), env=("cliques",))
 def test_another_network_is_measured_again(comm, factor):
     """A job on the same ranks whose links are faster, or slower, than what was kept says."""
@@ -305,7 +307,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", usually(1, BROKEN))
+@pytest.mark.parametrize("how", usually(1, BROKEN, rest=nightly))
 @parallel(ranks=(2,), env=("node",))
 def test_a_broken_file_is_measured_again(comm, how):
     with surroundings(comm) as folder:
@@ -323,6 +325,7 @@ def test_a_broken_file_is_measured_again(comm, how):
         assert the_file(comm, folder) == file
 
 
+@thorough
 @parallel(ranks=(2,), env=("node",))
 def test_threads_and_settings_make_other_machines(comm):
     with surroundings(comm) as folder:
@@ -364,6 +367,7 @@ def test_corrections_are_kept(comm):
         assert looked_up(comm) == (now, 0)
 
 
+@thorough
 @parallel(ranks=(3,), env=("node",))
 def test_ranks_of_several_communicators(comm):
     """What a communicator remembers says nothing about others with some of its ranks."""
@@ -428,7 +432,8 @@ def calibrate(ranks, folder, *arguments, **variables):
     return mpirun(ranks, ["-m", "rma_mm.calibrate", *arguments], variables=variables, cwd=folder, timeout=90)
 
 
-@pytest.mark.parametrize("pretended", usually(1, [True, False]))
+@thorough
+@pytest.mark.parametrize("pretended", usually(1, [True, False], rest=nightly))
 def test_the_command(tmp_path, pretended):
     if pretended and not can_pretend_nodes():
         pytest.skip("nodes cannot be pretended here")
@@ -451,6 +456,7 @@ def test_the_command(tmp_path, pretended):
     assert json.loads(file.read_text())["machine"] == machine.as_json()
 
 
+@thorough
 def test_the_command_alone(tmp_path):
     """One process, without mpiexec."""
     environment = job_environment({"RMA_MM_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)})
@@ -504,7 +510,7 @@ def test_help(comm, tmp_path):
     assert all(option in done.stdout for option in ("--flavours", "--seconds", "--json", "--plot", "--kernels"))
 
 
-@thorough
+@nightly
 @parallel(ranks=(2,), env=("node",))
 def test_files_that_cannot_be_written(comm, tmp_path):
     done = calibrated(comm, "--seconds 0.1 --flavours shared --json no/such/folder.json", tmp_path)

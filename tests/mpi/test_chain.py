@@ -28,7 +28,7 @@ from rma_mm.runtime.matrices.move import Moving, scratch_bytes
 from rma_mm.windows.waiting import barrier
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 GRIDS = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2), 6: (2, 3)}
 MLP = ["H = X @ W1", "Y = H @ W2", "dH = dY @ W2.T", "dW2 = H.T @ dY", "dW1 = X.T @ dH"]
@@ -295,7 +295,7 @@ def test_memory_limit(comm, tmp_path):
 # -- the benchmark --------------------------------------------------------------------------------
 
 
-@thorough
+@nightly
 def test_bench(tmp_path):
     file = tmp_path / "report.json"
     small = ("--rows", "64", "--width", "8", "--hidden", "6", "--repeat", "2", "--json", str(file))

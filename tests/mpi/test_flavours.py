@@ -28,7 +28,7 @@ from rma_mm.windows.created import CreatedWindow
 from rma_mm.windows.mpi import node_map
 from rma_mm.windows.progress import can_help
 from rma_mm.windows.shared import SharedWindow
-from tests.conformance import CASES, WindowConformance
+from tests.conformance import conform
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_windows import MpiWorld
@@ -88,8 +88,7 @@ def refused(comm: MPI.Intracomm, kind: type[Exception], window: str, *words: str
 @pytest.mark.parametrize("flavour", usually(1, OURS), ids=lambda flavour: flavour.name)
 def test_conforms(comm: MPI.Intracomm, flavour: Flavour) -> None:
     with registered(flavour):
-        for case in CASES:
-            getattr(WindowConformance(), case)(MpiWorld(comm, flavour.name))
+        conform(MpiWorld(comm, flavour.name))
 
 
 @parallel(ranks=(2, 4), env=("cliques",))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests import launch, processes
-from tests.jobs import LOST_DAEMON, Pool
+from tests.jobs import LOST_DAEMON, Kind, Pool
+from tests.thorough import thorough
 
 pytest.importorskip("mpi4py", exc_type=ImportError)
 
@@ -29,7 +30,7 @@ def pool() -> Iterator[Pool]:
 
 def run(pool: Pool, name: str, *, ranks: int = 2, env: str = "node", timeout: float = 30, **arguments: Any) -> None:
     """Run one case on `ranks` ranks."""
-    pool.run((ranks, env), CASES, name, launch.pickled(arguments), timeout)
+    pool.run(Kind(ranks, env), CASES, name, launch.pickled(arguments), timeout)
 
 
 def failure(pool: Pool, name: str, **options: Any) -> str:
@@ -79,6 +80,7 @@ def test_a_limit_is_stretched_by_how_slow_the_machine_is_when_it_passes(monkeypa
     assert limit.stretch == slower
 
 
+@thorough
 def test_no_process_is_left(pool: Pool, tmp_path: Path) -> None:
     """Children of ranks end with them, even in a session of their own."""
     failure(pool, "case_deadlock_with_child", timeout=1, path=str(tmp_path / "pid"))
@@ -130,6 +132,7 @@ def test_early_leaver_gives_progress(pool: Pool) -> None:
     run(pool, "case_early_leaver", env="nolocal")
 
 
+@thorough
 def test_waiting_ranks_sleep(pool: Pool) -> None:
     """Between tests the ranks take no processor time."""
     run(pool, "case_good")
@@ -169,8 +172,8 @@ def test_which_ranks_an_environment_has() -> None:
     """On one node all numbers; elsewhere two, of which one is run each time in some; one rank has no second node."""
     body = launch.parallel()(lambda comm: None)
     values = body.pytestmark[0].args[1]  # type: ignore[attr-defined]
-    usual = [value for value in values if isinstance(value, launch.Kind)]
-    kinds = usual + [value.values[0] for value in values if not isinstance(value, launch.Kind)]
+    kinds = [value.values[0] for value in values]
+    usual = [value.values[0] for value in values if not value.marks]
     assert sorted(kind.ranks for kind in kinds if kind.env == launch.VARIANTS[0]) == list(launch.RANKS)
     for env in launch.VARIANTS[1:]:
         assert [kind.env for kind in usual].count(env) == (env in ("cliques", "created"))

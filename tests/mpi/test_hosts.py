@@ -17,7 +17,7 @@ from bench.processes import marked
 from tests.mpi.test_command_line import is_rank
 from tests.mpi.test_standstill import rank_of
 from tests.processes import MARKER, ROOT, is_open_mpi, job_environment
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 reason = "only MPICH's mpiexec starts ranks on these hosts" if is_open_mpi() else obstacle()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -71,6 +71,7 @@ def test_each_host_is_a_node(cluster):
     assert {int(threads) for *_, threads in found} == {max(1, len(os.sched_getaffinity(0)) // 4)}
 
 
+@thorough
 def test_rate_is_limited():
     with Cluster(hosts=2, rate="200mbit") as cluster:
         for source, sink in ((1, 2), (2, 1)):
@@ -108,7 +109,7 @@ def test_no_root():
 
 
 @pytest.mark.parametrize("ranks_per_host", usually(1, [2, 1]))
-@pytest.mark.parametrize("algorithm", usually(1, ALGORITHMS))
+@pytest.mark.parametrize("algorithm", usually(1, ALGORITHMS, rest=nightly))
 def test_product(cluster, algorithm, ranks_per_host):
     """Right, and the words between nodes as the links carried them during one product."""
     words = ("-m", "bench.hosts.rounds", "--shape", SHAPE, "--algorithm", algorithm, "--repeat", "1")
@@ -120,6 +121,7 @@ def test_product(cluster, algorithm, ranks_per_host):
     assert sum(report["sent_by_hosts_bytes"]) == pytest.approx(counted, rel=0.1)
 
 
+@thorough
 def test_command(cluster):
     """Ranks and nodes as they are, and the product verified."""
     report = json.loads(run_python(cluster, 2, "-m", "rma_mm.run", "--shape", SHAPE, "--verify", "--json", "-"))
@@ -148,6 +150,7 @@ while True:
 """
 
 
+@thorough
 def test_a_cut_link_is_silent_until_mended(cluster, tmp_path):
     """Neither side is told, and TCP carries on where it stopped."""
     server = cluster.process(2, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
@@ -180,6 +183,7 @@ def test_killed_host(cluster):
     assert json.loads(run_python(cluster, 1, "-c", NODES))[1][0] == "h2"  # and the host can be used again
 
 
+@thorough
 def test_time_limit(cluster):
     with pytest.raises(subprocess.TimeoutExpired):
         cluster.run(1, [sys.executable, "-c", "import time; time.sleep(60)"], timeout=1)
@@ -187,7 +191,7 @@ def test_time_limit(cluster):
 
 
 @thorough
-@pytest.mark.parametrize("stopped", [None, 2, 3])
+@pytest.mark.parametrize("stopped", usually(1, [2, None, 3], rest=nightly))
 def test_a_cut_link_and_a_stopped_rank_end_the_job_with_one_message(cluster, tmp_path, stopped):
     """Of a stopped rank its node-mates tell; nothing is left under the output's name."""
     line = ["-m", "rma_mm.run", "--shape", "2000,2000,2000", "--repeat", "100000", "--quiet", "--timeout", "2", "-o"]
@@ -244,6 +248,7 @@ def wait_for(condition, seconds=10):
         time.sleep(0.02)
 
 
+@thorough
 @pytest.mark.parametrize("end", [None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(tmp_path, end):
     """However the command ends: no process, link, namespace, mount, shared memory or temporary file."""
@@ -277,7 +282,7 @@ def test_failed_start_leaves_nothing():
 # -- the benchmark --------------------------------------------------------------------------------
 
 
-@thorough
+@nightly
 def test_bars(tmp_path):
     file = tmp_path / "report.json"
     words = ["--bars", "--size", "256", "--repeat", "1", "--json", str(file)]

@@ -11,7 +11,7 @@ from rma_mm.errors import ClosedError
 from rma_mm.runtime.ranks import mesh as meshes
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, usually
 
 
 @parallel(ranks=(4,), env=("cliques",), timeout=60)
@@ -106,14 +106,14 @@ sys.stdout.write(f"{len(meshes) > 1500}\\n")  # in one piece: both ranks write a
 """
 
 
-@thorough
+@nightly
 def test_meshes_that_are_opened_and_never_closed():
     """As many as MPI has communicators for, or 3000; then an error, and some that are closed make room."""
     done = mpirun(2, ["-c", LIMIT], timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n" * 2, ""), done
 
 
-@thorough
+@nightly
 @parallel(ranks=(4,), env=("node", "cliques"), timeout=120)
 def test_many_meshes_one_after_the_other(comm):
     """MPI has about 2000 communicators: what a mesh takes is given back."""

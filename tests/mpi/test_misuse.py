@@ -18,7 +18,7 @@ from rma_mm.errors import AlgorithmError, DisagreementError, MeshError, OptionEr
 from rma_mm.runtime.calibration.site import Site
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 NODE = ("node",)
 
@@ -283,6 +283,7 @@ except Exception as error:
 """
 
 
+@thorough
 @pytest.mark.parametrize("first", usually(1, [(None, 0, None), (0, 1, 2)], several=False))
 def test_ranks_that_wait_for_one_another_on_meshes_that_overlap(first):
     script = BEGIN.partition("def main")[0] % "" + CIRCLE.replace("FIRST", str(first))

@@ -18,6 +18,7 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.schedule.ops import Accumulate, Claim, Copy
 from tests.launch import parallel
 from tests.processes import mpirun
+from tests.thorough import thorough
 
 ALONE = {"get", "accumulate"}
 
@@ -122,6 +123,7 @@ def test_what_is_refused(comm):
             assert mesh.prefer == "auto"
 
 
+@thorough
 def test_the_command(tmp_path: Path) -> None:
     """`--prefer` and the environment, on two pretended nodes; the movements of the report say how it went."""
     line = ["-m", "rma_mm.run", "--shape", "64,48,56", "--quiet", "--json", "report.json"]

@@ -316,6 +316,7 @@ except DisagreementError as error:
 """
 
 
+@thorough
 def test_who_left_when_the_product_was_over_is_missed_at_the_next(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(AT_THE_END)

@@ -253,6 +253,7 @@ def rows_on(grid, number):
             yield at, name
 
 
+@thorough
 @parallel(ranks=(1, 4, 6, 8, 9), env=("node",), timeout=120)
 def test_every_row_on_every_mesh(comm):
     trouble = []

@@ -24,7 +24,7 @@ from rma_mm.windows.liveness import Identity
 from tests.launch import parallel
 from tests.mpi.test_command_line import wait_for_ranks
 from tests.processes import OPEN_MPI_SAYS, Mpiexec, job_environment, mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 pytestmark = pytest.mark.skipif(not Identity.own("").sight, reason="processes do not see each other")
 
@@ -41,7 +41,8 @@ def one_message(stderr: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(("ranks", "stopped"), usually(1, [(2, 0), (4, 1), (4, 0)]))
+@thorough
+@pytest.mark.parametrize(("ranks", "stopped"), usually(1, [(2, 0), (4, 1), (4, 0)], rest=nightly))
 def test_a_command_with_a_stopped_rank(tmp_path: Path, ranks: int, stopped: int) -> None:
     """In the midst of its products: exit code 1 within the limit and 5 s, nothing under the output's name."""
     environment = job_environment({})
@@ -97,7 +98,7 @@ with rma_mm.plan(A, A, mesh) as plan:
 CASES = [(1, "within"), (0, "between"), (0, "within"), (3, "between"), (2, "unseen")]
 
 
-@pytest.mark.parametrize(("stopped", "where"), usually(1, CASES))
+@pytest.mark.parametrize(("stopped", "where"), usually(1, CASES, rest=nightly))
 def test_a_program_with_a_stopped_rank(tmp_path: Path, stopped: int, where: str) -> None:
     """In a product, and before one: found by those who wait, who say what it was last in.
 
@@ -131,6 +132,7 @@ if mesh.rank == 1:
 """
 
 
+@thorough
 def test_a_rank_that_is_stopped_before_the_end(tmp_path: Path) -> None:
     """Those who have come to the end of the program wait for it, and find it."""
     program = tmp_path / "program.py"
@@ -140,6 +142,7 @@ def test_a_rank_that_is_stopped_before_the_end(tmp_path: Path) -> None:
     assert re.match(STOPPED.format(1), one_message(done.stderr))
 
 
+@thorough
 @parallel(ranks=(4,), env=("node",))
 def test_who_computes_between_calls_is_no_hang(comm) -> None:
     """For more than the limit, while others wait: asleep, in Python, in C with the GIL and without the processor."""

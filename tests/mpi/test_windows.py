@@ -15,7 +15,7 @@ from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.datatypes import ADDED_AS
 from rma_mm.windows.mpi import node_map
-from tests.conformance import CASES, WindowConformance
+from tests.conformance import WindowConformance, conform
 from tests.launch import parallel
 from tests.tiles import Array, reset, settle
 
@@ -35,16 +35,14 @@ class MpiWorld:
 
 
 @parallel(ranks=(1, 3, 6), env=NODES)
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_conforms(comm: MPI.Intracomm, flavour: str, case: str) -> None:
-    getattr(WindowConformance(), case)(MpiWorld(comm, flavour))
+def test_conforms(comm: MPI.Intracomm, flavour: str) -> None:
+    conform(MpiWorld(comm, flavour))
 
 
 @parallel(ranks=(3,), env=("tcp",))
-@pytest.mark.parametrize("case", CASES)
-def test_conforms_over_tcp(comm: MPI.Intracomm, case: str) -> None:
-    getattr(WindowConformance(), case)(MpiWorld(comm, "shared"))
+def test_conforms_over_tcp(comm: MPI.Intracomm) -> None:
+    conform(MpiWorld(comm, "shared"))
 
 
 @parallel(ranks=(1, 3), env=NODES)

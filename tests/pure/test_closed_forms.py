@@ -24,7 +24,7 @@ from tests.closed_forms import FORMS, MESHES, TURNED, Extents, Form, Grid, even_
 from tests.pure.test_schedules import limits, run
 from tests.reference import Matrix, kept, nothing
 from tests.strategies import Case
-from tests.thorough import thorough, usually
+from tests.thorough import covering, nightly, thorough, usually
 
 ALL = [(form, grid) for form in FORMS.values() for grid in MESHES[form.axes][:: 2 if form in TURNED else 1]]
 CASES = [pytest.param(form, grid, id=f"{form.label} on {grid}") for form, grid in ALL]
@@ -55,28 +55,36 @@ def messages(schedule: Schedule) -> list[int]:
 
 # -- the counts -----------------------------------------------------------------------------------
 
+DOORS = ("one by one", "in place", "nodes")
+"""How operands are read: by messages; in place where they lie, which is no message; between ranks that are nodes."""
 
-@pytest.mark.parametrize("factors", usually(1, [(2, 3, 4), (1, 2, 1)], several=False), ids=str)
-@pytest.mark.parametrize(("form", "grid"), CASES)
-def test_words_and_messages(form: Form, grid: Grid, factors: Extents) -> None:
-    shape = even_shape(grid, *factors)
-    outcome, each = counted(form.name, form.problem(MeshShape(grid), shape))
+
+def check_counts(form: Form, grid: Grid, door: str, factors: Extents = (2, 3, 4)) -> None:
+    """Words and messages of a form are the closed form, whichever way they go. Without NARROW panels have one owner."""
+    shape, in_place = even_shape(grid, *factors), "" if door == "one by one" else "AB"
+    nodes = tuple(range(MeshShape(grid).size)) if door == "nodes" else ()
+    with limits({"NARROW": 1} if door == "in place" and form.viewed_of else {}):
+        outcome, each = counted(form.name, form.problem(MeshShape(grid, nodes=nodes), shape, in_place))
     assert outcome.words == form.words(grid, shape)
-    if form.label.startswith("pblas:1, ") and factors == (1, 2, 1):
-        return  # panels of so few indices are not put together, and come by a message each
-    assert each == form.messages(grid, shape)
-    assert outcome.messages == sum(each)
+    if door == "nodes":
+        assert outcome.words_between_nodes == sum(outcome.words)
+    if not form.label.startswith("pblas:1, ") or factors == (2, 3, 4):
+        # of fewer indices its panels are not put together, and come by a message each
+        assert each == form.messages(grid, shape, in_place if door == "in place" else "")
+        assert outcome.messages == sum(each)
 
 
+@pytest.mark.parametrize("turn", usually(1, range(len(DOORS)), rest=nightly))
 @pytest.mark.parametrize(("form", "grid"), CASES)
-def test_words_and_messages_where_tiles_are_read_in_place(form: Form, grid: Grid) -> None:
-    """The same words; a tile that is read where it lies is no message. Without NARROW every panel has one owner."""
-    shape = even_shape(grid)
-    with limits({"NARROW": 1} if form.viewed_of else {}):
-        outcome, each = counted(form.name, form.problem(MeshShape(grid), shape, "AB"))
-    assert outcome.words == form.words(grid, shape)
-    assert each == form.messages(grid, shape, "AB")
-    assert outcome.messages == sum(each)
+def test_words_and_messages(form: Form, grid: Grid, turn: int) -> None:
+    """Of each form and mesh one way; by turns, so that each is taken on some."""
+    check_counts(form, grid, DOORS[(ALL.index((form, grid)) + turn) % len(DOORS)])
+
+
+@nightly
+@pytest.mark.parametrize(("form", "grid"), CASES)
+def test_words_and_messages_of_few_indices(form: Form, grid: Grid) -> None:
+    check_counts(form, grid, DOORS[0], (1, 2, 1))
 
 
 @thorough
@@ -89,15 +97,6 @@ def test_words_between_two_nodes(form: Form, grid: Grid) -> None:
     assert outcome.words == form.words(grid, shape)
     assert 0 <= outcome.words_between_nodes <= sum(outcome.words)
     assert sum(form.messages(grid, shape, "AB")) <= outcome.messages <= sum(form.messages(grid, shape))
-
-
-@pytest.mark.parametrize(("form", "grid"), CASES)
-def test_all_words_cross_where_every_rank_is_a_node(form: Form, grid: Grid) -> None:
-    shape, size = even_shape(grid), MeshShape(grid).size
-    outcome, each = counted(form.name, form.problem(MeshShape(grid, nodes=tuple(range(size))), shape, "AB"))
-    assert outcome.words == form.words(grid, shape)
-    assert outcome.words_between_nodes == sum(outcome.words)
-    assert each == form.messages(grid, shape)
 
 
 # -- what else is said about them -----------------------------------------------------------------
@@ -273,8 +272,8 @@ def usable(name: str, count: int) -> list[tuple[MeshShape, Row, Layouts]]:
     return [(mesh, found.row, found.layouts) for mesh, found in best if found.layouts]
 
 
-@pytest.mark.parametrize("count", usually(1, sorted(COUNTS, key=lambda count: abs(count - 6))))
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("count", usually(1, sorted(COUNTS, key=lambda count: abs(count - 6)), rest=nightly))
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_every_row_runs_on_so_many_ranks(name: str, count: int) -> None:
     meshes = usable(name, count)
     assert meshes

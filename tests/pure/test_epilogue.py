@@ -29,6 +29,7 @@ from rma_mm.schedule.row import Problem
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import collect, distribute, expected, nothing, whole_numbers
 from tests.strategies import Case, cases, pure
+from tests.thorough import covering
 
 Array = np.ndarray[Any, Any]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -57,7 +58,7 @@ def run_closed(case: Case) -> None:
     assert np.array_equal(collect(outcome.tiles, place, mesh, c.shape), wanted)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_every_row_closes_every_element_once(name: str) -> None:
     """On any mesh and placement but summands of C, cut finely, with a kept C too."""
 

@@ -26,7 +26,7 @@ from rma_mm.kernels.gemm import product
 from rma_mm.kernels.gemm.cpu import Cpu, host
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 TINY = (1 << 9, 1 << 11, 1 << 12)
 """Caches so small that all blocks are."""
@@ -60,7 +60,7 @@ def times(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], **options: Any) -> 
 # -- forms -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("a_type", "b_type", "c_type"), usually(1, BYTES))
+@pytest.mark.parametrize(("a_type", "b_type", "c_type"), usually(1, BYTES, rest=nightly))
 @pytest.mark.parametrize("shape", [(1, 1, 1), (13, 33, 5), (25, 70, 130)])
 def test_bytes_are_exact(a_type: str, b_type: str, c_type: str, shape: tuple[int, int, int]) -> None:
     """Both signs and the extremes: an operand is moved by 128, and the sums are put right."""
@@ -133,7 +133,7 @@ def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDAr
 # -- blocks, threads, processors ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", usually(1, ["int32", "int8", "float64", "complex64"]))
+@pytest.mark.parametrize("name", usually(1, ["int32", "int8", "float64", "complex64"], rest=nightly))
 def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several panels along m, n and k, the last ones narrower."""
     on(monkeypatch, replace(host(), caches=TINY))
@@ -144,7 +144,7 @@ def test_blocks_of_all_extents(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("width", "name"), usually(1, [(32, "float32"), (32, "complex128"), (16, "float64"), (16, "int8")])
+    ("width", "name"), usually(1, [(32, "float32"), (32, "complex128"), (16, "float64"), (16, "int8")], rest=nightly)
 )
 def test_narrower_vectors(width: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is generated for processors with fewer and shorter registers is right too."""

@@ -21,7 +21,7 @@ from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Shift, forei
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule, expand
 from tests.reference import kept
-from tests.thorough import usually
+from tests.thorough import covering, usually
 
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
@@ -181,7 +181,7 @@ def test_cannons_skew_can_be_seen() -> None:
     assert drawn(named("cannon", (3, 3, 3), MeshShape((3, 3)))) == CANNON
 
 
-@pytest.mark.parametrize("name", usually(6, ALGORITHMS))
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_pictures_say_what_operations_do(name: str) -> None:
     """All that is multiplied, and all that moves, with the right partner, in the cell of the rank that does it."""
     drawings = 0
@@ -201,7 +201,7 @@ def test_pictures_say_what_operations_do(name: str) -> None:
     assert drawings
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_scenes_hold_every_move_once(name: str) -> None:
     """As many words cross between each pair of ranks as the operations move."""
     for mesh in MESHES:
@@ -218,7 +218,7 @@ def test_scenes_hold_every_move_once(name: str) -> None:
                 assert products == [op for op in ops if isinstance(op, Multiply)]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_pages_are_whole(name: str) -> None:
     """Well formed, every rank, every picture, all operations."""
     for mesh in MESHES:

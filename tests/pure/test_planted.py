@@ -22,7 +22,7 @@ from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.output import Saving
 from rma_mm.unfinished import NEW, OLD, remove, temporary_name
-from tests.thorough import thorough
+from tests.thorough import nightly
 
 X = np.arange(12.0).reshape(3, 4)
 OTHER = 12345
@@ -188,7 +188,7 @@ def test_nothing_outside_the_output_changes(tmp_path, monkeypatch):
     assert run(range(60), tmp_path, monkeypatch) > 10
 
 
-@thorough
+@nightly
 def test_nothing_outside_the_output_changes_in_many_cases(tmp_path, monkeypatch):
     assert run(range(60, 2060), tmp_path, monkeypatch) > 500
 

@@ -32,6 +32,7 @@ from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
 from tests.strategies import Case, by_column, cases, layouts, meshes, problems, pure, seeds
+from tests.thorough import covering
 
 LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
 """Limits of `rma_mm.schedule.lowering.fitted`, as they are or so small that tiny matrices are cut like large ones."""
@@ -99,7 +100,7 @@ def run(case: Case, seed: int = 0) -> Outcome:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_row_multiplies_as_numpy(name: str) -> None:
-    @pure(45)
+    @pure(25)
     @given(cases(ALGORITHMS[name]), LIMITS)
     def check(case: Case, changed: dict[str, int]) -> None:
         with limits(changed):
@@ -248,7 +249,7 @@ def assert_price_is_exact(row: Row, problem: Problem) -> None:
         assert price.between + price.within + price.in_place == pytest.approx(sum(outcome.words))
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.order != "ticket"])
+@pytest.mark.parametrize("name", covering(name for name, row in ALGORITHMS.items() if row.order != "ticket"))
 def test_the_planner_prices_the_words_that_move(name: str) -> None:
     """Exact on any placements of up to 16 ranks, on larger meshes only some ranks are priced.
 

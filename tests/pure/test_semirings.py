@@ -32,7 +32,7 @@ from tests.own_semirings import TYPES, elements, registered
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing
 from tests.strategies import Case, cases, pure
-from tests.thorough import usually
+from tests.thorough import covering, usually
 
 Array = NDArray[Any]
 
@@ -283,7 +283,7 @@ def signed(rng: np.random.Generator, shape: tuple[int, int], semiring: Semiring)
     return x if semiring.reduction.order < 0 else -x
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_every_row_is_for_every_semiring(name: str) -> None:
     """The schedule is the same; what is done in place of + and × is the interpreter's affair."""
 

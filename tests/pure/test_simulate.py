@@ -39,7 +39,7 @@ from rma_mm.schedule.row import Row
 from rma_mm.simulate import main
 from tests.processes import ROOT, clean_environment
 from tests.strategies import EXTENTS, layouts, meshes, pure
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 # -- spans of many ranks at once ------------------------------------------------------------------
 
@@ -195,8 +195,8 @@ def of_all(
     return [(candidate, figures(candidate, request)) for candidate in found if not candidate.rejected]
 
 
-@pytest.mark.parametrize(("grid", "per_node"), usually(2, MESHES))
-@pytest.mark.parametrize("shares", usually(1, [True, False]))
+@pytest.mark.parametrize(("grid", "per_node"), usually(2, MESHES, rest=nightly))
+@pytest.mark.parametrize("shares", usually(1, [True, False], rest=nightly))
 def test_a_few_ranks_stand_for_all(
     grid: tuple[int, ...], per_node: int, shares: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -22,6 +22,7 @@ from rma_mm.schedule.schedule import Schedule, expand
 from tests.pure.test_schedules import LIMITS, limits
 from tests.reference import Matrix, kept, nothing
 from tests.strategies import Case, cases, pure
+from tests.thorough import covering
 
 
 @st.composite
@@ -66,7 +67,7 @@ def counted(schedule: Schedule, rank: int, ops: list[Op]) -> tuple[int, int, int
     return within, sum(words for _, words, _ in moved) - within, sum(counts for *_, counts in moved)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_counts_are_those_of_the_interpreter(name: str) -> None:
     @pure(12)
     @given(cases(ALGORITHMS[name], max_ranks=16), machines(), LIMITS)
@@ -106,7 +107,7 @@ def alone(op: Op, on: Machine) -> float:
     return on.operation + (on.meet(1) if isinstance(op, Barrier) else 0)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_a_rank_alone_takes_the_sum_of_its_operations(name: str) -> None:
     @pure(6)
     @given(cases(ALGORITHMS[name], max_ranks=1), machines())
@@ -144,7 +145,7 @@ def least(schedule: Schedule, outcome: Simulated, on: Machine) -> float:
     return 2 * on.meet(len(nodes)) + max(longest, max(hosts.values()) / on.slots, carried)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", covering(ALGORITHMS))
 def test_never_faster_than_processors_and_wires(name: str) -> None:
     @pure(12)
     @given(cases(ALGORITHMS[name], max_ranks=16), machines(), LIMITS)
@@ -163,7 +164,7 @@ def test_never_faster_than_processors_and_wires(name: str) -> None:
 def scaled(on: Machine, alpha: float, beta: float, rest: float) -> Machine:
     """The machine with figures so many times as large."""
     costs = {
-        link: {move: Cost(alpha * cost.alpha, beta * cost.beta) for move, cost in moves.items()}
+        link: {move: replace(cost, alpha=alpha * cost.alpha, beta=beta * cost.beta) for move, cost in moves.items()}
         for link, moves in on.costs.items()
     }
     kernel = on.kernels["float32 blas"]

@@ -16,7 +16,7 @@ from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Copy, Multiply
 from rma_mm.schedule.row import Row
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 SHAPES = ((1024, 1024, 1024), (4096, 256, 1024), (256, 256, 16384), (100, 2000, 3000))
 CASES = [
@@ -38,7 +38,7 @@ def chosen(request: Request) -> Row:
     return row
 
 
-@pytest.mark.parametrize(("size", "nodes", "shape"), usually(12, CASES))
+@pytest.mark.parametrize(("size", "nodes", "shape"), usually(12, CASES, rest=nightly))
 def test_the_choice_is_as_fast_as_the_best_of_all(size: int, nodes: int, shape: tuple[int, int, int]) -> None:
     """By what is predicted, of all plans at all paces that are tried: within 5 %."""
     request = request_for(size, nodes, shape)
@@ -53,6 +53,7 @@ SIMULATED = [
 ]  # fmt: skip
 
 
+@nightly
 @pytest.mark.parametrize(("size", "nodes", "shape"), [(4, 1, SHAPES[0]), (4, 4, SHAPES[3]), *usually(0, SIMULATED)])
 def test_the_choice_is_as_fast_as_the_best_of_all_simulated(size: int, nodes: int, shape: tuple[int, int, int]) -> None:
     """Operation by operation: within 5 %."""

@@ -30,7 +30,7 @@ from rma_mm.runtime.verification import rows as verification_rows
 from rma_mm.runtime.verification.bools import _times
 from rma_mm.runtime.verification.check import Verdict, verify
 from tests.own_semirings import TYPES, elements, registered, spoilt
-from tests.thorough import usually
+from tests.thorough import nightly, usually
 
 Array = np.ndarray[Any, Any]
 PLACES = ["i,j", "j,i", "i+j:cyclic(3),*", "*,j", "*,*", "i,*,j=1"]
@@ -394,7 +394,7 @@ def spoils(case: Case, at: Any, value: Any) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("dtype", usually(1, ["float32", "complex64", "bfloat16"]))
+@pytest.mark.parametrize("dtype", usually(1, ["float32", "complex64", "bfloat16"], rest=nightly))
 def test_rounding_of_a_long_sum_hides_nothing(dtype: str) -> None:
     """Errors of sums of terms of either sign grow as √k: nothing at all, half of k or one sign are no rounding."""
     a, b = made("A", (24, 65536), dtype), made("B", (65536, 20), dtype)
@@ -426,7 +426,7 @@ def test_one_wrong_element_of_many_is_found(dtype: str, monkeypatch: pytest.Monk
     assert not spoils(case, (slice(80), slice(80)), 0).ok
 
 
-@pytest.mark.parametrize("dtype", usually(1, ["float32", "complex64", "float64", "float16", "bfloat16"]))
+@pytest.mark.parametrize("dtype", usually(1, ["float32", "complex64", "float64", "float16", "bfloat16"], rest=nightly))
 def test_what_is_done_with_each_product_finds_faults(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A right product is looked at once, by sums of neighbours; whatever looks wrong is gone into, and is named."""
     monkeypatch.setattr(verification_rows, "TERMS", 0)
