@@ -39,13 +39,17 @@ ROLES = ("rows", "cols", "rows", "cols", "replicated", "pinned", "sum")
 
 
 SHARE = float(os.environ.get("RMA_MM_TEST_SHARE", "0.2"))
-"""Of the examples that tests ask for, so many are drawn: the suite has six minutes. A night has more."""
+"""Of the examples that tests ask for, so many are drawn: the suite has three minutes. A night draws all."""
 
 
 def pure(max_examples: int) -> hypothesis.settings:
     """The settings of a deterministic test without MPI."""
-    drawn = max(2, round(SHARE * max_examples))
-    return hypothesis.settings(hypothesis.settings.get_profile("pure"), max_examples=drawn)
+    return hypothesis.settings(hypothesis.settings.get_profile("pure"), max_examples=share(max_examples))
+
+
+def share(max_examples: int) -> int:
+    """How many are drawn where a test asks for so many."""
+    return max(2, round(SHARE * max_examples))
 
 
 # -- meshes ---------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def test_all_windows_and_several_types(comm):
     check_machine(comm, machine, nodes, FLAVOURS, dtypes)
 
 
+@thorough
 @parallel(ranks=(2,), env=("node",))
 def test_nodes_that_the_caller_makes_up(comm):
     """The node map may be finer than MPI's."""
@@ -239,6 +240,7 @@ def test_rounds_that_differ_are_seen():
     assert scatter(loud[:2]) == 0
 
 
+@thorough
 def test_the_command_shows_and_forgets(tmp_path):
     variables = {"RMA_MM_CACHE": str(tmp_path / "cache")}
     assert "nothing is kept" in calibrate(1, tmp_path, "--show", **variables).stdout
@@ -254,6 +256,7 @@ def test_the_command_shows_and_forgets(tmp_path):
     assert "deleted what was kept of 2 machines" in done.stdout
 
 
+@thorough
 @pytest.mark.parametrize("factor", usually(1, [300, 1 / 300], rest=nightly))
 @parallel(ranks=(4,), env=("cliques",))
 def test_another_network_is_measured_again(comm, factor):
@@ -307,6 +310,7 @@ BROKEN = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("how", usually(1, BROKEN, rest=nightly))
 @parallel(ranks=(2,), env=("node",))
 def test_a_broken_file_is_measured_again(comm, how):

@@ -266,6 +266,7 @@ def test_nothing_grows(comm, tmp_path):
         assert len(mesh.arena.live) == len(given) + len(found)
 
 
+@thorough
 @parallel(ranks=(4,), env=("nolocal",))
 def test_memory_limit(comm, tmp_path):
     shapes = {"X": (640, 64), "W": (64, 64), "V": (64, 64)}

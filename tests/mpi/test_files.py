@@ -24,7 +24,7 @@ from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused_in_a_line
 from tests.mpi.test_library import same_error
-from tests.strategies import layouts
+from tests.strategies import layouts, share
 from tests.strategies_mpi import shared_examples
 
 h5py = pytest.importorskip("h5py")
@@ -84,7 +84,7 @@ def test_whatever_is_saved_is_loaded(comm, tmp_path):
             path.unlink()
         comm.barrier()
 
-    shared_examples(comm, saved(comm.size), check, max_examples=50)
+    shared_examples(comm, saved(comm.size), check, max_examples=share(100))
 
 
 @parallel(ranks=(4,), env=("node",))

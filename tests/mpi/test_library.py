@@ -302,6 +302,7 @@ def test_memory_limit_shrinks_panels_and_refuses_what_cannot_fit(comm):
         same_error(comm, MemoryLimitError, call, "1000 bytes", "more")
 
 
+@thorough
 @parallel(ranks=(4,), env=("node", "nolocal"), usual="node")
 def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every_plan_says(comm):
     """The plan that is taken is the first of all that fits, and what is said to be missing is what is missing."""

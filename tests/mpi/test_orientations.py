@@ -11,6 +11,7 @@ import rma_mm
 from rma_mm import DistMatrix, Mesh
 from tests.closed_forms import FORMS
 from tests.launch import parallel
+from tests.thorough import thorough
 
 ROWS, COLUMNS = "P('i', None)", "P(None, 'i')"
 
@@ -61,6 +62,7 @@ def as_multiplied(x, is_turned, is_conjugated):
     return x.conj() if is_conjugated else x
 
 
+@thorough
 @parallel(ranks=tuple(GRIDS), env=("nolocal",))
 def test_operands_that_lie_transposed_on_the_same_grid(comm):
     """Every row in every orientation, conjugated or not; those that move by groups move nothing else."""

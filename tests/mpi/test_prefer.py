@@ -63,6 +63,7 @@ def test_no_get_and_no_accumulate(comm):
         assert alone or mesh.nodes == 1
 
 
+@thorough
 @parallel(ranks=(6,), env=("cliques",))
 def test_chains(comm):
     """No step and no conversion gets; where results are wanted elsewhere, that is refused."""

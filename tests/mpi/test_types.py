@@ -16,6 +16,7 @@ from rma_mm.runtime.verification.check import verify
 from tests import typed
 from tests.launch import parallel
 from tests.pure.test_types import scalars_of
+from tests.thorough import thorough
 
 WAYS = (
     "stationary_c", "stationary_a", "summa_a", "row_parallel", "gemm_scatter", "t10_rotate", "queue", "cannon", "auto",
@@ -107,6 +108,7 @@ def test_every_pair_of_types_in_created_windows(comm):
     check_some(comm, 1)
 
 
+@thorough
 @parallel(ranks=(3,), env=("allocated",), timeout=120)
 def test_every_pair_of_types_in_allocated_windows(comm):
     check_some(comm, 2)

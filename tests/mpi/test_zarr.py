@@ -35,7 +35,7 @@ from tests.launch import parallel
 from tests.mpi.test_command_line import refused_in_a_line
 from tests.mpi.test_library import same_error
 from tests.processes import Mpiexec, job_environment
-from tests.strategies import layouts
+from tests.strategies import layouts, share
 from tests.strategies_mpi import shared_examples
 from tests.thorough import usually
 
@@ -101,7 +101,7 @@ def test_whatever_is_saved_is_loaded(comm, tmp_path):
             shutil.rmtree(path)
         comm.barrier()
 
-    shared_examples(comm, saved(comm.size), check, max_examples=20)
+    shared_examples(comm, saved(comm.size), check, max_examples=share(60))
 
 
 def as_it_lies(matrix, output):
@@ -240,7 +240,7 @@ def test_the_command_line(comm, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("how", usually(2, [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
+@pytest.mark.parametrize("how", usually(1, [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
 def test_ends_while_it_writes(tmp_path: Path, how: signal.Signals) -> None:
     """Nothing stands under the final name; what is interrupted leaves nothing else, and what is killed no more than one
     folder, which the next run removes."""

@@ -15,6 +15,7 @@ from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.flavours import FLAVOURS
 from rma_mm.runtime.files.formats import FORMATS
 from tests.processes import ROOT
+from tests.thorough import thorough
 
 PACKAGE = "rma_mm"
 FLOORS = {"errors": 0, "flavours": 0, "unfinished": 0, "launch": 0, "elements": 0, "geometry": 0, "schedule": 1,
@@ -67,8 +68,13 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
-def imported(module: str) -> Iterator[tuple[int, str]]:
+@cache
+def imported(module: str) -> list[tuple[int, str]]:
     """Line and full name of everything `module` imports, inside functions and TYPE_CHECKING too."""
+    return list(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[int, str]]:
     is_package = MODULES[module].name == "__init__.py"
     for node in ast.walk(parsed(MODULES[module])):
         if isinstance(node, ast.Import):
@@ -133,6 +139,7 @@ def test_planning_imports_without_mpi() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@thorough
 def test_each_planning_module_imports_alone() -> None:
     """Any of them can be the first import: no cycle is hidden by a lucky order. Only NumPy is there before."""
     planning = [name for name in MODULES if FLOORS.get(unit(name), TOP) <= NO_MPI_UP_TO]

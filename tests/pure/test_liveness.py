@@ -68,6 +68,7 @@ def child() -> Iterator[Child]:
     made.process.communicate()
 
 
+@pytest.mark.thorough
 def test_who_is_lost(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits without a beat in a call, or is stopped anywhere; not one that beats, computes, or is outside."""
     monkeypatch.setattr(liveness, "QUIET", 0.2)

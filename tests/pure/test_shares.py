@@ -29,6 +29,7 @@ from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
 from tests.strategies import meshes, pure
+from tests.thorough import usually
 
 SPEEDS = st.lists(st.floats(0.1, 20), min_size=1, max_size=9)
 PLENTY = replace(TYPICAL, cores=64)
@@ -97,7 +98,10 @@ def test_speeds_that_are_none(given: object) -> None:
 # -- the planner ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(2048, 2048, 2048), (200, 8192, 2048), (8192, 200, 2048), (3000, 2999, 64)])
+SHAPES = ((200, 8192, 2048), (3000, 2999, 64), (2048, 2048, 2048), (8192, 200, 2048))
+
+
+@pytest.mark.parametrize("shape", usually(2, SHAPES, several=False))
 @pytest.mark.parametrize(
     ("grid", "speeds"),
     [((3,), (2, 1, 1)), ((4,), (4, 1, 1, 1)), ((2, 2), (4, 1, 1, 1)), ((2, 2), (4, 4, 1, 1)), ((1, 3), (4, 2, 1)),
