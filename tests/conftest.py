@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
 import rma_mm
 from tests import launch
 from tests.jobs import Kind
 from tests.processes import ROOT
+from tests.strategies import NIGHT
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -28,7 +30,10 @@ os.environ.setdefault("RMA_MM_MACHINE", "typical")  # plans are the same whereve
 # Hypothesis draws constants of the modules that happen to be loaded: the same test would see others beside other tests.
 providers._get_local_constants = providers.Constants
 
-hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.register_profile(
+    "suite", print_blob=bool(NIGHT), deadline=None, derandomize=not NIGHT and "CI" in os.environ,
+    database=DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None,
+)  # fmt: skip
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4

@@ -10,6 +10,7 @@ from math import prod
 import hypothesis
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from rma_mm.algorithms import ALGORITHMS
@@ -23,10 +24,12 @@ from rma_mm.policy.planner.candidates import Request, placements_taken
 from rma_mm.schedule.lowering.lower import Tuning
 from rma_mm.schedule.row import Layouts, Problem, Row
 
+NIGHT = os.environ.get("RMA_MM_TEST_KEPT")
+"""The folder in which a night keeps what it has found; unset, every test draws the same each time."""
 hypothesis.settings.register_profile(
     "pure",
-    derandomize=True,
-    database=None,
+    derandomize=NIGHT is None,
+    database=DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

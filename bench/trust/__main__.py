@@ -13,11 +13,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 from bench.measure import WINDOWS, WRONG
 from bench.trust.cases import KINDS, draw
 from bench.trust.jobs import NODES, Report, Setting, run
 
+ROUND = 200
+"""Cases of a setting before the next has its turn."""
 OUTCOMES = ("right", "refused", "wrong", "raised", "died", "hung")
 
 
@@ -38,11 +41,18 @@ def main() -> int:
         numbers = range(options.only, options.only + 1)
         print(draw(options.seed, settings[0].name, settings[0].ranks, options.only))
     deadline = time.monotonic() + 60 * options.minutes
-    reports = [one(setting, options.seed, numbers, deadline) for setting in settings if time.monotonic() < deadline]
-    print(table(reports))
+    if options.shuffle:
+        Random(options.seed).shuffle(settings)
+    reports = {setting: Report(setting) for setting in settings}
+    for first in range(numbers.start, numbers.stop, ROUND):
+        for report in reports.values():
+            if time.monotonic() < deadline:
+                one(report, options.seed, range(first, min(first + ROUND, numbers.stop)), deadline)
+    done = [report for report in reports.values() if report.seconds]
+    print(table(done))
     if options.json:
-        options.json.write_text(json.dumps([as_json(report, options.seed) for report in reports], indent=1))
-    return WRONG if any(report.faults for report in reports) else 0
+        options.json.write_text(json.dumps([as_json(report, options.seed) for report in done], indent=1))
+    return WRONG if any(report.faults for report in done) else 0
 
 
 def arguments() -> argparse.Namespace:
@@ -57,21 +67,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="N", help="this case alone, on the first setting")
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="begin with this case")
     parser.add_argument("--to", dest="stop", type=int, metavar="M", help="end before this case")
+    parser.add_argument("--shuffle", action="store_true", help="go through the settings in an order of the seed's own")
     parser.add_argument("--json", type=Path, help="write counts and faults to this file")
     return parser.parse_args()
 
 
-def one(setting: Setting, seed: int, numbers: range, deadline: float) -> Report:
-    """All cases of one setting; its faults are printed."""
-    report = Report(setting)
+def one(report: Report, seed: int, numbers: range, deadline: float) -> None:
+    """Some cases of one setting; their faults are printed."""
+    setting, known = report.setting, len(report.faults)
     run(setting, seed, numbers, deadline, report)
-    for fault in report.faults:
+    for fault in report.faults[known:]:
         number = fault["number"]
         assert isinstance(number, int)
         print(f"\n{fault['outcome']}: {repeat(setting, seed)} --only {number}")
+        print(f"or, after what came before it: --from {numbers.start} --to {number + 1}")
         print(f"  {draw(seed, setting.name, setting.ranks, number)}\n{fault['text']}", flush=True)
     print(row(report), file=sys.stderr, flush=True)
-    return report
 
 
 def repeat(setting: Setting, seed: int) -> str:

@@ -19,6 +19,8 @@ from rma_mm.schedule.row import Row, Setting
 
 EXTENTS = (0, 1, 1, 2, 3, 5, 7, 7, 8, 11, 12, 13, 17, 23, 31, 40)
 """Lengths of m, n and k: nothing, one, primes, and some that divide."""
+LARGE = (64, 129, 257, 700)
+"""Lengths of one in a hundred: panels are cut, kernels compiled, transfers split."""
 TYPES = (
     *("float64", "float32", "complex64", "complex128", "float16", "bfloat16"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
@@ -208,7 +210,7 @@ def _redistribution(rng: Random, ranks: int, number: int) -> Case:
 
 
 def _product(rng: Random, ranks: int, number: int) -> Case:
-    m, n, k = (rng.choice(EXTENTS) for _ in range(3))
+    m, n, k = (rng.choice(LARGE if rng.random() < 0.01 else EXTENTS) for _ in range(3))
     types = rng.choice(MIXED) if rng.random() < 0.15 else (rng.choice(TYPES),) * 2
     if rng.random() < 0.5:
         types = types[::-1]

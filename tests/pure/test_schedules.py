@@ -227,20 +227,6 @@ def blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout]:
     return place, place, place
 
 
-@pytest.mark.parametrize("in_place", ["", "AB"])
-@pytest.mark.parametrize("nodes", [1, 2, 6])
-@pytest.mark.parametrize("grid", [(2, 2), (2, 3), (3, 2), (4, 2), (1, 6), (4, 4)], ids=str)
-@pytest.mark.parametrize("name", ["stationary_c", "srumma"])
-def test_words_of_stationary_c(name: str, grid: tuple[int, int], nodes: int, in_place: str) -> None:
-    """algorithms.md §3, rows 9 and 20: each rank takes a/R · (C − 1)/C + b/C · (R − 1)/R, by view or by get."""
-    r, c = grid
-    mesh = MeshShape(grid, nodes=tuple(rank * nodes // (r * c) for rank in range(r * c)))
-    m, n, k = 2 * r, 3 * c, r * c
-    outcome = words(ALGORITHMS[name], Problem((m, n, k), mesh, blocks(mesh), in_place=in_place))
-    a, b = m * k, k * n
-    assert outcome.words == [a * (c - 1) // (r * c) + b * (r - 1) // (r * c)] * mesh.size
-
-
 def assert_price_is_exact(row: Row, problem: Problem) -> None:
     outcome, price = words(row, problem), traffic(account(row, problem))
     if not (row.grouped and row.order == "rotated"):  # in a ring words come from a neighbour and not from their owner
