@@ -53,7 +53,7 @@ def main(comm: MPI.Intracomm) -> int:
                 [options.small, *overhead["us"], overhead["overhead_us"], OVERHEAD, overhead["met"]],
             ]),
             f"words moved: {facts['words']}; exactly numpy's: {measure.text(facts['right'])}",
-        ]  # fmt: skip
+        ]
         measure.publish(options.json, "batches", where, lines, **facts, rate=rate, overhead=overhead)
     return 0 if facts["right"] else measure.WRONG
 

@@ -42,7 +42,7 @@ STEPS = {
         "Z = X @ W1 + b1", "H = gelu(Z)", "Y = H @ W2 + X", "dW2 = H.T @ dY", "dZ = (dY @ W2.T) * gelu'(Z)",
         "dW1 = X.T @ dZ", "db1 = sum(dZ, 0)", "dX = dZ @ W1.T + dY",
     ),
-}  # fmt: skip
+}
 CONTENDERS = {"plain": ("joint", "greedy", "blocks"), "mlp": ("joint", "apart")}
 INPUTS = ("blocks", "columns", "free")
 LIMITS = ("multiply", "wire")
@@ -99,7 +99,7 @@ def measured(
     contenders = {
         name: (Apart if name == "apart" else Contender)(mesh, name, steps, shapes, dtype, inputs)
         for name in CONTENDERS[steps]
-    }  # fmt: skip
+    }
     right = {name: contender.is_right() for name, contender in contenders.items()}
     cases = {name: contender.run for name, contender in contenders.items()}
     cases |= contenders["joint"].limits()

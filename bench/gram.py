@@ -59,7 +59,7 @@ def compared(mesh: Mesh, size: int, dtype: str, repeat: int) -> dict[str, Any]:
     """A square matrix times its transpose, both ways. Collective."""
     A = DistMatrix.from_function((size, size), measure.whole_numbers, mesh, "i", dtype)
     plans = {name: rma_mm.plan(A, A.T, mesh, layout="i", symmetric=known)
-             for name, known in (("general", False), ("gram", None))}  # fmt: skip
+             for name, known in (("general", False), ("gram", None))}
     found = {name: plan.execute(A, A.T) for name, plan in plans.items()}
     is_right = is_same(mesh, found["general"], found["gram"]) and rma_mm.verify(A, A.T, found["gram"]).ok
     cases: dict[str, Callable[[], object]] = {name: partial(plan.execute, A, A.T) for name, plan in plans.items()}
@@ -68,7 +68,7 @@ def compared(mesh: Mesh, size: int, dtype: str, repeat: int) -> dict[str, Any]:
     return {
         "dtype": dtype, "general_ms": 1e3 * general, "gram_ms": 1e3 * gram, "ratio": gram / general,
         "row": plans["gram"].algorithm, "right": is_right, "met": gram <= RATIO * general, "samples": samples,
-    }  # fmt: skip
+    }
 
 
 def counted(mesh: Mesh, size: int, name: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def counted(mesh: Mesh, size: int, name: str) -> dict[str, Any]:
     return {
         "row": name, "words": words, "closed_form": closed, "of_closed_form": share, "right": is_right,
         "met": share <= WORDS,
-    }  # fmt: skip
+    }
 
 
 def by_owners(m: int, k: int, ranks: int) -> float:
@@ -128,7 +128,7 @@ def related(mesh: Mesh, m: int, k: int) -> dict[str, Any]:
     return {
         "seconds": median(samples), "samples": samples, "row": plan.algorithm, "right": is_right,
         "met": median(samples) <= SECONDS,
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [r["kind"], r["shape"], r["gflops"]["numba"], r["of_peak"], r["gflops"].get("blas"), r["of_blas"],
          r["gflops"].get("numpy"), r["of_numpy"], r["spread"]]
         for r in results
-    ]  # fmt: skip
+    ]
     measure.publish(options.json, "kernels", measure.machine(), ["", *measure.table(head, rows)], results=results)
     if options.plot:
         plotted(results, options.plot)
@@ -125,7 +125,7 @@ def measured(kind: Kind, shape: str, repeat: int) -> dict[str, Any]:
         "of_blas": ours / gflops["blas"] if "blas" in gflops else None,
         "of_numpy": ours / gflops["numpy"] if "numpy" in gflops else None,
         "spread": max(samples["numba"]) / min(samples["numba"]),
-    }  # fmt: skip
+    }
 
 
 def operand(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -73,7 +73,7 @@ class Case:
         self.plan = rma_mm.plan(
             self.a, self.b, mesh, layout=place, algorithm=name, prefer=TWO_SIDED if name == "auto" else None,
             transpose_a=self.turned[0], transpose_b=self.turned[1],
-        )  # fmt: skip
+        )
 
     def run(self) -> None:
         """Multiply once. Collective."""
@@ -95,7 +95,7 @@ class Case:
         return {
             "row": self.plan.algorithm, "ms": 1e3 * seconds, "ratio": seconds / upright, "words": sum(map(sum, words)),
             "between": sum(inter for _, inter in words), "movement": " ".join(f"{x}:{moved[x]}" for x in "ABC"),
-        }  # fmt: skip
+        }
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def measured(comm: MPI.Intracomm, name: str, shape: tuple[int, int, int], option
             "messages": messages, "peak_bytes": row.plan.peak_bytes, "seconds": seconds, "samples": samples,
             "ratio": ratio, "met": ratio <= BAR if words == theirs and first.nodes == 1 else None,
             "movement": row.movement(),
-        }  # fmt: skip
+        }
 
 
 class Product:
@@ -108,7 +108,7 @@ def line_of(result: dict[str, Any]) -> list[object]:
         result["algorithm"], "x".join(map(str, result["mesh"])), result["words"], result["messages"],
         f"{result['peak_bytes'] / 2**20:.0f}", result["seconds"]["row"], f"{result['ratio']:.3f}", met,
         " ".join(f"{x}:{how}" for x, how in result["movement"].items()),
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

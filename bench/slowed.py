@@ -116,7 +116,7 @@ def judged(run: Run, samples: list[float], usual: float, slowed: float) -> tuple
         "before": (FROM // 3, FROM, usual), "slow": (FROM, named, slowed), "follows": (named, named + FOLLOWED, slowed),
         "followed": (named + FOLLOWED, TO, slowed), "recovers": (TO, TO + BACK, usual),
         "after": (TO + BACK, PRODUCTS, usual),
-    }  # fmt: skip
+    }
     rows, took = [], {}
     for name, (first, last, best) in phases.items():
         if part := samples[first:last]:
@@ -128,7 +128,7 @@ def judged(run: Run, samples: list[float], usual: float, slowed: float) -> tuple
         "named within 10 products, and no other": FROM <= named < FROM + NAMED and max(run.notes) == 1,
         "followed within 1.15 of the ideal": took.get("followed", 2.0) <= BAR,
         "shares back after": back, "shares back within 40": back <= BACK, "all results right": run.is_right,
-    }  # fmt: skip
+    }
     head = ["phase", "from", "to", "median ms", "of the ideal", "mean", "steps"]
     return [*measure.table(head, rows), *run.said], found
 

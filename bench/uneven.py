@@ -110,7 +110,7 @@ class Case:
         return {
             "row": self.plan.algorithm, "C": str(self.plan.layouts["C"]), "ms": 1e3 * took, "of ideal": took / ideal,
             "words": words, "share": "by ticket" if settled.chosen.row.order == "ticket" else most / (m * n * k),
-        }  # fmt: skip
+        }
 
 
 if __name__ == "__main__":

@@ -335,7 +335,7 @@ def main() -> int:
         failed |= bool(blamed or any(passed.values()))
         took = time.perf_counter() - start
         print(f"{name:<11}{options.clean:>8}{blamed:>8}{worst:>9.3f}  {where:<18}",
-            *(f"{count:>8}" for count in passed.values()), f"{took:.0f}", flush=True)  # fmt: skip
+            *(f"{count:>8}" for count in passed.values()), f"{took:.0f}", flush=True)
     print(f"of each kind of fault {options.faults} of each type; the columns say how many passed")
     return int(failed)
 

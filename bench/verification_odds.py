@@ -102,7 +102,7 @@ def main() -> int:
                 tail = bar - NormalDist().inv_cdf(ODDS) * scores.std()
                 needed = max(needed, SIZES[-1] * tail / scores.mean())
             print(f"{name:<11}{family:<11}{m * options.draws:>7}", *(f"{count:>8}" for count in passed),
-                f"{needed:>9.1f}{t.largest:>9.1f}", flush=True)  # fmt: skip
+                f"{needed:>9.1f}{t.largest:>9.1f}", flush=True)
     return 0
 
 

@@ -116,7 +116,7 @@ class NegativeCycleError(RmaError, ValueError):
 Fault = Literal[
     "barriers", "deadlock", "filled-twice", "misfit", "no-rank", "not-dense", "not-filled", "not-final", "not-once",
     "not-opened", "not-own", "opened-twice", "out-of-bounds", "race", "summand", "unmatched", "written-late",
-]  # fmt: skip
+]
 """What can be wrong with a schedule, in a word that stays the same while messages change."""
 
 

@@ -7,6 +7,7 @@ real ranks. All ranks of a world run the same method; the worlds end a run in wh
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -62,19 +63,22 @@ class WindowConformance:
         for order in "CF":
             tile = Tile((90, 250), np.float64, order)
             window = filled(world, tile)
-            for rows in (Span.range(0, 90), Span.range(13, 77), Span([(0, 40), (50, 90)])):
-                for cols in (Span.range(0, 250), Span.range(0, 249)):
-                    for rank in range(world.size):
-                        expected = tile.values(rank)[np.ix_(rows.indices, cols.indices)]
-                        for near_order in "CFS":
-                            self._get_packed(window, rank, tile.patch(rows, cols), expected, near_order, "long")
-                            origin = buffer((120, 300), expected.dtype, near_order)
-                            to = Span.range(7, 7 + len(rows)), Span.range(9, 9 + len(cols))
-                            transfer = window.get(rank, tile.patch(rows, cols), origin, *to)
-                            transfer.start()
-                            transfer.wait()
-                            np.testing.assert_array_equal(origin[np.ix_(to[0].indices, to[1].indices)], expected)
-                            transfer.close()
+            shapes = (
+                (Span.range(0, 90), Span.range(0, 250)),
+                (Span.range(13, 77), Span.range(0, 249)),
+                (Span([(0, 40), (50, 90)]), Span.range(0, 250)),
+            )
+            for (rows, cols), rank in product(shapes, {world.rank, (world.rank + 1) % world.size}):
+                expected = tile.values(rank)[np.ix_(rows.indices, cols.indices)]
+                for near_order in "CFS":
+                    self._get_packed(window, rank, tile.patch(rows, cols), expected, near_order, "long")
+                    origin = buffer((120, 300), expected.dtype, near_order)
+                    to = Span.range(7, 7 + len(rows)), Span.range(9, 9 + len(cols))
+                    transfer = window.get(rank, tile.patch(rows, cols), origin, *to)
+                    transfer.start()
+                    transfer.wait()
+                    np.testing.assert_array_equal(origin[np.ix_(to[0].indices, to[1].indices)], expected)
+                    transfer.close()
             window.close()
 
     def case_accumulate_concurrently(self, world: World) -> None:

@@ -33,7 +33,7 @@ providers._get_local_constants = providers.Constants
 hypothesis.settings.register_profile(
     "suite", print_blob=bool(NIGHT), deadline=None, derandomize=not NIGHT and "CI" in os.environ,
     database=DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None,
-)  # fmt: skip
+)
 hypothesis.settings.load_profile("suite")
 
 WORKERS = 4

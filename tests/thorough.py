@@ -27,5 +27,5 @@ def usually(
 
 
 def covering(names: Iterable[str]) -> list[Any]:
-    """Algorithms for `parametrize`: those of COVERING are run each time, the others where `-m thorough` asks for it."""
-    return [name if name in COVERING else pytest.param(name, marks=thorough) for name in names]
+    """Algorithms for `parametrize`: those of COVERING are run each time, the others at night."""
+    return [name if name in COVERING else pytest.param(name, marks=nightly) for name in names]

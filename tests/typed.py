@@ -177,7 +177,7 @@ def _to_bits(value: Fraction, keep: int) -> float:
 def product(
     a: Array, b: Array, summed: np.dtype[Any], stored: np.dtype[Any], alpha: Any = 1, beta: Any = 0,
     before: Array | None = None, is_exact: bool = True,
-) -> Wanted:  # fmt: skip
+) -> Wanted:
     """alpha · a @ b + beta · before as it is defined: both operands cast into the type of the sums first.
 
     alpha, beta: in the type of the sums.

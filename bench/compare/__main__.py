@@ -64,7 +64,7 @@ class Side:
         self.python = str(self.folder / "env" / "bin" / "python")
         self.environment = clean_environment(("PYTHONPATH",)) | {
             "RMA_MM_CACHE": str(self.folder / "cache"), MARKER: str(self.folder), "PYTHONPATH": "",
-        }  # fmt: skip
+        }
 
     def install(self, source: str) -> None:
         """Install what is in a folder, with an MPI library."""
@@ -166,7 +166,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> list[str]:
         [case, f"{1e3 * x['this']:.3f}", f"{x['ratio']:.3f}", f"{x['low']:.3f} to {x['high']:.3f}",
          "WORSE" if is_worse(x) else ""]
         for case, x in found.items()
-    ]  # fmt: skip
+    ]
     lines = measure.table(["measured", "ms, MiB", "ratio", "medians", ""], rows)
     guarded = [(bar, case) for case in found for bar in bars_of(case)]
     bars = {bar: [case for each, case in guarded if each == bar] for bar, _ in guarded}

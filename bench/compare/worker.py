@@ -43,7 +43,7 @@ def matrix(mesh: rma_mm.Mesh, rows: int, cols: int, dtype: str = "float32", layo
 def execute(
     mesh: rma_mm.Mesh, m: int, n: int, k: int, algorithm: str, dtype: str = "float32",
     layouts: tuple[str, str, str | None] = (BLOCKS, BLOCKS, None),
-) -> Call:  # fmt: skip
+) -> Call:
     """Prepare a plan that is executed again and again, of matrices that are placed so."""
     a, b = matrix(mesh, m, k, dtype, layouts[0]), matrix(mesh, k, n, dtype, layouts[1])
     plan = rma_mm.plan(a, b, mesh, algorithm=algorithm, layout=layouts[2])
@@ -135,7 +135,7 @@ SETTINGS: dict[str, tuple[tuple[int, ...], dict[str, Make]]] = {
     }),
     "2 hosts, 5gbit": ((2, 1), {"overlap 2048": make(2048, "stationary_c"), "push 2048": make(2048, "stationary_b")}),
     "2 hosts, 1gbit": ((2, 1), {"overlap 2048": make(2048, "stationary_c"), "auto 2048": make(2048, "auto")}),
-}  # fmt: skip
+}
 """Setting → (grid, what is measured there)."""
 
 

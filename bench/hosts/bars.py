@@ -131,7 +131,7 @@ def time_of(case: Timed, repeat: int) -> dict[str, Any]:
     return {
         "case": str(case), "rate": case.rate, "link_rates": rates, "link_rate": rate, "link_seconds": on_link,
         "ratio": ratio, "bar": case.bar, "met": met, **found,
-    }  # fmt: skip
+    }
 
 
 def words_of(case: Counted) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def words_of(case: Counted) -> dict[str, Any]:
     return {
         "case": case.name, "words": words, "reference": case.reference, "of": case.of, "ratio": ratio,
         "bar": case.bar, "met": bool(ratio <= case.bar), "right": found["verified"], "report": found,
-    }  # fmt: skip
+    }
 
 
 def answer(cluster: Cluster, ranks: int, arguments: Sequence[str]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def timed_lines(results: Sequence[dict[str, Any]]) -> list[str]:
             r["seconds"]["product"], f"{r['ratio']:.3f}", r["bar"], r["met"], r["right"],
         ]
         for r in results
-    ]  # fmt: skip
+    ]
     return ["", *measure.table(head, rows)] if rows else []
 
 
@@ -181,5 +181,5 @@ def counted_lines(results: Sequence[dict[str, Any]]) -> list[str]:
             r["bar"], r["met"], r["right"],
         ]
         for r in results
-    ]  # fmt: skip
+    ]
     return ["", *measure.table(head, rows)] if rows else []

@@ -54,7 +54,7 @@ def main(comm: MPI.Intracomm) -> int:
             "shape": [m, n, k], "mesh": list(mesh.shape.shape), "nodes": mesh.nodes, "threads": mesh.threads,
             "algorithm": product.plan.algorithm, "movement": product.movement(), "right": right,
             "seconds": measure.medians(samples), "samples": samples, **found,
-        }  # fmt: skip
+        }
         where = measure.machine(comm, mesh.window_flavour)
     if comm.rank == 0:
         print(json.dumps({"machine": where, **facts}))

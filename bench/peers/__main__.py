@@ -67,7 +67,7 @@ def parsed(arguments: Sequence[str] | None) -> Namespace:
     add("--add", nargs="+", type=Path, default=[], metavar="FILE", help="JSON of earlier runs, to report together")
     add("--plot", type=Path, metavar="FILE", help="draw the ratios there")
     add("--markdown", type=Path, metavar="FILE", help="write the table there as a README shows it")
-    add("--list", action="store_true", help="list cases and peers, and which of them are missing")  # fmt: skip
+    add("--list", action="store_true", help="list cases and peers, and which of them are missing")
     options = parser.parse_args(arguments)
     if options.case is None:
         options.case = [] if options.add else list(CASES.values())

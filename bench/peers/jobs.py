@@ -116,7 +116,7 @@ class Job:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def meet(self, listener: Listener, count: int) -> None:
         """Accept `count` connections, and bring them into the order of the ranks."""

@@ -92,7 +92,7 @@ PEERS = {
             install="pip install dask",
         ),
     )
-}  # fmt: skip
+}
 """Name → peer, in the order of the tables."""
 
 

@@ -34,7 +34,7 @@ def record(case: Case, ranks: int, outcomes: Sequence[Outcome], skipped: Mapping
         "peers": peers, "skipped": dict(skipped), "best": best, "ratio": ratio, "share": share,
         "bars": {"ratio": case.ratio, "share": case.share},
         "met": met(ratio, share, case),
-    }  # fmt: skip
+    }
 
 
 def entry(case: Case, outcomes: Sequence[Outcome], ours: Mapping[int, float]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def entry(case: Case, outcomes: Sequence[Outcome], ours: Mapping[int, float]) ->
         "gflops": 1e-9 * case.flops / seconds if seconds else None,
         "ratio": median(pairs) if pairs and seconds else None,
         "error": errors[0] if errors else None, "facts": outcomes[0].facts,
-    }  # fmt: skip
+    }
 
 
 def inverse(x: float | None) -> float | None:

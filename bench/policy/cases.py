@@ -270,7 +270,7 @@ def _draw(random: Random, name: str, settings: Sequence[tuple[int, int]], work: 
         dtype=random.choices(("float32", "float64"), (3, 1))[0],
         window=random.choices(("shared", "allocated", "created"), (8, 1, 1))[0],
         own="AB" if a and b and random.random() < 0.1 else "",
-    )  # fmt: skip
+    )
 
 
 def _shape(random: Random, work: tuple[float, float]) -> Shape:

@@ -99,7 +99,7 @@ class Contender:
         return {
             "predicted": plan.predicted_seconds, "bill": asdict(priced.bill), "correction": priced.correction,
             "width": plan.settled.tuning.width, "copied": priced.copied,
-        }  # fmt: skip
+        }
 
     def as_json(self) -> dict[str, Any]:
         """All that is known of it."""
@@ -110,7 +110,7 @@ class Contender:
             **(self.prediction(self.plan) if self.plan else {"predicted": None}),
             "seconds": self.seconds if self.samples else None, "samples": self.samples,
             "right": self.right, "same_as": self.same_as, "error": self.error, **self.facts,
-        }  # fmt: skip
+        }
 
 
 class Contest:
@@ -234,7 +234,7 @@ class Contest:
             contender.facts = {
                 "movement": self.movement(contender),
                 "words": {"intra_node": intra, "inter_node": inter}, "messages": messages, "peak_bytes": told[0][2],
-            }  # fmt: skip
+            }
 
     def race(self) -> None:
         """Time all contenders, and those that are not beaten yet again."""

@@ -88,7 +88,7 @@ class Job:
         self.process = subprocess.Popen(
             [self.mpiexec, *self.programs(program)],
             env=self.environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
-        )  # fmt: skip
+        )
         return self.process
 
     def programs(self, program: Sequence[str]) -> list[str]:

@@ -101,7 +101,7 @@ def summary(results: Sequence[Record]) -> dict[str, Any]:
         "planning": median(r["planning"] for r in results), "took": sum(r["took"] for r in results),
         "share": {"found": share, "bar": SHARE, "met": None if share is None else share >= SHARE},
         "paths": {path: reached(results, path) for path in sorted({r["path"] for r in results if r["path"]})},
-    }  # fmt: skip
+    }
 
 
 def reached(results: Iterable[Record], path: str) -> dict[str, int]:
@@ -131,7 +131,7 @@ def case_table(results: Sequence[Record]) -> list[str]:
     head = [
         "case", "shape", "A, B, C placed", "timed", "chosen", "ms", "best", "regret", "chosen / other", "pred / meas",
         "A, B, C move", "path",
-    ]  # fmt: skip
+    ]
     return measure.table(head, map(case_line, decided(results))) if decided(results) else []
 
 
@@ -145,7 +145,7 @@ def case_line(result: Record) -> list[object]:
         result["case"], shape, ", ".join(briefly(text) for text in result["layouts"].values()), timed, label(chosen),
         f"{1e3 * chosen['seconds']:.2f}", "" if best is chosen else label(best), to_places(result["regret"]),
         to_places(result["ratio"]), to_places(predicted), ", ".join(chosen["movement"].values()), path_text(result),
-    ]  # fmt: skip
+    ]
 
 
 def briefly(text: str) -> str:
@@ -201,7 +201,7 @@ def regret_row(name: str, group: Sequence[Record]) -> list[object]:
     regrets = [result["regret"] for result in group]
     return [
         name, len(group), to_places(geometric_mean(regrets)), sum(x > BAR for x in regrets), to_places(max(regrets)),
-    ]  # fmt: skip
+    ]
 
 
 def worst_row(result: Record) -> list[object]:
@@ -245,7 +245,7 @@ def breakdown(name: str, found: Sequence[Prediction], key: Callable[[Prediction]
     head = [
         f"predictions by {name}", "candidates", "within 0.8-1.25", "pred / meas: median", "10 %", "90 %",
         "% multiplying", "% moving", "% meeting",
-    ]  # fmt: skip
+    ]
     rows = [[group, *spread(members)] for group, members in sorted(groups.items())]
     return measure.table(head, [*rows, ["all", *spread(found)]] if len(rows) > 1 else rows)
 

@@ -117,7 +117,7 @@ def as_json(report: Report, seed: int) -> dict[str, object]:
     """All that is known of a setting."""
     found = {kind: dict(each) for kind, each in report.counts.items()}
     return {"setting": report.setting.name, "seed": seed, "seconds": report.seconds, "counts": found,
-            "faults": report.faults, "refusals": dict(report.refusals)}  # fmt: skip
+            "faults": report.faults, "refusals": dict(report.refusals)}
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def run(mesh: Mesh, rng: Random) -> None:
     found = rma_mm.matmul(
         *given, mesh, out, alpha=batch.alpha, beta=batch.beta, layout=None if out is not None else layout,
         semiring=batch.semiring, **flags,
-    ).to_numpy()  # fmt: skip
+    ).to_numpy()
     wanted = by_numpy(batch, a, b, c)
     if found.dtype != wanted.dtype or found.shape != wanted.shape or not np.array_equal(found, wanted):
         raise Wrong(f"{batch} into {layout}: got {found!r} in place of {wanted!r}")

@@ -31,7 +31,7 @@ MIXED = (
 )
 """Pairs of element types that have a common one in which small whole numbers stay exact."""
 WIDER = {"int8": "int32", "uint8": "int32", "int16": "int64", "float32": "float64", "float16": "float32",
-         "bfloat16": "float32", "complex64": "complex128"}  # fmt: skip
+         "bfloat16": "float32", "complex64": "complex128"}
 SOURCES = ("from_numpy", "from_numpy", "root", "function", "moved", "moved", "local", "file")
 """Whence a distributed matrix comes."""
 STRIDES = ("C", "F", "padded C", "padded F", "offset", "stepped", "stepped F")
@@ -48,7 +48,7 @@ GRAMS = 0.07
 AUTO = 0.15
 """How often no algorithm is named, at least: the planner takes many times as long as the product."""
 KINDS = tuple("product" if n % 2 == 0 or n in (1, 7, 13) else
-              {5: "batch", 9: "expression", 15: "chain"}.get(n, "redistribution") for n in range(20))  # fmt: skip
+              {5: "batch", 9: "expression", 15: "chain"}.get(n, "redistribution") for n in range(20))
 """What cases are, by their numbers: of each twenty thirteen products, four redistributions, and one of each other."""
 VALUES = ("whole",) * 10 + ("large", "wild", "wild", "wild")
 """What matrices hold: small whole numbers; near the largest of their type; NaN and infinities among them."""
@@ -238,7 +238,7 @@ def _product(rng: Random, ranks: int, number: int) -> Case:
         deterministic=rng.random() < 0.1, memory=rng.choice((2**12, 2**16, 2**24)) if rng.random() < 0.06 else None,
         planned=rng.random() < 0.3, values=values, checked=rng.random() < 0.15, narrow=rng.choice((128, 3)),
         **arithmetic, **_frame(rng, ranks, place, (m, n)),
-    )  # fmt: skip
+    )
 
 
 def _gram(rng: Random, ranks: int, number: int) -> Case:
@@ -261,7 +261,7 @@ def _gram(rng: Random, ranks: int, number: int) -> Case:
         conjugated=conjugated if is_complex else "", fill=rng.choice(("both", "both", "lower")),
         algorithm=rng.choice(SYMMETRIC), checked=rng.random() < 0.3, narrow=rng.choice((128, 3)),
         relu=not is_complex and not beta and rng.random() < 0.2, **_frame(rng, ranks, place, (m, m)),
-    )  # fmt: skip
+    )
 
 
 def _frame(rng: Random, ranks: int, mesh: MeshShape, shape: Shape) -> dict[str, object]:
@@ -270,7 +270,7 @@ def _frame(rng: Random, ranks: int, mesh: MeshShape, shape: Shape) -> dict[str, 
         "text": rng.random() < 0.3, "read": rng.choice(READS), "root": rng.randrange(ranks),
         "onto": draw_layout(rng, mesh, shape), "keep": rng.choice((0, 0, 0, 1, 3, 10, 60)),
         "closes": rng.random() < 0.03,
-    }  # fmt: skip
+    }
 
 
 def _arithmetic(rng: Random, types: tuple[str, str]) -> dict[str, object]:

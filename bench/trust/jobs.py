@@ -108,7 +108,7 @@ def _job(setting: Setting, seed: int, numbers: range, deadline: float, report: R
             process = subprocess.Popen(
                 command, env=setting.environment | {MARKER: marker, "TMPDIR": directory},
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+            )
             how = _watched(process, journal, deadline)
             if how == "hung":
                 _say(process)

@@ -57,7 +57,7 @@ def main() -> int:
         print(f"{counts.total()} of {len(numbers)}: {program.misuse}: {outcome.kind}", file=sys.stderr, flush=True)
         if outcome.kind in FAULTS or options.only is not None:
             print(f"{outcome.kind} after {outcome.seconds:.0f} s: {program}\n{outcome.text}\n"
-                  f"python -m bench.trust.misuse --seed {options.seed} --only {number}\n", flush=True)  # fmt: skip
+                  f"python -m bench.trust.misuse --seed {options.seed} --only {number}\n", flush=True)
     print(table(counts))
     if options.json:
         found = [{"misuse": misuse, "outcome": kind, "count": count} for (misuse, kind), count in counts.items()]

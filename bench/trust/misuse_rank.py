@@ -24,7 +24,7 @@ STEPS = ("matmul", "execute", "redistribute", "to_numpy", "from_function", "from
 MISUSES = (
     "skip", "swap", "close", "return", "exit", "raise", "exit in function", "callback", "calling callback", "threads",
     "comm", "register", "permuted", "environment", "forgotten mesh", "none",
-)  # fmt: skip
+)
 SETTINGS = ("OMP_NUM_THREADS=1", "RMA_MM_CACHE=elsewhere", "RMA_MM_MACHINE=typical", "RMA_MM_WINDOW=created")
 
 

@@ -153,7 +153,7 @@ class Trial:
             **({"symmetric": case.symmetric, "fill": case.fill} if case.is_gram else {}),
             **{f"transpose_{x.lower()}": x in case.transposed for x in "AB"},
             **{f"conjugate_{x.lower()}": x in case.conjugated for x in "AB"},
-        }  # fmt: skip
+        }
 
     def bias(self) -> Array:
         """The epilogue's vector, along the dimension that it belongs to."""

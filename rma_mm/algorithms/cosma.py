@@ -19,7 +19,7 @@ _ON_GRID = surveyed(
     "cosma", "Kwasniewski et al. 2019", "the grid that moves least for the shape; ranks may stay idle",
     axes=3, a="m→i, k→(l,j)", b="k→l, n→(j,i)", c="m→i, n→(j,l)", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC",
-)  # fmt: skip
+)
 
 
 def on_grid(grid: Grid, setting: Setting) -> Row:

@@ -23,26 +23,26 @@ AGARWAL_3D = surveyed(
     "agarwal_3d", "Agarwal et al. 1995", "each element once; A and B gathered along j and i, C scattered along l",
     axes=3, a="m→i, k→(l,j)", b="k→l, n→(j,i)", c="m→i, n→(j,l)", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC", whole="AB",
-)  # fmt: skip
+)
 
 JOHNSON_3D = surveyed(
     "johnson_3d", "Johnsson 1993; Yadav et al. 2022", "A, B and C on three faces; A and B broadcast, C summed along l",
     axes=3, a="m→i, k→l, j=0", b="k→l, n→j, i=0", c="m→i, n→j, l=0", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC",
-)  # fmt: skip
+)
 
 _layered = partial(
     surveyed, axes=3, a="m→i, k→j, l=0", b="k→i, n→j, l=0", c="m→i, n→j, l=0", work=_WORK, over="k",
     result="reduce", grouped="ABC",
-)  # fmt: skip
+)
 _SUMMA = _layered(
     "solomonik_25d", "Solomonik and Demmel 2011", "A and B copied to D layers, each does SUMMA on its part of k",
     order="plain", brought={"A": "m→i, k→j", "B": "k→i, n→j"},
-)  # fmt: skip
+)
 _CANNON = _layered(
     "solomonik_25d:cannon", _SUMMA.source, "A and B shared out to D layers, each does Cannon on its part of k",
     by=("i", "j"), brought={"A": "m→i, k→(l, j:skew(i))", "B": "k→(l, i:skew(j)), n→j"},
-)  # fmt: skip
+)
 
 
 def _form(text: str) -> Row | str:
@@ -56,10 +56,10 @@ TESSERACT = surveyed(
     "tesseract", "Wang, Xu, Bian and You 2022", "rows over i and l; B copied to D layers, each does SUMMA on its rows",
     axes=3, a="m→(i,l), k→j", b="k→i, n→j", c="m→(i,l), n→j", work="m→(i,l), n→j", over="k", order="plain",
     grouped="AB", also={"B": "k→i, n→j, l=0"}, brought={"B": "k→i, n→j"},
-)  # fmt: skip
+)
 
 NUS_3D = surveyed(
     "nus_3d", "Bian, Xu, Wang and You 2021", "each element once, rows first; A and B gathered, C scattered along l",
     axes=3, a="m→(i,j), k→l", b="k→l, n→(j,i)", c="m→(i,l), n→j", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC", whole="AB",
-)  # fmt: skip
+)

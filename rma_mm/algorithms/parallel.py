@@ -12,25 +12,25 @@ _SOURCE = "Yuan et al. 2021 (OneFlow)"
 DATA_PARALLEL = surveyed(
     "data_parallel", _SOURCE, "rows of A and C are shared out; every rank has all of B",
     axes=1, a="m→i", b="", c="m→i", work="m→i", over="k", order="plain", grouped="BC", whole="B",
-)  # fmt: skip
+)
 
 COLUMN_PARALLEL = surveyed(
     "column_parallel", _SOURCE, "columns of B and C are shared out; every rank has all of A",
     axes=1, a="", b="n→i", c="n→i", work="n→i", over="k", order="plain", grouped="AC", whole="A",
-)  # fmt: skip
+)
 
 ROW_PARALLEL = surveyed(
     "row_parallel", _SOURCE, "k is shared out; C is summed by a reduce-scatter (and gathered where it is wanted whole)",
     axes=1, a="k→i", b="k→i", c="m→i", work="k→i", over="k", order="plain", result="reduce", grouped="C",
-)  # fmt: skip
+)
 
 MIXED_2D = surveyed(
     "mixed_2d", "Shoeybi et al. 2019 (Megatron-LM)", "rows of A over i, columns of B over j, blocks of C",
     axes=2, a="m→i", b="n→j", c="m→i, n→j", work="m→i, n→j", over="k", order="plain", grouped="AB", whole="AB",
-)  # fmt: skip
+)
 
 ROW_COLUMN_2D = surveyed(
     "row_column_2d", _SOURCE, "k over j and columns over i; C is summed along j by a reduce-scatter",
     axes=2, a="k→j", b="k→j, n→i", c="m→j, n→i", work="k→j, n→i", over="k", order="plain", result="reduce",
     grouped="AC", whole="A",
-)  # fmt: skip
+)

@@ -26,7 +26,7 @@ def _blocks(m: int, n: int, k: int) -> Row:
         "pblas", "Blackford et al. 1997 (ScaLAPACK)", "block-cyclic placements; C stationary, panels are broadcast",
         axes=2, a=a, b=b, c=c, work="m→i, n→j", over="k", order="plain", grouped="AB",
         turned="AB",
-    )  # fmt: skip
+    )
 
 
 def _fit(setting: Setting) -> Row:

@@ -63,7 +63,7 @@ GATHERS = {
         "gather_gemm:b,rows", b="k→i", over="k",
         summary="rows of B go round a ring, each block multiplied as it passes; C by rows",
     ),
-}  # fmt: skip
+}
 SCATTERS = {
     "rows": _of_c(
         "gemm_scatter", c="m→i", over="m",
@@ -73,7 +73,7 @@ SCATTERS = {
         "gemm_scatter:columns", c="n→i", over="n",
         summary="k is shared out; sums of C go round a ring, each rank adding its part, to the owners of its columns",
     ),
-}  # fmt: skip
+}
 
 
 def _by_placement(forms: dict[str, Row]) -> Row:

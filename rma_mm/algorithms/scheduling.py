@@ -252,7 +252,7 @@ class Loops:
             result="here" if is_here else "reduce", placements=placed.placements, also=placed.also, stage=placed.stage,
             grains=self._grains, grouped="".join(sorted(self.levels)),
             whole="".join(x for x in sorted(self.levels) if x not in placed.chunked),
-        )  # fmt: skip
+        )
         return replace(row, form=one_sided(row)) if row.grouped else row
 
     @property

@@ -71,7 +71,7 @@ def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> R
         stationary("C") if is_here else placed_work(_work(pairs), len(a)), "k", order="plain",
         result="here" if is_here else "reduce", placements=placements, also=also,
         grouped=f"{spare}C", whole=spare,
-    )  # fmt: skip
+    )
     return replace(row, form=one_sided(row))
 
 

@@ -18,22 +18,22 @@ SUMMA_C = surveyed(
     "summa_c", _SUMMA, "C stationary; panels of A are broadcast along rows of the mesh, of B along columns",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", order="plain", grouped="AB",
     turned="AB",
-)  # fmt: skip
+)
 
 SUMMA_A = surveyed(
     "summa_a", _FLAME, "A stationary; panels of B are broadcast along columns of the mesh, of C summed along rows",
     axes=2, a="m→i, k→j", b="k→j, n→i", c="m→i, n→j", work="m→i, k→j", over="n", order="plain", result="reduce",
     grouped="ABC", turned="AB",
-)  # fmt: skip
+)
 
 SUMMA_B = surveyed(
     "summa_b", _FLAME, "B stationary; panels of A are broadcast along rows of the mesh, of C summed along columns",
     axes=2, a="m→j, k→i", b="k→i, n→j", c="m→i, n→j", work="k→i, n→j", over="m", order="plain", result="reduce",
     grouped="ABC", turned="AB",
-)  # fmt: skip
+)
 
 PUMMA = surveyed(
     "pumma", "Choi, Dongarra and Walker 1994", "C stationary; blocks of A are broadcast, those of B roll upwards",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", by=("i",), grouped="AB",
     turned="AB",
-)  # fmt: skip
+)

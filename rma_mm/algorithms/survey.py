@@ -31,7 +31,7 @@ def surveyed(
     name: str, source: str, summary: str, *, axes: int, a: str | None, b: str | None, c: str, work: str,
     over: Literal["m", "n", "k"],
     also: Mapping[str, str] | None = None, brought: Mapping[str, str] | None = None, **more: Any,
-) -> Row:  # fmt: skip
+) -> Row:
     """A row for meshes of `axes` axes from the placements of A, B and C, and the work map, in the survey's words.
 
     also: further placements that it takes, by operand; it needs no other. brought: placements that A or B is brought
@@ -60,7 +60,7 @@ def surveyed(
     row = Row(
         name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,
         stage=stage if brought or turned else None, **more,
-    )  # fmt: skip
+    )
     return replace(row, form=one_sided(row)) if row.grouped else row
 
 

@@ -40,7 +40,7 @@ def row_of(point: Point, setting: Setting) -> Row:
         over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
         stage=lambda _: {"A": a, "B": b}, grains=in_pieces(point.pieces(setting.shape[2])), fit=None, form=None,
-    )  # fmt: skip
+    )
 
 
 def _refused(setting: Setting) -> str:

@@ -220,17 +220,17 @@ def _parser() -> Parser:
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
     add("--warmup", type=count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
     add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
-        "once more; products of generated matrices always are")  # fmt: skip
+        "once more; products of generated matrices always are")
     add(
         "--explain", default="", choices=["best", "all"], metavar="[=all]",
         help="print what was considered and why it lost; all: every candidate, with its placements",
-    )  # fmt: skip
+    )
     add("--frontier", action="store_true", help="print T10's plans that none beats in both memory and words")
     add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
     add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")
     add("--json", metavar="FILE", help="write the report there, - for standard output")
     add("--trace", metavar="FILE", help="write what each rank did when in the timed products there, all of them, as a "
-        "timeline for ui.perfetto.dev; - for standard output")  # fmt: skip
+        "timeline for ui.perfetto.dev; - for standard output")
     add("--metrics", metavar="FILE", help="write what products take and move there, for Prometheus, at most every 5 s")
     add("--list", action="store_true", help="print the algorithms, one a line")
     add("--quiet", action="store_true", help="print nothing on success")
@@ -242,7 +242,7 @@ def _add_files(add: Any) -> None:
     """The flags that say how matrices are kept in files."""
     add("--format", metavar="NAME", help="of the files of matrices, where their names do not say it, as h5 or zarr")
     add("--allow-external", action="store_true", help="read files that the operands' files name: HDF5's external data "
-        "and virtual datasets, links in a Zarr store, files elsewhere in an index of tensors")  # fmt: skip
+        "and virtual datasets, links in a Zarr store, files elsewhere in an index of tensors")
     add("--chunks", type=extents, metavar="R,C", help="rows and columns of C that are compressed together")
     add("--shards", type=extents, metavar="R,C", help="rows and columns of C whose chunks lie in one file")
     add("--compress", choices=["zstd", "none"], help="what C's chunks are compressed by")
@@ -259,7 +259,7 @@ def _add_problem(add: Any) -> None:
     add("--conjugate-a", action="store_true", help="op(A) is conjugated, transposed or not")
     add("--conjugate-b", action="store_true", help="op(B) is conjugated, transposed or not")
     add("--symmetric", action="store_true", help="C, and C0 with it, is symmetric: half of it is multiplied; one file "
-        "given twice, and transposed once, says so by itself")  # fmt: skip
+        "given twice, and transposed once, says so by itself")
     add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
     add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
     add("--c", metavar="C0.npy", help="the matrix that beta scales")
@@ -284,9 +284,9 @@ def _add_method(add: Any) -> None:
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
     add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
     add("--speeds", type=speeds, metavar="4,2,1", help="how fast each rank multiplies, by which its share is cut; as "
-        "rma_mm.calibrate measured it when not given")  # fmt: skip
+        "rma_mm.calibrate measured it when not given")
     add("--timeout", type=timeout, metavar="SECONDS", help="end the job where a rank stands still for so long "
-        f"({TIMEOUT}, {USUAL:g})")  # fmt: skip
+        f"({TIMEOUT}, {USUAL:g})")
 
 
 # -- what a flag takes: text in, a value out, or ArgumentTypeError with the rule -------------------

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 UNUSED = (
     "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer",
     "speeds", "symmetric", "chunks", "shards", "compress",
-)  # fmt: skip
+)
 """Options that a product of batches does not take."""
 
 
@@ -118,7 +118,7 @@ class BatchJob:
             o.alpha, transpose_a=o.transpose_a, transpose_b=o.transpose_b, conjugate_a=o.conjugate_a,
             conjugate_b=o.conjugate_b, algorithm=o.algorithm, memory_limit=o.memory_limit,
             compute_dtype=o.compute_dtype, kernel=o.kernel, semiring=o.semiring,
-        )  # fmt: skip
+        )
         plan = planned(a, b, mesh, o.layout_c, options)
         assert isinstance(plan, BatchPlan)
         return plan
@@ -185,7 +185,7 @@ class BatchJob:
             "a": batch.a, "b": batch.b, "c": plan.c_shape, "dtype": plan.c_dtype.name, "mesh": plan.mesh.shape.shape,
             "layouts": {x: str(layout) for x, layout in plan.layouts.items()}, "kernel": plan.kernel, "words": words,
             "seconds": seconds, "gflops": 2e-9 * work / min(seconds), "verified": verdict,
-        }  # fmt: skip
+        }
         with agreed(comm):
             if comm.rank == 0:
                 if not o.quiet and o.json != "-":

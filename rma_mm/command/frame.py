@@ -26,7 +26,7 @@ from rma_mm.launch import launcher_rank, part
 IN_ASCII = str.maketrans({
     "·": "*", "×": "x", "−": "-", "–": "-", "←": "<-", "→": "->", "⇐": "<=", "⇒": "=>", "≤": "<=", "≥": ">=", "µ": "u",
     "…": "...", "─": "-", "│": "|", **dict.fromkeys("┌┬┐├┼┤└┴┘", "+"),
-})  # fmt: skip
+})
 """Characters of reports as they are written for terminals that have ASCII alone."""
 DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 """Exit codes: done; failed at run time; bad arguments or input; the result failed verification."""

@@ -66,7 +66,7 @@ def _parser() -> Parser:
     parser = Parser(prog=PROGRAM, usage=usage, description=about, add_help=False, allow_abbrev=False)
     add = parser.add_argument
     add("--machine", default="typical", metavar="FILE", help="TOML (see --example), what rma_mm.calibrate --json "
-        "writes, or typical (typical)")  # fmt: skip
+        "writes, or typical (typical)")
     add("--shape", type=shape, metavar="M,N,K", help="of the product; with --weak, on the fewest ranks")
     add("--dtype", type=dtype, default="float32", metavar="T", help="of A, B and C (float32)")
     add("--ranks", type=count(1), metavar="P", help="all of the machine when not given")
@@ -81,10 +81,10 @@ def _parser() -> Parser:
     add("--weak", type=_ranks, metavar="1,8,64", help="products that grow with the ranks: m*n*k of a rank stays")
     add("--plot", metavar="FILE", help="draw --strong or --weak; needs matplotlib")
     add("--timeline", metavar="FILE", help="simulate the fastest, or the --algorithm, operation by operation, and "
-        f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")  # fmt: skip
+        f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")
     add("--json", metavar="FILE", help="write all figures there")
     add("--example", default="", nargs="?", const="plain", choices=EXAMPLES, metavar="heterogeneous",
-        help="print the description of a machine, to begin with; or of one whose nodes differ")  # fmt: skip
+        help="print the description of a machine, to begin with; or of one whose nodes differ")
     add("-h", "--help", action="store_true", help="print this")
     return parser
 
@@ -158,7 +158,7 @@ def questions(options: SimulateOptions) -> list[SweepRequest]:
         options.shape, _most(options, known), _tariff(machine, options.dtype), known.ranks_per_node,
         options.mesh, options.algorithm, (options.layout_a, options.layout_b, options.layout_c),
         options.memory_limit or known.machine.memory,
-    )  # fmt: skip
+    )
     if options.strong:
         return strong(question, options.strong)
     return weak(question, options.weak) if options.weak else [question]
@@ -197,7 +197,7 @@ def _document(options: SimulateOptions, found: list[list[Price]]) -> dict[str, A
     return {
         "machine": first.tariff.machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,
         "prices": [price.as_json() for each in found for price in each],
-    }  # fmt: skip
+    }
 
 
 def _timeline(price: Price) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def simulated_by(schedule: Schedule, tariff: Tariff) -> Simulated:
     return simulate(
         schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, dict(tariff.flavours), tariff.summed,
         is_noted=True,
-    )  # fmt: skip
+    )
 
 
 def predicted_records(simulated: Simulated, ranks: int) -> list[Record]:

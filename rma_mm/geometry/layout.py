@@ -209,7 +209,7 @@ class Layout:
         return replace(self, splits=tuple(
             tuple(replace(own, axes=other.axes) for own, other in zip(mine, theirs, strict=True))
             for mine, theirs in ((rows, cols), (cols, rows))
-        ))  # fmt: skip
+        ))
 
     def unshared(self, mesh: MeshShape) -> Layout:
         """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.

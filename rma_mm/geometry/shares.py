@@ -79,7 +79,7 @@ def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float 
 def cuts_by_speed(
     splits: tuple[Split, ...], extents: tuple[int, ...], grid: MeshShape, speeds: tuple[float, ...], floor: int = FLOOR,
     by_column: bool = True,
-) -> tuple[Split, ...]:  # fmt: skip
+) -> tuple[Split, ...]:
     """Even cuts, made in proportion to the speeds of the ranks that have each part; others stay.
 
     by_column: where two dimensions are cut, the parts of the second are columns of ranks, as wide as their ranks are

@@ -12,4 +12,4 @@ from rma_mm.kernels.product import Product
 
 __all__ = [
     "COMPILE_FROM", "KERNELS", "SEMIRING_KERNELS", "Product", "bind", "choose_kernel", "matmul", "scratch_bytes",
-]  # fmt: skip
+]

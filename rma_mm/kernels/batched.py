@@ -35,7 +35,7 @@ WORTH = 1 << 20
 def bind_batch(
     a: Array, b: Array, c: Array, alpha: Any = 1, beta: Any = 0, conj_a: bool = False, conj_b: bool = False,
     kernel: str = "auto", semiring: Semiring = PLUS_TIMES,
-) -> Call:  # fmt: skip
+) -> Call:
     """Prepare the products of a batch; calling the result does them, without holding the GIL.
 
     a: (…, m, k), b: (…, k, n), whose leading dimensions broadcast to those of c: (…, m, n). Any strides. The rest is as
@@ -65,7 +65,7 @@ def bind_batch(
 
 def scratch_bytes(
     count: int, m: int, n: int, k: int, types: Types, alpha: Any, beta: Any, conj: bool, kernel: str, semiring: Semiring
-) -> int:  # fmt: skip
+) -> int:
     """Upper bound of the temporary memory of `count` products that `bind_batch` binds, with unit strides, in bytes.
 
     types: of a, b and c. conj: whether one of them may be conjugated.
@@ -161,7 +161,7 @@ def _one_by_one(problem: LocalOperands) -> Product:
     p = problem
     return Product.by("numpy", p, in_turn, [
         bind_terms(replace(p, a=p.a[n], b=p.b[n], c=p.c[n])) for n in range(p.count)
-    ])  # fmt: skip
+    ])
 
 
 BATCHED: tuple[dict[str, Binder], dict[str, Binder]] = (

@@ -24,7 +24,7 @@ Longs = NDArray[np.int64]
 def trace(
     lengths: Floats, sources: Longs, starts: Longs, ends: Longs, weights: Floats, widest: bool, eps: float,
     exact_below: float,
-) -> NDArray[np.int32]:  # fmt: skip
+) -> NDArray[np.int32]:
     """Predecessors of all vertices on best paths from some sources, each path with as few edges as can be.
 
     lengths: (sources, n), the best of all paths, `inf` (for widest paths `-inf`) where there is none. starts, ends,
@@ -50,7 +50,7 @@ def _tracer() -> Any:
 def _trace(
     lengths: Any, sources: Any, starts: Any, ends: Any, weights: Any, found: Any, queue: Any,
     count: int, n: int, widest: int, eps: float, exact_below: float,
-) -> None:  # fmt: skip
+) -> None:
     """Breadth first from each source; flat arrays."""
     for row in range(count):
         base, source = row * n, sources[row]

@@ -76,7 +76,7 @@ Binder = Callable[[LocalOperands], Product]
 def checked(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
     semiring: Semiring = PLUS_TIMES, dims: int = 2,
-) -> LocalOperands:  # fmt: skip
+) -> LocalOperands:
     """The operands of one product, or of a batch of them where `dims` is 3.
 
     Raises: ShapeError, DtypeError, OptionError, LayoutError where `c` overlaps, ValueError where it is read-only.

@@ -229,7 +229,7 @@ class Row:
             grains=(a, b, c), stage=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
             fit=partial(_pulled, self.fit) if self.fit else None,
-        )  # fmt: skip
+        )
 
 
 def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:

@@ -67,7 +67,7 @@ class Linear(torch.nn.Module):
         self, in_features: int, out_features: int, mesh: Mesh, bias: bool = True, activation: str | None = None,
         placement: str | Layout = "column", x_layout: str | Layout | None = None, layout: str | Layout | None = None,
         dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         check_mesh(mesh)
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -130,7 +130,7 @@ class Linear(torch.nn.Module):
         y = multiplied(
             self.mesh, rows, self.weight, self.bias, self.layouts.x, self.layouts.weight, self.layouts.y, True,
             self.activation,
-        )  # fmt: skip
+        )
         return y if rows is x else y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

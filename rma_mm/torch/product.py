@@ -127,7 +127,7 @@ class TorchProduct:
                 "x": (self.shapes[0], gradient_layout(self.asked.x_layout)),
                 "w": (self.shapes[1], gradient_layout(self.asked.w_layout)),
                 "bias": ((1, self.n), replace(self.y_layout, splits=((), self.y_layout.splits[1]))),
-            }[what]  # fmt: skip
+            }[what]
             found = self.known_pools[what] = self.kept.pool(shape, self.dtype, layout)
         return found
 
@@ -149,7 +149,7 @@ class TorchProduct:
 
     def gradient(
         self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix, opened: Told
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The gradient of "x", "w" or "bias". Collective."""
         if what == "bias" and self.ones is None:
             layout = replace(dy.layout, splits=(dy.layout.splits[0], ()))

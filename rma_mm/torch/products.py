@@ -38,7 +38,7 @@ NONE = (False, False, False)
 def mm(
     x: Tensor, w: Tensor, mesh: Mesh, x_layout: str | Layout, w_layout: str | Layout,
     layout: str | Layout | None = None, transpose_w: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The product y = x @ w, or x @ w.T, of which each rank passes and gets its tile; differentiable. Collective.
 
     x, w: this rank's tile of a matrix of (m, k), and of (k, n), or (n, k) if `transpose_w`, of one element type, placed
@@ -58,7 +58,7 @@ def mm(
 def multiplied(
     mesh: Mesh, x: Tensor, w: Tensor, bias: Tensor | None, x_layout: str | Layout, w_layout: str | Layout,
     layout: str | Layout | None, transpose_w: bool, activation: str | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """activation(x @ w + bias): `mm` with an epilogue. bias: this rank's columns of it. Collective."""
     kept, given = KeptProducts.of(mesh), (x, w, bias)
     is_trained = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given)
@@ -83,7 +83,7 @@ def multiplied(
 def _asked(
     mesh: MeshShape, x_layout: str | Layout, w_layout: str | Layout, layout: str | Layout | None, transpose_w: bool,
     has_bias: bool, activation: str | None, keeps_sums: bool,
-) -> Asked:  # fmt: skip
+) -> Asked:
     """The arguments as values. Raises LayoutError."""
     places: list[Layout | None] = []
     for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
@@ -264,7 +264,7 @@ class KeptProducts:
     def gradients(
         self, product: TorchProduct, matrices: tuple[DistMatrix, DistMatrix], dy: Tensor, seen: Tensor | None,
         wants: tuple[bool, ...],
-    ) -> list[Tensor | None]:  # fmt: skip
+    ) -> list[Tensor | None]:
         """The gradients of x, w and bias that are wanted, of that of activation(x @ w + bias). Collective.
 
         matrices: x and w. seen: what the activation's derivative is taken of; None where nothing was applied.

@@ -52,7 +52,7 @@ class _Call:
 
     def __init__(
         self, asked: Asked, tensors: Sequence[Any], product: TorchProduct, a: DistMatrix, b: DistMatrix
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.asked, self.product, self.matrices = asked, product, (ref(a), ref(b))
         self.tensors = [None if each is None else (ref(each), _as_it_is(each)) for each in tensors]
 

@@ -32,7 +32,7 @@ class Heartbeat:
     def __init__(
         self, comm: MPI.Intracomm, seen: Sequence[int], identities: Sequence[Identity], timeout: float,
         when_lost: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Collective over `comm`, which is duplicated.
 
         seen: as `by_sight` says. timeout: seconds of silence after which a rank is lost. when_lost: see `end_job`.

@@ -51,12 +51,12 @@ NAME = slice(64, SHOWN)
 ACTIVITIES = (
     "", "meeting all ranks", "multiplying", "get from rank {}", "accumulate to rank {}", "group transfer",
     "waiting for ranks of its node", "barrier", "waiting for all ranks to end",
-)  # fmt: skip
+)
 BEGIN, MULTIPLY, GET, ACCUMULATE, GROUP, NODE, BARRIER, END = range(1, len(ACTIVITIES))
 REASONS = {
     "T": "it is stopped, as by SIGSTOP", "t": "a debugger has stopped it", "Z": "it has ended", "X": "it has ended",
     "D": "it waits for a disk, or for swapped memory",
-}  # fmt: skip
+}
 """What is said of the states that /proc knows."""
 GONE = "TtZX"
 """Those in which a rank does not go on by itself."""
@@ -239,7 +239,7 @@ class NodeWatch:
     def __init__(
         self, rank: int, identities: Sequence[Identity], seen: Sequence[int], timeout: float,
         when_lost: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """seen: as `by_sight` says. when_lost: see `end_job`. Local."""
         self.identities, self.timeout, self.when_lost = identities, timeout, when_lost
         self.near = [other for other, number in enumerate(seen) if number == seen[rank]]

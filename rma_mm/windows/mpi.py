@@ -111,7 +111,7 @@ class MpiWindow:
     def __init__(
         self, comm: MPI.Intracomm, memory: Any, *, node_of: tuple[int, ...] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Expose new memory of so many bytes, or an array where the flavour takes it. Collective over `comm`.
 
         `node_of` may be finer than the true nodes. Raises as `exposed` does.

@@ -76,7 +76,7 @@ def thread_problem() -> str:
 def memory_free(
     groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup"),
     meminfo: Path = Path("/proc/meminfo"),
-) -> tuple[int, str]:  # fmt: skip
+) -> tuple[int, str]:
     """Return how many bytes the processes of this host can still take together, and what says so.
 
     That is what the host has free, swap included, or what a control group leaves of its limit; caches count as free.

@@ -50,7 +50,7 @@ ONE_AXIS = [
     Form("gather_gemm:b,rows", "gather_gemm:b,rows", 1, ("m→i", "k→i", "m→i"), gathered_b, in_pieces("K")),
     Form("gemm_scatter", "gemm_scatter", 1, ("k→i", "k→i", "m→i"), scattered_c, in_pieces("M")),
     Form("gemm_scatter:columns", "gemm_scatter:columns", 1, ("k→i", "k→i", "n→i"), scattered_c, in_pieces("N")),
-]  # fmt: skip
+]
 
 
 # -- two axes: C stationary ---------------------------------------------------------------------------
@@ -125,7 +125,7 @@ STATIONARY_C = [
     Form("mixed_2d", "mixed_2d", 2, ("m→i", "n→j", "m→i, n→j"), none, none),
     # in equal shares: A's rows are gathered along j, B's along i, which is what SUMMA moves
     Form("mixed_2d, in equal shares", "mixed_2d", 2, ("m→(i,j)", "k→i, n→j", "m→i, n→j"), across, across_messages),
-]  # fmt: skip
+]
 
 
 # -- two axes: A or B stationary ----------------------------------------------------------------------
@@ -187,4 +187,4 @@ STATIONARY_AB = [
         "row_column_2d, A m→i, k→j", "row_column_2d", 2, ("m→i, k→j", "k→j, n→i", "m→j, n→i"),
         lambda r: r.a * (r.R - 1) // (r.R * r.C) + along_j(r), lambda r: r.R - 1 + r.C - 1,
     ),
-]  # fmt: skip
+]

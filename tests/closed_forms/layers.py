@@ -115,4 +115,4 @@ THREE_AXES = [
         "tesseract, B l=0", "tesseract", 3, (_TESSERACT, "k→i, n→j, l=0", "m→(i,l), n→j"),
         lambda r: in_layers(r) + (r.l > 0) * r.b // (r.R * r.C), lambda r: across_messages(r) + (r.l > 0),
     ),
-]  # fmt: skip
+]

@@ -156,7 +156,7 @@ def test_another_launcher(tmp_path):
     code, (record,) = run(
         tmp_path, "--case", "24,32,16", "--ranks", "2", "--peers", *names, "--launcher", prefix,
         "--listen", f"127.0.0.1:{free_port()}",
-    )  # fmt: skip
+    )
     assert code == 0
     assert record["skipped"] == {"DTensor": "it starts its processes on this host only"}
     assert all(found["seconds"] > 0 for found in record["peers"].values())
@@ -167,7 +167,7 @@ def test_ranks_that_cannot_reach_their_coordinator_say_so(tmp_path):
     prefix = f"env BENCH_PEERS_ADDRESS={tmp_path}/elsewhere {{mpiexec}}"
     code, (record,) = run(
         tmp_path, "--case", "8,8,8", "--ranks", "2", "--peers", NUMPY, "SUMMA", "--launcher", prefix
-    )  # fmt: skip
+    )
     assert code == 0
     assert "nobody answers at" in record["peers"]["SUMMA"]["error"]
     assert record["peers"][NUMPY]["seconds"] > 0

@@ -203,7 +203,7 @@ def result(regret, seconds=1.0, predicted=1.0, **more):
         "algorithm": "cannon", "mesh": "2x2", "predicted": predicted, "seconds": seconds, "samples": [seconds],
         "movement": {"A": "shift", "B": "shift", "C": "here"}, "error": None, "right": True,
         "bill": {"multiplying": 0.6, "moving": 0.3, "meeting": 0.1},
-    }  # fmt: skip
+    }
     facts = {"case": f"of {regret}", "setting": "4 ranks", "kind": "free", "shape": [1, 2, 3], "dtype": "float32"}
     numbers = {"chosen": 0, "best": 0, "other": None, "ratio": None, "duel": {"chosen": [regret], "other": [1.0]}}
     paths = {"path": "in place", "kept": regret == 1, "faster": None if regret == 1 else 0.5}
@@ -227,7 +227,7 @@ def test_lines_tell_of_everything():
     results = [
         result(1.0), result(1.21, seconds=2.0, predicted=1.0), result(1.0, kind="random", predicted=None),
         {"case": "none", "kind": "free", "setting": "x", "error": "no room"},
-    ]  # fmt: skip
+    ]
     said = "\n".join(report.lines(results))
     for part in ("(i,*), free, free", "NO, 0.50 with", "summary of the random cases", "none: FAILED: no room"):
         assert part in said

@@ -95,7 +95,7 @@ def segments():
     return sum("/dev/shm/" in line or "SYSV" in line for line in lines)
 
 
-@thorough
+@nightly
 @parallel(ranks=(1, 4), env=("node", "cliques"), usual="cliques")
 def test_a_short_calibration(comm):
     nodes = node_map(comm)
@@ -207,7 +207,7 @@ def test_what_was_measured_is_kept(comm):
         assert kept["machine"] == machine.as_json()
 
 
-@thorough
+@nightly
 @parallel(ranks=(2,), env=("node",))
 def test_what_scattered_is_measured_again_by_the_next_jobs(comm):
     """But not for ever: on some machines rounds always differ. `--explain` says so meanwhile."""
@@ -256,7 +256,7 @@ def test_the_command_shows_and_forgets(tmp_path):
     assert "deleted what was kept of 2 machines" in done.stdout
 
 
-@thorough
+@nightly
 @pytest.mark.parametrize("factor", usually(1, [300, 1 / 300], rest=nightly))
 @parallel(ranks=(4,), env=("cliques",))
 def test_another_network_is_measured_again(comm, factor):
@@ -436,7 +436,7 @@ def calibrate(ranks, folder, *arguments, **variables):
     return mpirun(ranks, ["-m", "rma_mm.calibrate", *arguments], variables=variables, cwd=folder, timeout=90)
 
 
-@thorough
+@nightly
 @pytest.mark.parametrize("pretended", usually(1, [True, False], rest=nightly))
 def test_the_command(tmp_path, pretended):
     if pretended and not can_pretend_nodes():
@@ -460,14 +460,14 @@ def test_the_command(tmp_path, pretended):
     assert json.loads(file.read_text())["machine"] == machine.as_json()
 
 
-@thorough
+@nightly
 def test_the_command_alone(tmp_path):
     """One process, without mpiexec."""
     environment = job_environment({"RMA_MM_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)})
     done = subprocess.run(
         [sys.executable, "-m", "rma_mm.calibrate", "--seconds", "0.1"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "own      copy" in done.stdout
     assert "float64 blas" in done.stdout

@@ -168,7 +168,7 @@ def test_placements_asked_for_and_named_algorithms(comm):
             chain = rma_mm.plan_chain(
                 ["C = A @ B", "D = C.T @ A"], mesh, outputs=["C"], layouts=layouts, algorithm="summa_c", joint=joint,
                 **given, B=((8, 10), "float64"),
-            )  # fmt: skip
+            )
             assert {plan.algorithm for plan in chain.plans} == {"summa_c"}
             assert {each.name for each in chain.answer.conversions} >= {"A", "B", "C", "D"}
             assert {name: str(chain.layouts[name]) for name in layouts} == layouts

@@ -184,7 +184,7 @@ def test_an_element_of_c_that_is_wrong_everywhere(comm):
         ("float32", {"alpha": -2}), ("float64", {"beta": 3}), ("bfloat16", {}), ("complex128", {"conjugate_b": True}),
         ("int16", {"alpha": 3, "beta": 2}), ("uint64", {}), ("float64", {"semiring": "min_plus"}),
         ("int32", {"semiring": "max_plus"}), ("float64", {"epilogue": bias}),
-    ]  # fmt: skip
+    ]
 
     def spoil(tile):
         tile[0, 0] += 64
@@ -194,7 +194,7 @@ def test_an_element_of_c_that_is_wrong_everywhere(comm):
         def body(mesh, patch, dtype=dtype, options=options):
             A, B, out = some(mesh, dtype="f4"), some(mesh, (11, 9), "f4"), some(mesh, (13, 9), "f4", seed=1)
             A, B, out = (DistMatrix.from_numpy(x.to_numpy().astype(parse_dtype(dtype)), mesh)
-                         for x in (A, B, out))  # fmt: skip
+                         for x in (A, B, out))
             rma_mm.matmul(A, B, mesh, out=out, **options)
             patch.setattr(Plan, "_run", spoiled(lambda _: True, spoil))
             rma_mm.matmul(A, B, mesh, out=out, **options)

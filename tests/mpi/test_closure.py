@@ -118,7 +118,7 @@ def test_negative_cycles_of_whole_weights(comm):
     cases = [
         ("float64", 0), ("float64", 1e15), ("float64", 1e300), ("float32", 0), ("float32", 1e6), ("float32", 1e30),
         ("float16", 0), ("float16", 1000), ("float16", 60000), (bfloat16, 0), (bfloat16, 2.0**100),
-    ]  # fmt: skip
+    ]
     with Mesh(grid(comm), comm) as mesh:
         for dtype, large in cases:
             for n in (8, 23):

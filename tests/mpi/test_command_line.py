@@ -34,7 +34,7 @@ KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
     "fallbacks", "seconds", "gflops", "predicted_seconds", "words", "messages", "peak_bytes", "reproducible", "speeds",
     "verified", "residual", "semiring", "epilogue", "verified_rows", "verified_how", "files",
-]  # fmt: skip
+]
 PRETENDED = ENVS["cliques"]
 """Two nodes."""
 Done = subprocess.CompletedProcess[str] | Ended

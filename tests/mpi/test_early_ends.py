@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.processes import mpirun
-from tests.thorough import usually
+from tests.thorough import nightly, usually
 
 PLANTED = """
 import os, sys
@@ -42,10 +42,10 @@ sys.exit(main())
 CASES = [
     ("before", "2"), ("leaves", "0"), ("import", "1"), ("refused", "1"), ("after", "2"), ("planning", "2"),
     ("product", "2"), ("before", "0"), ("leaves", "2"), ("planning", "0"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("how", "who"), usually(2, CASES))
+@pytest.mark.parametrize(("how", "who"), usually(2, CASES, rest=nightly))
 def test_a_rank_that_ends_early_ends_the_job(how, who):
     begun = time.monotonic()
     done = mpirun(3, ["-c", PLANTED, how, who, "--shape", "300,300,300", "--repeat", "5"], timeout=40)

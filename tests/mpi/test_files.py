@@ -47,7 +47,7 @@ def saved(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
         "suffix": suffix, "shape": shape, "dtype": draw(st.sampled_from(types)), "sizes": sizes, "part": part,
         "here": draw(layouts(mesh, shape)), "there": draw(st.one_of(st.none(), layouts(mesh, extents))),
         "chunks": draw(st.one_of(st.none(), st.tuples(st.integers(1, 12), st.integers(1, 12)))),
-    }  # fmt: skip
+    }
 
 
 def in_chunks(path, name, x, chunks):
@@ -200,7 +200,7 @@ def test_errors_are_the_same_on_every_rank(comm, tmp_path):
             (OptionError, lambda: A.save(f"{at}/B.npy", chunks=3), "chunks: got 3", "rows and columns"),
             (OptionError, lambda: A.save(f"{at}/B.npy", compress="zip"), "compress: got 'zip'"),
             (OptionError, lambda: A.save(f"{at}/B.npy", colour="red"), "the option 'colour'"),
-        ):  # fmt: skip
+        ):
             same_error(comm, error, call, *words)
         assert sorted(os.listdir(tmp_path)) == ["A.h5", "A.npy"]
         A.save(tmp_path / "x.data", format="h5")

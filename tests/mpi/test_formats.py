@@ -73,7 +73,7 @@ def spoil(path: Path, how: str) -> None:
 BAD = {
     "no file": "No such file", "no sidecar": "No such file", "truncated": "needs 48 bytes with its header",
     "{}": "no shape and dtype", '{"shape": [2, 3], "dtype": "float80"}': "float80", "[": "no shape and dtype",
-}  # fmt: skip
+}
 
 
 @parallel(ranks=(1, 3), env=("node",))

@@ -207,7 +207,7 @@ def test_a_c_that_is_wanted_everywhere_is_whole_however_a_is_cut(comm, half):
 EVERYWHERE = (
     "auto", "summa_c", "summa_c:pull", "summa_a", "pumma", "mixed_2d", "cannon", "stationary_c", "queue",
     "data_parallel", "column_parallel", "row_parallel", "gather_gemm", "gemm_scatter:pull",
-)  # fmt: skip
+)
 
 
 def everywhere_c(mesh, matrices, arrays, algorithm):

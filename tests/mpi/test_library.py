@@ -212,7 +212,7 @@ def test_descriptors_of_another_shape_are_refused(comm):
         for call in (
             lambda: DistMatrix.from_numpy(x, mesh, "desc(9, 6, 2, 2)"), lambda: A.redistribute("desc(9, 6, 2, 2)"),
             lambda: rma_mm.matmul(x, matrix((6, 6)), mesh, layout="desc(9, 6, 2, 2)"),
-        ):  # fmt: skip
+        ):
             same_error(comm, LayoutError, call, words)
 
 

@@ -18,7 +18,7 @@ from rma_mm.errors import AlgorithmError, DisagreementError, MeshError, OptionEr
 from rma_mm.runtime.calibration.site import Site
 from tests.launch import parallel
 from tests.processes import mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, usually
 
 NODE = ("node",)
 
@@ -68,7 +68,7 @@ def test_a_mesh_closed_by_one_rank_stays_open(comm):
     x = np.eye(5)
     with Mesh((3,), comm) as mesh:
         same_error(comm, DisagreementError, mesh.close if comm.rank == 2 else lambda: rma_mm.matmul(x, x, mesh),
-                   "Mesh.close on rank 2", "matmul on ranks 0, 1")  # fmt: skip
+                   "Mesh.close on rank 2", "matmul on ranks 0, 1")
         assert np.array_equal(rma_mm.matmul(x, x, mesh).to_numpy(), x)
 
 
@@ -283,7 +283,7 @@ except Exception as error:
 """
 
 
-@thorough
+@nightly
 @pytest.mark.parametrize("first", usually(1, [(None, 0, None), (0, 1, 2)], several=False))
 def test_ranks_that_wait_for_one_another_on_meshes_that_overlap(first):
     script = BEGIN.partition("def main")[0] % "" + CIRCLE.replace("FIRST", str(first))

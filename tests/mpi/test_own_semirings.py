@@ -87,7 +87,7 @@ def test_ranks_accumulate_by_its_operation(comm):
                     same_error(
                         comm, AlgorithmError, lambda: rma_mm.plan(A, B, mesh, algorithm=algorithm, **options),  # noqa: B023
                         algorithm, "MPI has no operation",
-                    )  # fmt: skip
+                    )
                     assert same(rma_mm.matmul(A, B, mesh, **options).to_numpy(), wanted)
                     continue
                 with rma_mm.plan(A, B, mesh, algorithm=algorithm, **options) as plan:

@@ -18,7 +18,7 @@ CASES = [
         (Descriptor(9, 9, 8, 8, 1, 1), 1, 1), (Descriptor(40, 12, 1, 7), 3, 0),
         (Descriptor(9, 12, 2, 2, 1, 1), 3, 1), (5, 11, 8),
     ),
-]  # fmt: skip
+]
 
 
 def sub_matrix(whole, descriptor, mesh, at, extent):
@@ -57,7 +57,7 @@ def check(mesh, first, second, third, shape):
     A, B, C = parts
     rma_mm.matmul(A, B, mesh, out=C, alpha=2, beta=-1, algorithm="pblas")
     a, b, wanted = (whole[i : i + x.shape[0], j : j + x.shape[1]]
-                    for whole, (_, i, j), x in zip(wholes, (first, second, third), parts, strict=True))  # fmt: skip
+                    for whole, (_, i, j), x in zip(wholes, (first, second, third), parts, strict=True))
     wanted[:] = 2 * a @ b - wanted
     full = third[0].layout(mesh.shape).region(wholes[2].shape, mesh.shape, mesh.rank)
     assert np.array_equal(locals_[2], wholes[2][full.selector()])

@@ -24,7 +24,7 @@ FAULTS = {
     "C changes once it is written": 4, "A is read wrongly": 4, "C0 is read wrongly": 4, "the bias is read wrongly": 4,
     "A changes unnoticed": 4, "A changes": 1, "A is cut short": 1, "A is replaced": 1, "the bias changes": 1,
     "the output is replaced": 1,
-}  # fmt: skip
+}
 
 JOB = """
 import contextlib, io, json, os, sys

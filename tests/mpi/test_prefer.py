@@ -52,7 +52,7 @@ def test_no_get_and_no_accumulate(comm):
         for at_a, at_b, at_c in (
             (blocks, blocks, blocks), (blocks, blocks, None), (uneven, blocks, uneven),
             ("P(None, ('i', 'j'))", "P(('i', 'j'), None)", None),
-        ):  # fmt: skip
+        ):
             A, B = placed(mesh, a, at_a), placed(mesh, b, at_b)
             with rma_mm.plan(A, B, mesh, layout=at_c) as usual:
                 alone += acts_alone(comm, usual)

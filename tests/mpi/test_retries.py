@@ -29,7 +29,7 @@ from rma_mm.windows.base import NotBegunError, Patch
 from tests.launch import parallel
 from tests.mpi.test_flavours import registered
 from tests.processes import is_open_mpi, mpirun
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 CALLS = ("Rget", "Raccumulate", "Rget_accumulate")
 
@@ -121,7 +121,7 @@ FAULTY = Flavour(name="faulty", window=f"{__name__}:FaultyWindow", like=CREATED)
 CASES = (
     ("stationary_c", "Rget", "raise"), ("stationary_c", "Rget", "Test"), ("stationary_c", "", "start"),
     ("stationary_c", "", "wait"), ("stationary_a", "Raccumulate", "raise"), ("queue", "Rget_accumulate", "raise"),
-)  # fmt: skip
+)
 
 
 def product(comm: MPI.Intracomm, algorithm: str, how: str, only: str, count: int) -> tuple[np.ndarray, int, int]:
@@ -230,7 +230,7 @@ FAILURES = (
 )
 
 
-@pytest.mark.parametrize(("case", "words"), usually(1, FAILURES))
+@pytest.mark.parametrize(("case", "words"), usually(1, FAILURES, rest=nightly))
 def test_what_keeps_failing_is_the_same_error_on_all_ranks(tmp_path: Path, case: str, words: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

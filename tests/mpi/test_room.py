@@ -30,7 +30,7 @@ def small(size: str, *program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["unshare", "--mount", *inner, *words],
         env=job_environment({}), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    )
 
 
 @NEEDS_ROOT

@@ -197,7 +197,7 @@ def check_product(mesh, name, product, allowed=BY_GROUPS | ONE_SIDED):
     with rma_mm.plan(
         *operands, mesh, algorithm=name, alpha=product.alpha, beta=product.beta,
         transpose_a="A" in product.transposed, transpose_b="B" in product.transposed,
-    ) as plan:  # fmt: skip
+    ) as plan:
         given = zip((a, b, c), "ABC", strict=True)
         A, B, C = (placed(x, plan.layouts[letter], mesh, product.dtype, 0) for x, letter in given)
         plan.prepare(A, B, C)
@@ -394,7 +394,7 @@ def test_a_ring_that_is_named_is_a_ring(comm):
             places = {
                 "gather_gemm": (rows, cols, cols), "gather_gemm:b": (rows, cols, rows),
                 "gemm_scatter": (cols, rows, rows), "gemm_scatter:columns": (cols, rows, cols),
-            }  # fmt: skip
+            }
             for name, (a, b, c) in places.items():
                 A, B = DistMatrix.from_numpy(x, mesh, a), DistMatrix.from_numpy(x, mesh, b)
                 call = partial(rma_mm.plan, A, B, algorithm=name, layout=c)

@@ -26,7 +26,7 @@ CASES = 100
 SETTINGS = {
     "node": ("shared", "one"), "cliques": ("shared", "two"), "nolocal": ("shared", "each"),
     "allocated": ("allocated", "one"), "created": ("created", "one"),
-}  # fmt: skip
+}
 """Environments of tests as settings of `bench.trust`: the window, and how many nodes."""
 KEPT: list[tuple[str, int, int, int]] = []
 """(setting, seed, first and last case) of what nights have found, which is done again each time."""

@@ -41,7 +41,7 @@ def one_message(stderr: str) -> str:
     return lines[0]
 
 
-@thorough
+@nightly
 @pytest.mark.parametrize(("ranks", "stopped"), usually(1, [(2, 0), (4, 1), (4, 0)], rest=nightly))
 def test_a_command_with_a_stopped_rank(tmp_path: Path, ranks: int, stopped: int) -> None:
     """In the midst of its products: exit code 1 within the limit and 5 s, nothing under the output's name."""
@@ -161,7 +161,7 @@ def test_who_computes_between_calls_is_no_hang(comm) -> None:
         assert time.monotonic() > begun + 2
 
 
-@thorough
+@nightly
 @parallel(ranks=(2,), env=("node",))
 def test_a_call_that_holds_the_gil_within_a_product_is_no_hang(comm) -> None:
     """As it computes: its helper thread cannot beat, and the others see that processor time goes by."""

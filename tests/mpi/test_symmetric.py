@@ -71,7 +71,7 @@ def test_what_is_recognised(comm: MPI.Intracomm) -> None:
         assert not any([
             known(A, other), known(A, A.T, symmetric=False), known(A, A.T, beta=1), known(A, A.T, epilogue=bias),
             known(Z, Z.T, conjugate_b=True, alpha=1j),
-        ])  # fmt: skip
+        ])
         another = DistMatrix.from_numpy(np.ones((6, 30)), mesh, "P(None, 'i')")
         for name in (SYRK, TRIANGLES):
             with rma_mm.plan(A, A.T, mesh, algorithm=name) as plan, pytest.raises(OptionError, match="not A transpo"):

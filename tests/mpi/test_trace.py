@@ -30,7 +30,7 @@ from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused
 from tests.reference import whole_numbers
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, thorough, usually
 
 SHAPE = (37, 300, 260)
 """m, n, k: neither even nor small enough for panels to be one."""
@@ -73,7 +73,7 @@ def check_trace(plan, trace, ops):
 
 
 @parallel(ranks=(4,), env=("node", "nolocal"), timeout=120, usual="nolocal")
-@pytest.mark.parametrize("half", usually(1, [0, 1]))
+@pytest.mark.parametrize("half", usually(1, [0, 1], rest=nightly))
 def test_a_trace_tells_what_was_done(comm, half):
     """Of every algorithm, on every rank: each product of its schedule once and in order, each word that it moved."""
     check_all(comm, "float32", [*ALGORITHMS][half::2])
@@ -125,7 +125,7 @@ def events_by_row(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in found["traceEvents"] if event["name"] == "thread_name"
-    }  # fmt: skip
+    }
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
     assert len(rows) == len(names)
     for event in found["traceEvents"]:

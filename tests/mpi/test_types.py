@@ -21,7 +21,7 @@ from tests.thorough import thorough
 WAYS = (
     "stationary_c", "stationary_a", "summa_a", "row_parallel", "gemm_scatter", "t10_rotate", "queue", "cannon", "auto",
     "summands of A", "summands of B", "summands of C",
-)  # fmt: skip
+)
 """Algorithms, which sum in different ways; or placements, by `auto`."""
 ON_GRIDS = ("summa_a", "cannon", "pumma")
 """Those that need a mesh of two axes."""
@@ -123,7 +123,7 @@ def test_what_types_do_not_hold_is_refused_before_anything_runs(comm):
             (halves, {"alpha": 1e-50}), (halves, {"alpha": 1j}), (halves, {"alpha": 10**400}), (ints, {"alpha": 0.5}),
             (ints, {"alpha": 2**31}), (ints, {"compute_dtype": "int16"}), (ints, {"compute_dtype": "float32"}),
             (halves, {"out": DistMatrix.empty((4, 4), np.float32, mesh)}),
-        ):  # fmt: skip
+        ):
             with pytest.raises(DtypeError):
                 rma_mm.matmul(a, a, mesh, **options)
         small = np.full((4, 4), 2, np.float32) * np.float32(2**60)

@@ -18,7 +18,7 @@ NUMPYS = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
 CASES = [
     ("cannon", "float32", "i, j"), ("summa_a", "float16", "i, j"), ("stationary_a", "complex128", "*, (i, j)"),
     ("queue", "int32", "(i, j), *"), ("stationary_c", "float16", "i, *, j=sum"), ("auto", "float64", "j, i"),
-]  # fmt: skip
+]
 """(algorithm, type, placement of A and B)."""
 
 

@@ -61,7 +61,7 @@ def saved(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
         "chunks": chunks, "shards": times and (times[0] * chunks[0], times[1] * chunks[1]),
         "compress": draw(st.sampled_from([None, "zstd", "none"])), "by_zarr": draw(st.booleans()),
         "format": draw(st.sampled_from([2, 3])), "order": draw(st.sampled_from("CF")),
-    }  # fmt: skip
+    }
 
 
 def by_zarr(path, case, x):
@@ -70,7 +70,7 @@ def by_zarr(path, case, x):
     made = zarr.create_array(
         path, name=case["inner"][2:] or None, shape=x.shape, dtype=x.dtype, chunks=case["chunks"] or (7, 3),
         zarr_format=case["format"], **({"order": case["order"]} if case["format"] == 2 else {}),
-    )  # fmt: skip
+    )
     made[...] = x
 
 

@@ -26,7 +26,7 @@ CODE = (("int32", "plus_times"), ("float16", "plus_times"), ("float32", "min_plu
 """Types for which code is generated in these tests: each costs a second of compiling."""
 REST = (
     *((name, "plus_times") for name in ("float32", "complex64", "int8", "bfloat16", "bool")), ("int64", "max_plus"),
-)  # fmt: skip
+)
 
 
 def placed(draw: Any, x: Any) -> Any:
@@ -101,7 +101,7 @@ MEASURED = (
     ("float16", "float16", "numpy", 0, "plus_times"), ("float32", "float32", "numpy", 2, "plus_times"),
     ("int8", "int32", "numpy", 0, "plus_times"), ("float32", "float32", "numpy", 1, "max_plus"),
     ("float16", "float16", "numba", 2, "plus_times"), ("float32", "float32", "numba", 0, "min_plus"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("dtype", "of_c", "kernel", "beta", "ring"), usually(4, MEASURED))

@@ -24,7 +24,7 @@ SHAPES = {"X": (7, 3), "W": (3, 5), "b": (1, 5), "V": (5, 3), "dY": (7, 3), "c":
 MLP = [
     "Z = X @ W + b", "H = gelu(Z)", "Y = H @ V + X", "dV = H.T @ dY", "dZ = (dY @ V.T) * gelu'(Z)", "dW = X.T @ dZ",
     "db = sum(dZ, 0)",
-]  # fmt: skip
+]
 
 
 def read(
@@ -50,7 +50,7 @@ def test_steps_say_what_is_done() -> None:
     assert texts(MLP) == [
         "Z = (X @ W) + b", "H = gelu(Z)", "Y = (H @ V) + X", "dV = H.T @ dY", "dZ = (dY @ V.T) * gelu'(Z)",
         "dW = X.T @ dZ", "db = sum(dZ, 0)",
-    ]  # fmt: skip
+    ]
     assert read(" G=X.T@X  # Gram\n\n  # nothing\nY\t= G @ X.T") == (
         Step("G", (Factor("X", "T"), Factor("X"))),
         Step("Y", (Factor("G"), Factor("X", "T"))),
@@ -203,7 +203,7 @@ def test_gradients_of_an_mlp_are_the_known_steps() -> None:
     assert gradients(graph_with(steps, inputs), "Y") == [
         "dH = dY @ V.T", "dZ = dH * gelu'(Z)", "dV = H.T @ dY", "db = sum(dZ, 0)", "dW = X.T @ dZ",
         "dX = dY + dZ @ W.T",
-    ]  # fmt: skip
+    ]
     check_gradients(steps, inputs, "Y")
 
 
@@ -295,7 +295,7 @@ def test_gradients_that_there_are_not(
         ([f"Y = {'-' * 3000}X"], OptionError, ["'Y = -----"], None),
         ([f"Y = {'+'.join('X' * 3000)}"], OptionError, ["nested too deeply"], None),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_a_caret_under_it(
     steps: object, kind: type, words: list[str], column: int | None
 ) -> None:

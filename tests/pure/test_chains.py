@@ -88,7 +88,7 @@ def drawn_question(seed: int, steps: int, options: int, is_metric: bool, has_gap
     moves = {
         (name, p, q): abs(at[name][p] - at[name][q]) + 2 if is_metric else rng.randint(0, 12)
         for name in places for p in range(options) for q in range(options)
-    }  # fmt: skip
+    }
     prices = {
         key: inf if has_gaps and not rng.randrange(3) else rng.randint(0, 20)
         for number in range(steps)
@@ -97,11 +97,11 @@ def drawn_question(seed: int, steps: int, options: int, is_metric: bool, has_gap
     beside = {
         (number, place): None if has_gaps and not rng.randrange(5) else [rng.randrange(options) for _ in step.others]
         for number, step in enumerate(found) for place in range(options)
-    }  # fmt: skip
+    }
     return Question(
         tuple(found), places, given, wanted, lambda number, layouts: prices[number, *layouts],
         lambda name, p, q: moves[name, p, q], lambda number, place: beside[number, place],
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # type: ignore[arg-type]
 
 
 def brute_force(question: Question, may_convert: bool = True) -> float:
@@ -247,7 +247,7 @@ def test_greedy_loses_where_a_first_step_is_a_little_cheaper_elsewhere() -> None
 
     question = Question(
         steps, options, dict.fromkeys(["X", "W", "V", "U"], "rows"), {}, price, lambda *_: 2.0
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # type: ignore[arg-type]
     greedy, joint = greedily(question), jointly(question)
     assert (greedy.seconds, joint.seconds) == (9 + 8 + 8, 10 + 5 + 5)
     assert not joint.conversions
@@ -294,7 +294,7 @@ def test_real_prices_of_small_chains(mesh: MeshShape, data: st.DataObject) -> No
     given_text = data.draw(st.sampled_from(("P('i', 'j')", "P(None, ('i', 'j'))", "P(None, None)")))
     question = real_question(
         mesh, ["H = X @ W", "dW = X.T @ H"], {"X": (m, k), "W": (k, n)}, {"X": given_text}
-    )  # fmt: skip
+    )
     joint, greedy = jointly(question), greedily(question)
     assert replayed(question, joint) <= replayed(question, greedy) * (1 + 1e-12)
     assert joint.seconds == pytest.approx(brute_force(question))

@@ -51,7 +51,7 @@ CLUSTERS = {
 @pytest.mark.parametrize(("shape", "grid"), [
     ((4096, 4096, 4096), (2, 2)), ((512, 512, 32768), (4, 1)), ((8192, 512, 1024), (2, 2)),
     ((1024, 6144, 768), (4, 2)),
-])  # fmt: skip
+])
 def test_the_choice_is_among_the_fastest_simulated(
     cluster: str, shape: tuple[int, int, int], grid: tuple[int, int]
 ) -> None:

@@ -37,7 +37,7 @@ def test_flags_may_stand_between_files() -> None:
     ("text", "value"),
     [("-1-2j", -1 - 2j), ("-0.5", -0.5), ("-j", -1j), ("2", 2), ("-9007199254740993", -9007199254740993),
      ("(1+2j)", 1 + 2j), ("-inf", float("-inf")), ("1e-3", 1e-3), ("-1e3j", -1e3j)],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("form", ["--alpha {}", "--alpha={}", "A.npy --alpha {} B.npy"])
 def test_scalars(text: str, value: complex, form: str) -> None:
     """Python literals, negative and complex ones as words of their own; integers stay exact."""
@@ -180,7 +180,7 @@ LARGE = [
     "--memory-limit=1" + "0" * 400, "--memory-limit=1e400", "--repeat=1" + "0" * 5000, "--threads=" + "9" * 30,
     "--mesh=2x" + "9" * 40, "--shape=1," + "9" * 5000 + ",1", f"--shape=0,0,{2**60}", f"--shape=1,{2**40},{2**40}",
     "--alpha=1" + "0" * 400, "--seed=" + "9" * 5000, "--kernel" + "x" * 100_000, "--semiring=" + "x" * 100_000,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("word", LARGE, ids=range(len(LARGE)))

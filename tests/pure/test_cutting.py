@@ -78,7 +78,7 @@ def test_a_tile_that_is_dealt_out_to_other_ranks_than_its_partner_is_copied_toge
 @given(
     st.sampled_from([g for g in GRIDS if prod(g) > 1]), EXTENTS, st.integers(1, 200),
     st.lists(st.sampled_from(["i", "j", "(i,j)", "(j,i)"]), min_size=1, max_size=3), st.sampled_from(["*", "i", "j"]),
-)  # fmt: skip
+)
 def test_spans_are_cut_together_as_lowering_cuts_them(
     grid: tuple[int, int], extent: int, least: int, texts: list[str], wanted_text: str
 ) -> None:

@@ -99,7 +99,7 @@ def test_what_is_not_there_is_found() -> None:
     assert list(faults(text)) == [
         "there is no docs/none.md", "there is no mess.py", "there is no docs/none.md", "there is no none/",
         "nothing is called Spam", "nothing is called Span.spam", "rma_mm/geometry/mesh.py does not define Span",
-    ]  # fmt: skip
+    ]
 
 
 def test_rooms_and_words() -> None:

@@ -48,7 +48,7 @@ REFUSED = [
     ("P('i', 'j')", (5, 4), "redistribute to that"), ("P(('j', 'i'), None)", (8, 4), "(Shard(0), Shard(0))"),
     ("P('i', None, j=0)", (4, 4), "pins"), ("P('m', None) on m=4", (8, 4), "a grid of its own"),
     ("P('i:cyclic(1)', None)", (8, 4), "torch.chunk"), ("P(None, 'j:skew(i)')", (4, 4), "(Replicate(), Shard(1))"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "shape", "said"), REFUSED)

@@ -169,7 +169,7 @@ def test_the_derivative_of_gelu_is_within_a_few_roundings(dtype: np.dtype[Any], 
     near, far = np.linspace(-10, 10, 40001), [12, -12, 14, -14, 36.9, -36.9, 40, -40, 1e10, -1e10, np.inf, -np.inf]
     x = np.concatenate([near, far, [0.0, -0.0, 1e-20]]).astype(dtype).reshape(1, -1)
     exact = [math.erfc(-v / math.sqrt(2)) / 2 + (abs(v) < 50 and v * math.exp(-v * v / 2)) / math.sqrt(2 * math.pi)
-             for v in x.astype(np.float64).flat]  # fmt: skip
+             for v in x.astype(np.float64).flat]
     found = applied(x, "gelu'", compiles)
     assert np.abs(found - exact).max() < 4 * np.finfo(dtype).eps
     np.testing.assert_allclose(found[0, -7:-3], [1, 0, 1, 0], atol=1e-30)

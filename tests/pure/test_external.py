@@ -17,7 +17,7 @@ import rma_mm
 from bench.processes import ROOT
 from rma_mm.errors import FileFormatError
 from rma_mm.runtime.files.output import Saving
-from tests.thorough import usually
+from tests.thorough import nightly, usually
 
 WHOLE = (slice(None), slice(None))
 SECRET = np.arange(12.0).reshape(3, 4)
@@ -121,7 +121,7 @@ NAMING = {
     "chunks lie behind a link": lambda: store_with("A/c", "../secret/x.zarr/A/c"),
     "index goes up": lambda: index("../secret/x.safetensors"),
     "index is absolute": lambda: index(os.path.abspath("../secret/x.safetensors")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NAMING)
@@ -310,7 +310,7 @@ COSTLY = {
     "a million tensors": huge_header, "a tensor of 1500 dimensions": tensor_of_many_dimensions,
     "npy of 1500 dimensions": npy_of_many_dimensions, "virtual of itself": virtual_of_itself,
     "virtual in a circle": virtual_of_two_in_a_circle,
-}  # fmt: skip
+}
 
 
 def shard(raw):
@@ -350,7 +350,7 @@ def measured():
     with subprocess.Popen(
         [sys.executable, "-c", MEASURE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as process:  # fmt: skip
+    ) as process:
 
         def ask(path, allowed):
             process.stdin.write(f"{Path.cwd()}\t{path}\t{allowed}\n")
@@ -363,7 +363,7 @@ def measured():
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("name", usually(0, [*COSTLY][::2]) + [*COSTLY][1::2])
+@pytest.mark.parametrize("name", usually(0, [*COSTLY][::2], rest=nightly) + [*COSTLY][1::2])
 def test_what_a_file_costs_is_bounded(measured, name):
     """It is refused within 2 s and 100 MB, whether other files are allowed or not."""
     path = COSTLY[name]()

@@ -48,7 +48,7 @@ def measured(machine: Machine) -> list[Trial]:
         {"products": 0.8, "groups, node": 2.0},
     ]),
     ids=str,
-)  # fmt: skip
+)
 def test_factors_are_found_again(true: dict[str, float]) -> None:
     timed = measured(scaled(HERE, true))
     found = fitted(HERE, timed)

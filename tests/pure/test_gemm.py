@@ -26,7 +26,7 @@ from rma_mm.kernels.gemm import product
 from rma_mm.kernels.gemm.cpu import Cpu, host
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads, set_threads
-from tests.thorough import nightly, thorough, usually
+from tests.thorough import nightly, usually
 
 TINY = (1 << 9, 1 << 11, 1 << 12)
 """Caches so small that all blocks are."""
@@ -34,7 +34,7 @@ BYTES = [(a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")] 
 ORDERED = [
     ("min_plus", "float32"), ("min_plus", "int8"), ("min_plus", "float16"),
     ("max_plus", "uint32"), ("max_min", "float64"), ("or_and", "bool"),
-]  # fmt: skip
+]
 """Each is compiled, which takes seconds: some of all."""
 
 
@@ -82,7 +82,7 @@ def test_every_float16_is_read() -> None:
 
 
 @pytest.mark.skipif(BFLOAT16 is None, reason="ml_dtypes is not installed")
-@thorough
+@nightly
 @pytest.mark.parametrize("scales", [(1e-39, 1e-39), (1e-39, 1e38), (1e-25, 1e-14), (1e-19, 1e-19), (1e18, 1e18)])
 def test_bfloat16_keeps_subnormals(scales: tuple[float, float]) -> None:
     """The instruction for its products flushes them to zero; then it must not be used."""
@@ -116,7 +116,7 @@ def matrix(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> NDAr
     return values
 
 
-@thorough
+@nightly
 @settings(max_examples=10, deadline=None)  # nearly each is compiled first
 @given(case=semiring_cases())
 def test_semirings_equal_numpy(case: tuple[str, NDArray[Any], NDArray[Any], NDArray[Any], int]) -> None:
@@ -189,7 +189,7 @@ def test_a_forked_child_multiplies() -> None:
         set_threads(before)
 
 
-@thorough
+@nightly
 def test_scratch_is_bounded() -> None:
     """What a product takes is what `scratch_bytes` says, for every type."""
     product._scratch.buffer = np.empty(0, np.uint8)
@@ -228,7 +228,7 @@ def run_program(folder: Path) -> list[int]:
     return found
 
 
-@thorough
+@nightly
 def test_compiles_once_a_machine(tmp_path: Path) -> None:
     """Of processes that start together one compiles; a cache that cannot be written only costs time."""
     with ThreadPoolExecutor() as pool:

@@ -171,7 +171,7 @@ BAD = {
     "nothing": "no elements", "records": "holds records", "text": "holds text or objects",
     "group": "group is a group; the file holds /empty: (0, 4) of float32", "no": "no is not there; the file holds",
     "broken": "not there", "group/A/B": "not there",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "words"), BAD.items())
@@ -275,7 +275,7 @@ def test_what_cannot_be_written(tmp_path, data):
         ("data.h5::group", x, "is a group in that file"), ("data.h5::group/A/B", x, "as HDF5"),
         ("other.h5::A", x, "as HDF5"), ("none/x.h5::A", x, "does not exist"), ("data.h5::A[1:2, :]", x, "a part of"),
         ("data.h5::A", BFLOAT16, "HDF5 has no bfloat16"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FileFormatError, match=words):
             Saving().create(tmp_path / name, (2, 3), dtype)
     with pytest.raises(OptionError, match=r"chunks: output .*data\.h5::A has none"):

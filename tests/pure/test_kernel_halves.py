@@ -20,7 +20,7 @@ CONJUGATES = [("float64", False), ("float32", False), ("complex64", True), ("com
 ORDERS: dict[str, Any] = {
     "by rows": np.ascontiguousarray, "by columns": np.asfortranarray, "spread": lambda x: np.repeat(x, 2, axis=0)[::2],
     "scattered": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
-}  # fmt: skip
+}
 
 
 @settings(max_examples=150, deadline=None)
@@ -29,7 +29,7 @@ ORDERS: dict[str, Any] = {
     st.tuples(st.booleans(), st.booleans()),
     st.sampled_from(list(ORDERS)), st.sampled_from(list(ORDERS)), st.booleans(),
     st.sampled_from((0, 1, 2)), st.integers(0, 99),
-)  # fmt: skip
+)
 def test_half_is_right(
     dtype: str, n: int, k: int, conj: tuple[bool, bool], of_a: str, of_c: str, is_copied: bool, beta: int, seed: int
 ) -> None:

@@ -15,7 +15,7 @@ from rma_mm.errors import AlgorithmError, DtypeError, LayoutError, OptionError, 
 from rma_mm.kernels import blas, elementwise, threads
 from rma_mm.kernels.choice import choice, rates
 from rma_mm.kernels.epilogue.epilogue import Epilogue
-from tests.thorough import thorough, usually
+from tests.thorough import nightly, usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 
@@ -51,7 +51,7 @@ def test_auto_takes_what_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPat
         assert said == ("blas 50, numba 60 GF/s on products of this kind here" if known else "")
 
 
-@thorough
+@nightly
 def test_rates_are_kept_for_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was measured is read again by the next process; a file that cannot be read is as good as none."""
     if blas.library() is None:
@@ -131,7 +131,7 @@ def test_refusals() -> None:
         kernels.bind(one, one, fixed)
 
 
-@pytest.mark.parametrize("kernel", usually(2, ["auto", "numpy", "numba"]))
+@pytest.mark.parametrize("kernel", usually(2, ["auto", "numpy", "numba"], rest=nightly))
 def test_matmul_alone(kernel: str) -> None:
     """The package by itself: types, out, scalars, an epilogue and a semiring."""
     rng = np.random.default_rng(0)
@@ -227,7 +227,7 @@ def test_cast_rounds_once_and_never_goes_down() -> None:
     ("value", "name"),
     [(1j, "float32"), (0.5, "int8"), (300, "int8"), (-1, "uint8"), (2, "bool"), (float("nan"), "int64"),
      (1e300, "float32"), ("2", "float32"), (10**400, "float64"), (np.complex64(1j), "float16"), (2**64, "uint64")],
-)  # fmt: skip
+)
 def test_scalar_refuses(value: Any, name: str) -> None:
     with pytest.raises(DtypeError, match=rf"beta is .*{name} cannot represent.*use "):
         elementwise.scalar(value, np.dtype(name), "beta")
@@ -238,7 +238,7 @@ def test_scalar_refuses(value: Any, name: str) -> None:
     [(2 + 0j, "int8", 2), (2.0, "uint64", 2), (True, "bool", 1), (np.float64(0.5), "float32", 0.5),
      (2**64 - 1, "uint64", 2**64 - 1), (1j, "complex64", 1j), (float("-inf"), "float16", float("-inf")),
      (np.array(3), "int32", 3), (complex(2, -0.0), "float32", 2)],
-)  # fmt: skip
+)
 def test_scalar_accepts(value: Any, name: str, held: Any) -> None:
     got = elementwise.scalar(value, np.dtype(name), "alpha")
     assert got == held

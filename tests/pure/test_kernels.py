@@ -21,7 +21,7 @@ from rma_mm import kernels
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES, SUPPORTED, accumulator, parse_dtype, rank
 from rma_mm.kernels import blas, blocked, threads
 from rma_mm.kernels.product import checked
-from tests.thorough import usually
+from tests.thorough import nightly, usually
 
 NAMES = sorted(dtype.name for dtype in SUPPORTED)
 STORED = ("rows", "columns", "wide rows", "wide columns", "every other column", "every third row", "backwards", "grid")
@@ -186,7 +186,8 @@ def mask_around(case: Case) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "examples"), usually(4, [("auto", 40), ("blas", 40), ("numpy", 40), ("numba", 4), ("numba", 80)])
+    ("kernel", "examples"),
+    usually(4, [("auto", 40), ("blas", 40), ("numpy", 40), ("numba", 4), ("numba", 80)], rest=nightly),
 )
 def test_product_is_right(kernel: str, examples: int) -> None:
     """Fewer where nearly each is compiled first."""

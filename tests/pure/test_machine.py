@@ -35,7 +35,7 @@ MEASURED = Machine(
     {"float32 blas": Kernel(1e-6, 2e-11, 3e-11, 4e-11, 5e-11, 6e-11), "int8 numba": Kernel(2e-6, 1e-10)},
     cores=6, threads=2, nodes_per_host=2, operation=3e-7, meeting=4e-6, memory=2**30, measured=True,
     corrections={"accumulate": 1.25},
-)  # fmt: skip
+)
 
 
 # -- as text --------------------------------------------------------------------------------------
@@ -354,5 +354,5 @@ def test_settings_that_belong_to_the_key() -> None:
     fleeting = {
         "OMPI_MCA_initial_wdir": "/", "OMPI_MCA_num_procs": "2", "OMPI_MCA_opal_common_ucx_verbose": "-1",
         "OMPI_MCA_orte_hnp_uri": "1.0;tcp", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "a", "HOME": "/", "XUCX_": "",
-    }  # fmt: skip
+    }
     assert cache.settings({**fleeting, **lasting}) == lasting

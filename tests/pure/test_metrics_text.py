@@ -52,7 +52,7 @@ def test_what_is_counted_is_what_is_read() -> None:
         ("rma_mm_retries_total",): 3, ("rma_mm_bandwidth_ratio", "between"): 0.5, ("rma_mm_straggler", "two", "1"): 1,
         ("rma_mm_rma_latency_seconds_count", "get"): 3, ("rma_mm_rma_latency_seconds_sum", "get"): 12e-6,
         ("rma_mm_rma_latency_seconds_bucket", "+Inf", "get"): 3,
-    }  # fmt: skip
+    }
     assert {key: pytest.approx(value) for key, value in wanted.items()} == {key: found[key] for key in wanted}
     below = [value for key, value in found.items() if key[0].endswith("_bucket") and key[2] == "get"]
     assert below[0] == 0 and below == sorted(below) and below[-1] == 3

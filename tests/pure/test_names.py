@@ -42,7 +42,7 @@ NAMES = {
     "x.h5::A[0:2][1:3]": ("x.h5", "A[0:2]", cuts((1, 3))), "x.h5/A[2:,:]": ("x.h5", "A", cuts((2, None))),
     "d[0:1]/A": ("d[0:1]/A", "", None), "[0:1]": ("[0:1]", "", None), "A[0:1].npy": ("A[0:1].npy", "", None),
     "a\nb[0:1]": ("a\nb", "", cuts((0, 1))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "said"), NAMES.items())
@@ -172,7 +172,7 @@ def test_what_is_open():
             (slice(0, 1),), slice(0, 1), (0, 1), (slice(None), slice(0, 4, 2)), (slice(None), slice(None, None, -1)),
             Region.whole((7, 5)), Region((Span.range(0, 7), Span.range(0, 4))), Region.whole((6, 4, 1)),
             Region((Span.range(0, 2),)), (slice("a"), slice(None)), np.s_[1.5:2, :],
-        ):  # fmt: skip
+        ):
             with pytest.raises(ShapeError, match="region: got"):
                 opened.read(region)
         opened.close()

@@ -26,7 +26,7 @@ from tests.thorough import covering, usually
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
     MeshShape((1, 1)), MeshShape((1, 9)),
-]  # fmt: skip
+]
 SHAPES = [(6, 6, 6), (7, 5, 4), (1, 3, 2), (3, 0, 2), (4, 3, 0)]
 
 CANNON = """\

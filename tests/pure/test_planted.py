@@ -30,11 +30,11 @@ OTHER = 12345
 NAMES = {
     "npy": "C.npy", "h5": "C.h5::g/C", "safetensors": "C.safetensors::C", "zarr": "C.zarr::g/C", "store": "C.zarr",
     "long": "C" * 240 + ".zarr",
-}  # fmt: skip
+}
 KINDS = (
     "link to folder", "link to file", "link to store", "link to nothing", "fifo", "device", "hard link", "file",
     "folder", "another's file", "another's folder",
-)  # fmt: skip
+)
 
 
 def write(name, x=X):
@@ -110,7 +110,7 @@ def places(name, draw):
     within = [
         "", OLD, NEW, f"{OLD}/{entry}", f"{OLD}/..{entry}", f"{OLD}/.{entry}", f"{OLD}/decoy", f"{OLD}/C", f"{NEW}/c",
         f"{NEW}/zarr.json", f"{OLD}/{entry}/c/0",
-    ]  # fmt: skip
+    ]
     yield os.path.join(temporary, draw.choice(within)).rstrip("/")
     if path.endswith(".zarr"):
         inside = ["g", "g/C", "g/C/c", "g/zarr.json", "zarr.json", "C", "c"]

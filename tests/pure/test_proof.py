@@ -48,7 +48,7 @@ def shrunk(op: Op) -> Op:
     """The operation on a row less."""
     if isinstance(op, Copy | Accumulate):
         return replace(op, src=replace(op.src, region=shorter(op.src.region)),
-                       dst=replace(op.dst, region=shorter(op.dst.region)))  # fmt: skip
+                       dst=replace(op.dst, region=shorter(op.dst.region)))
     if isinstance(op, Multiply):
         return replace(op, a=replace(op.a, region=shorter(op.a.region)), c=replace(op.c, region=shorter(op.c.region)))
     return replace(op, c=replace(op.c, region=shorter(op.c.region))) if isinstance(op, Scale | Finish) else op

@@ -18,7 +18,7 @@ NAMES = [
     "cannon", "summa_c", "summa_a", "summa_b", "pumma", "agarwal_3d", "johnson_3d",
     "solomonik_25d", "tesseract", "nus_3d", "t10_rotate", "pblas", "srumma", "stationary_c",
     "stationary_a", "stationary_b", "weighted", "queue", "cosma",
-]  # fmt: skip
+]
 """algorithms.md §2."""
 
 

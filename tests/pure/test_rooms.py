@@ -17,7 +17,7 @@ ROOMS = {
         "watching": 0, "ranks": 1, "execution": 2, "files": 2, "calibration": 2, "verification": 3, "matrices": 4,
         "products": 5, "chains": 6, "graphs": 6, "einsum": 7,
     },
-}  # fmt: skip
+}
 """Of the units that have rooms, on which level each is; modules beside them are on level 0."""
 EXCEPTIONS = {("rma_mm.runtime.matrices.matrix", "rma_mm.runtime.products.matmul")}
 """`A @ B` is written on matrices, and done by what is above them."""

@@ -79,7 +79,7 @@ def test_what_is_there_stays(tmp_path):
         {"__metadata__": {"by": "us"}, "f8": {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]},
          "v": {"dtype": "I16", "shape": [2], "data_offsets": [3, 7]}},
         0,
-    )  # fmt: skip
+    )
     with open(path, "ab") as file:
         file.write(b"abc" + np.array([7, -9], "<i2").tobytes())
     added(f"{path}::x", numbers((2, 3), "f8"))
@@ -89,7 +89,7 @@ def test_what_is_there_stays(tmp_path):
     assert header["__metadata__"] == {"by": "us"} and length % 8 == 0
     assert [(name, x["data_offsets"]) for name, x in header.items() if name != "__metadata__"] == [
         ("x", [0, 48]), ("v", [48, 52]), ("f8", [52, 55]),
-    ]  # fmt: skip
+    ]
     assert raw[8 + length + 48 :] == np.array([7, -9], "<i2").tobytes() + b"abc"
     vector = open_array(f"{path}::v")
     out = np.empty((1, 2), "i2")
@@ -126,7 +126,7 @@ HEADERS = {
     "UTF-16": (json.dumps({"A": A}).encode("utf-16"), 24, "a damaged header"),
     "empty and long": ({"A": {**A, "shape": [0, 2**60], "data_offsets": [0, 0]}}, 0, "A: has shape (0, 11529"),
     "odd names": ({"B\nB": A}, 24, "A is not there; the file holds 'B\\nB': (2, 3) of F32"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("header", "size", "words"), HEADERS.values(), ids=HEADERS)
@@ -253,7 +253,7 @@ def test_what_cannot_be_written(tmp_path):
         ("y.safetensors::__metadata__", "f4", "is no name"), ("y.safetensors::\udcff", "f4", "is no name"),
         ("none/y.safetensors", "f4", "does not exist"),
         ("y.safetensors.index.json::A", "f4", "is an index of files"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FileFormatError, match=words):
             Saving().create(tmp_path / name, (2, 3), np.dtype(dtype))
     assert os.listdir(tmp_path) == ["x.safetensors"]
@@ -285,7 +285,7 @@ def test_an_index_of_several_files(tmp_path):
             ("e", "e is not there; the file holds a.weight"),
         *((name, "no file beside it") for name in "fhij"),
         ("g", "g is not there; the index holds a.weight: m-1.safetensors"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(FileFormatError, match=words):
             rma_mm.open(f"{index}::{name}")
     with pytest.raises(FileFormatError, match="say which matrix"):

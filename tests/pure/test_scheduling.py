@@ -34,32 +34,32 @@ SHAPES = ((24, 24, 24), (7, 11, 13), (5, 3, 2), (4, 4, 3000))
 JOHNSON = (
     product(A="xy->x0y", B="xy->0yx", C="xy->xy0")
     .distribute(m="i", n="j", k="l").communicate("A", "B", "C", at="k")
-)  # fmt: skip
+)
 """As `johnson_3d`, where long parts of k go in panels. The paper sends them whole: at="start" and at="end"."""
 SOLOMONIK = (
     product(A="xy->xy*", B="xy->xy*", C="xy->xy0")
     .distribute(m="i", n="j", k="l").divide("k").reorder("k")
     .communicate("A", "B", at="k").communicate("C", at="end")
-)  # fmt: skip
+)
 """As `solomonik_25d`, the SUMMA form. Here `*` asks for the copies of A and B; one at layer 0 is taken, as there."""
 SOLOMONIK_ROTATED = (
     product(A="xy->xy0", B="xy->xy0", C="xy->xy0")
     .distribute(m="i", n="j", k="l").divide("k").reorder("k").rotate("k", by=("i", "j"))
     .communicate("A", "B", at="k").communicate("C", at="end")
-)  # fmt: skip
+)
 """As `solomonik_25d:cannon`: every layer does Cannon's algorithm on its part of k."""
 SUMMA_A = (
     product(A="xy->xy", B="xy->yx", C="xy->xy")
     .distribute(m="i", k="j").divide("n").reorder("n").communicate("B", "C", at="n")
-)  # fmt: skip
+)
 AGARWAL_LIKE = (
     product(A="xy->xy*", B="xy->*yx", C="xy->xy0")
     .distribute(m="i", n="j", k="l").communicate("A", "B", at="start").communicate("C", at="end")
-)  # fmt: skip
+)
 TESSERACT = (
     product(A="xy->xyx", B="xy->xy*", C="xy->xyx")
     .distribute(m=("i", "l"), n="j").divide("k").reorder("k").communicate("A", "B", at="k")
-)  # fmt: skip
+)
 
 
 def programs(row: Row, problem: Problem) -> list[list[str]]:

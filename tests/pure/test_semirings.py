@@ -32,7 +32,7 @@ from tests.own_semirings import TYPES, elements, registered
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing
 from tests.strategies import Case, cases, pure
-from tests.thorough import covering, usually
+from tests.thorough import covering, nightly, usually
 
 Array = NDArray[Any]
 
@@ -183,7 +183,7 @@ def test_unknown_names_are_told_the_known_ones() -> None:
 # -- of one's own ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", usually(2, sorted(TYPES, key=("min_max", "union", "xor_and").count)))
+@pytest.mark.parametrize("name", usually(2, sorted(TYPES, key=("min_max", "union", "xor_and").count), rest=nightly))
 def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
     """By NumPy and, where code can be made of the ufuncs, compiled; any strides."""
     rng, dtype = np.random.default_rng(6), np.dtype(TYPES[name])
@@ -221,7 +221,7 @@ def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
         (("mine", np.maximum, np.multiply, "i", Distributes.UNLESS_SUMS_WRAP), "it is for ⊗ = np.add"),
         (("mine", np.bitwise_xor, np.bitwise_or, "u", Distributes.ALWAYS), "⊗ distributes over ⊕"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_semiring_is_refused(given: tuple[Any, ...], said: str) -> None:
     before = dict(SEMIRINGS)
     with pytest.raises(OptionError, match=re.escape(said)):

@@ -89,7 +89,7 @@ def test_a_hundred_thousand_ranks_have_slices() -> None:
 @pytest.mark.parametrize(
     "given", [(), (1, 2), (1, 2, 0), (1, 2, -1), (1, 2, float("nan")), (1, 2, float("inf")), (1, 2, 10**400),
               (1, 2, 1e-300), "421", 4, None, (1, 2, "3"), (1, 2, True), {1: 1, 2: 2, 3: 3}],
-)  # fmt: skip
+)
 def test_speeds_that_are_none(given: object) -> None:
     assert "for each rank" in speeds_problem(given, 3)
     assert not speeds_problem((1, np.float32(2), 0.5), 3)
@@ -106,7 +106,7 @@ SHAPES = ((200, 8192, 2048), (3000, 2999, 64), (2048, 2048, 2048), (8192, 200, 2
     ("grid", "speeds"),
     [((3,), (2, 1, 1)), ((4,), (4, 1, 1, 1)), ((2, 2), (4, 1, 1, 1)), ((2, 2), (4, 4, 1, 1)), ((1, 3), (4, 2, 1)),
      ((6,), (1, 1, 1, 1, 1, 3)), ((3, 2), (3, 1, 3, 1, 3, 1))],
-)  # fmt: skip
+)
 def test_loads_are_as_speeds_are(grid: tuple[int, ...], speeds: tuple[float, ...], shape: tuple[int, int, int]) -> None:
     """Within 5 % of the ideal, and an even cut takes as much more as the slowest rank is slower than the mean."""
     request = uneven(shape, MeshShape(grid), speeds)
@@ -214,7 +214,7 @@ def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int
     best = candidates(request)[0]
     flat = candidates(replace(request, tariff=Tariff(replace(het(), speeds=()))))
     priced = [(bill(account(c.row, problem_of(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
-              for n, c in enumerate(flat) if c.layouts is not None and not c.rejected]  # fmt: skip
+              for n, c in enumerate(flat) if c.layouts is not None and not c.rejected]
     assert min(priced)[0] > 1.3 * best.seconds
     if shape[0] == shape[1]:
         assert simulated(flat[min(priced)[1]], request) > 1.3 * simulated(best, request)
@@ -277,7 +277,7 @@ def priced(name: str, grid: tuple[int, ...], extent: int, machine: Machine) -> t
     ("name", "grid"),
     [("stationary_c", (8,)), ("stationary_a", (2, 4)), ("summa_c", (2, 4)), ("summa_a", (4, 2)),
      ("data_parallel", (8,)), ("cannon:pull", (4, 2)), ("weighted", (8,))],
-)  # fmt: skip
+)
 def test_what_goes_group_link_takes_what_joins_them(name: str, grid: tuple[int, ...]) -> None:
     """In prices and simulated alike: their bandwidth, and latencies of groups and of what joins them."""
     free, narrow = het(**FOUR, group_link={}), het(**FOUR, group_link={"bandwidth": 1e9})
@@ -353,7 +353,7 @@ def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
     ("grid", "speeds", "columns"),
     [((4,), (4, 1, 1, 2), (5, 3)), ((2, 2), (4, 1, 1, 1), (5, 2)), ((3, 2), (5, 1, 2, 1, 1, 3), (8, 5)),
      ((1, 3), (4, 2, 1), (7,)), ((2, 2), (1, 1, 1, 1), (1, 1)), ((4, 4), (8, *(1,) * 15), (11, 4, 4, 4))],
-)  # fmt: skip
+)
 def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], columns: tuple[int, ...]) -> None:
     """Columns as wide as their ranks are fast together, cut by the speeds of each; a C that is placed stays."""
     mesh, shape = MeshShape(grid), (3000, 2000, 1024)

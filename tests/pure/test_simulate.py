@@ -93,7 +93,7 @@ def test_cyclic_blocks_are_counted_without_looking_at_all() -> None:
 @given(
     st.tuples(*(st.sampled_from((0, 1, 7, 64, 251, 1000, 40001)),) * 3), st.integers(1, 70),
     st.sampled_from((None, 10, 1000, 30_000, 10**6)), st.booleans(),
-)  # fmt: skip
+)
 def test_the_best_grid_is_found_without_trying_all(
     shape: tuple[int, int, int], size: int, memory: int | None, may_idle: bool
 ) -> None:
@@ -113,7 +113,7 @@ def test_the_best_grid_is_found_without_trying_all(
 @given(
     st.tuples(*(st.sampled_from((0, 1, 7, 64, 251, 1000, 40001)),) * 3), st.sampled_from((1, 6, 12, 16, 36, 60)),
     st.none() | st.integers(1, 10**6),
-)  # fmt: skip
+)
 def test_the_best_rings_are_found_without_trying_all(
     shape: tuple[int, int, int], size: int, memory: int | None
 ) -> None:
@@ -151,13 +151,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 MESHES = [
     ((16, 16), 8), ((15, 17), 5), ((13, 17), 7), ((256,), 8), ((6, 6, 7), 4), ((4, 8, 8), 8), ((5, 7, 7), 3),
     ((4, 8, 8), 256), ((16, 16), 1), ((16, 16), 64),
-]  # fmt: skip
+]
 """Grids, and ranks of a node: some that divide rows, some that do not, one node, a node each, and large nodes."""
 SHAPES = [(251, 257, 263), (2003, 997, 4001), (4001, 4003, 4007)]
 BOUNDS = {
     "seconds": 0.08, "busiest": 0.02, "held": 0.05, "words": 0.05, "between": 0.05, "within": 0.05, "in_place": 0.05,
     "messages": 0.07,
-}  # fmt: skip
+}
 """By what share figures of a few ranks may miss those of all; words of one kind by what share of all words."""
 LINKS, T10_LINKS = ("between", "within"), 0.07
 """Of T10's plans, whose grids need not fit nodes, which class of link the words go over is known less well."""
@@ -208,7 +208,7 @@ def test_a_few_ranks_stand_for_all(
         (candidate.row.name, shape, kind): value
         for shape, found in exact.items() for candidate, meant in found
         for kind, value in deviations(figures(candidate, Request(shape, mesh, shares=shares)), meant).items()
-    }  # fmt: skip
+    }
     allowed = {key: T10_LINKS if key[0] == "t10_rotate" and key[-1] in LINKS else BOUNDS[key[-1]] for key in off}
     assert {key: value for key, value in off.items() if abs(value) > allowed[key]} == {}
     main_figures = [abs(value) for (*_, kind), value in off.items() if kind in ("seconds", "words", "busiest", "held")]
@@ -299,7 +299,7 @@ def test_the_example_is_a_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "bytes_a_second"),
     [("25 GB/s", 25e9), ("25GB/s", 25e9), ("1 GiB/s", 2**30), ("200 Gbit/s", 25e9), ("8e3 Mb/s", 1e9), (1.5e9, 1.5e9)],
-)  # fmt: skip
+)
 def test_rates(text: object, bytes_a_second: float) -> None:
     found = from_toml(table(network__bandwidth=text)).machine.cost("between", "get")
     assert found.beta == pytest.approx(1 / bytes_a_second)
@@ -557,7 +557,7 @@ def alone(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", ALONE, *arguments], env={**clean_environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    )
 
 
 def test_a_bad_machine_file_is_one_message(tmp_path: Path) -> None:
@@ -600,7 +600,7 @@ def test_nobody_need_read_what_a_command_says(closing: str, line: str, code: int
     done = subprocess.run(
         ["bash", "-c", command], env={**clean_environment(), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=120, check=False,
-    )  # fmt: skip
+    )
     assert (done.stdout, done.stderr) == ("", f"{code}\n")
 
 

@@ -44,7 +44,7 @@ def machine(
     own: Cost = SECOND, node: Cost = SECOND, between: Cost = SECOND, cores: int = 64,
     operation: float = 0, meeting: float = 0, hidden: float = 1, nodes_per_host: int = 1, piece: float = 0,
     **special: Cost,
-) -> Machine:  # fmt: skip
+) -> Machine:
     """A machine of few figures. special: movements (with _ for . and blanks) whose cost on both links is another."""
     named = {_movement(key): cost for key, cost in special.items()}
     costs = {
@@ -58,7 +58,7 @@ def machine(
     return Machine(
         "by hand", costs, kernels, cores, nodes_per_host=nodes_per_host, operation=operation, meeting=meeting,
         piece=piece, packed=piece,
-    )  # fmt: skip
+    )
 
 
 def _movement(key: str) -> str:
@@ -111,7 +111,7 @@ def test_one_rank_takes_the_sum_of_its_parts() -> None:
     ops: list[Op] = [
         Scale(home(0, "C", 2), True, 0), get(0, 0, 5), multiply(0, 7, slot(0, "A0", 7)), add(0, 0, 3), Barrier(0),
         Finish(home(0, "C", 2), 0),
-    ]  # fmt: skip
+    ]
     outcome = run([ops], machine(own=Cost(100, 10), operation=1000, meeting=10_000))
     assert outcome.ranks == ((100 + 20) + (100 + 50) + 7 + (100 + 30) + 6 * 1000 + 2 * 10_000,)
     assert outcome.seconds == outcome.ranks[0] + 10_000
@@ -263,7 +263,7 @@ def test_nothing_comes_to_where_something_is_sent_from(movement: str, name: str,
         "reduce": [[reduce(rank, slot(0, "C0", 3), room, 0, 3)] for rank in (0, 3)],
     }
     ring = [Shift(slot(0, "A0", 10), slot(0, "A1", 1), 1, 2, 0), Shift(slot(1, "A0", 1), slot(1, "A1", 10), 2, 0, 0),
-            Shift(slot(2, "A0", 1), slot(2, "A1", 1), 0, 1, 0)]  # fmt: skip
+            Shift(slot(2, "A0", 1), slot(2, "A1", 1), 0, 1, 0)]
     programs = [[ring[0], *third[movement][0]], [ring[1]], [ring[2]], third[movement][1]]
     assert run(programs, machine(), range(4)).ranks[0] == seconds
 

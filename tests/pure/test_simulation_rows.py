@@ -40,7 +40,7 @@ def machines(draw: st.DrawFn) -> Machine:
         "drawn", {"own": {COPY: draw(figures)}, **links}, {"float32 blas": kernel}, cores=draw(st.integers(1, 4)),
         nodes_per_host=draw(st.integers(1, 2)), operation=draw(st.floats(0, 1e-6)), meeting=draw(st.floats(0, 1e-5)),
         piece=draw(st.sampled_from((0, 1e-8))), packed=draw(st.sampled_from((0, 1e-7))),
-    )  # fmt: skip
+    )
 
 
 def lowered(case: Case) -> Schedule:
@@ -172,7 +172,7 @@ def scaled(on: Machine, alpha: float, beta: float, rest: float) -> Machine:
     return replace(
         on, costs=costs, kernels={"float32 blas": slower}, operation=rest * on.operation, meeting=rest * on.meeting,
         piece=rest * on.piece, packed=rest * on.packed,
-    )  # fmt: skip
+    )
 
 
 @pure(40)

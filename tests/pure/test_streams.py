@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.processes import ROOT, clean_environment
-from tests.thorough import usually
+from tests.thorough import nightly, usually
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
@@ -30,8 +30,8 @@ PRODUCT = ("rma_mm.run", "--shape", "30,30,30")
         ("rma_mm.run", "--help"), (*PRODUCT, "--picture", "-", "--dry-run"), (*PRODUCT, "--explain", "--dry-run"),
         PRODUCT, ("rma_mm.run", "--list"), ("rma_mm.simulate", "--help"), ("rma_mm.calibrate", "--help"),
     ], several=False),
-)  # fmt: skip
-@pytest.mark.parametrize("encoding", usually(1, ["ascii", "latin-1"]))
+)
+@pytest.mark.parametrize("encoding", usually(1, ["ascii", "latin-1"], rest=nightly))
 def test_encodings_that_lack_characters(words, encoding):
     """They are written in ASCII."""
     done = run(*words, PYTHONIOENCODING=encoding)
@@ -47,7 +47,7 @@ def test_a_full_disk_behind_standard_output(words):
     assert (done.returncode, done.stderr) == (1, b"rma_mm: standard output: No space left on device\n"), done
 
 
-@pytest.mark.parametrize("shell", usually(1, ["<&- >&- 2>&-", ">&-", "2>&-", ">&- 2>&-"]))
+@pytest.mark.parametrize("shell", usually(1, ["<&- >&- 2>&-", ">&-", "2>&-", ">&- 2>&-"], rest=nightly))
 def test_streams_that_are_closed(shell):
     done = run(*PRODUCT, shell=shell)
     assert (done.returncode, done.stderr) == (0, b""), done
@@ -66,7 +66,7 @@ def test_a_reader_that_goes_away():
         ((*PRODUCT, "-o", "C.npy"), 2, b"rma_mm: C.npy: the working directory was removed; change to another\n"),
         ((*PRODUCT, "--json", "r.json"), 2, b"rma_mm: r.json: the working directory was removed; change to another\n"),
     ],
-)  # fmt: skip
+)
 def test_a_working_directory_that_is_gone(words, code, said, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

@@ -88,7 +88,7 @@ def assert_right(row: Row, gram: Gram) -> None:
     homes = {
         "A": distribute(a, problem.layout("A"), mesh, rng), "B": distribute(a.T, problem.layout("B"), mesh, rng),
         "C": distribute(c, place, mesh, rng) if gram.beta else nothing(place, mesh, (m, m)),
-    }  # fmt: skip
+    }
     outcome = interpret(schedule, homes, 2, gram.beta, gram.seed)
     lower_half = np.tril(2 * a @ a.T + (gram.beta * c if gram.beta else 0))
     both = problem.symmetry is not None and problem.symmetry.fill == "both"

@@ -23,7 +23,7 @@ CASES = [
     *((size, nodes, shape) for size in (4, 6, 8) for nodes in (1, 2, size) for shape in SHAPES),
     *((size, nodes, shape) for size in (12, 16) for nodes in (1, 2, size) for shape in SHAPES[::3]),
     (24, 2, SHAPES[0]), (32, 2, SHAPES[0]), (48, 2, SHAPES[0]), (64, 2, SHAPES[0]), (64, 64, SHAPES[0]),
-]  # fmt: skip
+]
 
 
 def request_for(size: int, nodes: int, shape: tuple[int, int, int], memory: int | None = None) -> Request:
@@ -50,7 +50,7 @@ def test_the_choice_is_as_fast_as_the_best_of_all(size: int, nodes: int, shape: 
 SIMULATED = [
     *((size, nodes, SHAPES[0]) for size, nodes in ((6, 2), (8, 1), (8, 2), (8, 8))),
     (4, 2, SHAPES[2]), (6, 6, SHAPES[2]), (8, 4, SHAPES[3]), (12, 1, SHAPES[3]),
-]  # fmt: skip
+]
 
 
 @nightly

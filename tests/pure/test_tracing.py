@@ -88,7 +88,7 @@ def test_calls_give_what_they_give() -> None:
         assert call_noted(trace, lambda: 42, "claim", {"for": "a box"})() == 42
     assert [(event.name, event.facts) for event in trace.calls] == [
         ("wait", {"for": "all ranks to begin"}), ("claim", {"for": "a box"})
-    ]  # fmt: skip
+    ]
     assert trace.calls[0].end == trace.calls[1].start
     trace.clear()
     assert not (trace.calls or trace.transfers or trace.repetitions)
@@ -138,12 +138,12 @@ def test_nodes_are_processes_and_ranks_are_threads() -> None:
     names = {
         (event["pid"], event.get("tid")): event["args"]["name"]
         for event in found["traceEvents"] if event["name"] in ("process_name", "thread_name")
-    }  # fmt: skip
+    }
     assert sorted(names.values()) == sorted([
         "products", "repetitions", "node 0 (host0)", "node 1 (host1)",
         "rank 0 at (0, 0)", "rank 1 at (0, 1)", "rank 2 beyond the mesh",
         *(f"rank {rank} transfers {row}" for rank in range(3) for row in (1, 2)),
-    ])  # fmt: skip
+    ])
     spans = [event for event in found["traceEvents"] if event["ph"] == "X"]
     products = [(event["name"], event["ts"], event["dur"]) for event in spans if event["pid"] == 1]
     assert products == [("repetition 1", 0, 5), ("repetition 2", 5, 3)]

@@ -117,7 +117,7 @@ def test_the_numbers_show_a_wrong_type():
         ("complex64", "float64", "complex64"), ("float64", "float64", "float32"), ("float16", "float16", "float16"),
         ("bfloat16", "int8", "bfloat16"), ("int64", "int64", "float64"), ("uint64", "int64", "int64"),
         ("int8", "int16", "int8"), ("float32", "uint32", "float32"), ("uint64", "uint64", "float64"),
-    ):  # fmt: skip
+    ):
         a_type, b_type, wrong = parse_dtype(a_type), parse_dtype(b_type), parse_dtype(wrong)
         result = result_dtype(a_type, b_type)
         summed, missed = accumulator(result), 0
@@ -141,7 +141,7 @@ def test_the_numbers_show_a_wrong_type():
         (Fraction(10**400, 3), "float32"), (Fraction(10**400, 3), "int64"), (-1, "uint8"), (2, "bool"), (0.5, "int64"),
         (2**63, "int64"), (1 + 1j, "float64"), (float("nan"), "int32"), ("x" * 10_000, "float32"),
     ],
-)  # fmt: skip
+)
 def test_scalars_that_the_type_of_the_sums_does_not_hold_are_refused(value, name):
     with pytest.raises(DtypeError, match=r"^alpha is .* cannot represent") as caught:
         scalar(value, parse_dtype(name), "alpha")

@@ -293,7 +293,7 @@ def test_sums_near_the_largest_number_are_looked_at(dtype: str, activation: str 
     for at, value, is_right in (
         ((3, 3), 7.0, False), ((3, 3), largest / 3, False), ((4, 2), c[0, 0], False), ((3, 3), -c[0, 0], False),
         ((4, 2), np.inf, False), ((3, 3), c[0, 0] * (1 + 1e-3), False), ((3, 3), c[0, 0] * (1 + 1e-16), True),
-    ):  # fmt: skip
+    ):
         case.c = c.copy()
         case.c[at] = value
         assert case.check().ok == is_right, (at, value)
@@ -537,7 +537,7 @@ def test_semirings_of_ones_own_are_verified_by_their_own_sum(name: str, monkeypa
         if name in ("xor_and", "parity"):  # no summand of a group hides another
             assert all("sum of a group" in reason or "C[" in reason for reason in (
                 spoils(case, (row, 7), c[row, 7] ^ c.dtype.type(1)).reason for row in range(0, 201, 20)
-            ))  # fmt: skip
+            ))
 
 
 def test_an_epilogue_hides_no_element(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ CODECS = {
     "zlib2": {"compressors": numcodecs.Zlib(), "zarr_format": 2},
     "blosc2": {"compressors": numcodecs.Blosc(), "zarr_format": 2},
     "lzma2": {"compressors": numcodecs.LZMA(), "zarr_format": 2},
-}  # fmt: skip
+}
 CUT = {"half": lambda raw: raw[: len(raw) // 2], "all": lambda raw: b"", "garbage": lambda raw: b"\xa5" * len(raw)}
 
 
@@ -291,7 +291,7 @@ CHUNKED = [
     ({"chunks": (1, 99), "compress": "none"}, (1, 23), None),
     ({"chunks": (8, 5), "shards": (8, 500)}, (8, 5), (8, 25)),
     ({"chunks": (99, 9), "shards": (99, 9)}, (37, 9), (37, 9)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "chunks", "shards"), CHUNKED)
@@ -327,7 +327,7 @@ BAD_OPTIONS = {
     "shards: got (16, 12) without chunks": {"shards": (16, 12)},
     "bytes; a chunk has at most 2147483647": {"chunks": (2**16, 2**16), "shape": (2**20, 2**20)},
     "chunks: got (0, 1)": {"chunks": (0, 1)}, "compress: got 'gzip'": {"compress": "gzip"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", BAD_OPTIONS)

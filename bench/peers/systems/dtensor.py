@@ -51,7 +51,7 @@ class DTensors:
         self.facts = {
             "torch": torch.__version__, "threads": torch.get_num_threads(), "grid": [p, q, r],
             "blas": torch.__config__.show().partition("BLAS_INFO=")[2].partition(",")[0], "result": "a new tensor",
-        }  # fmt: skip
+        }
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -28,7 +28,7 @@ class Heat(OverMPI):
         self.facts = {
             "heat": heat.__version__, "torch": torch.__version__, "mpi": mpi_library(),
             "splits": list(self.splits), "threads": torch.get_num_threads(), "result": "a new array",
-        }  # fmt: skip
+        }
 
     def held(self, which: str, extents: tuple[int, int], split: int) -> Any:
         """A or B in equal shares."""

@@ -35,7 +35,7 @@ class Jax:
         self.c: Any = None
         self.facts = {
             "jax": jax.__version__, "grid": [p, q, r], "threads": int(os.environ["NPROC"]), "result": "a new array",
-        }  # fmt: skip
+        }
 
     def barrier(self) -> None:
         """Wait for all ranks."""

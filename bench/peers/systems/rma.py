@@ -36,7 +36,7 @@ class RmaMM(OverMPI):
             "algorithm": self.plan.algorithm, "window": self.mesh.window_flavour, "threads": self.mesh.threads,
             "layouts": {name: str(layout) for name, layout in self.plan.layouts.items()},
             "movement": merged(comm.allgather(self.plan.movement)), "result": "into the plan's own C",
-        }  # fmt: skip
+        }
 
     def multiply(self) -> None:
         """C = A · B."""

@@ -68,7 +68,7 @@ class Scalapack(OverMPI):
         self.facts = {
             "mpi": mpi_library(), "blas": blas_name(), "grid": [p, q], "blocks": list(self.blocks),
             "result": "into an existing array",
-        }  # fmt: skip
+        }
 
     def process_grid(self, p: int, q: int) -> int:
         """A BLACS context, ranks in row-major order."""

@@ -40,7 +40,7 @@ def _activated(x: Array, name: str, compiles: bool) -> Array:
 DONE: dict[str, Callable[..., Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative, "conj": np.conjugate,
     "relu'": _relu_slope,
-}  # fmt: skip
+}
 """Operations by name, but for those that `activate` does."""
 
 

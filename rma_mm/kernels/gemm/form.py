@@ -25,7 +25,7 @@ _OF_TRUTH: dict[np.ufunc, str] = {
     np.add: "bitwise_or", np.maximum: "bitwise_or", np.logical_or: "bitwise_or",
     np.multiply: "bitwise_and", np.minimum: "bitwise_and", np.logical_and: "bitwise_and",
     np.logical_xor: "bitwise_xor",
-}  # fmt: skip
+}
 """What operations on truth values are on bytes of 0 and 1."""
 
 
@@ -181,4 +181,4 @@ def _tiled(
         rows, vectors = (6, 2) if cpu.registers == 32 else (6, 1)
     return Form(
         *pair, panel_a, panel_b, total, read_a, read_b, rows, vectors, lanes, group, planes, correction
-    )  # fmt: skip
+    )

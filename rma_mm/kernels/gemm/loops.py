@@ -197,7 +197,7 @@ def multiply(
     sums, left, right,
     a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col, count, a_step, b_step, c_step,
     m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
-):  # fmt: skip
+):
     """C = alpha · a @ b + beta · c in the semiring of the form; `scalars` holds alpha and beta.
 
     It is done `count` times; from one product to the next it is `a_step`, `b_step` and `c_step`.
@@ -207,7 +207,7 @@ def multiply(
             sums, left, right, moved(a, q * a_step), a_row, a_col, a_flips, moved(b, q * b_step), b_row, b_col, b_flips,
             moved(c, q * c_step), c_row, c_col, m, n, k, mode, plain, scalars, block_m, block_n, block_k,
             panel_a, panel_b, spare,
-        )  # fmt: skip
+        )
 
 
 @_inlined
@@ -215,7 +215,7 @@ def one(
     sums, left, right,
     a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col,
     m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
-):  # fmt: skip
+):
     """One product."""
     for p in range(0, k, block_k):
         depth = min(block_k, k - p)
@@ -231,7 +231,7 @@ def one(
                 block(
                     sums, panel_a, panel_b, sliver_a, sliver_b, moved(c, i * c_row + j * c_col), c_row, c_col,
                     rows, columns, cells, mode if p == 0 else ADDS, plain, scalars, spare,
-                )  # fmt: skip
+                )
 
 
 def least_exponents(source, step, row, col, count, rows, columns, out):

@@ -28,7 +28,7 @@ _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
 _ARGUMENTS = (
     *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
-)  # fmt: skip
+)
 WORTH = 1 << 20
 """Multiply-adds from which a thread of its own pays."""
 _MARGIN = 1 << 10  # bytes; alignment
@@ -50,7 +50,7 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
         SumType(form, c), SideType(form, "a", a), SideType(form, "b", b),
         *(BYTES, size, size, size) * 2, BYTES, size, size, *(size,) * 4,
         *(size,) * 5, BYTES, *(size,) * 3, BYTES, BYTES, BYTES,
-    )  # fmt: skip
+    )
     return compiled(multiply, kinds, _ARGUMENTS)
 
 
@@ -109,7 +109,7 @@ def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking
 def _scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
     threads: int,
-) -> int:  # fmt: skip
+) -> int:
     """`scratch_of` for so many threads."""
     blocking, outer = plan_numba(a, b, c), 0
     if blocking is not None:
@@ -187,7 +187,7 @@ def _call(
         None, None, None,
         _address(a), *a.strides[-2:], conj_a, _address(b), *b.strides[-2:], conj_b, _address(c), *c.strides[-2:],
         *_steps(a, b, c), m, n, k, mode, int(alpha == 1), _address(scalars), blocks.m, blocks.n, blocks.k,
-    )  # fmt: skip
+    )
     given = [kind(value) for kind, value in zip(_ARGUMENTS[:-3], values, strict=True)]
     return partial(_run, loops, given, blocks, (a, b, c, scalars))
 

@@ -68,7 +68,7 @@ def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
     return replace(
         machine, costs=costs, kernels=kernels, meeting=machine.meeting * factors.get("meetings", 1.0),
         piece=machine.piece * factors.get("copies", 1.0),
-    )  # fmt: skip
+    )
 
 
 def _times(cost: Cost, factor: float) -> Cost:

@@ -197,7 +197,7 @@ class Machine:
             "corrections": dict(self.corrections),
             **{name: list(getattr(self, name)) for name in FACTORS},
             "delays": list(self.delays), "groups": list(self.groups), "joint": [self.joint.alpha, self.joint.beta],
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Machine:
@@ -229,7 +229,7 @@ class Machine:
             delays=tuple(_figures(delays, "delays", len(delays))),
             groups=tuple(map(int, _figures(groups, "groups", len(groups)))),
             joint=Cost(*_figures(given.get("joint", [0, 0]), "joint", 2)),
-        )  # fmt: skip
+        )
 
 
 @lru_cache

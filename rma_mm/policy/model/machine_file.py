@@ -172,7 +172,7 @@ def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
         latency=min(kinds.latencies, default=latency), bandwidth=bandwidth,
         memory=max(kinds.memories, default=memory), node_latency=node.figure("latency", seconds),
         node_rate=node.figure("bandwidth", bytes_a_second, rate), hidden=network.figure("hidden", share, 1.0),
-    )  # fmt: skip
+    )
     refined = {link: _refined(movements.table(link), machine.costs[link]) for link in ("node", "between")}
     operation = top.figure("operation", seconds, machine.operation)
     meeting = top.figure("meeting", seconds, machine.meeting)
@@ -227,7 +227,7 @@ class _Kinds:
             wires=self._each(self.wires, 1, 1.0), delays=self._each(delays, 1, 0.0),
             groups=tuple(n for n, size in enumerate(self.sizes) for _ in range(size)) if joint else (),
             joint=joint or machine.joint,
-        )  # fmt: skip
+        )
 
     def _each(self, figures: Sequence[float], times: int, usual: float) -> tuple[float, ...]:
         """The figures of groups for each of their nodes, so many times; empty where all are as usual."""

@@ -50,7 +50,7 @@ def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> P
 def _whole(
     sample: RankSample, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans],
     is_any: NDArray[np.bool_], group: int = 1,
-) -> Moved:  # fmt: skip
+) -> Moved:
     """A part of a matrix that moves as a whole."""
     found = sample.spread(source, shape, wanted, is_any)
     calls, run = found.cuts[0] * found.cuts[1], found.contiguous() if found.between.any() else found.run

@@ -188,7 +188,7 @@ class BatchShare:
 def share(
     batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], layouts: Mapping[str, Layout | None],
     prices: BatchPrices,
-) -> BatchShare:  # fmt: skip
+) -> BatchShare:
     """What `rank` has to do. layouts: where A, B and C lie, None for wherever the product wants them."""
     link = "own" if mesh.size == 1 else "node" if len(set(mesh.nodes)) == 1 else "between"
     machine = prices.machine
@@ -253,5 +253,5 @@ def best(shares: Iterable[BatchShare], limit: int | None, rests: bool = False) -
     able = [
         (each.seconds, n) for n, each in enumerate(shares)
         if (limit is None or each.held <= limit) and not (rests and each.words)
-    ]  # fmt: skip
+    ]
     return min(able)[1] if able else None

@@ -118,7 +118,7 @@ class Candidate:
         return {
             "products": bill.multiplying, "transfers": bill.moving, "calls": bill.meeting,
             "correction": (self.correction - 1) * bill.seconds,
-        }  # fmt: skip
+        }
 
     def is_like(self, other: Candidate) -> bool:
         """Return whether another has the same price and placements, as one schedule has that is known by many names."""
@@ -279,7 +279,7 @@ def _best(row: Row, request: Request) -> Priced:
     return {
         "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
         "correction": correction, "found_as": row.found_as,
-    }  # fmt: skip
+    }
 
 
 def _rejected(why: str) -> Priced:
@@ -336,7 +336,7 @@ def _by_speed(row: Row, request: Request, layouts: Layouts) -> list[Layouts]:
         found.append(cast(Layouts, tuple(
             _recut(x, layout, changed) if given is None and layout.mesh(request.mesh) == grid else layout
             for x, layout, given in zip("ABC", layouts, request.layouts, strict=True)
-        )))  # fmt: skip
+        )))
     return [each for each in dict.fromkeys(found) if each != layouts]
 
 
@@ -401,7 +401,7 @@ def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
     return Problem(
         request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied,
         symmetry=request.symmetry,
-    )  # fmt: skip
+    )
 
 
 def single_layouts(mesh: MeshShape) -> Iterator[Layout]:

@@ -98,7 +98,7 @@ class _Reverse:
         return {
             "+": [g, g], "-": [g, f"-{g}"], "*": [f"{g} * {y}", f"{x} * {g}"],
             "/": [f"{g} / {y}", f"-({g} * {x}) / ({y} * {y})"], "neg": [f"-{g}"],
-        }.get(op, [f"{g} * {op}'({bare(x)})"])  # fmt: skip
+        }.get(op, [f"{g} * {op}'({bare(x)})"])
 
     def gathered(self, text: str, shape: Shape, own: Shape) -> str:
         """The sums of a gradient of `shape` over what was broadcast from the shape `own`."""

@@ -46,7 +46,7 @@ def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> li
     cut = [
         replace(layout, splits=cuts_by_speed(layout.splits, shape, mesh, speeds, NARROW, by_column))
         for layout in single_layouts(mesh) for by_column in ways
-    ]  # fmt: skip
+    ]
     return cut or list(single_layouts(mesh))
 
 
@@ -128,7 +128,7 @@ def found(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape
 def all_places(
     mesh: MeshShape, steps: Sequence[Step], shapes: Mapping[str, Shape], known: Mapping[str, Layout],
     speeds: tuple[float, ...],
-) -> dict[str, tuple[Layout, ...]]:  # fmt: skip
+) -> dict[str, tuple[Layout, ...]]:
     """The placements that each matrix may have: those for products, and what element-wise steps make of these."""
     turned = {each.name for step in steps for each in step.factors if each.transposed}
     whole = {each.name for step in steps if not step.axes for each in step.factors}
@@ -150,7 +150,7 @@ def all_places(
 
 def _spread(
     mesh: MeshShape, step: Step, shapes: Mapping[str, Shape], places: dict[str, list[Layout]]
-) -> bool:  # fmt: skip
+) -> bool:
     """Add the placements of what a step reads beside those of its result, and the other way; whether there were any."""
     shape, added = shapes[step.result], list[tuple[str, Layout | None]]()
     for layout in places[step.result]:

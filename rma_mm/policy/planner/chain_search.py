@@ -388,7 +388,7 @@ class _Search:
         return tuple(
             PricedConversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)
             for x in node.arrivals if x.source >= 0
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=1024)

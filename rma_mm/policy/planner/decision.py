@@ -86,7 +86,7 @@ class Decision:
             shape, mesh, asked, chosen.row.name, chosen.width,
             tuple(_considered(group, chosen, asked, every) for group in groups),
             tuple(Refused(each.row.name, each.rejected) for each in every if each.rejected),
-        )  # fmt: skip
+        )
 
     @property
     def chosen(self) -> Considered:
@@ -123,7 +123,7 @@ class Decision:
         return cls(
             (m, n, k), tuple(given["mesh"]), given["asked"], given["algorithm"], given["width"], tuple(considered),
             tuple(Refused(**each) for each in given["refused"]),
-        )  # fmt: skip
+        )
 
 
 def decide(request: Request) -> Decision:
@@ -140,7 +140,7 @@ def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: li
     return Considered(
         candidate.row.name, candidate.seconds, words.between, words.within, words.in_place, words.messages, words.held,
         placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
-    )  # fmt: skip
+    )
 
 
 def _placed(x: str, layout: Layout, copied: str) -> str:

@@ -145,7 +145,7 @@ class Price:
             "algorithm": self.algorithm, "ranks": question.ranks, "shape": list(question.shape),
             "mesh": list(self.mesh), "fits": not self.why_not, "why_not": self.why_not or None,
             "lower_bound": question.least,
-        }  # fmt: skip
+        }
         if self.candidate.layouts is None:
             return found
         bill = self.candidate.bill
@@ -156,7 +156,7 @@ class Price:
             "busiest": words.busiest, "over_bound": words.busiest / question.least if question.least else None,
             "words": {"between": words.between, "within": words.within, "in_place": words.in_place},
             "messages": words.messages, "bytes": self.held, "memory": question.memory,
-        }  # fmt: skip
+        }
 
 
 # -- prices ---------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _cells(price: Price) -> list[str]:
         "x".join(map(str, price.mesh)), seconds_text(price.seconds), f"{price.efficiency:.1%}", f"{words.busiest:.4g}",
         f"{least:.4g}", f"{words.busiest / least:.2f}" if least else "-",
         f"{words.messages / price.question.ranks:.4g}", _bytes(price.held),
-    ]  # fmt: skip
+    ]
 
 
 def sweep_table(found: Sequence[Sequence[Price]]) -> str:

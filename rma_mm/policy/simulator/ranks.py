@@ -42,7 +42,7 @@ class World:
     def __init__(
         self, schedule: Schedule, machine: Machine, kernel: Kernel, bytes_of: Mapping[str, int],
         flavours: Mapping[str, str], is_noted: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.schedule, self.machine, self.kernel = schedule, machine, kernel
         self.bytes_of, self.cost = bytes_of, cache(machine.cost)
         self.flavours = {x: find_flavour(name) for x, name in flavours.items()}

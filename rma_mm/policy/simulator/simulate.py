@@ -86,7 +86,7 @@ def simulate(
         tuple(rank.between for rank in ranks), tuple(rank.within for rank in ranks),
         tuple(rank.messages for rank in ranks), tuple(rank.peak for rank in ranks),
         tuple(tuple(rank.claims) for rank in ranks), tuple(world.noted or ()),
-    )  # fmt: skip
+    )
 
 
 def _life(rank: Rank) -> Waits:

@@ -29,7 +29,7 @@ SHAPES: tuple[Shape, ...] = (
     (64, 1024, 1024, False), (1024, 64, 1024, False), (256, 1024, 32, True), (1024, 1024, 64, False),
     (1024, 1024, 64, True), (512, 512, 512, False), (768, 768, 768, False),
     (1024, 1024, 512, False),
-)  # fmt: skip
+)
 """m, n, k of the products that are timed, and whether rows of C lie a multiple of a page apart; the quickest first."""
 PRODUCTS = 4e-3
 """Seconds for which each is repeated."""

@@ -52,7 +52,7 @@ class Overlap:
     def __init__(
         self, comm: MPI.Intracomm, site: Site, name: str, load: Load, moves: Sequence[Sequence[Transfer]],
         progress: Progress, multiply: Act, finish: Act | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """moves: for each of `LONG` what a rank moves; nothing on one that takes no part.
 
         multiply: a short product. finish: what completes a transfer, if anything is left to do.

@@ -191,7 +191,7 @@ class BusyMovement(Movement):
     def __init__(
         self, link: str, name: str, nbytes: int, load: Load, moves: Sequence[Act], finish: Act | None,
         progress: Progress, multiply: Act | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """multiply: a short product, where this rank is a target; it does nothing else then."""
         super().__init__(link, f"{name} busy", nbytes, load, moves, finish)
         self.progress, self.multiply = progress, multiply

@@ -88,7 +88,7 @@ def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base
         base or new, costs=costs, measured=True, **found.facts,
         kernels={**(base or new).kernels, **{name: kernel_of(*timed) for name, timed in found.products.items()}},
         cores=site.cores, threads=site.threads, nodes_per_host=site.nodes_per_host, speeds=speeds or (),
-    )  # fmt: skip
+    )
     told = comm.bcast((machine.as_json(), found.points, found.contention) if comm.rank == 0 else None)
     return Survey(Machine.from_json(told[0]), told[1], told[2], found.rounds, speeds is None)
 
@@ -210,7 +210,7 @@ class _Cases:
         cases: list[Case] = [
             *self.movements, *self.contention, *self.overlaps, *self.pieces, *self.packed, *self.meetings,
             *self.crowding, *self.operations, *self.products,
-        ]  # fmt: skip
+        ]
         samples = sampled(self.comm, self.host, cases, deadline)
         rounds: dict[Case, NDArray[np.float64]] = dict(zip(cases, samples, strict=True))
         figures = {case: typical(each) for case, each in rounds.items()}

@@ -70,7 +70,7 @@ class OneSided:
     def __init__(
         self, comm: MPI.Intracomm, site: Site, flavour: str, room: Array, progress: Progress,
         multiply: Act,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """room: this rank's own memory. Collective over `comm`. Raises MemoryLimitError, on every rank."""
         self.site, self.flavour, self.room, self.progress, self.multiply = site, flavour, room, progress, multiply
         self.comm = comm

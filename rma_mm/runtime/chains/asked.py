@@ -61,7 +61,7 @@ class Chain:
     def of(
         cls, mesh: Mesh, steps: str | Sequence[str], inputs: Mapping[str, object], outputs: Sequence[str] | None,
         only: Sequence[str] | None, layouts: Mapping[str, str | Layout], options: Mapping[str, Any],
-    ) -> Chain:  # fmt: skip
+    ) -> Chain:
         """The chain of these arguments. Local; raises as `plan_chain` does."""
         common = ProductOptions(**options).normalised()
         if common.algorithm != "auto":
@@ -105,7 +105,7 @@ def _product(
     options = replace(
         common, transpose_a=a.transposed, transpose_b=b.transposed, conjugate_a=a.conjugated, conjugate_b=b.conjugated,
         epilogue=fused,
-    )  # fmt: skip
+    )
     return operands_of(matrices[a.name], matrices[b.name], mesh, layout, options)
 
 

@@ -89,11 +89,11 @@ def plan_chain(
     options = {
         "algorithm": algorithm, "memory_limit": memory_limit, "compute_dtype": compute_dtype,
         "deterministic": deterministic, "kernel": kernel, "check": check, "prefer": prefer,
-    }  # fmt: skip
+    }
     with agreed(
         mesh.comm, "plan_chain", steps=steps, outputs=outputs, only=only, layouts=layouts, joint=bool(joint),
         registered=REGISTERED, **options,
-    ) as facts:  # fmt: skip
+    ) as facts:
         facts |= {f"input {name}": describe(x) for name, x in given.items()}
         said = options | {"outputs": outputs, "only": only, "layouts": layouts, "joint": joint, "out": named.get("out")}
         for name, x in said.items():
@@ -210,7 +210,7 @@ class ChainPlan:
     def execute(
         self, inputs: Mapping[str, DistMatrix] | None = None, /, *, out: Mapping[str, DistMatrix] | None = None,
         **named: DistMatrix,
-    ) -> dict[str, DistMatrix]:  # fmt: skip
+    ) -> dict[str, DistMatrix]:
         """Run all steps. Collective; makes no window, communicator or buffer after the first time.
 
         named, or inputs, a dict: every input by name, placed as `layouts` says. out: matrices for outputs, by name,

@@ -72,7 +72,7 @@ def einsum(
         check_limit(memory_limit)
         sums = _Sums(mesh, found, dtype, ring, ProductOptions(
             compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
-        ))  # fmt: skip
+        ))
         sums.check(given)
         if len(given) == 1:
             sums.check_room(given[0], place)
@@ -191,7 +191,7 @@ class _Sums:
             made = matmul(
                 _matrix(left), _matrix(right), self.mesh, transpose_a=turn_a, transpose_b=turn_b,
                 **options_of(self.options),
-            )  # fmt: skip
+            )
             return Term(pair.names, as_array(made))
         folds = tuple((x, tuple(extents[i] for i in names)) for x, names in zip("mnk", (m, n, k), strict=True))
         options = replace(

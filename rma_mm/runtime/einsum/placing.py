@@ -67,7 +67,7 @@ def options_of(options: ProductOptions) -> dict[str, Any]:
 def multiplied(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
     layout: Layout | None, options: ProductOptions,
-) -> DistMatrix | None:  # fmt: skip
+) -> DistMatrix | None:
     """The last product of `pairs`; None where they are small, or a chain has no placements for all. Collective.
 
     matrices: operands by number, whose indices are `names`. layout: where the result is to be, if that matters.
@@ -103,7 +103,7 @@ def _name(number: int) -> str:
 def _kept(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
     layout: Layout | None, options: ProductOptions,
-) -> PlacedProducts | None:  # fmt: skip
+) -> PlacedProducts | None:
     """What was found for these operands before, or is now. Collective."""
     texts, indices = [], dict(names)
     for n, pair in enumerate(pairs, len(names)):

@@ -173,7 +173,7 @@ def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str]
     return Pair(
         a, b, ordered(name for name in both if name in needed), ordered(name for name in left if name not in both),
         ordered(name for name in right if name not in both), tuple(name for name in both if name not in needed),
-    )  # fmt: skip
+    )
 
 
 def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:

@@ -45,7 +45,7 @@ def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:
     tag = "ABC".index(op.dst.operand) + 1
     transfer = channel.shift(
         places.box(op.src), op.to, places.box(op.dst), op.source, places.is_upright(op.dst), tag
-    )  # fmt: skip
+    )
     after = [f"fill {op.src.place}", f"read {op.dst.place}"]
     return Bound(transfer, after, [f"fill {op.dst.place}", *(f"read {name}" for name in slots([op.src]))])
 

@@ -39,7 +39,7 @@ class Executable:
     def __init__(
         self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None,
         machine: Machine | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """machine: what transfers are held against; None where nothing was measured."""
         self.schedule, self.mesh, self.memory, self.scalars = schedule, mesh, memory, scalars
         self.rank = mesh.rank

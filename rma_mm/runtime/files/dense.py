@@ -111,7 +111,7 @@ class DenseSink:
     def reserve(
         cls, path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], stored: np.dtype[Any],
         header: bytes = b"",
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """The whole file under a temporary name, so that what can fail fails before the multiplication.
 
         Raises FileFormatError naming the path and why it cannot be written.

@@ -139,7 +139,7 @@ class _Again:
 
 def open(  # noqa: A001
     uri: Path, dtype: Any = None, format: str | None = None, allow_external: bool | None = None,  # noqa: A002
-) -> Opened:  # fmt: skip
+) -> Opened:
     """Open the matrix in a file: check its header and read nothing else. Local.
 
     Parameters

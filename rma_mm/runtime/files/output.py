@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 FOREIGN = {
     ".csv", ".tsv", ".txt", ".json", ".mat", ".mtx", ".npz", ".pkl", ".pickle", ".parquet", ".feather", ".arrow",
     ".nc", ".pt", ".pth", ".xls", ".xlsx", ".tif", ".tiff", ".png", ".gz", ".zip",
-}  # fmt: skip
+}
 """Endings of files that hold something else: such a file with the bytes of a `.npy` would mislead."""
 
 

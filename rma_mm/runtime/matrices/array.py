@@ -192,7 +192,7 @@ def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
     format: str | None = None,  # noqa: A002
     allow_external: bool | None = None,
-) -> DistMatrix | DistArray:  # fmt: skip
+) -> DistMatrix | DistArray:
     """The matrix, or the array of other dimensions, in a file, of which each rank reads its own part only. Collective.
 
     path: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`; the

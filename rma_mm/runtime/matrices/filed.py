@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def loaded(
     kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh,
     layout: str | Layout | None, allow_external: bool | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """What is in a file, as `load` says. Collective.
 
     kind_of: shape → the class to make. named_as: (path, type, format). Where a layout cuts chunks, each is read by

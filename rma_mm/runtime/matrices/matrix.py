@@ -201,7 +201,7 @@ class DistMatrix(Stored, Distributed):
         cls, path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
         format: str | None = None,  # noqa: A002
         allow_external: bool | None = None,
-    ) -> DistMatrix:  # fmt: skip
+    ) -> DistMatrix:
         """As `rma_mm.load`, of a file that holds a matrix. Collective."""
         made: DistMatrix = loaded(lambda _: cls, (path, dtype, format), mesh, layout, allow_external)
         return made

@@ -50,7 +50,7 @@ class Moving:
     def __init__(
         self, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout, result: NDArray[Any],
         block: Block | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """result, block: as of `move`. Collective."""
         self.mesh, self.target, self.result = mesh, target, result
         self.schedule = remembered(redistribution(mesh.shape, shape, source, target))

@@ -84,7 +84,7 @@ def make_plan(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
-    )  # fmt: skip
+    )
     mesh = common_mesh(mesh, A, B)
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
         options = with_symmetry(options, A, B, may_change=True)

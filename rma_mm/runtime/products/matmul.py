@@ -79,7 +79,7 @@ def matmul(
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
-    )  # fmt: skip
+    )
     with agreed(mesh.comm, "matmul", layout=layout, **vars(options)) as facts:
         given = [x if isinstance(x, DistMatrix | DistArray) else np.asarray(x) for x in (A, B)]
         check_epilogue(epilogue)
@@ -101,7 +101,7 @@ def matmul(
 
 def _place(
     mesh: Mesh, out: DistMatrix | DistArray | None, layout: str | Layout | None, name: str = "out"
-) -> str | Layout | None:  # fmt: skip
+) -> str | Layout | None:
     """C's placement, as far as the caller says, by `layout` and by a matrix. Raises LayoutError."""
     if out is not None and not isinstance(out, DistMatrix | DistArray):
         raise LayoutError(f"{name}: got {type(out).__name__}; it is a DistMatrix, of batches a DistArray")

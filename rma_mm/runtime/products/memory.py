@@ -43,7 +43,7 @@ WORK = 256
 
 def fittings(
     mesh: Mesh, operands: Operands, request: Request, found: list[Candidate], able: list[Candidate]
-) -> list[Fitting]:  # fmt: skip
+) -> list[Fitting]:
     """A product by each candidate that can serve. Collective over all of the mesh.
 
     found: all candidates; able: those of them that may be taken.
@@ -174,7 +174,7 @@ class Fitting:
                 return Settled(
                     self.operands, self.request, self.found, self.candidate, self.problem, schedule, tuning,
                     self.least[tuning], is_ordered, self.mesh.flavour,
-                )  # fmt: skip
+                )
         return None
 
     def look(self, tuning: Tuning) -> tuple[Schedule, bool]:

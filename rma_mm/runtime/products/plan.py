@@ -200,7 +200,7 @@ class Plan:
     def execute(
         self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
         c: DistMatrix | None = None, opened: Told = None,
-    ) -> DistMatrix:  # fmt: skip
+    ) -> DistMatrix:
         """Multiply. Collective. Returns `out`, or the plan's own C.
 
         c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0. opened: what a

@@ -42,7 +42,7 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
         mesh.comm, mesh.node_of, threads=mesh.threads, dtype=dtype, kernel=operands.kernel,
         may_measure=options.algorithm == "auto" and mesh.size > 1 and operands.semiring.is_arithmetic,
         flavours=tuple(sorted({flavour for _, flavour in flavours})),
-    )  # fmt: skip
+    )
     sizes = [operands.dtype(x).itemsize for x in "AB"]
     factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
     machine = _with(machine, mesh.speeds, factors)
@@ -85,7 +85,7 @@ def best_grid(
     machine = machine_of(
         comm, node_of, threads=threads, dtype=summed.name, kernel=kernel,
         may_measure=algorithm == "auto" and comm.size > 1,
-    )  # fmt: skip
+    )
     with agreed(comm, "mesh", shape=shape, algorithm=algorithm, speeds=speeds):
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")

@@ -69,4 +69,4 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
         shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
         copyable=copyable, tariff=tariff, pushes=operands.may_push,
         prefer=o.prefer or mesh.prefer, symmetry=o.symmetric,
-    )  # fmt: skip
+    )

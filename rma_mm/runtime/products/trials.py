@@ -28,7 +28,7 @@ SHAPES = ((1000, 900, 800), (330, 330, 330), (280, 360, 5000), (1700, 1300, 90),
 """m, n, k, as far as there is time."""
 ALGORITHMS = (
     "stationary_c", "stationary_a", "srumma", "summa_c", "cannon", "row_parallel", "gemm_scatter:pull", "cosma",
-)  # fmt: skip
+)
 """Rows that move operands in all the ways there are."""
 ROUNDS, WARM = 8, 3
 """How often each is timed, and from which time on it counts."""

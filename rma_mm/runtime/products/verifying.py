@@ -55,7 +55,7 @@ def verify(
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
         semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill,
-    )  # fmt: skip
+    )
     with agreed(mesh.comm, "verify") as facts:
         options = with_symmetry(options.normalised(), A, B)
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
@@ -67,7 +67,7 @@ def verify(
 
 def _given(
     A: DistMatrix, B: DistMatrix, C: DistMatrix, C0: DistMatrix | None, mesh: Mesh, options: ProductOptions
-) -> Operands:  # fmt: skip
+) -> Operands:
     """The operands of such a product. Raises what `verify` does."""
     each: dict[str, DistMatrix] = {"A": A, "B": B, "C": C} | ({} if C0 is None else {"C0": C0})
     for name, x in each.items():

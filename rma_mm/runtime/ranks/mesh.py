@@ -43,7 +43,7 @@ _HELD: list[Mesh] = []
 SETTINGS = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RMA_MM_CACHE", "RMA_MM_MACHINE", "RMA_MM_WINDOW", SWITCH, TIMEOUT,
     *VARIABLES,
-)  # fmt: skip
+)
 """Variables of the environment that must be the same on all ranks."""
 
 

@@ -155,7 +155,7 @@ def product_of(closed: Closed) -> FloatProduct:
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
         rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
         narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
-    )  # fmt: skip
+    )
 
 
 def _integers(

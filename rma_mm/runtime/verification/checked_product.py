@@ -127,7 +127,7 @@ def verdict_of(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
         conj_a=o.conjugate_a, conj_b=o.conjugate_b, seed=seed, semiring=given.semiring, epilogue=o.epilogue,
         product=given.product_dtype, quick=quick,
-    )  # fmt: skip
+    )
 
 
 def as_before(given: Operands, C: Result, added: Result | None) -> Held | None:

@@ -155,7 +155,7 @@ def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Ite
     """Where things lie, and a picture for every scene."""
     mesh = schedule.mesh
     lies = [[(words, _colour(_along_k(words, box, labels), labels)) for words, box in labels.held(rank)]
-            for rank in mesh.ranks]  # fmt: skip
+            for rank in mesh.ranks]
     told = [[_lines(cell, rank, labels) for rank, cell in enumerate(scene.cells)] for scene in found]
     sizes = _sizes(mesh, [lines for cells in [lies, *told] for lines in cells])
     yield _picture("Where things lie", [], mesh, sizes, lies, [])

@@ -28,7 +28,7 @@ WIDTH = 100
 SIGNS = {
     "shift": "←", "broadcast": "⇐", "all-gather": "⇐", "get": "get", "view": "view",
     "accumulate": "→", "reduce": "⇒", "reduce-scatter": "⇒",
-}  # fmt: skip
+}
 """What stands between a block and the other rank."""
 LEGEND = (
     "A12 is part 1 of the rows and part 2 of the columns of A; 0+1 both parts, * all, a:b indices.",

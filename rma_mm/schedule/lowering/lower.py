@@ -139,7 +139,7 @@ class _Lowering:
     def by_group(
         self, ops: list[Op], rank: int, key: tuple[str, str, tuple[int, ...]], member: Callable[[int], list[Op]],
         prove: Callable[..., Pass | None],
-    ) -> list[Op]:  # fmt: skip
+    ) -> list[Op]:
         """`ops` moved by a group, where a pass can be: proved once for all its members. key: what, operand, group."""
         _, x, group = key
         if (len(group) > 1 or prove is joins) and key not in self.proved:

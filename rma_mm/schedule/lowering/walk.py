@@ -70,7 +70,7 @@ def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[li
     is_by_owner = grain[0] == OWNERS
     spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, box, dim)] if is_by_owner else [
         Span([piece]) for piece in _finer([(0, extent)], grain, [extent])
-    ]  # fmt: skip
+    ]
     walked = [_shifted(span, start, extent) for span in spans]
     pieces = [interval for intervals in walked for interval in intervals]
     if is_by_owner and pieces:

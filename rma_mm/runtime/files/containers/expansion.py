@@ -27,7 +27,7 @@ ZSTD_BLOCK = 2**17
 STREAMS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(47), "zlib": lambda: zlib.decompressobj(47),
     "bz2": bz2.BZ2Decompressor, "lzma": lzma.LZMADecompressor,
-}  # fmt: skip
+}
 COMPRESSORS = frozenset(("zstd", "blosc", "lz4", *STREAMS))
 """The codecs that can make much of little, by the names that Zarr gives them."""
 

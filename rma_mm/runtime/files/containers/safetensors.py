@@ -47,7 +47,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
     "BOOL": np.dtype("bool"), **({"BF16": np.dtype("V2")} if BFLOAT16 is not None else {}),
-}  # fmt: skip
+}
 """What the header calls each type of elements, as they lie in the file."""
 LONGEST_HEADER = 2**23
 """Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""

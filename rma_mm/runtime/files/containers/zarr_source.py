@@ -132,7 +132,7 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
     return ZarrArray(
         store, inner, rows_and_cols[0], dtype, None if is_vector else rows_and_cols[2], rows_and_cols[1], node.version,
         node, rows_and_cols[2], is_allowed(), array=shape if is_vector else (),
-    )  # fmt: skip
+    )
 
 
 def units_of(region: Region, unit: Shape) -> Iterator[tuple[int, ...]]:

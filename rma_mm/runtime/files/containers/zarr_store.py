@@ -121,7 +121,7 @@ def open_array(path: Path, dtype: Any = None) -> ZarrArray:
 def create(
     path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Shape | None = None, shards: Shape | None = None,
     compress: str = "zstd",
-) -> ZarrSink:  # fmt: skip
+) -> ZarrSink:
     """An array in a new store, or added to the one that is there, where it may replace another array.
 
     Raises FileFormatError, OptionError.
@@ -196,7 +196,7 @@ def _make(
     zarr.create_array(
         folder, name=spot.rest or None, shape=shape, dtype=dtype, chunks=chunks, shards=shards, fill_value=0,
         compressors=packed if compress == "zstd" else None, zarr_format=spot.format,
-    )  # fmt: skip
+    )
     for inside, _, files in os.walk(folder):
         for file in files:
             sync(os.path.join(inside, file))

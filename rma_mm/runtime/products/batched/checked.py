@@ -47,7 +47,7 @@ def checked_batch(
         verdict = verify(
             a, b, _one(made, index), alpha=o.alpha, beta=o.beta, before=None if before is None else _one(before, index),
             conj_a=o.conjugate_a, conj_b=o.conjugate_b, seed=seed, semiring=given.semiring, product=given.product_dtype,
-        )  # fmt: skip
+        )
         where = ", ".join(map(str, index))
         tell(mesh, what, [] if verdict.ok else [f"C[{where}] is wrong, computed again: {verdict.reason}"])
 
