@@ -1,7 +1,7 @@
 """What every window must do, written from the view of one rank.
 
-`WindowConformance` is run by `tests/pure/test_fake_window.py` over threads and by `tests/mpi/test_windows.py` over
-real ranks. All ranks of a world run the same method; the worlds end a run in which one of them fails.
+`tests/mpi/test_windows.py` runs `WindowConformance` on the package's windows, `tests/mpi/test_flavours.py` on others.
+All ranks of a world run the same method; the worlds end a run in which one of them fails.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ SMOKE = re.compile(
 """The tests of a minute: without MPI, and of each mechanism on ranks."""
 USUALLY = "not thorough and not nightly"
 """The marks that pyproject.toml asks for."""
-MINUTES = {USUALLY: "3 minutes", "smoke": "1 minute", "thorough": "3 minutes", "nightly": "10 minutes"}
+MINUTES = {USUALLY: "3 minutes", "smoke": "1 minute", "thorough and not nightly": "3 minutes", "nightly": "15 minutes"}
 """How long the tests of some marks take on two cores that do nothing else."""
 
 

@@ -53,7 +53,7 @@ def check_paths(weights, best, before, semiring):
     assert np.allclose(value[~none], best[~none], rtol=1e-12, atol=0)
 
 
-@parallel(ranks=(1, 4), env=("node", "cliques"), usual="node")
+@parallel(ranks=(4,), env=("node", "cliques"), usual="node")
 def test_closures_are_those_of_floyd_and_warshall(comm):
     rng = np.random.default_rng(comm.size)
     with Mesh(grid(comm), comm) as mesh:
@@ -110,7 +110,7 @@ def whole_graph(rng, n, dtype, large, cycle):
     return x.astype(dtype)
 
 
-@parallel(ranks=(1, 4), env=("node",))
+@parallel(ranks=(4,), env=("node",))
 def test_negative_cycles_of_whole_weights(comm):
     """However large an edge elsewhere is, and in every type: -1 is found, 0 is none."""
     rng = np.random.default_rng(3)

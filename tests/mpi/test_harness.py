@@ -49,6 +49,7 @@ def test_good(pool: Pool) -> None:
     assert pool.job is job
 
 
+@thorough
 def test_fewer_ranks_are_the_first_of_the_same_job(pool: Pool) -> None:
     """Whatever order they come in; the others neither take part nor answer."""
     run(pool, "case_good", ranks=3)
@@ -89,6 +90,7 @@ def test_no_process_is_left(pool: Pool, tmp_path: Path) -> None:
     assert not status.exists() or "State:\tZ" in status.read_text()
 
 
+@thorough
 def test_cause_of_a_hang_is_shown(pool: Pool) -> None:
     """An exception on one rank that leaves the others in a collective."""
     text = failure(pool, "case_failure_then_deadlock", timeout=1)

@@ -27,6 +27,7 @@ from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.watching import slowness
 from rma_mm.runtime.watching.slowness import SEEN
 from tests.launch import parallel
+from tests.thorough import thorough
 
 N = 240
 USUAL = 0.06
@@ -77,6 +78,7 @@ def unhindered(comm, measured: bool) -> Iterator[rma_mm.Mesh]:
         path.unlink()
 
 
+@thorough
 @parallel(ranks=(3,), env=("node",))
 def test_its_share_shrinks_while_it_is_slow(comm):
     """Of a product whose placements are open; when it is as fast as before, the first plan goes on."""

@@ -23,6 +23,7 @@ from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_formats import flip
 from tests.mpi.test_library import same_error
+from tests.thorough import thorough
 
 WHOLE = (slice(None),) * 2
 
@@ -38,6 +39,7 @@ def numbers(shape, dtype, seed=0):
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
 
 
+@thorough
 @parallel(ranks=(1, 3), env=("node", "cliques"))
 def test_the_command_line(comm, tmp_path):
     """A model in two files, a part of it, C0 and a bias; the result beside them; a flipped bit is found."""

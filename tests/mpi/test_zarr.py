@@ -37,7 +37,7 @@ from tests.mpi.test_library import same_error
 from tests.processes import Mpiexec, job_environment
 from tests.strategies import layouts, share
 from tests.strategies_mpi import shared_examples
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 zarr = pytest.importorskip("zarr")
 
@@ -202,6 +202,7 @@ def spoiled(how):
     return write
 
 
+@thorough
 @parallel(ranks=(2,), env=("node",))
 def test_the_command_line(comm, tmp_path):
     """Inputs, parts, C0, bias and output in one store; verified against what is written."""

@@ -28,6 +28,7 @@ from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.pure.test_schedules import LIMITS, assert_price_is_exact, limits, placed, run
 from tests.strategies import cases, problems, pure
+from tests.thorough import nightly, usually
 
 SHAPES = ((24, 24, 24), (7, 11, 13), (5, 3, 2), (4, 4, 3000))
 
@@ -84,7 +85,7 @@ def operations(schedule: Schedule, kind: type) -> int:
 # -- the algorithms of the paper ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", usually(2, SHAPES, several=False, rest=nightly), ids=str)
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (3, 2), (3, 3), (2, 2, 2), (2, 3, 2), (3, 2, 4)], ids=str)
 @pytest.mark.parametrize(
     ("name", "loops"),

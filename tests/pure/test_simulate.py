@@ -256,7 +256,10 @@ of 64 ranks it comes to half.
 """
 
 
-@pytest.mark.parametrize("row", every_form(), ids=lambda row: row.name)
+FORMS = [row for start in range(3) for row in every_form()[start::3]]
+
+
+@pytest.mark.parametrize("row", usually(len(FORMS) // 3, FORMS, rest=nightly), ids=lambda row: row.name)
 def test_prices_are_near_what_all_operations_take(row: Row) -> None:
     on = from_toml(table()).machine
     for grid, per_node in (((3, 5), 5), ((2, 2, 3), 4)):
@@ -571,6 +574,7 @@ def test_a_bad_machine_file_is_one_message(tmp_path: Path) -> None:
     ]
 
 
+@thorough
 def test_a_predicted_timeline_without_mpi(tmp_path: Path) -> None:
     """A row of each rank's own doings, one after the other, to the second in which the product is expected to end."""
     file = tmp_path / "t.json"
