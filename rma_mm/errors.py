@@ -33,7 +33,11 @@ def quoted(value: object) -> str:
 
 
 def named(path: str | os.PathLike[str]) -> str:
-    """A file's path, which its user has to find again: whole, unless it is longer than any that is typed."""
+    """A file's path, which its user has to find again: whole, unless it is longer than any that is typed.
+
+    >>> named("x" * 400) == "x" * 400, " … " in named("x" * 401)
+    (True, True)
+    """
     return cut(os.fspath(path), NAMED)
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -27,7 +28,8 @@ from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
 from rma_mm.policy.model.machine import SCATTERED, TOGETHER, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
-from rma_mm.runtime.calibration.sampling import scatter
+from rma_mm.runtime.calibration.overlap import Overlap
+from rma_mm.runtime.calibration.sampling import scatter, typical
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows.mpi import node_map
 from tests.doors import command
@@ -238,6 +240,16 @@ def test_rounds_that_differ_are_seen():
     loud = [np.array([1.0, 2.0, 0.0]) * factor for factor in (1, 1, 1.8, 1.1, 2.5)]
     assert scatter(quiet) < 0.05 < SCATTERED < scatter(loud)
     assert scatter(loud[:2]) == 0
+
+
+def test_a_figure_is_that_of_the_quiet_rounds():
+    """The first does not count, a stall in one of few changes nothing; a get alone has the mean of its two cases."""
+    assert typical(np.array([[9.0], [1], [2], [3], [4], [5]])) == [2]
+    assert typical(np.array([[9.0], [7], [2]])) == [2]
+    rounds = np.array([[1.0, 9, 9], [1, 1, 1.5], [1, 3, 2.5]])
+    for name, seconds in (("shared.get", 2), ("shared.get busy", 2), ("shared.accumulate", 1), ("broadcast", 1)):
+        of = SimpleNamespace(name=name, load=(1, 1), size=0)
+        assert Overlap.point(of, rounds)[2] == seconds, name
 
 
 @thorough

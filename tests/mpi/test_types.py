@@ -98,6 +98,7 @@ def check_some(comm, start):
             check(grid if way in ON_GRIDS else line, rng, types, way)
 
 
+@thorough
 @parallel(ranks=(4,), env=("node",), timeout=120)
 def test_every_pair_of_types_where_memory_is_shared(comm):
     check_some(comm, 0)

@@ -125,6 +125,7 @@ def test_placements_that_cut_chunks_lose_nothing(comm, tmp_path):
         assert os.listdir(tmp_path) == ["x.zarr"] and sorted(os.listdir(tmp_path / "x.zarr")) == ["A", "B", "zarr.json"]
 
 
+@thorough
 @parallel(ranks=(4,), env=("node",))
 def test_what_is_in_shards_is_read_once(comm, tmp_path):
     """However it is to lie then; and it lies in blocks of shards where nothing is said."""

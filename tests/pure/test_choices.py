@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,14 @@ def simulated(candidate: Candidate, request: Request) -> float:
     problem = problem_of(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.row, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
+
+
+def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
+    """One alone waits until its owner has sent what it sends, which takes up to twice as long."""
+    machine, mesh = CLUSTERS["Ethernet"], MeshShape((2, 1), nodes=(0, 1))
+    between = dict(machine.costs["between"])
+    between = {move: replace(cost, beta=cost.beta * (2 if move.endswith(".get") else 1)) for move, cost in between.items()}
+    slow = replace(machine, costs={**machine.costs, "between": between})
+    request = Request((256, 256, 65536), mesh, algorithm="stationary_c", tariff=Tariff(machine))
+    usual, late = (candidates(replace(request, tariff=Tariff(each)))[0].seconds for each in (machine, slow))
+    assert late < 1.05 * usual

@@ -243,7 +243,7 @@ def test_block_stays_within_its_panels() -> None:
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS)
 @pytest.mark.parametrize("shape", [(1, 7, 5), (7, 1, 5), (1, 1, 5), (6, 7, 5), (40, 50, 60), (3, 4, 0), (1, 70, 90)])
-@pytest.mark.parametrize("name", usually(4, ["float16", "float32", "float64", "complex64", "complex128"]))
+@pytest.mark.parametrize("name", usually(2, ["float16", "complex64", "float32", "float64", "complex128"]))
 def test_beta_zero_ignores_nan(kernel: str, shape: tuple[int, int, int], name: str) -> None:
     m, n, k = shape
     a, b, c = np.ones((m, k), name), np.ones((k, n), name), np.full((m, n), np.nan, name)

@@ -21,7 +21,7 @@ from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Shift, forei
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule, expand
 from tests.reference import kept
-from tests.thorough import covering, usually
+from tests.thorough import COVERING, covering, usually
 
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
@@ -218,7 +218,7 @@ def test_scenes_hold_every_move_once(name: str) -> None:
                 assert products == [op for op in ops if isinstance(op, Multiply)]
 
 
-@pytest.mark.parametrize("name", covering(ALGORITHMS))
+@pytest.mark.parametrize("name", usually(2, COVERING))
 def test_pages_are_whole(name: str) -> None:
     """Well formed, every rank, every picture, all operations."""
     for mesh in MESHES:

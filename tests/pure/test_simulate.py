@@ -574,7 +574,6 @@ def test_a_bad_machine_file_is_one_message(tmp_path: Path) -> None:
     ]
 
 
-@thorough
 def test_a_predicted_timeline_without_mpi(tmp_path: Path) -> None:
     """A row of each rank's own doings, one after the other, to the second in which the product is expected to end."""
     file = tmp_path / "t.json"
