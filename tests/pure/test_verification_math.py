@@ -242,6 +242,17 @@ def test_right_results_are_never_blamed(dtype: str, scale: float, kind: str) -> 
             assert verdict.ok, verdict
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_infinity_that_no_sum_reaches_is_found(dtype: str) -> None:
+    """Where sums come near to the largest number, which an overflow would need."""
+    largest = np.finfo(dtype).maxexp
+    a, b = np.full((9, 8), 2.0 ** (largest // 2), dtype), np.full((8, 7), 2.0 ** (largest // 2 - 6), dtype)
+    c = a @ b
+    assert np.isfinite(c).all() and Case(a, b, c).check().ok
+    c[3, 4] = np.inf
+    assert not Case(a, b, c).check().ok
+
+
 @pytest.mark.parametrize("dtype", usually(2, ["float16", "complex64", "float32", "float64"], rest=nightly))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", "ABC")
