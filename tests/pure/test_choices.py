@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,17 @@ def simulated(candidate: Candidate, request: Request) -> float:
     problem = problem_of(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.row, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
+
+
+def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
+    """One alone waits until its owner has sent what it sends, which takes up to twice as long."""
+    machine, mesh = CLUSTERS["Ethernet"], MeshShape((2, 1), nodes=(0, 1))
+    costs = {move: replace(cost, hidden=1.0) for move, cost in machine.costs["between"].items()}
+    costs |= {f"{move} busy": cost for move, cost in costs.items() if "." in move}
+    alone = {move: replace(cost, beta=2 * cost.beta) for move, cost in costs.items() if move.endswith(".get")}
+    seconds = []
+    for between in (costs, costs | alone):
+        tariff = Tariff(replace(machine, costs={**machine.costs, "between": between}))
+        request = Request((256, 256, 65536), mesh, algorithm="stationary_c", tariff=tariff)
+        seconds.append(candidates(request)[0].seconds)
+    assert seconds[1] < 1.05 * seconds[0]
