@@ -28,7 +28,7 @@ from rma_mm.command.frame import Frame
 from tests.doors import Ended, command
 from tests.launch import ENVS, parallel
 from tests.processes import MARKER, Mpiexec, is_open_mpi, job_environment, mpirun
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 KEYS = [
     "shape", "dtype", "ranks", "nodes", "mesh", "algorithm", "layouts", "movement", "window", "kernel", "threads",
@@ -252,6 +252,7 @@ def segments(pids: list[int]) -> set[str]:
     return {line.split(maxsplit=5)[-1] for line in lines if " /dev/shm/" in line and not line.endswith("(deleted)")}
 
 
+@thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", usually(1, ["Ctrl-C", "TERM to mpiexec", "TERM to one rank"]))
 def test_interrupted(tmp_path: Path, how: str) -> None:

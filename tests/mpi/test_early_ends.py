@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.processes import mpirun
-from tests.thorough import nightly, usually
+from tests.thorough import usually
 
 PLANTED = """
 import os, sys
@@ -45,7 +45,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("how", "who"), usually(2, CASES, rest=nightly))
+@pytest.mark.parametrize(("how", "who"), usually(1, CASES))
 def test_a_rank_that_ends_early_ends_the_job(how, who):
     begun = time.monotonic()
     done = mpirun(3, ["-c", PLANTED, how, who, "--shape", "300,300,300", "--repeat", "5"], timeout=40)

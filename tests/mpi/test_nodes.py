@@ -76,6 +76,7 @@ def test_large_tiles_cross_nodes(comm, grid):
             assert np.array_equal(C.to_numpy(), x @ y.T), turn
 
 
+@thorough
 @parallel(ranks=(2, 4), env=("cliques", "nolocal"))
 def test_a_busy_target_serves_while_it_multiplies(comm):
     """A get from a rank that is inside a multiply, which takes far longer than the transfer."""

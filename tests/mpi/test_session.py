@@ -22,7 +22,7 @@ from tests.jobs import VARIANT
 from tests.launch import parallel
 
 SEED = 33
-CASES = 80
+CASES = 60
 SETTINGS = {
     "node": ("shared", "one"), "cliques": ("shared", "two"), "nolocal": ("shared", "each"),
     "allocated": ("allocated", "one"), "created": ("created", "one"),

@@ -241,6 +241,7 @@ def test_the_command_line(comm, tmp_path):
     assert sorted(os.listdir(path)) == ["C", "bias", "c0", "g", "zarr.json"]
 
 
+@thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", usually(1, [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
 def test_ends_while_it_writes(tmp_path: Path, how: signal.Signals) -> None:

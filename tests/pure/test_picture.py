@@ -21,7 +21,7 @@ from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Shift, forei
 from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule, expand
 from tests.reference import kept
-from tests.thorough import COVERING, covering, usually
+from tests.thorough import COVERING, covering, nightly, usually
 
 MESHES = [
     MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
@@ -181,7 +181,7 @@ def test_cannons_skew_can_be_seen() -> None:
     assert drawn(named("cannon", (3, 3, 3), MeshShape((3, 3)))) == CANNON
 
 
-@pytest.mark.parametrize("name", covering(ALGORITHMS))
+@pytest.mark.parametrize("name", usually(3, sorted(ALGORITHMS, key=COVERING.__contains__, reverse=True), rest=nightly))
 def test_pictures_say_what_operations_do(name: str) -> None:
     """All that is multiplied, and all that moves, with the right partner, in the cell of the rank that does it."""
     drawings = 0

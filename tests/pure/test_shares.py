@@ -29,7 +29,7 @@ from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
 from tests.strategies import meshes, pure
-from tests.thorough import usually
+from tests.thorough import thorough, usually
 
 SPEEDS = st.lists(st.floats(0.1, 20), min_size=1, max_size=9)
 PLENTY = replace(TYPICAL, cores=64)
@@ -320,6 +320,7 @@ def test_one_group_is_all_nodes() -> None:
     assert candidates(fast)[0].bill.multiplying < 0.6 * candidates(usual)[0].bill.multiplying
 
 
+@thorough
 def test_efficiency_is_of_all_speeds_together() -> None:
     question = SweepRequest((8192,) * 3, 64, Tariff(het()), 4)
     assert 0.5 < max(price.efficiency for price in prices(question) if not price.why_not) <= 1.0

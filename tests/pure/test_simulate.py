@@ -195,6 +195,7 @@ def of_all(
     return [(candidate, figures(candidate, request)) for candidate in found if not candidate.rejected]
 
 
+@thorough
 @pytest.mark.parametrize(("grid", "per_node"), usually(2, MESHES, rest=nightly))
 @pytest.mark.parametrize("shares", usually(1, [True, False], rest=nightly))
 def test_a_few_ranks_stand_for_all(
