@@ -51,7 +51,11 @@ def brief(message: str, most: int = NAMED) -> str:
 
 
 def in_lines(message: str) -> str:
-    """A message as a command says it: at most six lines of at most 1000 characters."""
+    """A message as a command says it: at most six lines of at most 1000 characters.
+
+    >>> len(in_lines("x" * 5000)), in_lines("a line" + " of many" * 2)
+    (1001, 'a line of many of many\\n')
+    """
     half = LINE // 2
     lines = message.splitlines()[:LINES]
     return "".join((line if len(line) <= LINE else f"{line[:half]} … {line[3 - half :]}") + "\n" for line in lines)

@@ -41,8 +41,8 @@ WORKERS = 4
 ON_POOL = re.compile(rf"\[(\d+)-({'|'.join(launch.ENVS)})\b")
 """What is in the name of a test on real ranks: how many, and their environment."""
 SMOKE = re.compile(
-    r"tests/pure/test_(?!streams|external|simulate|liveness|picture|shares|docs)"
-    r"|tests/mpi/test_session.*[43]-(node|cliques)|tests/mpi/test_(windows|found|library).*-(node|cliques)"
+    r"tests/pure/test_(?!streams|external|simul|liveness|picture|shares|docs|closed|verification|t10|zarr|hdf5|kernel)"
+    r"|tests/mpi/test_session.*4-node|tests/mpi/test_windows.*3-(node|cliques)|tests/mpi/test_found.*-node"
 )
 """The tests of a minute: without MPI, and of each mechanism on ranks."""
 USUALLY = "not thorough and not nightly"
