@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
-from tests.programs import by_numpy
 
 import rma_mm
 from bench import measure
+from bench.trust.programs import by_numpy
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.candidates import single_layouts
 from rma_mm.schedule.ops import Multiply
