@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
 import rma_mm
 from tests import launch
 from tests.jobs import Kind
 from tests.processes import ROOT
-from tests.strategies import NIGHT
+from tests.strategies import DATABASE, NIGHT
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -31,8 +30,7 @@ os.environ.setdefault("RMA_MM_MACHINE", "typical")  # plans are the same whereve
 providers._get_local_constants = providers.Constants
 
 hypothesis.settings.register_profile(
-    "suite", print_blob=bool(NIGHT), deadline=None, derandomize=not NIGHT and "CI" in os.environ,
-    database=DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None,
+    "suite", print_blob=bool(NIGHT), deadline=None, derandomize=not NIGHT and "CI" in os.environ, database=DATABASE
 )
 hypothesis.settings.load_profile("suite")
 

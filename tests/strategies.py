@@ -26,10 +26,11 @@ from rma_mm.schedule.row import Layouts, Problem, Row
 
 NIGHT = os.environ.get("RMA_MM_TEST_KEPT")
 """The folder in which a night keeps what it has found; unset, every test draws the same each time."""
+DATABASE = DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None
 hypothesis.settings.register_profile(
     "pure",
     derandomize=NIGHT is None,
-    database=DirectoryBasedExampleDatabase(NIGHT) if NIGHT else None,
+    database=DATABASE,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -103,21 +104,6 @@ def layouts(
         others = [axis for axis in mesh.names if axis not in axes[dim]]
         if splits[dim] and others:
             splits[dim] = draw(_skewed(mesh, splits[dim], others))
-    pins = tuple((axis, draw(st.integers(0, mesh.axis_size(axis) - 1))) for axis in role if role[axis] == "pinned")
-    layout = Layout(tuple(splits), pins, tuple(axis for axis in role if role[axis] == "sum"))
-    layout.check(extents, mesh)
-    return layout
-
-
-@st.composite
-def array_layouts(draw: DrawFn, mesh: MeshShape, extents: tuple[int, ...], spare: Sequence[str] = ROLES[4:]) -> Layout:
-    """Placements of an array of any number of dimensions; `spare` is what an axis that cuts none of them may do."""
-    roles = [*range(len(extents)), *range(len(extents)), *spare]
-    role = {axis: draw(st.sampled_from(roles)) for axis in draw(st.permutations(mesh.names))}
-    splits = [
-        draw(_splits(mesh, [axis for axis in role if role[axis] == dim], extent, KINDS))
-        for dim, extent in enumerate(extents)
-    ]
     pins = tuple((axis, draw(st.integers(0, mesh.axis_size(axis) - 1))) for axis in role if role[axis] == "pinned")
     layout = Layout(tuple(splits), pins, tuple(axis for axis in role if role[axis] == "sum"))
     layout.check(extents, mesh)

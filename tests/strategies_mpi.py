@@ -7,11 +7,10 @@ import pickle
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import hypothesis
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 from mpi4py import MPI
 
@@ -50,50 +49,6 @@ def shared_examples(
         seeded(_settings(max_examples)(hypothesis.given(strategy)(_without_self(trial))))()
 
     _led(comm, body, search)
-
-
-def shared_programs(
-    comm: MPI.Comm,
-    rules: Sequence[str],
-    arguments: SearchStrategy[T],
-    body: Callable[[MPI.Comm, tuple[str, T | None]], None],
-    max_examples: int = 25,
-    steps: int = 30,
-) -> None:
-    """Programs of a RuleBasedStateMachine: call `body(comm, (rule, arguments))` on every rank for each step.
-
-    The first step of each program is ("begin", None); the last is ("end", None), or ("stop", None) after a failure.
-    What the rules choose must follow from their arguments and from what came before. Else as `shared_examples`.
-    """
-
-    def search(leader: _Leader) -> None:
-        class Program(RuleBasedStateMachine):
-            def __init__(self) -> None:
-                super().__init__()
-                self.done: list[Any] = []
-                leader.trial(("begin", None))
-
-            def teardown(self) -> None:
-                leader.trial(("stop" if self.done[-1:] == [None] else "end", None), self.done)
-
-        for each in rules:
-            setattr(Program, each, _rule(leader, each, arguments))
-        hypothesis.seed(_seed())(Program)
-        run_state_machine_as_test(Program, settings=_settings(max_examples, steps))
-
-    _led(comm, body, search)
-
-
-def _rule(leader: _Leader, name: str, arguments: SearchStrategy[Any]) -> Any:
-    """A rule that takes a step on all ranks; `done` ends with None while one is under way."""
-
-    def step(machine: Any, drawn: Any) -> None:
-        machine.done += [(name, drawn), None]
-        leader.trial((name, drawn), machine.done[:-1])
-        machine.done.pop()
-
-    step.__name__ = name
-    return rule(drawn=arguments)(step)
 
 
 def _seed() -> int:
@@ -144,7 +99,7 @@ class _Leader:
             return self.failure or f"rank 0 could not draw examples:\n{traceback.format_exc()}"
         return self.failure
 
-    def trial(self, example: Any, shown: Any = None) -> None:
+    def trial(self, example: Any) -> None:
         """One example on all ranks."""
         if time.monotonic() > self.limit:
             return
@@ -155,7 +110,7 @@ class _Leader:
         if self.failure is None:
             self.limit = time.monotonic() + SHRINK_SECONDS
         failed = [f"on rank {rank} of {len(verdicts)}:\n{text}" for rank, text in enumerate(verdicts) if text]
-        self.failure = f"with the example {shown or example!r}\n" + "\n".join(failed)
+        self.failure = f"with the example {example!r}\n" + "\n".join(failed)
         raise _Falsified
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rma_mm
-from bench.trust.wrong import Wrong
+from bench.trust.operands import elements
+from bench.trust.wrong import expect
 from rma_mm import DistArray, DistMatrix, Mesh
-from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
 
 Array = NDArray[Any]
@@ -52,7 +52,7 @@ def draw(rng: Random) -> Batch:
     return Batch((a, b, c), transposed, conjugated, dtype, semiring, alpha, rng.choice((0, 0, 1, alpha)))
 
 
-def place(rng: Random, mesh: Mesh, shape: tuple[int, ...], spare: tuple[str, ...]) -> str | None:
+def place(rng: Random, mesh: Mesh, shape: tuple[int, ...], spare: tuple[str, ...] = ("",)) -> str | None:
     """A placement of an array of that shape; what an axis that cuts none of it does is one of `spare`. Or none."""
     if rng.random() < 0.4:
         return None
@@ -64,12 +64,6 @@ def place(rng: Random, mesh: Mesh, shape: tuple[int, ...], spare: tuple[str, ...
         elif does:
             rest.append(f"{axis}={does if does == 'sum' else rng.randrange(mesh.shape.axis_size(axis))}")
     return f"P({', '.join([*words, *rest])})"
-
-
-def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Small whole numbers: every sum is exact in every type."""
-    made = rng.integers(-2, 3, shape)
-    return (made + 1j * rng.integers(-2, 3, shape) if dtype.kind == "c" else made).astype(dtype)
 
 
 def by_numpy(batch: Batch, a: Array, b: Array, c: Array) -> Array:
@@ -91,8 +85,7 @@ def by_numpy(batch: Batch, a: Array, b: Array, c: Array) -> Array:
 def run(mesh: Mesh, rng: Random) -> None:
     """One product. Collective; raises Wrong where it is not NumPy's."""
     batch, values = draw(rng), np.random.default_rng(rng.getrandbits(32))
-    dtype = parse_dtype(batch.dtype)
-    a, b, c = (numbers(values, shape, dtype) for shape in batch.shapes)
+    a, b, c = (elements(values, shape, batch.dtype) for shape in batch.shapes)
     spare = ("", "pinned", "sum") if batch.semiring == "plus_times" and batch.dtype != "bool" else ("", "pinned")
     given = []
     for x in (a, b):
@@ -107,6 +100,4 @@ def run(mesh: Mesh, rng: Random) -> None:
         *given, mesh, out, alpha=batch.alpha, beta=batch.beta, layout=None if out is not None else layout,
         semiring=batch.semiring, **flags,
     ).to_numpy()
-    wanted = by_numpy(batch, a, b, c)
-    if found.dtype != wanted.dtype or found.shape != wanted.shape or not np.array_equal(found, wanted):
-        raise Wrong(f"{batch} into {layout}: got {found!r} in place of {wanted!r}")
+    expect(by_numpy(batch, a, b, c), found, f"{batch} into {layout}")

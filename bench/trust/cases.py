@@ -124,8 +124,8 @@ class Case:
     """One of VALUES."""
     checked: bool = False
     """Whether the library is to check the product, too."""
-    narrow: int = 128
-    """From how many indices a panel is not put together with others; below 128 small epilogues are compiled, too."""
+    narrows: bool = False
+    """Whether panels are cut from 3 indices on, and small epilogues compiled."""
     symmetric: bool | str | None = None
     """What is said of a product of A and its transpose."""
     fill: str = "both"
@@ -134,6 +134,11 @@ class Case:
     def kind(self) -> str:
         """One of KINDS."""
         return "redistribution" if self.b is None else "product"
+
+    @property
+    def is_same(self) -> bool:
+        """Whether one of A and B is transposed: a product of a matrix and its transpose is then passed A twice."""
+        return len(self.transposed) == 1
 
     @property
     def is_gram(self) -> bool:
@@ -236,7 +241,7 @@ def _product(rng: Random, ranks: int, number: int) -> Case:
         number, mesh, a, b, c, layout, transposed=transposed, conjugated=conjugated, algorithm=algorithm,
         kernel=rng.choice(("numpy", *KERNELS.get(result, ()))) if rng.random() < 0.06 else "auto",
         deterministic=rng.random() < 0.1, memory=rng.choice((2**12, 2**16, 2**24)) if rng.random() < 0.06 else None,
-        planned=rng.random() < 0.3, values=values, checked=rng.random() < 0.15, narrow=rng.choice((128, 3)),
+        planned=rng.random() < 0.3, values=values, checked=rng.random() < 0.15, narrows=rng.random() < 0.5,
         **arithmetic, **_frame(rng, ranks, place, (m, n)),
     )
 
@@ -259,7 +264,7 @@ def _gram(rng: Random, ranks: int, number: int) -> Case:
     return Case(
         number, mesh, a, b, c, None if c else layout, transposed=transposed, beta=beta, symmetric=said,
         conjugated=conjugated if is_complex else "", fill=rng.choice(("both", "both", "lower")),
-        algorithm=rng.choice(SYMMETRIC), checked=rng.random() < 0.3, narrow=rng.choice((128, 3)),
+        algorithm=rng.choice(SYMMETRIC), checked=rng.random() < 0.3, narrows=rng.random() < 0.5,
         relu=not is_complex and not beta and rng.random() < 0.2, **_frame(rng, ranks, place, (m, m)),
     )
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rma_mm
-from bench.trust.wrong import Wrong
+from bench.trust.batches import place
+from bench.trust.wrong import Wrong, expect
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.semiring import SEMIRINGS, Semiring
 
@@ -40,14 +41,9 @@ def draw(rng: Random) -> tuple[str, Shapes]:
 
 def spread(x: Array, mesh: Mesh, rng: Random) -> Any:
     """An operand, sometimes as an array, else in any placement of its own; a matrix sometimes transposed."""
-    if not x.ndim or rng.random() < 0.4:
+    layout = place(rng, mesh, x.shape) if x.ndim else None
+    if layout is None:
         return x
-    words = ["None"] * x.ndim
-    for axis in rng.sample(mesh.shape.names, len(mesh.shape.names)):
-        dim = rng.randrange(x.ndim + 1)
-        if dim < x.ndim and words[dim] == "None":
-            words[dim] = f"'{axis}{rng.choice(('', ':cyclic(2)'))}'"
-    layout = f"P({', '.join(words)})"
     if x.ndim == 2:
         is_turned = rng.random() < 0.3
         made = DistMatrix.from_numpy(x.T if is_turned else x, mesh, layout)
@@ -85,5 +81,4 @@ def run(mesh: Mesh, rng: Random) -> None:
         if not isinstance(found, DistMatrix if expected.ndim == 2 else DistArray):
             raise Wrong(f"{said} is a {type(found).__name__}")
         found = found.to_numpy()
-    if np.shape(found) != np.shape(expected) or found.dtype != expected.dtype or not np.array_equal(found, expected):
-        raise Wrong(f"{said}: got {found!r} in place of {expected!r}")
+    expect(expected, found, said)

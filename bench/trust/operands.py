@@ -19,7 +19,7 @@ from rma_mm.geometry.layout import Layout
 Array = NDArray[Any]
 
 
-def elements(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:
+def elements(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
     """Small whole numbers, so that every order of summation gives the same result."""
     kind = parse_dtype(dtype)
     least = 0 if kind.kind in "ub" else -2

@@ -27,8 +27,6 @@ from bench.trust.trial import Trial
 from bench.trust.wrong import Wrong
 from rma_mm import Mesh
 from rma_mm.errors import RmaError, ScheduleError, VerificationError
-from rma_mm.kernels.epilogue import epilogue as closing
-from rma_mm.schedule.lowering import fitted
 from rma_mm.windows.checks.checked import SWITCH
 
 if TYPE_CHECKING:
@@ -87,7 +85,6 @@ class Worker:
 
     def close(self) -> None:
         """Close the meshes. Collective."""
-        fitted.NARROW, closing.COMPILE_FROM = 128, 2**14
         for mesh in self.meshes.values():
             mesh.close()
 

@@ -28,21 +28,17 @@ SETTINGS = {
     "allocated": ("allocated", "one"), "created": ("created", "one"),
 }
 """Environments of tests as settings of `bench.trust`: the window, and how many nodes."""
-KEPT: list[tuple[str, int, int, int]] = []
-"""(setting, seed, first and last case) of what nights have found, which is done again each time."""
 
 
 @parallel(ranks=(1, 2, 3, 4, 6), env=tuple(SETTINGS), timeout=120)
 def test_whatever_is_drawn_is_numpys(comm, tmp_path):
     setting = Setting(comm.size, *SETTINGS[os.environ[VARIANT]])
-    again = [(seed, range(first, last + 1)) for name, seed, first, last in KEPT if name == setting.name]
-    for seed, numbers in ((SEED, range(CASES)), *again):
-        worker = Worker(comm, seed, setting.name, tmp_path)
-        for number in numbers:
-            case, (outcome, text) = worker.case(number)
-            said = f"{repeat(setting, seed)} --only {number}, or --from 0 --to {number + 1}"
-            assert outcome in ("right", "refused"), f"{outcome}: {said}\n{case}\n{text}"
-        worker.close()
+    worker = Worker(comm, SEED, setting.name, tmp_path)
+    for number in range(CASES):
+        case, (outcome, text) = worker.case(number)
+        said = f"{repeat(setting, SEED)} --only {number}, or --from 0 --to {number + 1}"
+        assert outcome in ("right", "refused"), f"{outcome}: {said}\n{case}\n{text}"
+    worker.close()
 
 
 @parallel(ranks=(2, 3), env=("node",))
