@@ -1,4 +1,4 @@
-"""The examples in docstrings."""
+"""The examples in docstrings, and that every module can be imported at all."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from types import ModuleType
 
 import pytest
 
+import bench
 import rma_mm
 
 
 def modules() -> Iterator[ModuleType]:
-    """All of the package, but for those that need what is not installed."""
-    for found in pkgutil.walk_packages(rma_mm.__path__, f"{rma_mm.__name__}."):
-        try:
-            yield importlib.import_module(found.name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith(rma_mm.__name__):
-                raise
+    """All of the package and of the benchmarks, but for those that need what is not installed."""
+    for package in (rma_mm, bench):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            try:
+                yield importlib.import_module(found.name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] in ("rma_mm", "bench", "tests"):
+                    raise
 
 
 def test_examples() -> None:
