@@ -19,7 +19,9 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,15 @@ def innermost_locals(error: BaseException) -> str:
     short = reprlib.Repr()
     short.maxother = short.maxstring = 200
     return "\n".join(f"    {name} = {short.repr(value)}" for name, value in frames[-1].f_locals.items())
+
+
+def descriptors() -> Counter[str]:
+    """What this rank has open, and how often."""
+    found = Counter[str]()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists them
+            found[os.readlink(f"/proc/self/fd/{name}")] += 1
+    return found
 
 
 def wait_politely(request: MPI.Request) -> None:

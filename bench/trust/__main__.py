@@ -1,6 +1,6 @@
 """`python -m bench.trust --count N --seed S`: random products and more on real ranks, compared with NumPy.
 
-Of each twenty cases thirteen are products, and the others redistributions, batches, expressions of `einsum` and chains.
+Of each twenty cases thirteen are products, the others redistributions, files, batches, expressions of `einsum`, chains.
 A case is drawn from the seed, its setting (ranks, window, nodes) and its number; each fault is printed with the command
 that repeats it alone. What only shows after others is repeated by `--from` and `--to`.
 """

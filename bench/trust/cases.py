@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 
+from bench.trust.own_semirings import OWN
 from bench.trust.placements import Shape, draw_layout, draw_mesh, recut
 from rma_mm.algorithms import find_algorithm
 from rma_mm.elements.dtypes import parse_dtype
@@ -48,8 +49,9 @@ GRAMS = 0.07
 AUTO = 0.15
 """How often no algorithm is named, at least: the planner takes many times as long as the product."""
 KINDS = tuple("product" if n % 2 == 0 or n in (1, 7, 13) else
-              {5: "batch", 9: "expression", 15: "chain"}.get(n, "redistribution") for n in range(20))
-"""What cases are, by their numbers: of each twenty thirteen products, four redistributions, and one of each other."""
+              {3: "file", 5: "batch", 9: "expression", 11: "file", 15: "chain"}.get(n, "redistribution")
+              for n in range(20))
+"""What cases are, by their numbers: of each twenty thirteen products."""
 VALUES = ("whole",) * 10 + ("large", "wild", "wild", "wild")
 """What matrices hold: small whole numbers; near the largest of their type; NaN and infinities among them."""
 SYMMETRIC = ("auto", "stationary_c:syrk", "stationary_c:triangles")
@@ -286,7 +288,9 @@ def _arithmetic(rng: Random, types: tuple[str, str]) -> dict[str, object]:
         found["compute"] = result = WIDER[types[0]]
     is_complex, is_bool = result.startswith("complex"), result == "bool"
     if is_bool or (not is_complex and rng.random() < 0.12):
-        found["semiring"] = rng.choice(("or_and",) if is_bool else ("min_plus", "max_plus", "max_min"))
+        own = [name for name, kinds in OWN.items() if np.dtype(parse_dtype(result)).kind in kinds]
+        known = ("or_and",) if is_bool else ("min_plus", "max_plus", "max_min")
+        found["semiring"] = rng.choice((*known, *own))
         found["beta"] = rng.choice((0, 0, 1))
         return found | {"result": result, "times": rng.choice((1, 1, 2))}
     scalars = [1, 1, 1, 2, 0, *([] if result.startswith("u") else [-1]), *([1j, 1 - 2j] if is_complex else [])]

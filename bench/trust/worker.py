@@ -15,14 +15,16 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import IO, TYPE_CHECKING, Any
 from unittest import mock
 
-from bench.trust import batches, chains, expressions
+from bench.trust import batches, chains, expressions, files
 from bench.trust.cases import Case, Other, draw, is_watched, speeds_of
+from bench.trust.own_semirings import registered
 from bench.trust.trial import Trial
 from bench.trust.wrong import Wrong
 from rma_mm import Mesh
@@ -39,7 +41,7 @@ Verdict = tuple[str, str]
 """(right, refused, wrong or raised; the error's class and text)."""
 
 
-OTHERS = {"batch": batches.run, "expression": expressions.run, "chain": chains.run}
+OTHERS = {"batch": batches.run, "expression": expressions.run, "chain": chains.run, "file": files.run}
 """Kinds of cases that are drawn while they are done."""
 
 
@@ -51,6 +53,8 @@ class Worker:
         self.meshes: dict[tuple[int, ...], Mesh] = {}
         self.alive: list[tuple[int, Trial, Mesh]] = []
         """(number of the case after which it is dropped, what a case made, its mesh)."""
+        self.stack = ExitStack()
+        self.stack.enter_context(registered())
 
     def case(self, number: int) -> tuple[Case | Other, Verdict]:
         """Do one case. Collective; the verdict is that of all ranks."""
@@ -87,6 +91,7 @@ class Worker:
         """Close the meshes. Collective."""
         for mesh in self.meshes.values():
             mesh.close()
+        self.stack.close()
 
 
 def attempt(do: Callable[[], None]) -> Verdict:

@@ -7,6 +7,7 @@ import pytest
 
 import rma_mm
 from bench.trust.expressions import by_definition
+from bench.trust.own_semirings import registered
 from rma_mm import DistArray, DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import SEMIRINGS
@@ -24,7 +25,6 @@ from rma_mm.runtime.einsum import placing
 from rma_mm.runtime.einsum.placing import Placements
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
-from tests.own_semirings import registered
 
 
 def check_chain(comm, mesh):

@@ -4,87 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import chain, count
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import DistArray, DistMatrix, Mesh
-from rma_mm.elements.dtypes import BFLOAT16, parse_dtype
 from rma_mm.errors import DisagreementError, DtypeError, FileFormatError, OptionError, ShapeError
-from rma_mm.geometry.mesh import MeshShape
 from rma_mm.runtime.files.containers import hdf5
-from rma_mm.runtime.files.generated import generated
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused_in_a_line
 from tests.mpi.test_library import same_error
-from tests.strategies import layouts, share
-from tests.strategies_mpi import shared_examples
 
 h5py = pytest.importorskip("h5py")
-
-FORMATS = {".npy": "", ".h5": "::group/x", ".safetensors": "::group/x"}
-"""Suffix → the matrix in such a file."""
-TYPES = ["bfloat16", "float64", "float32", "complex64", "int8", "uint16", "bool"]
-
-
-@st.composite
-def saved(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
-    """A matrix, its file, and where it lies before and after: all of it, or a part."""
-    sizes = draw(st.sampled_from([(p, ranks // p) for p in range(1, ranks + 1) if ranks % p == 0] + [(ranks,)]))
-    shape = draw(st.tuples(st.integers(0, 40), st.integers(1, 40)))
-    part = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
-    suffix = draw(st.sampled_from(sorted(FORMATS)))
-    types = TYPES[suffix == ".h5" or BFLOAT16 is None :]  # which has none
-    mesh, extents = MeshShape(sizes), tuple(b - a for a, b in part)
-    return {
-        "suffix": suffix, "shape": shape, "dtype": draw(st.sampled_from(types)), "sizes": sizes, "part": part,
-        "here": draw(layouts(mesh, shape)), "there": draw(st.one_of(st.none(), layouts(mesh, extents))),
-        "chunks": draw(st.one_of(st.none(), st.tuples(st.integers(1, 12), st.integers(1, 12)))),
-    }
-
-
-def in_chunks(path, name, x, chunks):
-    """Write a file again by its own library, with the same matrix in chunks."""
-    if path.suffix == ".h5" and x.size:
-        with h5py.File(path, "w") as file:
-            file.create_dataset(name, data=x, chunks=tuple(map(min, chunks, x.shape)), compression="gzip")
-
-
-@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"), usual="cliques")
-def test_whatever_is_saved_is_loaded(comm, tmp_path):
-    """Any matrix, placement, type, format and part, in chunks or not."""
-    numbers = count()
-
-    def check(comm, case):
-        number = next(numbers)
-        x = generated(number, "A", parse_dtype(case["dtype"]))(*np.ogrid[tuple(slice(0, n) for n in case["shape"])])
-        path = tmp_path / f"{number}{case['suffix']}"
-        name = FORMATS[case["suffix"]]
-        with Mesh(case["sizes"], comm) as mesh:
-            DistMatrix.from_numpy(x, mesh, case["here"]).save(f"{path}{name}")
-            if case["chunks"] and comm.rank == 0:
-                in_chunks(path, name[2:], x, case["chunks"])
-            comm.barrier()
-            (a, b), (c, d) = case["part"]
-            said = "bfloat16" if case["dtype"] == "bfloat16" else None
-            B = rma_mm.load(f"{path}{name}[{a}:{b}, {c}:{d}]", mesh, case["there"], said)
-            assert B.dtype == x.dtype
-            assert np.array_equal(B.to_numpy(), x[a:b, c:d])
-            assert np.array_equal(DistMatrix.load(f"{path}{name}", mesh, dtype=said).to_numpy(), x)
-        assert os.listdir(tmp_path) == [path.name]
-        comm.barrier()
-        if comm.rank == 0:
-            path.unlink()
-        comm.barrier()
-
-    shared_examples(comm, saved(comm.size), check, max_examples=share(100))
 
 
 @parallel(ranks=(4,), env=("node",))

@@ -1,21 +1,15 @@
 """Semirings registered outside the package, on real ranks: every algorithm, accumulates, verification, refusals."""
 
 import numpy as np
-import pytest
 
 import rma_mm
+from bench.trust.own_semirings import TYPES, elements, registered
 from rma_mm import DistMatrix, Mesh
-from rma_mm.algorithms import ALGORITHMS
 from rma_mm.elements.semiring import SEMIRINGS, register_semiring
 from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError
-from rma_mm.runtime.execution.operands import Operand
-from rma_mm.runtime.verification.check import verify
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
-from tests.own_semirings import TYPES, elements, registered, spoilt
 from tests.pure.test_semirings import expected, same
-from tests.strategies import some_mesh
-from tests.thorough import usually
 
 NO_MPI = "gcd_lcm"
 """The one that ranks cannot accumulate."""
@@ -28,45 +22,6 @@ def matrices(name):
     wanted = expected(SEMIRINGS[name], a, b, c)
     assert len(np.unique(wanted)) > 1, name
     return a, b, c, wanted
-
-
-def check(mesh, plan, name, a, b, c, wanted):
-    """C ⊕ A ⊗ B is NumPy's; it passes the verification, and with one wrong element it does not."""
-    A, B, C, before = (
-        DistMatrix.from_numpy(x, mesh, plan.layouts[home]) for x, home in ((a, "A"), (b, "B"), (c, "C"), (c, "C"))
-    )
-    assert same(plan.execute(A, B, C).to_numpy(), wanted), (name, plan.algorithm)
-    semiring = SEMIRINGS[name]
-    assert verify(A, B, C, beta=1, before=before, semiring=semiring).ok, (name, plan.algorithm)
-    wrong = DistMatrix.from_numpy(spoilt(np.random.default_rng(5), wanted), mesh, plan.layouts["C"])
-    verdict = verify(A, B, wrong, beta=1, before=before, semiring=semiring)
-    assert not verdict.ok and "computed again it is" in verdict.reason, (name, plan.algorithm)
-    for x in (A, B, C, before, wrong):
-        x.close()
-
-
-@parallel(ranks=(4,), env=("created",))
-@pytest.mark.parametrize("name", usually(1, ("xor_and", NO_MPI, *sorted(set(TYPES) - {"xor_and", NO_MPI}))))
-def test_every_algorithm_takes_a_semiring_of_ones_own(comm, name):
-    """On placements of its own choice; where MPI cannot accumulate so, all but those that do."""
-    refused = {}
-    with registered():
-        a, b, *rest = matrices(name)
-        given = [Operand(x.shape, x.dtype) for x in (a, b)]
-        for grid in {some_mesh(row).shape: None for row in ALGORITHMS.values()}:
-            with Mesh(grid, comm) as mesh:
-                for row in [row for row in ALGORITHMS.values() if some_mesh(row).shape == grid]:
-                    try:
-                        plan = rma_mm.plan(*given, mesh, algorithm=row.name, semiring=name, beta=1)
-                    except AlgorithmError as error:
-                        refused[row.name] = str(error)
-                        continue
-                    check(mesh, plan, name, a, b, *rest)
-                    plan.close()
-    assert all("accumulates, and MPI has no operation" in why for why in refused.values()), refused
-    always = {"stationary_a", "stationary_b", "queue"}  # others turn out so on some placements
-    assert set(refused) >= always if name == NO_MPI else not refused
-    assert len(ALGORITHMS) - len(refused) > 15, refused
 
 
 PUSHES = {"stationary_a": ("P(None, 'i')", "P('i', None)"), "stationary_b": ("P(None, 'i')", "P('i', None)")}

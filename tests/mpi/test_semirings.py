@@ -14,7 +14,7 @@ from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutE
 from rma_mm.runtime.verification.check import verify
 from rma_mm.windows.datatypes import OPERATIONS
 from tests.launch import parallel
-from tests.mpi.test_library import grid, same_error
+from tests.mpi.test_library import same_error
 from tests.processes import ROOT, mpirun
 from tests.pure.test_semirings import expected, same, values
 from tests.thorough import usually
@@ -82,39 +82,6 @@ def test_deterministic_excludes_nothing_that_has_one_result(comm):
 
 
 # -- what it is for -------------------------------------------------------------------------------
-
-
-def graph(n, seed, density):
-    """Weights of a random directed graph: lengths of edges, infinite where there is none."""
-    rng = np.random.default_rng(seed)
-    weights = np.where(rng.random((n, n)) < density, rng.integers(1, 100, (n, n)), np.inf)
-    np.fill_diagonal(weights, 0)
-    return weights
-
-
-def floyd_warshall(weights):
-    """Lengths of shortest paths."""
-    lengths = weights.copy()
-    for k in range(len(lengths)):
-        np.minimum(lengths, lengths[:, k, None] + lengths[k], out=lengths)
-    return lengths
-
-
-@parallel(ranks=(1, 3, 6), env=("node",))
-@pytest.mark.parametrize("algorithm", ["auto", "stationary_a"])
-def test_shortest_paths_and_reachability(comm, algorithm):
-    n = 60
-    weights = graph(n, 3, 0.035)
-    wanted = floyd_warshall(weights)
-    reached = np.isfinite(wanted)
-    assert 0.2 < reached.mean() < 0.9  # some are out of reach, and few next to each other
-    with Mesh(grid(comm), comm) as mesh:
-        D, R = DistMatrix.from_numpy(weights, mesh), DistMatrix.from_numpy(np.isfinite(weights), mesh)
-        for _ in range((n - 1).bit_length()):
-            D = rma_mm.matmul(D, D, mesh, algorithm=algorithm, semiring="min_plus")
-            R = rma_mm.matmul(R, R, mesh, algorithm=algorithm, semiring="or_and")
-        assert np.array_equal(D.to_numpy(), wanted)
-        assert np.array_equal(R.to_numpy(), reached)
 
 
 @pytest.mark.parametrize(("name", "says"), usually(1, [("paths.py", "pairs"), ("batches.py", "")]))

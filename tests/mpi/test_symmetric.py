@@ -16,7 +16,6 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Epilogue, Mesh
 from rma_mm.errors import AlgorithmError, OptionError, VerificationError
-from rma_mm.schedule.verify.checker import verify
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused
@@ -28,20 +27,6 @@ def elements(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np
     if dtype.startswith("complex"):
         return (x + 1j * rng.integers(-3, 4, shape)).astype(dtype)
     return x.astype(bfloat16 if dtype == "bfloat16" else dtype)
-
-
-@parallel(ranks=(3, 4, 6), env=("nolocal",))
-def test_words_in_triangle_blocks(comm: MPI.Intracomm) -> None:
-    """Those that ranks count are those of the schedule, on rows and on a grid: A comes once, for both factors."""
-    rng, shape = np.random.default_rng(6), (24 * comm.size, 10)
-    x, grid = rng.integers(-3, 4, shape).astype("float32"), {4: (2, 2), 6: (2, 3)}.get(comm.size, (comm.size,))
-    with Mesh(grid, comm) as mesh:
-        for layout in dict.fromkeys((f"P({mesh.shape.names}, None)", "i" if len(grid) == 1 else "i,j")):
-            A = DistMatrix.from_numpy(x, mesh, layout)
-            with rma_mm.plan(A, A.T, mesh, layout=layout, algorithm=TRIANGLES) as plan:
-                assert np.array_equal(plan.execute(A, A.T).to_numpy(), x @ x.T)
-                counted = plan.words.words_intra + plan.words.words_inter
-                assert counted == verify(plan.schedule).words[comm.rank]
 
 
 @parallel(ranks=(3,), env=("node",))

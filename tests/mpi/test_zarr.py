@@ -4,104 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.command import job
-from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import FileFormatError, OptionError, ShapeError
-from rma_mm.geometry.mesh import MeshShape
 from rma_mm.runtime.files.containers import zarr_source
-from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.matrices import filed
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused_in_a_line
 from tests.mpi.test_library import same_error
 from tests.processes import Mpiexec, job_environment
-from tests.strategies import layouts, share
-from tests.strategies_mpi import shared_examples
 from tests.thorough import thorough, usually
 
 zarr = pytest.importorskip("zarr")
-
-TYPES = ["float64", "float32", "float16", "complex64", "complex128", "int8", "uint16", "int64", "bool"]
-ADDED = zarr.codecs.BloscCodec(), zarr.codecs.GzipCodec(), None
-
-
-@st.composite
-def saved(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
-    """A matrix, how it is kept, and where it lies before and after: all of it, or a part."""
-    sizes = draw(st.sampled_from([(p, ranks // p) for p in range(1, ranks + 1) if ranks % p == 0] + [(ranks,)]))
-    shape = draw(st.tuples(st.integers(0, 40), st.integers(1, 40)))
-    part = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
-    mesh, extents = MeshShape(sizes), tuple(b - a for a, b in part)
-    chunks = draw(st.one_of(st.none(), st.tuples(st.integers(4, 12), st.integers(3, 12))))
-    times = draw(st.one_of(st.none(), st.tuples(st.integers(1, 3), st.integers(1, 3)))) if chunks else None
-    return {
-        "shape": shape, "dtype": draw(st.sampled_from(TYPES)), "sizes": sizes, "part": part,
-        "inner": draw(st.sampled_from(["", "::A", "::g/h/A"])),
-        "here": draw(layouts(mesh, shape)), "there": draw(st.one_of(st.none(), layouts(mesh, extents))),
-        "chunks": chunks, "shards": times and (times[0] * chunks[0], times[1] * chunks[1]),
-        "compress": draw(st.sampled_from([None, "zstd", "none"])), "by_zarr": draw(st.booleans()),
-        "format": draw(st.sampled_from([2, 3])), "order": draw(st.sampled_from("CF")),
-    }
-
-
-def by_zarr(path, case, x):
-    """Write the array as zarr does by itself, in either format and order."""
-    shutil.rmtree(path)
-    made = zarr.create_array(
-        path, name=case["inner"][2:] or None, shape=x.shape, dtype=x.dtype, chunks=case["chunks"] or (7, 3),
-        zarr_format=case["format"], **({"order": case["order"]} if case["format"] == 2 else {}),
-    )
-    made[...] = x
-
-
-@parallel(ranks=(1, 2, 3, 4, 5, 6), env=("node", "cliques"), usual="cliques")
-def test_whatever_is_saved_is_loaded(comm, tmp_path):
-    """Any matrix, placement, type and part, in any chunks and shards; zarr reads the same, and is read."""
-    numbers = count()
-
-    def check(comm, case):
-        x = generated(1, "A", parse_dtype(case["dtype"]))(*np.ogrid[tuple(slice(0, n) for n in case["shape"])])
-        path = tmp_path / f"{next(numbers)}.zarr"
-        options = {key: case[key] for key in ("chunks", "shards", "compress") if case[key]}
-        with Mesh(case["sizes"], comm) as mesh:
-            DistMatrix.from_numpy(x, mesh, case["here"]).save(f"{path}{case['inner']}", **options)
-            found = zarr.open_array(path, path=case["inner"][2:], mode="r")
-            assert found[...].tobytes() == x.tobytes() and found.dtype == x.dtype
-            comm.barrier()
-            if case["by_zarr"] and comm.rank == 0:
-                by_zarr(path, case, x)
-            comm.barrier()
-            (a, b), (c, d) = case["part"]
-            B = rma_mm.load(f"{path}{case['inner']}[{a}:{b}, {c}:{d}]", mesh, case["there"])
-            assert np.array_equal(B.to_numpy(), x[a:b, c:d])
-            assert np.array_equal(DistMatrix.load(f"{path}{case['inner']}", mesh).to_numpy(), x)
-        assert os.listdir(tmp_path) == [path.name] and not list(path.rglob(".*.partial"))
-        comm.barrier()
-        if comm.rank == 0:
-            shutil.rmtree(path)
-        comm.barrier()
-
-    shared_examples(comm, saved(comm.size), check, max_examples=share(60))
 
 
 def as_it_lies(matrix, output):

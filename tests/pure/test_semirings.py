@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from numpy.typing import NDArray
 
+from bench.trust.own_semirings import TYPES, elements, registered
 from rma_mm import kernels
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.command.arguments import _parser
@@ -28,7 +29,6 @@ from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.windows.base import can_accumulate
-from tests.own_semirings import TYPES, elements, registered
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing
 from tests.strategies import Case, cases, pure

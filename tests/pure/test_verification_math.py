@@ -18,6 +18,7 @@ pytest.importorskip("mpi4py", exc_type=ImportError)
 
 from mpi4py import MPI
 
+from bench.trust.own_semirings import TYPES, elements, registered, spoilt
 from rma_mm.elements.dtypes import SUPPORTED, accumulator, parse_dtype, result_dtype
 from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.elements.semiring import SEMIRINGS, Distributes
@@ -29,7 +30,6 @@ from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.verification import rows as verification_rows
 from rma_mm.runtime.verification.bools import _times
 from rma_mm.runtime.verification.check import Verdict, verify
-from tests.own_semirings import TYPES, elements, registered, spoilt
 from tests.thorough import nightly, usually
 
 Array = np.ndarray[Any, Any]

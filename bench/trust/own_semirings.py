@@ -14,16 +14,24 @@ TYPES = {"union": "uint32", "xor_and": "int32", "parity": "bool", "min_max": "fl
 """What each of them multiplies in the tests."""
 
 
+SEMIRINGS_OF_OURS = (
+    ("union", np.bitwise_or, np.bitwise_and, "u", Distributes.ALWAYS),
+    ("xor_and", np.bitwise_xor, np.bitwise_and, "iu", Distributes.ALWAYS),
+    ("parity", np.logical_xor, np.logical_and, "b", Distributes.ALWAYS),
+    ("min_max", np.minimum, np.maximum, "iuf", Distributes.ALWAYS),
+    ("gcd_lcm", Reduction(np.gcd, zero), np.lcm, "u"),  # which MPI cannot accumulate
+)
+OWN = {name: kinds for name, _, _, kinds, *_ in SEMIRINGS_OF_OURS}
+"""Name → kinds of element types that it takes."""
+
+
 @contextmanager
 def registered() -> Iterator[None]:
     """They are known meanwhile."""
     before = dict(SEMIRINGS)
     try:
-        register_semiring("union", np.bitwise_or, np.bitwise_and, "u", Distributes.ALWAYS)
-        register_semiring("xor_and", np.bitwise_xor, np.bitwise_and, "iu", Distributes.ALWAYS)
-        register_semiring("parity", np.logical_xor, np.logical_and, "b", Distributes.ALWAYS)
-        register_semiring("min_max", np.minimum, np.maximum, "iuf", Distributes.ALWAYS)
-        register_semiring("gcd_lcm", Reduction(np.gcd, zero), np.lcm, "u")
+        for given in SEMIRINGS_OF_OURS:
+            register_semiring(*given)  # type: ignore[arg-type]
         yield
     finally:
         SEMIRINGS.clear()
