@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 from random import Random
 
@@ -63,7 +63,7 @@ class Given:
     """A matrix, and how it is made."""
 
     source: str
-    """One of SOURCES, or `array`: a NumPy array, equal on all ranks."""
+    """One of SOURCES, `array`: a NumPy array, equal on all ranks, or `opened`: it stays in its file."""
     order: str
     """The memory order of an array or a file: one of STRIDES."""
     shape: Shape
@@ -226,6 +226,8 @@ def _product(rng: Random, ranks: int, number: int) -> Case:
     transposed, conjugated = (rng.choice(("", "", "", "A", "B", "AB")) for _ in range(2))
     a = _operand(rng, place, (m, k), types[0], layouts[0], "A" in transposed)
     b = _operand(rng, place, (k, n), types[1], layouts[1], "B" in transposed)
+    if "opened" in (a.source, b.source):
+        algorithm = rng.choice(("auto", "auto", "stationary_c"))
     arithmetic = _arithmetic(rng, types)
     if arithmetic.get("semiring") or not {"complex64", "complex128"} & set(types):
         conjugated = ""
@@ -255,6 +257,8 @@ def _gram(rng: Random, ranks: int, number: int) -> Case:
     place, is_complex = MeshShape(mesh), dtype.startswith("complex")
     transposed, conjugated = (rng.choice(("", "", "A", "B", "AB")) for _ in range(2))
     a = _operand(rng, place, (m, k), dtype, draw_layout(rng, place, (m, k)), "A" in transposed)
+    if a.source == "opened":  # which has no transposed view
+        a = replace(a, source="array", order="C")
     shape = a.shape[::-1] if a.turned else a.shape
     is_same = len(transposed) == 1
     b = Given("twin", "C", shape if is_same else shape[::-1], dtype, None)
@@ -309,6 +313,8 @@ def _operand(rng: Random, mesh: MeshShape, shape: Shape, dtype: str, layout: Lay
     """What is passed as A or B, for op(A) or op(B) of `shape`."""
     if transposed:
         shape, layout = shape[::-1], layout.T if layout else None
+    if rng.random() < 0.06:
+        return Given("opened", rng.choice(("C", "F", "chunks")), shape, dtype, None)
     if layout is None or rng.random() < 0.1:
         return Given("array", rng.choice(("C", "F")), shape, dtype, None)
     return _given(rng, mesh, shape, dtype, layout)

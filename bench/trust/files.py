@@ -5,70 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import rma_mm
+from bench.trust.library_files import formats, read_by_its_library, write_anew
 from bench.trust.operands import elements
-from bench.trust.placements import Shape, draw_layout
+from bench.trust.placements import draw_layout
 from bench.trust.wrong import Wrong, expect
 from rma_mm import DistMatrix, Mesh
-
-Array = NDArray[Any]
 
 TYPES = ("float64", "float32", "float16", "complex64", "int8", "uint16", "int64", "bool")
 MORE = {".npy": ("bfloat16", "complex128"), ".safetensors": ("bfloat16",), ".h5": ("complex128",)}
 """Suffix → types that not every format has."""
 NAMES = ("::x", "::group/x")
-CONTAINERS = {".npy": "numpy", ".safetensors": "numpy", ".h5": "h5py", ".zarr": "zarr"}
-"""Suffix → the package without which such files are not read."""
-
-
-def by_its_library(path: Path, inner: str, x: Array, chunks: Shape, form: int, order: str) -> None:
-    """Write the file anew, in chunks, by the package that others use for such files."""
-    if path.suffix == ".h5" and x.size:
-        import h5py
-
-        with h5py.File(path, "w") as file:
-            file.create_dataset(inner, data=x, chunks=tuple(map(min, chunks, x.shape)), compression="gzip")
-    elif path.suffix == ".zarr":
-        import zarr
-
-        shutil.rmtree(path)
-        options = {"order": order} if form == 2 else {}
-        made = zarr.create_array(
-            path, name=inner or None, shape=x.shape, dtype=x.dtype, chunks=chunks, zarr_format=form, **options
-        )
-        made[...] = x
-
-
-def as_its_library_reads(path: Path, inner: str) -> Array | None:
-    """What stands in the file for the package that others use for it; None where there is none such."""
-    if path.suffix == ".h5":
-        import h5py
-
-        with h5py.File(path) as file:
-            return np.asarray(file[inner][()])
-    if path.suffix == ".zarr":
-        import zarr
-
-        return np.asarray(zarr.open_array(path, path=inner, mode="r")[...])
-    return None
-
-
-def formats() -> list[str]:
-    """Suffixes of formats that can be read here."""
-    found = []
-    for suffix, package in CONTAINERS.items():
-        with suppress(ImportError):
-            __import__(package)
-            found.append(suffix)
-    return found
 
 
 def chunking(rng: Random, suffix: str) -> dict[str, object]:
@@ -98,10 +50,10 @@ def run(mesh: Mesh, rng: Random) -> None:
     folder = Path(mesh.comm.bcast(tempfile.mkdtemp(prefix="bench-trust-files-") if mesh.rank == 0 else None))
     path = folder / f"x{suffix}"
     DistMatrix.from_numpy(x, mesh, here).save(f"{path}{inner}", **options)
-    found = [(x, as_its_library_reads(path, name))]
+    found = [(x, read_by_its_library(path, name))]
     mesh.comm.Barrier()
     if again[0] and mesh.rank == 0:
-        by_its_library(path, name, x, *again[1:])
+        write_anew(path, name, x, *again[1:])
     mesh.comm.Barrier()
     (a, b), (c, d) = part
     kind = "bfloat16" if dtype == "bfloat16" else None

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 import rma_mm
 from bench.trust.cases import Given
+from bench.trust.library_files import formats, write_anew
 from rma_mm import DistMatrix, Mesh
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.geometry.layout import Layout
+from rma_mm.runtime.files.opened import Opened
 
 Array = NDArray[Any]
 
@@ -73,6 +75,8 @@ class Maker:
         """What is passed for a matrix with the elements `x` (as stored), and what it then is."""
         if given.source == "array":
             return np.array(x, order=given.order), x
+        if given.source == "opened":
+            return self._opened(given, x), x
         made = getattr(self, "_" + given.source)(given, x, rng)
         return (made.T, x.T) if given.turned else (made, x)
 
@@ -102,6 +106,19 @@ class Maker:
         made = rma_mm.load(path, self.mesh, self.place(given.layout), dtype="bfloat16" if is_half else None)
         self.mesh.comm.Barrier()
         return made
+
+    def _opened(self, given: Given, x: Array) -> Opened:
+        path, is_half = self.directory / f"open{self.files}", given.dtype == "bfloat16"
+        self.files = (self.files + 1) % 6
+        has_chunks = given.order == "chunks" and not is_half and ".h5" in formats()
+        path = path.with_suffix(".h5" if has_chunks else ".npy")
+        if self.mesh.rank == 0:
+            if has_chunks:
+                write_anew(path, "x", x, (3, 4), 3, "C")
+            else:
+                np.save(path, np.array(x.view("V2") if is_half else x, order="F" if given.order == "F" else "C"))
+        self.mesh.comm.Barrier()
+        return rma_mm.open(path, dtype="bfloat16" if is_half else None)
 
     def _local(self, given: Given, x: Array, rng: np.random.Generator) -> DistMatrix:
         """On the caller's own array; where it comes in summands, on random ones that add up."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rma_mm.command.arguments import RunOptions
 from rma_mm.command.bias import reread_bias
+from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.files.formats import Source
@@ -42,6 +43,8 @@ class Check:
     """A, B, C, and C0 as "before", as they are in memory."""
     output: Output | None
     """The file that C was written to."""
+    failures: list[Exception] = field(default_factory=list)
+    """What went wrong while matrices were read as they were looked at."""
 
     def verdict(self) -> Verdict:
         """Whether the result is right. Collective. Raises FileFormatError where a file cannot be read again."""
@@ -51,7 +54,11 @@ class Check:
         given = self.plan.given
         given = replace(given, options=replace(given.options, epilogue=self._epilogue()))
         a, b = self._operand("A"), self._operand("B")
-        return verdict_of(given, a, b, c, self._before(), self.options.seed)
+        found = verdict_of(given, a, b, c, self._before(), self.options.seed)
+        with agreed(self.comm):
+            if self.failures:
+                raise FileFormatError(f"a file cannot be read again to check the result: {self.failures[0]}")
+        return found
 
     def _operand(self, name: str) -> Turnable:
         """A or B."""
@@ -65,7 +72,9 @@ class Check:
 
     def _read(self, name: str) -> Strips:
         file = self.files[name]
-        return reread(self.comm, file.path, file.again, file.dtype, file.shape)
+        stays = name != "C" and self.plan.settled.operands[name].chunks is not None
+        failures = self.failures if stays else None
+        return reread(self.comm, file.path, file.again, file.dtype, file.shape, failures)
 
     def _epilogue(self) -> Epilogue | None:
         """With its bias read again."""
@@ -88,7 +97,8 @@ class Check:
             return Verdict(False, None, reason)
         written = self.output
         return reread(
-            self.comm, written.temporary, lambda: written.source().again(), self.plan.c_dtype, self.plan.c_shape
+            self.comm, written.temporary, lambda: written.source().again(), self.plan.c_dtype, self.plan.c_shape,
+            self.failures if self.plan.given.files else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from math import prod
@@ -15,10 +16,10 @@ from rma_mm.command.bias import read_bias, watched
 from rma_mm.command.checking import Check
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, Transferred, check_report, gather_facts, is_page, write_json
+from rma_mm.command.report import Facts, Streamed, Transferred, check_report, gather_facts, is_page, write_json
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import DtypeError, RmaError, ShapeError, VerificationError, named
+from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, named
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import cast, check_cast
@@ -26,12 +27,13 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
-from rma_mm.runtime.files.formats import Source
 from rma_mm.runtime.files.generated import generated
+from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.files.opened import open as open_matrix
 from rma_mm.runtime.files.output import Output, Saving
 from rma_mm.runtime.matrices.filed import write
 from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.streamed import FileMatrix
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
@@ -51,13 +53,15 @@ class Job:
 
     options: RunOptions
     frame: Frame
-    files: dict[str, Source] = field(default_factory=dict)
+    files: dict[str, Opened] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
     bias: Any = None
     """The file of the bias, on rank 0, which reads it."""
     output: Output | None = None
     moved: dict[str, Transferred] = field(default_factory=lambda: {"read": Transferred(), "written": Transferred()})
     """What this rank spent on reading matrices and on writing C."""
+    streamed: Streamed | None = None
+    """What was read of operands that stay in their files, while the last product went on."""
     predicted: list[Record] = field(default_factory=list)
     """What each rank was expected to do when, on rank 0, where a timeline is wanted."""
     trace: Trace | None = None
@@ -100,7 +104,8 @@ class Job:
         self._open_output(plan)
         if o.metrics is not None:
             mesh.metrics.write(o.metrics)
-        with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in self.files.values()):
+        loaded = [x for name, x in self.files.items() if name == "C" or plan.settled.operands[name].chunks is None]
+        with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in loaded):
             a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
         self.frame.has_begun = True
@@ -113,7 +118,9 @@ class Job:
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
         if late := late_note(plan.settled, seconds):
             mesh.fallbacks.append(late)
-        facts = gather_facts(plan, mesh, shape, seconds, verdict, self.moved, kernel=o.kernel, measure_blas=not o.quiet)
+        moved = {how: each.all_ranks(mesh) for how, each in self.moved.items()}
+        moved |= {"streamed": self.streamed.all_ranks(mesh)} if self.streamed else {}
+        facts = gather_facts(plan, mesh, shape, seconds, verdict, moved, kernel=o.kernel, measure_blas=not o.quiet)
         is_right = verdict is None or verdict.ok
         if is_right:
             self._publish()
@@ -163,13 +170,25 @@ class Job:
         m, n, k = shape
         made = self._made_dtype()
         shapes = {"A": (k, m) if o.transpose_a else (m, k), "B": (n, k) if o.transpose_b else (k, n)}
-        operands = [
-            Operand(each, self.files[name].dtype if name in self.files else made, self._layout(name, mesh, each))
+        operands: dict[str, Any] = {
+            name: Operand(each, self.files[name].dtype if name in self.files else made, self._layout(name, mesh, each))
             for name, each in shapes.items()
-        ]
+        }
+        try:
+            return self._plan_of(mesh, operands, shape)
+        except MemoryLimitError:  # the same on every rank
+            staying = {name: self.files[name] for name in "AB" if name in self.files and not operands[name].layout}
+            if not staying:
+                raise
+        return self._plan_of(mesh, operands | staying, shape)
+
+    def _plan_of(self, mesh: Mesh, operands: Mapping[str, Any], shape: tuple[int, int, int]) -> Plan:
+        """The plan for operands that are to be made, or stay in their files."""
+        o = self.options
+        m, n, _ = shape
         return make_plan(
-            operands[0],
-            operands[1],
+            operands["A"],
+            operands["B"],
             mesh,
             layout=self._layout("C", mesh, (m, n)),
             alpha=o.alpha,
@@ -238,10 +257,12 @@ class Job:
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix | None]:
         """A, B and C0, placed as the plan wants them."""
         o = self.options
-        made = []
+        made: list[DistMatrix] = []
         for name in "AB":
             operand, layout = plan.settled.operands[name], plan.layouts[name]
-            if name in self.files:
+            if operand.chunks is not None:
+                made.append(FileMatrix.of(name, self.files[name], mesh))
+            elif name in self.files:
                 said = operand.dtype.name if o.dtype else None
                 made.append(DistMatrix.load(self.files[name].path, mesh, layout, said, o.format))
             else:
@@ -289,12 +310,18 @@ class Job:
             if number == o.warmup and self.trace:
                 self.trace.clear()
             title = "warm-up" if number < o.warmup else f"product {number - o.warmup + 1} of {o.repeat}"
-            with progress_bar(title, self.comm.rank == 0 and not o.quiet) as progress:
+            files = [x.file for x in (a, b) if isinstance(x, FileMatrix)]
+            for file in files:
+                file.nbytes, file.seconds = 0, 0.0
+            multiplied = plan.mesh.metrics.tally.multiplying
+            with progress_bar(title, self.comm.rank == 0 and not o.quiet, files) as progress:
                 barrier(self.comm)
                 start = time.perf_counter()
                 with self.trace.repetition() if self.trace else nullcontext():
                     plan.execute(a, b, out=c, progress=progress)
                 seconds.append(time.perf_counter() - start)
+            multiplied = plan.mesh.metrics.tally.multiplying - multiplied
+            self.streamed = Streamed(files, seconds[-1], multiplied * 1e-9) if files else None
         slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
         return [float(second) for second in slowest]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -22,6 +22,7 @@ from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.preference import TWO_SIDED
 from rma_mm.runtime.execution.needs import merged
+from rma_mm.runtime.matrices.streamed import FileWindow
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
@@ -55,6 +56,27 @@ class Transferred:
         """With the seconds of the slowest rank. Collective."""
         slowest = max(mesh.comm.allgather(self.seconds))
         return {"bytes": self.bytes, "seconds": slowest, "bytes_per_second": self.bytes / slowest if slowest else None}
+
+
+@dataclass
+class Streamed:
+    """What a rank read of files while it multiplied, in a product that took so many seconds."""
+
+    files: Sequence[FileWindow]
+    seconds: float
+    multiplying: float
+    """Seconds of it in local products."""
+
+    def all_ranks(self, mesh: Mesh) -> dict[str, float | None]:
+        """Bytes of all ranks, with the seconds and the hidden share of the one that read longest. Collective."""
+        reading = sum(file.seconds for file in self.files)
+        exposed = min(reading, max(0.0, self.seconds - self.multiplying))
+        told = mesh.comm.allgather((reading, exposed, sum(file.nbytes for file in self.files)))
+        (longest, shown, _), nbytes = max(told), sum(each for *_, each in told)
+        return {
+            "bytes": nbytes, "seconds": longest, "bytes_per_second": nbytes / longest if longest else None,
+            "hidden": 1 - shown / longest if longest else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,8 @@ class Facts:
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
             ("moved", f"{words['intra_node']} words in nodes, {words['inter_node']} between, {j['messages']} messages"),
-            *(("files", f"{_bytes(x['bytes'])} {how} in {x['seconds']:.4g} s, {_bytes(int(x['bytes_per_second']))}/s")
+            *(("files", f"{_bytes(x['bytes'])} {how} in {x['seconds']:.4g} s, {_bytes(int(x['bytes_per_second']))}/s"
+               + (f", {100 * x['hidden']:.0f} % of it behind the product" if "hidden" in x else ""))
               for how, x in j["files"].items() if x["bytes"]),
             ("memory", f"{_bytes(j['peak_bytes'])} on the fullest rank"),
             ("verified", checked),
@@ -108,7 +131,7 @@ def gather_facts(
     shape: tuple[int, int, int],
     seconds: list[float],
     verdict: Verdict | None,
-    moved: Mapping[str, Transferred],
+    moved: Mapping[str, Mapping[str, float | None]],
     *,
     kernel: str,
     measure_blas: bool,
@@ -151,7 +174,7 @@ def gather_facts(
             "per_rank_max": max(map(sum, zip(intra, inter, strict=True))),
         },
         "messages": sum(messages),
-        "files": {how: each.all_ranks(mesh) for how, each in moved.items()},
+        "files": dict(moved),
         "peak_bytes": plan.peak_bytes,
         "reproducible": plan.reproducible,
         "verified": None if verdict is None else verdict.ok,

@@ -27,6 +27,10 @@ def side(box: Region, operand: str) -> Region:
     return Region((box[rows], box[cols]))
 
 
+Files = tuple[tuple[str, tuple[int, int]], ...]
+"""(A or B, rows and columns of the chunks in which a file keeps it; ones where any part is read by itself)."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """C[m, n] = alpha · A[m, k] @ B[k, n] + beta · C with its placements (transposes already applied)."""
@@ -48,11 +52,18 @@ class Problem:
     """Operands that every rank first copies to where its node-mates can read them in place."""
     symmetry: Symmetry | None = None
     """What is known of C: that it will be symmetric."""
+    files: Files = ()
+    """The operands that stay in files: each rank copies what it reads of them."""
 
     def extent(self, operand: str) -> tuple[int, int]:
         """(rows, columns) of an operand."""
         rows, cols = OPERAND_DIMS[operand]
         return self.shape[rows], self.shape[cols]
+
+    @cached_property
+    def chunks(self) -> dict[str, tuple[int, int]]:
+        """Operand in a file → rows and columns of the pieces that it is kept in."""
+        return dict(self.files)
 
     def layout(self, operand: str) -> Layout:
         """The placement of an operand."""
@@ -60,6 +71,8 @@ class Problem:
 
     def reaches(self, rank: int, owner: int, operand: str) -> bool:
         """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
+        if operand in self.chunks:
+            return False
         return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
 
     def placed(self, x: str, layout: Layout) -> Problem:

@@ -18,10 +18,11 @@ STAGE = "+"
 
 @dataclass(frozen=True)
 class Home:
-    """A matrix whose tiles live on the ranks."""
+    """A matrix whose tiles live on the ranks, or that stays in a file, which every rank reads for itself."""
 
     shape: tuple[int, int]
     layout: Layout
+    is_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ class Schedule:
         """The box of the home matrix `buffer` that `rank` holds."""
         home = self.homes[buffer]
         return held(home.layout, home.shape, self.mesh, rank)
+
+    def in_memory(self, buffer: str, rank: int) -> int:
+        """Elements of the home matrix `buffer` that `rank` has in memory."""
+        return 0 if self.homes[buffer].is_file else self.home(buffer, rank).size
+
+    def is_in_file(self, ref: Ref) -> bool:
+        """Whether `ref` names a part of a file."""
+        return isinstance(ref.buffer, str) and self.homes[ref.buffer].is_file
 
     def holds(self, ref: Ref) -> Region:
         """The box that the buffer behind `ref` stores as one dense array."""

@@ -57,9 +57,13 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        helps = (is_needed or heartbeat is not None) and can_help()
-        self._is_alone = is_needed and not helps
-        if helps:
+        if is_needed or heartbeat is not None:
+            self.look_out()
+        self._is_alone = is_needed and self._thread is None
+
+    def look_out(self) -> None:
+        """Let a helper thread see to events from now on, where MPI lets it."""
+        if self._thread is None and can_help():
             self._thread = threading.Thread(target=self._look, name="rma_mm progress", daemon=True)
             self._thread.start()
 

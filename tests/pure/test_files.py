@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED
 from rma_mm.errors import FileFormatError, OptionError
 from rma_mm.geometry.span import Region, Span
-from rma_mm.runtime.files import formats
+from rma_mm.runtime.files import formats, strided
 from rma_mm.runtime.files.formats import FORMATS, Format, format_of, register_format
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.npy import NpySink, read_header
@@ -381,6 +381,26 @@ def test_columns_that_lie_far_apart_are_read_alone() -> None:
             out = np.empty(region.shape)
             header.read(region, out)
             assert (out == x[region.selector()]).all()
+
+
+@pytest.mark.parametrize("how", ["as here", "in bands", "by rows"])
+def test_many_rows_of_which_few_columns_are_wanted(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """By few calls where the system copies for us, in bands of the file, or row by row; also of a file cut off."""
+    x = matrix((300, 9000), np.dtype(np.float32))
+    monkeypatch.setattr(strided, "BAND", 2**20 if how == "in bands" else strided.BAND)
+    monkeypatch.setattr(strided, "_copying", (lambda: None) if how == "by rows" else strided._copying)
+    header = read_header(saved(x))
+    for rows, cols in ((Span.range(3, 299), Span.range(100, 131)), (Span.range(0, 300), Span([(1, 2), (8000, 8100)]))):
+        region = Region((rows, cols))
+        for out in (np.empty(region.shape, "f4"), np.empty(region.shape, "f4", order="F")):
+            header.read(region, out)
+            assert (out == x[region.selector()]).all()
+    with open("x.npy", "r+b") as file:
+        os.truncate("x.npy", 300 * 9000 * 2)
+        out = np.empty((300, 31), "f4").view(np.uint8)
+        assert strided.read_rows(file.fileno(), header.offset, 4 * 9000, out) < 300
+    with pytest.raises(FileFormatError, match="meanwhile"):
+        header.read(Region.box((0, 300), (0, 31)), np.empty((300, 31), "f4"))
 
 
 def test_formats_go_by_the_longest_suffix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 Sources: D. Irony, S. Toledo and A. Tiskin, "Communication lower bounds for distributed-memory matrix multiplication"
 (2004); J. Demmel et al., "Communication-optimal parallel recursive rectangular matrix multiplication" (2013);
 H. Al Daas, G. Ballard, L. Grigori, S. Kumar and K. Rouse, "Tight memory-independent parallel matrix multiplication
-communication lower bounds" (2022).
+communication lower bounds" (2022). Of files: J.-W. Hong and H. T. Kung, "I/O complexity: the red-blue pebble game"
+(1981), with the constant of T. M. Smith, B. Lowery, J. Langou and R. A. van de Geijn, "A tight I/O lower bound for
+matrix multiplication" (2019).
 """
 
 from __future__ import annotations
@@ -32,3 +34,12 @@ def least_words(shape: tuple[int, int, int], ranks: int, memory: float | None = 
     """Words that the busiest rank moves at least, of operands and a result that are held once, in equal shares."""
     m, n, k = shape
     return max(0.0, touched(shape, ranks, memory) - (m * k + k * n + m * n) / ranks)
+
+
+def least_read(shape: tuple[int, int, int], files: str, memory: float | None = None) -> float:
+    """Words that have to be read of those of A and B that lie in files, with `memory` words in memory at a time."""
+    m, n, k = shape
+    once = float(m * k * ("A" in files) + k * n * ("B" in files))
+    if memory is None or memory <= 0 or files != "AB":
+        return once
+    return max(once, 2 * m * n * k / sqrt(memory) - 2 * memory)

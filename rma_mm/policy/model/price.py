@@ -16,7 +16,7 @@ from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.locality import WHOLE
 from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
-from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
+from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Tariff:
     """Bytes of an element of C while it is summed."""
     flavours: tuple[tuple[str, str], ...] = ()
     """(operand, the windows that its transfers go through); the default where nothing is said."""
+    reading: float = 0.0
+    """Seconds in which a node reads a byte of the files that operands stay in."""
 
     def bytes_of(self, x: str) -> int:
         """Bytes of an element of an operand."""
@@ -219,6 +221,10 @@ def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figur
         return
     machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
     load.operations += moved.messages
+    if moved.how == READ:  # the ranks of a node share the disk as they share its wire, behind their multiplies
+        load.wire += tariff.reading * size * moved.own
+        load.processor += machine.cost("own", COPY).beta * size * moved.own
+        return
     words = moved.own + moved.node + moved.between
     here = machine.cost("own", moved.how if moved.how == "accumulate" else COPY, flavour.name)
     load.processor += here.beta * size * moved.own

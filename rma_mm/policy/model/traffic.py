@@ -17,6 +17,10 @@ from rma_mm.policy.model.spans import Figures
 
 FLAT = 4
 """Ranks up to which a broadcast goes to each directly; beyond, down a tree."""
+READ = "read"
+"""How what stays in a file comes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Moved:
     """Words of one operand that move in one way."""
@@ -24,7 +28,7 @@ class Moved:
     x: str
     """A, B or C."""
     how: str
-    """here, view, get, accumulate, or what a group does."""
+    """here, view, get, accumulate, `READ`, or what a group does."""
     own: Figures
     """Words from or to a rank's own memory, by whatever moves them; 0 where they stay."""
     node: Figures
@@ -103,6 +107,8 @@ class Traffic:
     """Words of the rank that moves most."""
     held: float = 0
     """Elements that the fullest rank holds: its parts of the operands, what they are brought to, and panels."""
+    read: float = 0
+    """Words that are read from files."""
 
 
 NO_TRAFFIC = Traffic()
@@ -112,7 +118,7 @@ NO_TRAFFIC = Traffic()
 def traffic(found: Account) -> Traffic:
     """The words of an account."""
     total = found.sample.mesh.size
-    between = within = in_place = messages = 0.0
+    between = within = in_place = messages = read = 0.0
     busiest = np.zeros(found.sample.count)
     for moved in (each for phase in found.phases for each in phase.moved):
         node, other, calls = (found.sample.mean(x) * total for x in (moved.node, moved.between, moved.messages))
@@ -120,4 +126,5 @@ def traffic(found: Account) -> Traffic:
         messages += calls
         within, in_place = (within, in_place + node) if moved.how == "view" else (within + node, in_place)
         busiest = busiest + moved.node + moved.between
-    return Traffic(between, within, in_place, messages, float(busiest.max()), float(found.held.max()))
+        read += found.sample.mean(moved.own) * total if moved.how == READ else 0.0
+    return Traffic(between, within, in_place, messages, float(busiest.max()), float(found.held.max()), read)

@@ -14,7 +14,7 @@ from rma_mm.policy.model.half import half_of, mirroring, pushed_halves
 from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
-from rma_mm.policy.model.traffic import FLAT, Account, LocalWork, Moved, Phase
+from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
 from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cut, Problem, Row
@@ -103,7 +103,7 @@ class _Volumes:
 
     def held(self, walk: Phase, last: list[Moved]) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
-        homes = [(x, self.given.layout(x)) for x in "ABC"]
+        homes = [(x, self.given.layout(x)) for x in "ABC" if x not in self.given.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
         homes += list(self.fitted.staged.items())
         total = self.zero
@@ -170,6 +170,8 @@ class _Volumes:
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
         """How an operand comes to the ranks that multiply it."""
         zero = self.zero
+        if x in self.given.chunks:
+            return [Moved(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
         rows, cols = found.cuts
         owners = rows * cols
         if x in self.row.grouped:

@@ -24,7 +24,7 @@ from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
-from rma_mm.schedule.row import OPERAND_DIMS, Layouts, Problem, Row, Setting, is_placed_as
+from rma_mm.schedule.row import OPERAND_DIMS, Files, Layouts, Problem, Row, Setting, is_placed_as
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
@@ -37,6 +37,8 @@ CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"
 """Why ranks cannot."""
+FROM_FILES = "takes no operands that stay in files; stationary_c does"
+"""Why a row cannot be taken where operands do."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles")
@@ -70,6 +72,8 @@ class Request(Setting):
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
     prefer: str = AUTO
     """What it may be done by: one of `PREFERENCES`."""
+    files: Files = ()
+    """Operands that stay in files."""
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -190,7 +194,7 @@ def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]
 
 def _refined(candidate: Candidate, request: Request) -> Priced:
     """What changes with the panel width that serves it best."""
-    if candidate.rejected or candidate.layouts is None:
+    if candidate.rejected or candidate.layouts is None or request.files:  # of which wide panels are read faster
         return {}
     problem = problem_of(request, candidate.layouts, candidate.copied)
     found = {width: account(candidate.row, problem, width) for width in NARROWER}
@@ -253,6 +257,8 @@ def _best(row: Row, request: Request) -> Priced:
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
+    if request.files and (row.grouped or row.placements or row.stage or row.half or row.result != "here"):
+        return _rejected(FROM_FILES)
     if not (request.pushes or row.reproducible):
         return _rejected(f"accumulates, and {NO_PUSHES}")
     options = _placements(row, request)
@@ -400,7 +406,7 @@ def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
     """The problem that a request becomes once its placements are settled."""
     return Problem(
         request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied,
-        symmetry=request.symmetry,
+        symmetry=request.symmetry, files=request.files,
     )
 
 

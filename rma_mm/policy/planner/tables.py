@@ -138,6 +138,11 @@ def words_line(words: list[int], shape: tuple[int, int, int], memory: int | None
     return f"words       {sum(words)} in all, {max(words)} of the busiest rank ({bound})"
 
 
+def files_line(nbytes: int, least: float) -> str:
+    """What is read from files, in bytes, beside what has to be."""
+    return f"files       {nbytes} bytes read ({nbytes / least if least else 1:.2f} of the lower bound: {least:.0f})"
+
+
 def written(layouts: dict[str, Layout], mesh: MeshShape, shapes: dict[str, tuple[int, int]]) -> str:
     """The placements in every notation that can express them."""
     found = {x: notations(layout, mesh, shapes[x]) for x, layout in layouts.items()}

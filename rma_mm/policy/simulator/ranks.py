@@ -175,7 +175,7 @@ class Rank:
     def peak(self) -> int:
         """Elements held."""
         schedule = self.world.schedule
-        homes = sum(schedule.home(name, self.number).size for name in schedule.homes)
+        homes = sum(schedule.in_memory(name, self.number) for name in schedule.homes)
         return homes + sum(self.frames.values())
 
     def holds(self, ops: Sequence[Op]) -> None:

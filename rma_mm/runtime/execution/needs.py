@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rma_mm.kernels import scratch_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.ops import Accumulate, Broadcast, Multiply, Op, Reduce
+from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, expand
 
@@ -26,7 +26,7 @@ def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
     total = 0
     for name in schedule.homes:
         itemsize = c_dtype.itemsize if name == "C" else operands.dtype(name).itemsize
-        total += schedule.home(name, mesh.rank).size * itemsize
+        total += schedule.in_memory(name, mesh.rank) * itemsize
     c = schedule.home("C", mesh.rank)
     if operands.summed != c_dtype:
         total += c.size * operands.summed.itemsize
@@ -73,9 +73,11 @@ def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:
 
 
 def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
-    """How A, B and C move in this rank's operations: here, view, get, accumulate, broadcast, shift, …"""
+    """How A, B and C move in this rank's operations: here, read, view, get, accumulate, broadcast, shift, …"""
     moved: dict[str, set[str]] = {name: set() for name in "ABC"}
     for op in all_ops(schedule, mesh):
+        if isinstance(op, Copy) and schedule.is_in_file(op.src):
+            moved[op.src.operand].add("read")
         for move in op.moves(mesh.rank):
             if move.source != move.to and (move.dst or isinstance(move.ref.buffer, str) or move.kind != "view"):
                 moved[move.ref.operand].add(move.kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.policy.planner.preference import check_preference
+from rma_mm.schedule.row import Files
 from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.symmetry import FINISHED
 
@@ -32,6 +33,10 @@ class Operand:
     layout: Layout | None = None
     in_place: bool | None = None
     """Whether node-mates can read its memory; None where it will be the mesh's."""
+    chunks: tuple[int, int] | None = None
+    """Of one that stays in a file, rows and columns of what is kept together there; None of one in memory."""
+    reading: float = field(default=0.0, compare=False)
+    """Seconds in which a byte of it is read from its file."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,16 @@ class Operands:
         """(m, n, k)."""
         rows, cols = self.a.shape
         return (*self.c.shape, rows if self.options.transpose_a else cols)
+
+    @property
+    def files(self) -> Files:
+        """op(A) and op(B) where they stay in files."""
+        o, found = self.options, []
+        for x, operand, is_turned in (("A", self.a, o.transpose_a), ("B", self.b, o.transpose_b)):
+            if operand.chunks:
+                rows, cols = operand.chunks
+                found.append((x, (cols, rows) if is_turned else (rows, cols)))
+        return tuple(found)
 
     @property
     def kind(self) -> tuple[object, ...]:

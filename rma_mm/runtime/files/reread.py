@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.layout import Layout
@@ -19,6 +18,7 @@ from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Readable
+from rma_mm.runtime.files.lazy import LazyTile
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Strips:
     """Rows and columns."""
     layout: Layout
     """Strips of rows, or of columns."""
-    tile: NDArray[Any]
-    """This rank's strip."""
+    tile: Any
+    """This rank's strip: an array, or what stands for one."""
 
     def __post_init__(self) -> None:
         self.dtype: np.dtype[Any] = self.tile.dtype
@@ -64,27 +64,36 @@ class Strips:
 
 
 def reread(
-    comm: MPI.Intracomm, path: str, again: Callable[[], Readable], dtype: np.dtype[Any], shape: tuple[int, int]
+    comm: MPI.Intracomm, path: str, again: Callable[[], Readable], dtype: np.dtype[Any], shape: tuple[int, int],
+    failures: list[Exception] | None = None,
 ) -> Strips:
     """The matrix in a file, of which `dtype` and `shape` are known. `again` opens it. Collective.
 
-    Raises FileFormatError on every rank where the file holds anything else by now.
+    failures: where it is to stay in its file, and be read as it is looked at, what then goes wrong. Raises
+    FileFormatError on every rank where the file holds anything else by now.
     """
     with agreed(comm):
         try:
-            made = _strips(comm, again(), dtype, shape)
+            made = _strips(comm, again(), dtype, shape, failures)
         except (OSError, ValueError) as error:  # ValueError: a header that cannot be read any more
             raise FileFormatError(f"{named(path)}: cannot be read again to check the result: {error}") from None
     return made
 
 
-def _strips(comm: MPI.Intracomm, file: Readable, dtype: np.dtype[Any], shape: tuple[int, int]) -> Strips:
+def _strips(
+    comm: MPI.Intracomm, file: Readable, dtype: np.dtype[Any], shape: tuple[int, int],
+    failures: list[Exception] | None,
+) -> Strips:
     """This rank's strip. Raises OSError, ValueError."""
     if (file.shape, file.dtype) != (shape, dtype):
         raise ValueError(f"it holds {cut(file.shape)} of {file.dtype}, and held {shape} of {dtype.name}")
     line = Line(comm, comm.rank, MeshShape((comm.size,)))
     extents = shape[::-1] if file.fortran_order else shape
     made = Strips(line, extents, strip_layout(extents[0], comm.size), np.empty((0, 0), dtype))
+    if failures is not None:
+        made = made.T if file.fortran_order else made
+        made.tile = LazyTile(file, made.region, failures)
+        return made
     made.tile = np.empty(made.region.shape, dtype)
     made = made.T if file.fortran_order else made
     file.read(made.region, made.tile)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.files.strided import read_rows
 
 BUFFER = 2**21
 """Bytes read at a time, about: they stay in a core's cache."""
@@ -34,15 +35,43 @@ def read_region(
     for left, right in _stretches(region[1], stored.itemsize):
         width = (right - left) * stored.itemsize
         taken, columns = _within(cols, left, right)
-        for top, bottom in _stretches(region[0], pitch) if pitch - width <= GAP else _single(region[0]):
-            size = (bottom - 1 - top) * pitch + width
-            if size > buffer.size:
-                buffer = np.empty(size, np.uint8)
-            read_at(descriptor, buffer.data[:size], offset + top * pitch + left * stored.itemsize)
-            extents = bottom - top, right - left
-            band: NDArray[Any] = np.ndarray(extents, stored, buffer.data, 0, (pitch, stored.itemsize))
+        is_apart = pitch - width > GAP
+        for top, bottom in region[0].runs if is_apart else _stretches(region[0], pitch):
+            begin = offset + top * pitch + left * stored.itemsize
             at, lines = _within(rows, top, bottom)
-            out[at, taken] = band[lines][:, columns]
+            place = out[at, taken]
+            is_plain = place.shape == (bottom - top, right - left) and place.dtype == stored and _is_by_rows(place)
+            if is_plain and (is_apart or width == pitch):
+                _read_rows(descriptor, begin, pitch, _as_bytes(place))
+                continue
+            step = 1 if is_apart else bottom - top
+            for row in range(top, bottom, step):
+                size = (step - 1) * pitch + width
+                if size > buffer.size:
+                    buffer = np.empty(size, np.uint8)
+                read_at(descriptor, buffer.data[:size], begin + (row - top) * pitch)
+                band: NDArray[Any] = np.ndarray((step, right - left), stored, buffer.data, 0, (pitch, stored.itemsize))
+                part, of = (slice(row - top, row - top + 1), slice(None)) if is_apart else (slice(None), lines)
+                place[part] = band[of][:, columns]
+
+
+def _is_by_rows(place: NDArray[Any]) -> bool:
+    """Whether the elements of each row lie together."""
+    return place.strides[1] == place.itemsize and place.strides[0] >= 0
+
+
+def _as_bytes(place: NDArray[Any]) -> NDArray[np.uint8]:
+    """The same memory, of which each row lies together."""
+    return place.view(np.uint8)
+
+
+def _read_rows(descriptor: int, begin: int, pitch: int, out: NDArray[np.uint8]) -> None:
+    """Fill `out` (rows, bytes) with rows that lie `pitch` bytes apart: at once where they lie together."""
+    if out.flags.c_contiguous and out.shape[1] == pitch:
+        read_at(descriptor, out.reshape(-1).data, begin)
+        return
+    for row in range(read_rows(descriptor, begin, pitch, out), len(out)):
+        read_at(descriptor, out[row].data, begin + row * pitch)
 
 
 def _within(indices: NDArray[np.int64], start: int, stop: int) -> tuple[slice, slice | NDArray[np.int64]]:
@@ -80,9 +109,3 @@ def _stretches(span: Span, unit: int) -> Iterator[tuple[int, int]]:
             joined.append([start, stop])
     for start, stop in joined:
         yield from ((at, min(at + step, stop)) for at in range(start, stop, step))
-
-
-def _single(span: Span) -> Iterator[tuple[int, int]]:
-    """Each index by itself."""
-    for start, stop in span.runs:
-        yield from ((at, at + 1) for at in range(start, stop))

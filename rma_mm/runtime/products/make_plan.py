@@ -22,9 +22,11 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.batches import Batch
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
+from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import checked_extents, checked_shape, placed
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.streamed import FileMatrix, as_operand
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
 from rma_mm.runtime.products.memory import require_homes, require_memory
@@ -38,7 +40,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows.waiting import wait
 
-Given = DistMatrix | DistArray | Operand | NDArray[Any]
+Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]
 """What is multiplied, as it is given."""
 
 
@@ -80,12 +82,13 @@ def make_plan(
     Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
     MemoryLimitError saying how much is missing.
     """
+    mesh = common_mesh(mesh, A, B)
+    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
     )
-    mesh = common_mesh(mesh, A, B)
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
         options = with_symmetry(options, A, B, may_change=True)
     return cast(Plan, planned(A, B, mesh, layout, options, workspace=workspace))
@@ -192,7 +195,8 @@ def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
     if isinstance(x, DistMatrix | DistArray):
         if x.mesh is not mesh:
             raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
-        return Operand(x.shape, x.dtype, x.layout, x.in_place)
+        file = (x.chunks, x.reading) if isinstance(x, FileMatrix) else ()
+        return Operand(x.shape, x.dtype, x.layout, x.in_place, *file)
     array = np.asarray(x)
     return Operand(array.shape, check_dtype(array.dtype, f"{name}'s dtype"))
 

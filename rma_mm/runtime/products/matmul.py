@@ -12,10 +12,12 @@ from rma_mm.errors import LayoutError, OptionError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import Epilogue, check_epilogue
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
+from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
-from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, planned
+from rma_mm.runtime.matrices.streamed import as_operand
+from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, operand_of, planned
 from rma_mm.runtime.products.plan_cache import PlanCache
 from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
@@ -28,8 +30,8 @@ plan = make_plan
 
 @in_turn
 def matmul(
-    A: Multiplicand | NDArray[Any],
-    B: Multiplicand | NDArray[Any],
+    A: Multiplicand | Opened | NDArray[Any],
+    B: Multiplicand | Opened | NDArray[Any],
     mesh: Mesh | None = None,
     out: DistMatrix | DistArray | None = None,
     alpha: Any = 1,
@@ -76,6 +78,7 @@ def matmul(
     `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
+    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
@@ -117,7 +120,8 @@ def _place(
 def _cached(mesh: Mesh, given: list[Any], layout: str | Layout | None, options: ProductOptions) -> Any:
     """A plan for such operands: kept from an earlier call, or made. All ranks keep and forget alike. Collective."""
     a, b = (
-        Operand(x.shape, x.dtype, *(() if isinstance(x, np.ndarray) else (x.layout, x.in_place))) for x in given
+        Operand(x.shape, x.dtype) if isinstance(x, np.ndarray) else operand_of(name, x, mesh)
+        for name, x in zip("AB", given, strict=True)
     )
     key = (a, b, layout, mesh.window_flavour, repr(options))
     is_open = None in (a.layout, b.layout, layout) and not options.deterministic

@@ -103,7 +103,7 @@ def require_memory(mesh: Mesh, settled: Settled) -> None:
     own = peak_bytes(mesh, schedule, given)
     for x, operand in (("A", given.a), ("B", given.b), ("C", given.c)):
         if operand.in_place is not None and mesh.is_member:
-            own -= schedule.home(x, mesh.rank).size * operand.dtype.itemsize
+            own -= schedule.in_memory(x, mesh.rank) * operand.dtype.itemsize
     require_free(mesh.comm, mesh.node_of, own)
 
 
@@ -144,11 +144,13 @@ class Fitting:
         layouts, width = self.candidate.layouts, self.candidate.width
         assert layouts is not None
         self.problem = problem_of(self.request, layouts, self.candidate.copied)
+        grain = self.reads.grain_of_files if self.problem.files else 1
+        width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))
         schedule = lower(self.candidate.row, self.problem, Tuning(width))
         self.standing = standing_bytes(self.mesh, schedule, self.operands)
         self.walked = self.problem.shape[DIMS.index(self.candidate.row.over)]
         self.tasks = schedule.pool.tasks if schedule.pool else 1
-        narrower = [each for each in WIDTHS if each < width and self.panels(each) <= PANELS]
+        narrower = [each for each in dict.fromkeys(others) if each < width and self.panels(each) <= PANELS]
         self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
 
     @cached_property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from rma_mm.runtime.execution.needs import movement
 from rma_mm.runtime.execution.node_slots import Shared
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, check_memory, copy_in
+from rma_mm.runtime.matrices.streamed import FileMatrix, as_operand, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.prepared import OWN, Latest, Prepared
 from rma_mm.runtime.products.settled import Settled
@@ -28,13 +31,13 @@ from rma_mm.runtime.ranks.agreement import Ballot, Told, digest, disagree, in_wo
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn
-from rma_mm.runtime.verification.checked_product import checked_product, verified_product
+from rma_mm.runtime.verification.checked_product import SELDOM, as_before, checked_product, required
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 
-Given = DistMatrix | NDArray[Any]
+Given = DistMatrix | Opened | NDArray[Any]
 """What operands may be."""
 
 
@@ -52,7 +55,7 @@ class Plan:
         self.prepared = Prepared(mesh, settled, workspace)
         """What is in force."""
         self._adaptation = Adaptation(mesh, settled)
-        self._adapt, self._may_adapt = workspace is None, False
+        self._adapt, self._may_adapt = workspace is None and not settled.given.files, False
         """What was set, and whether ranks have agreed on it."""
         self.layouts = settled.layouts
         """Placements of A, B and C, each in its own orientation."""
@@ -84,7 +87,8 @@ class Plan:
 
     @adapt.setter
     def adapt(self, value: bool) -> None:
-        self._adapt, self._may_adapt, self._latest = bool(value) and self.workspace is None, False, None
+        can = self.workspace is None and not self.given.files
+        self._adapt, self._may_adapt, self._latest = bool(value) and can, False, None
 
     @property
     def settled(self) -> Settled:
@@ -214,6 +218,7 @@ class Plan:
         """
         if self._may_adapt:
             self.follow()
+        A, B = as_operand("A", A, self.mesh), as_operand("B", B, self.mesh)
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c, opened)
@@ -246,6 +251,7 @@ class Plan:
     @in_turn
     def prepare(self, A: Given, B: Given, out: DistMatrix | None = None) -> None:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
+        A, B = as_operand("A", A, self.mesh), as_operand("B", B, self.mesh)
         self.prepared.executable(*self._agreed(A, B, out), self.trace)
 
     def set_bias(self, values: NDArray[Any], at: NDArray[np.int64] | slice = slice(None)) -> None:
@@ -308,12 +314,23 @@ class Plan:
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None = None
     ) -> AbstractContextManager[None]:
         """Around the next product, where something is checked. added: what beta adds, where that is not C."""
-        if self.mesh.checks is not None:
+        if self.mesh.checks is not None and not self.given.files:
             return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
         self._done += 1
         if not self.options.check or self._done % self.options.checked_every:
             return nullcontext()
-        return verified_product(self.algorithm, self.given, self.mesh.next_serial(), A, B, C, added)
+        return self._verified(A, B, C, added)
+
+    @contextmanager
+    def _verified(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None) -> Iterator[None]:
+        """Around a product: C is verified once it is there. Collective; raises VerificationError.
+
+        Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does.
+        """
+        given, seed, before = self.given, self.mesh.next_serial(), as_before(self.given, C, added)
+        yield
+        with read_again(A, B) as (a, b):
+            required(self.algorithm, given, seed, a, b, C, before, quick=given.options.checked_every < SELDOM)
 
     def _run(self, executable: Executable, progress: Progress | None, out: DistMatrix, c: DistMatrix | None) -> None:
         if c is not None:
@@ -385,7 +402,8 @@ class Plan:
 
     def _staged_input(self, name: str, x: Given) -> DistMatrix:
         """An operand given as an array, copied into the plan's own matrix."""
-        if isinstance(x, DistMatrix):
+        if isinstance(x, DistMatrix | Opened):
+            assert isinstance(x, DistMatrix)
             return x
         if name not in self._arrays:
             raise LayoutError(f"{name}: got a NumPy array; this plan was made for a DistMatrix")
@@ -396,5 +414,8 @@ class Plan:
         """Raise where a matrix, which the caller calls `said`, is not A, B or C (`name`) of this plan."""
         operand = self.settled.operands[name]
         assert operand.layout is not None
+        if isinstance(matrix, FileMatrix) != bool(operand.chunks):
+            where = "stays in a file" if operand.chunks else "is in memory"
+            raise LayoutError(f"{said}: this plan was made for one that {where}; make a plan for it")
         facts = (operand.dtype, operand.shape, operand.layout)
         check_matrix(said, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")

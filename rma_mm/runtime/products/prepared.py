@@ -52,6 +52,8 @@ class Prepared:
         """Scratch for what ranks of a node fetch together; None where nothing is."""
         self.frames = cut(sizes, workspace)
         self.tickets = Tickets(self._added["ticket"].block) if settled.schedule.pool else None
+        if self.shared and self.shared.blocks and settled.given.files:
+            mesh.progress.look_out()  # panels are asked for as soon as there is room, also while a rank multiplies
         if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
             mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
         prove(mesh, settled.schedule, "plan")

@@ -46,7 +46,8 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
     sizes = [operands.dtype(x).itemsize for x in "AB"]
     factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
     machine = _with(machine, mesh.speeds, factors)
-    return Tariff(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours)
+    reading = max(operands.a.reading, operands.b.reading)
+    return Tariff(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours, reading)
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
@@ -98,7 +99,7 @@ def best_grid(
 
 def flavour_of(mesh: Mesh, operand: Operand) -> str:
     """The windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
-    is_own = operand.in_place is False and mesh.flavour.loads_on_node
+    is_own = operand.in_place is False and not operand.chunks and mesh.flavour.loads_on_node
     return (mesh.flavour.for_arrays if is_own else mesh.flavour).name
 
 

@@ -8,14 +8,16 @@ from functools import cached_property
 from rma_mm.flavours import Flavour
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.choice.choice import reason
+from rma_mm.policy.model.lower_bounds import least_read
 from rma_mm.policy.planner.candidates import Candidate, Request, adds_in_any_order
 from rma_mm.policy.planner.decision import Decision
-from rma_mm.policy.planner.tables import explain, how_fast, seconds_text, words_line, written
+from rma_mm.policy.planner.tables import explain, files_line, how_fast, seconds_text, words_line, written
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import is_known
 from rma_mm.schedule.lowering.lower import Tuning
+from rma_mm.schedule.ops import Copy
 from rma_mm.schedule.row import Problem
-from rma_mm.schedule.schedule import STAGE, Schedule
+from rma_mm.schedule.schedule import STAGE, Schedule, expand
 from rma_mm.schedule.verify.checker import verify
 
 
@@ -75,6 +77,23 @@ class Settled:
         """Whether ranks of a node fetch together what lies on other nodes."""
         return self.request.shares and not self.chosen.row.grouped
 
+    @cached_property
+    def bytes_read(self) -> int:
+        """What all ranks together read from files."""
+        schedule, given = self.schedule, self.given
+        ops = (op for rank in schedule.mesh.ranks for op in expand(schedule, rank) if isinstance(op, Copy))
+        return sum(
+            op.src.region.size * given.dtype(op.src.operand).itemsize for op in ops if schedule.is_in_file(op.src)
+        )
+
+    @property
+    def least_read(self) -> float:
+        """Bytes of it that no way to multiply does without, in the memory that the ranks of all nodes may take."""
+        names, limit = "".join(x for x, _ in self.given.files), self.given.options.memory_limit
+        itemsize = max(self.given.dtype(x).itemsize for x in names)
+        memory = None if limit is None else limit * self.schedule.mesh.size / itemsize
+        return least_read(self.given.shape, names, memory) * itemsize
+
     def reads_in_place(self, name: str) -> bool:
         """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
         return name in self.request.in_place and name + STAGE not in self.schedule.homes
@@ -120,7 +139,7 @@ class Settled:
             f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] {how}",
             *([f"epilogue    {self.epilogue}"] if self.epilogue else []),
             f"algorithm   {self.chosen.row.name}: {self.chosen.row.summary} ({self.why})",
-            *(f"{name}           {self.layouts[name]}" for name in "ABC"),
+            *(f"{name}           {'stays in its file' if x.chunks else x.layout}" for name, x in self.operands.items()),
             f"kernel      {self.given.kernel}{self._why_kernel()}",
             f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
@@ -139,6 +158,7 @@ class Settled:
             *self.chosen.row.notes,
             f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
             words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
+            *([files_line(self.bytes_read, self.least_read)] if self.given.files else []),
             "",
             written(self.layouts, self.schedule.mesh, shapes),
             "",

@@ -57,6 +57,8 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     ours = mesh.flavour.loads_on_node
     in_place = copyable = ""
     for x, operand in (("A", operands.a), ("B", operands.b)):
+        if operand.chunks:
+            continue
         is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
         if ours if is_made_here else operand.in_place:
             in_place += x
@@ -66,7 +68,7 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
-        shares=ours and mesh.nodes > 1, algorithm=o.algorithm, deterministic=operands.needs_order,
-        copyable=copyable, tariff=tariff, pushes=operands.may_push,
-        prefer=o.prefer or mesh.prefer, symmetry=o.symmetric,
+        shares=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
+        deterministic=operands.needs_order, copyable=copyable, tariff=tariff, pushes=operands.may_push,
+        prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
     )

@@ -11,7 +11,9 @@ from rma_mm.errors import LayoutError, OptionError
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.operands import Operands, ProductOptions
+from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix
+from rma_mm.runtime.matrices.streamed import as_operand, read_again
 from rma_mm.runtime.products.make_plan import common_mesh, describe, operand_of, operands_of
 from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
@@ -23,8 +25,8 @@ from rma_mm.runtime.verification.checked_product import as_before, required
 
 @in_turn
 def verify(
-    A: DistMatrix,
-    B: DistMatrix,
+    A: DistMatrix | Opened,
+    B: DistMatrix | Opened,
     C: DistMatrix,
     mesh: Mesh | None = None,
     *,
@@ -43,15 +45,17 @@ def verify(
 ) -> Verdict:
     """Require that C = alpha · op(A) @ op(B) + beta · C0. Collective over the mesh's communicator; gathers nothing.
 
-    A, B, C: matrices of any placements; every replica of C is looked at. C0: C as it was before the product, where
-    beta ≠ 0, of C's shape and type. The other options are those that `matmul` was called with. Returns what was looked
-    at (`Verdict.how`) and the largest error, as a part of what rounding may do (`Verdict.residual`). Of floats an
-    element that is off by 100 standard deviations of its neighbours' rounding errors is found, but for one in 10^6.
+    A, B, C: matrices of any placements, A and B also what `rma_mm.open` gives, which is read once more; every replica
+    of C is looked at. C0: C as it was before the product, where beta ≠ 0, of C's shape and type. The other options are
+    those that `matmul` was called with. Returns what was looked at (`Verdict.how`) and the largest error, as a part of
+    what rounding may do (`Verdict.residual`). Of floats an element that is off by 100 standard deviations of its
+    neighbours' rounding errors is found, but for one in 10^6.
 
     Raises VerificationError on every rank where C is wrong, naming the element or the rows, and counts that in
     `Mesh.metrics`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
     """
     mesh = common_mesh(mesh, A, B, C)
+    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
         semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill,
@@ -59,10 +63,10 @@ def verify(
     with agreed(mesh.comm, "verify") as facts:
         options = with_symmetry(options.normalised(), A, B)
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
-        given = _given(A, B, C, C0, mesh, options)
-    with using_threads(mesh.threads):
+        given = _given(A, B, C, C0, mesh, options)  # type: ignore[arg-type]  # as it finds out
+    with using_threads(mesh.threads), read_again(A, B) as (a, b):
         before = None if C0 is None else as_before(given, C, C0)
-        return required("verify", given, mesh.next_serial(), A, B, C, before, quick=False)
+        return required("verify", given, mesh.next_serial(), a, b, C, before, quick=False)
 
 
 def _given(

@@ -86,7 +86,7 @@ def verify(
         return Verdict(True, 0.0, how="there are no elements")
     product = product or c.dtype
     alpha, beta = (scalar(x, product, name).item() for name, x in (("alpha", alpha), ("beta", beta)))
-    a, b = whole(a, product), whole(b, product)
+    a, b = whole(a, b, product)
     if beta == 0:
         before = None
     elif before is None:

@@ -93,19 +93,6 @@ def checked_product(
     tell(mesh, what, [] if verdict.ok else [f"C is wrong, computed again: {verdict.reason}"])
 
 
-@contextmanager
-def verified_product(
-    name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, added: Result | None = None
-) -> Iterator[None]:
-    """The same with nothing checked but C, once it is there. Collective; raises VerificationError.
-
-    Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does it.
-    """
-    before = as_before(given, C, added)
-    yield
-    required(name, given, seed, A, B, C, before, quick=given.options.checked_every < SELDOM)
-
-
 def required(
     name: str, given: Operands, seed: int, A: OnMesh, B: OnMesh, C: Result, before: MatrixView | None, quick: bool
 ) -> Verdict:

@@ -180,15 +180,28 @@ def _found(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[
     return which, at[which]
 
 
-def whole(matrix: MatrixView, product: np.dtype[Any]) -> MatrixView:
-    """The matrix without summands where those wrap around (or are joined by or) before they are cast. Collective.
+def whole(a: MatrixView, b: MatrixView, product: np.dtype[Any]) -> tuple[MatrixView, MatrixView]:
+    """Two operands without summands where each cannot be multiplied by itself. Collective.
 
+    Some wrap around (or are joined by or) before they are cast; and infinities, times a summand of 0, would be NaN.
     Other sums, and integers as wide as the product's, can be formed in any wider type.
     """
-    layout, wraps = matrix.layout, matrix.dtype.kind in "iub" and matrix.dtype != product
-    if not (layout.partial and wraps):
-        return matrix
-    return cast(Movable, matrix).redistribute(layout.single(matrix.mesh.shape))
+    is_odd = (a.layout.partial or b.layout.partial) and product.kind not in "iub" and not _are_finite(a, b)
+
+    def summed_up(matrix: MatrixView) -> MatrixView:
+        wraps = matrix.dtype.kind in "iub" and matrix.dtype != product
+        if not (matrix.layout.partial and (wraps or is_odd)):
+            return matrix
+        return cast(Movable, matrix).redistribute(matrix.layout.single(matrix.mesh.shape))
+
+    return summed_up(a), summed_up(b)
+
+
+def _are_finite(*matrices: MatrixView) -> bool:
+    """Whether no element of these is NaN or infinite. Collective."""
+    parts = [Part(x, np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)) for x in matrices]
+    mine = all(np.isfinite(block).all() for part in parts for _, block in part.blocks())
+    return all(matrices[0].mesh.comm.allgather(mine))
 
 
 def run(indices: NDArray[np.int64]) -> Any:

@@ -95,7 +95,10 @@ class Boxes:
             whole = with_dim(box, dim, part)
             longest = longest_piece(whole, dim)
             is_whole = self.fitted.is_in_reach and self.all_direct(rank, whole)
-            panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
+            if problem.files:
+                panels += _from_multiples(part, self.fitted.width)
+            else:
+                panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
         return panels
 
     def box(
@@ -118,8 +121,9 @@ class Boxes:
                 if (x, region) not in operands:
                     operands[x, region] = self.operand(rank, x, region, step, f"{prefix}{step}", ops)
                 refs.append(operands[x, region])
-            for c in wanted:
-                a, b = replace(refs[0], region=Region((c[0], k))), replace(refs[1], region=Region((k, c[1])))
+            longest = longest_piece(Region((m, n, k)), 2) if problem.files else len(k)
+            for c, piece in product(wanted, k.pieces(longest)):
+                a, b = replace(refs[0], region=Region((c[0], piece))), replace(refs[1], region=Region((piece, c[1])))
                 ops.append(Multiply(a, b, Ref(rank, c_buffer, c), False, step, bool(faces) and c[0] == c[1]))
         return ops
 
@@ -142,6 +146,12 @@ class Boxes:
 def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
     """Whether what is made of parts of m, n or k is dense in the memory that holds C."""
     return dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
+
+
+def _from_multiples(span: Span, width: int) -> list[Span]:
+    """A span cut at the multiples of `width`: chunks of a file begin there."""
+    cuts = range(span.start // width * width, span.stop, width) if span else ()
+    return [piece for at in cuts if (piece := span & Span.range(at, at + width))]
 
 
 def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import lcm, prod
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.row import DIMS, OPERAND_DIMS, OWNERS, Cuts, Problem, Row, same_place
 from rma_mm.schedule.schedule import STAGE
 
@@ -28,6 +29,8 @@ NARROW = 128
 """A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
 LONGEST = 2 * 10**10
 """Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
+LONGEST_GRAIN = 2**14
+"""Indices that panels are at most made to begin at multiples of, where two files keep different ones together."""
 TASKS_PER_RANK = 8
 """Grain of the work queue."""
 
@@ -131,7 +134,13 @@ class Fitted:
 
     def reaches(self, rank: int, owner: int, x: str) -> bool:
         """Whether `rank` can multiply out of `owner`'s part of an operand in place."""
-        return rank == owner or (x not in self.row.grouped and self.read.reaches(rank, owner, x))
+        is_own = rank == owner and x not in self.given.chunks
+        return is_own or (x not in self.row.grouped and self.read.reaches(rank, owner, x))
+
+    def is_far(self, rank: int, src: Ref) -> bool:
+        """Whether what a rank copies comes from another node, or from a file."""
+        nodes = self.given.mesh.nodes
+        return src.buffer in self.given.chunks or nodes[src.rank] != nodes[rank]
 
     @property
     def loads_all(self) -> bool:
@@ -206,7 +215,18 @@ class Fitted:
     @property
     def may_share(self) -> bool:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
-        return self.given.shares and not self.given.mesh.is_one_node and not self.row.grouped and not self.is_queue
+        is_far = bool(self.given.files) or not self.given.mesh.is_one_node
+        return self.given.shares and is_far and not self.row.grouped and not self.is_queue
+
+    @property
+    def grain_of_files(self) -> int:
+        """Indices of the walked dimension that files keep together, and that no panel should cut."""
+        found = [
+            rows_cols[OPERAND_DIMS[x].index(self.dim)]
+            for x, rows_cols in self.given.files
+            if self.dim in OPERAND_DIMS[x]
+        ]
+        return lcm(*found) if found and lcm(*found) <= LONGEST_GRAIN else max(found, default=1)
 
     # -- how large --------------------------------------------------------------------------------
 

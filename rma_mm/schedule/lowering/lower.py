@@ -64,9 +64,10 @@ class _Lowering:
     # -- the whole program of a rank --------------------------------------------------------------
 
     def schedule(self) -> Schedule:
-        homes = {x: Home(self.given.extent(x), self.given.layout(x)) for x in "ABC"}
+        homes = {x: Home(self.given.extent(x), self.given.layout(x), x in self.given.chunks) for x in "ABC"}
         for x, name in self.fitted.sources.items():
-            homes[name] = Home(self.given.extent(x), self.fitted.read.layout(x))  # the same one, its sum, or its stage
+            if name != x:  # its sum, or its stage
+                homes[name] = Home(self.given.extent(x), self.fitted.read.layout(x))
         pool = Pool(len(self.tasks), self.task) if self.fitted.is_queue else None
         symmetry = self.given.symmetry
         return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed, symmetry)
@@ -113,14 +114,14 @@ class _Lowering:
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
         ops = prefetch(self.summing(ops, rank), self.depth)
-        ops = all_shared(ops, rank, self.mesh.nodes, self.sharings(self.mesh.nodes[rank]))
+        ops = all_shared(ops, rank, self.fitted, self.sharings(self.mesh.nodes[rank]))
         return frames(ops, linger=self.depth > 0)
 
     def sharings(self, node: int) -> Sharings:
-        """How the ranks of a node fetch together what they all want of other nodes."""
+        """How the ranks of a node fetch together what they all want of other nodes, or of files."""
         if node not in self.fetched:
             ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.depth))
-            self.fetched[node] = sharings(ahead, self.mates(node), self.mesh.nodes) if self.fitted.may_share else {}
+            self.fetched[node] = sharings(ahead, self.mates(node), self.fitted) if self.fitted.may_share else {}
         return self.fetched[node]
 
     def summing(self, ops: list[Op], rank: int) -> list[Op]:

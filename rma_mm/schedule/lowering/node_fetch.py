@@ -1,8 +1,8 @@
-"""The pass by which ranks of one node fetch a slice from another node once, into memory that all of them read.
+"""The pass by which ranks of one node fetch a slice from afar once, into memory that all of them read.
 
-Each rank fetches a piece of the slice; "here" is posted when a piece has landed, "used" when a rank has multiplied with
-the slice, and the frames are taken in turn. Ranks share where they want the same slices in the same order, which each
-of them finds out from all their operations.
+Afar is another node, or a file. Each rank fetches a piece of the slice; "here" is posted when a piece has landed,
+"used" when a rank has multiplied with the slice, and the frames are taken in turn. Ranks share where they want the same
+slices in the same order, which each of them finds out from all their operations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from rma_mm.geometry.span import Region, even_part
+from rma_mm.geometry.span import Region, Span, even_part
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
 
 HERE, USED = "here", "used"
@@ -37,8 +38,8 @@ Sharings = dict[tuple[int, str], Sharing]
 """(rank, operand) → how it fetches that operand; absent where it does so alone."""
 
 
-def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Sharings:
-    """How the ranks of one node (`mates`) fetch A and B. `nodes`: the node of every rank.
+def sharings(member: Member, mates: Sequence[int], fitted: Fitted) -> Sharings:
+    """How the ranks of one node (`mates`) fetch A and B.
 
     Where ranks come to slices of A and of B, and to sums of C, in different orders, they could wait for each other for
     ever: then one operand only is shared, whose slices all members of a group take in the same order, or none.
@@ -46,7 +47,7 @@ def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Shar
     found: Sharings = {}
     for x in "AB":
         alike: dict[str, list[int]] = {}
-        wanted = {q: _wanted(member(q), x, nodes, q) for q in mates}
+        wanted = {q: _wanted(member(q), x, fitted, q) for q in mates}
         for q in mates:
             if wanted[q]:
                 alike.setdefault(repr(_boxes(wanted[q])), []).append(q)
@@ -56,16 +57,16 @@ def sharings(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> Shar
                 found |= {(q, x): Sharing(tuple(group), frames) for q in group}
     for operands in ("AB", "B"):
         part = {key: how for key, how in found.items() if key[1] in operands}
-        if _flows({q: all_shared(member(q), q, nodes, part) for q in mates}):
+        if _flows({q: all_shared(member(q), q, fitted, part) for q in mates}):
             return part
     return {}
 
 
-def all_shared(ops: list[Op], rank: int, nodes: Sequence[int], found: Sharings) -> list[Op]:
+def all_shared(ops: list[Op], rank: int, fitted: Fitted, found: Sharings) -> list[Op]:
     """`ops` with every operand fetched as `found` says."""
     for x in "AB":
         if (rank, x) in found:
-            ops = shared(ops, rank, nodes, x, found[rank, x])
+            ops = shared(ops, rank, fitted, x, found[rank, x])
     return ops
 
 
@@ -101,10 +102,10 @@ def _event(op: Post | Reduce) -> str:
     return buffer if isinstance(buffer, str) else buffer.name
 
 
-def shared(ops: list[Op], rank: int, nodes: Sequence[int], x: str, how: Sharing) -> list[Op]:
-    """`ops` with the slices of `x` from other nodes fetched in pieces, into slots that the group shares."""
+def shared(ops: list[Op], rank: int, fitted: Fitted, x: str, how: Sharing) -> list[Op]:
+    """`ops` with the slices of `x` from afar fetched in pieces, into slots that the group shares."""
     group, frames = how
-    wanted = _wanted(ops, x, nodes, rank)
+    wanted = _wanted(ops, x, fitted, rank)
     number = {slot: n for n, slot in enumerate(wanted)}
     slots = [Slot(f"{x}~{n}", slot.region, f"{x}~{n % frames}", group) for n, slot in enumerate(wanted)]
     places = [Ref(group[n % frames % len(group)], slot, slot.region) for n, slot in enumerate(slots)]
@@ -116,7 +117,7 @@ def shared(ops: list[Op], rank: int, nodes: Sequence[int], x: str, how: Sharing)
         if isinstance(op, Copy) and n is not None:
             if op is wanted[op.dst.buffer][0] and n >= frames:  # type: ignore[index]
                 result.append(Await(f"{x} {USED}", group, n - frames + 1, op.step))
-            if piece := _piece(op.dst.region, group.index(rank), len(group)):
+            if piece := _piece(op.dst.region, group.index(rank), len(group), fitted.given.chunks.get(x, (1, 1))):
                 result.append(Copy(replace(op.src, region=piece), replace(places[n], region=piece), op.step))
             if op is wanted[op.dst.buffer][-1]:  # type: ignore[index]
                 result.append(Post(f"{x} {HERE}", slots[n], op.step))
@@ -133,13 +134,13 @@ def shared(ops: list[Op], rank: int, nodes: Sequence[int], x: str, how: Sharing)
     return result
 
 
-def _wanted(ops: Sequence[Op], x: str, nodes: Sequence[int], rank: int) -> dict[Slot, list[Copy]]:
-    """The slots of `x` that take something from another node, in order, with all Copies into each."""
+def _wanted(ops: Sequence[Op], x: str, fitted: Fitted, rank: int) -> dict[Slot, list[Copy]]:
+    """The slots of `x` that take something from afar, in order, with all Copies into each."""
     found: dict[Slot, list[Copy]] = {}
     for op in ops:
         if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and op.dst.operand == x:
             found.setdefault(op.dst.buffer, []).append(op)
-    return {slot: ops for slot, ops in found.items() if any(nodes[op.src.rank] != nodes[rank] for op in ops)}
+    return {slot: ops for slot, ops in found.items() if any(fitted.is_far(rank, op.src) for op in ops)}
 
 
 def _boxes(wanted: dict[Slot, list[Copy]]) -> list[tuple[Region, list[Region]]]:
@@ -176,9 +177,14 @@ def _reading(op: Multiply, number: dict[Slot, int], places: list[Ref]) -> tuple[
     return op, newest
 
 
-def _piece(region: Region, index: int, count: int) -> Region:
-    """One of `count` pieces of a box, cut along its longer side."""
-    rows, cols = region
-    if len(rows) >= len(cols):
-        return Region((rows.take(even_part(len(rows), index, count)), cols))
-    return Region((rows, cols.take(even_part(len(cols), index, count))))
+def _piece(region: Region, index: int, count: int, chunks: tuple[int, int]) -> Region:
+    """One of `count` pieces of a box, cut along its longer side, or the one of more chunks, where none is cut."""
+    longer = 0 if len(region[0]) // chunks[0] >= len(region[1]) // chunks[1] else 1
+    span, chunk = region[longer], chunks[longer]
+    if chunk == 1:
+        piece = span.take(even_part(len(span), index, count))
+    else:
+        first = span.start // chunk
+        chunked = even_part(-(-span.stop // chunk) - first, index, count)
+        piece = span & Span.range((first + chunked.start) * chunk, (first + chunked.stop) * chunk)
+    return Region((piece, region[1]) if longer == 0 else (region[0], piece))

@@ -7,7 +7,7 @@ from typing import NoReturn
 from rma_mm.errors import Fault, ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.mirror_ops import Mirror
-from rma_mm.schedule.ops import Multiply, Op, Ref, Slot
+from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
 
@@ -28,6 +28,8 @@ def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
             fail(rank, op, "out-of-bounds", f"{ref} is out of bounds: the buffer holds {schedule.holds(ref)}")
         if isinstance(ref.buffer, Slot) and ref.rank != rank and not _is_shared(schedule, rank, ref.rank, ref.buffer):
             fail(rank, op, "not-own", f"{ref} is another rank's scratch")
+        if schedule.is_in_file(ref) and not isinstance(op, Copy):
+            fail(rank, op, "misfit", f"{ref} lies in a file; Copies bring it, and nothing else reads it")
         if op.is_dense and not schedule.holds(ref).locate(ref.region).is_contiguous:
             fail(rank, op, "not-dense", f"{ref} is scattered in its buffer, which holds {schedule.holds(ref)}")
 

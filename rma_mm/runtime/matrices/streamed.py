@@ -1,0 +1,204 @@
+"""Matrices that stay in files: operands of products, which read panels of them while others are multiplied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from time import perf_counter_ns as clock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rma_mm.errors import FileFormatError, WindowError
+from rma_mm.geometry.layout import everywhere
+from rma_mm.geometry.span import Region, Span
+from rma_mm.runtime.calibration.lookup import VARIABLE
+from rma_mm.runtime.files.opened import Opened
+from rma_mm.runtime.files.reread import reread
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.windows import Counters
+from rma_mm.windows.waiting import wait
+
+SAMPLE = 2**22
+"""Bytes that are read to find out how fast that goes."""
+TYPICALLY = 1 / 2e9
+"""Seconds of a byte where that is not measured."""
+FILE = "file"
+"""What stands where the name of a window's flavour does."""
+
+
+class FileMatrix(DistMatrix):
+    """A matrix in a file, as a product takes it. Each rank reads what it wants of all of it, and holds nothing."""
+
+    in_place = False
+    reading = 0.0
+    """Seconds in which a byte of it is read now, by one rank."""
+
+    @classmethod
+    def of(cls, name: str, x: Opened, mesh: Mesh) -> FileMatrix:
+        """An opened matrix as operand `name`. Collective. Raises FileFormatError, DisagreementError."""
+        with agreed(mesh.comm, "read", matrix=name) as facts:
+            x.check()
+            facts |= x.facts
+            took = _seconds_a_byte(x) if mesh.rank == 0 and not os.environ.get(VARIABLE) else TYPICALLY
+        seconds = np.array([took])
+        wait(mesh.comm.Ibcast(seconds))
+        block: Any = FileBlock(FileWindow(x), x.dtype, mesh.next_serial(), np.empty((0, 0), x.dtype))
+        made = cls(mesh, x.shape, x.dtype, everywhere(), block, flipped=x.fortran_order)
+        made.reading = float(seconds[0])
+        return made
+
+    @property
+    def file(self) -> FileWindow:
+        """The file, and what was read of it."""
+        window: Any = self.block.window
+        assert isinstance(window, FileWindow)
+        return window
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Rows and columns that are kept together in the file."""
+        rows, cols = self.file.source.chunks or (1, 1)
+        return (cols, rows) if self.flipped != self.file.source.fortran_order else (rows, cols)
+
+
+class FileWindow:
+    """What a product asks of a window, of a file: reads that go on by themselves, behind what the rank does."""
+
+    flavour = FILE
+
+    def __init__(self, source: Opened) -> None:
+        self.source = source
+        self.counters = Counters()
+        """Nothing comes from other ranks."""
+        self.nbytes = 0
+        """What this rank has read."""
+        self.seconds = 0.0
+        """In which it did."""
+
+    def get(
+        self, rank: int, target: Region, origin: NDArray[Any], rows: Span, cols: Span
+    ) -> Reading:
+        """The read of a part of the file, in its own order of dimensions, into some rows and columns of an array."""
+        return Reading(partial(self._read, target, origin[rows.as_slice(), cols.as_slice()]))
+
+    def sync(self) -> None:
+        """Nothing is stored in a file that a product reads."""
+
+    flush = sync
+
+    def _read(self, region: Region, out: NDArray[Any]) -> None:
+        begun = clock()
+        if self.source.fortran_order:
+            region, out = region.T, out.T
+        self.source.read(region, out)
+        self.nbytes += out.nbytes
+        self.seconds += (clock() - begun) * 1e-9
+
+
+@dataclass(eq=False)
+class FileBlock:
+    """A file where memory of ranks is expected."""
+
+    window: FileWindow
+    dtype: np.dtype[Any]
+    serial: int
+    local: NDArray[Any] = field(repr=False)
+    """Nothing."""
+
+    @property
+    def key(self) -> tuple[FileWindow, int]:
+        """Equal for blocks on the same file."""
+        return self.window, 0
+
+    def unheld(self) -> FileBlock:
+        """The same: it holds no memory."""
+        return self
+
+    def patch(self, rank: int, positions: Region) -> Region:
+        """The part of the file at these positions, whoever reads it."""
+        return positions
+
+
+def _seconds_a_byte(x: Opened) -> float:
+    """What a part in the middle of the file takes, decompressed and from wherever it lies now."""
+    rows, cols = x.shape[::-1] if x.fortran_order else x.shape
+    step = (x.chunks or (1, 1))[x.fortran_order]
+    count = min(rows, -(-SAMPLE // max(1, cols * x.dtype.itemsize * step)) * step)
+    if count * cols * x.dtype.itemsize < SAMPLE // 4:
+        return TYPICALLY
+    first = (rows - count) // 2 // step * step
+    region = Region.box((first, first + count), (0, cols))
+    begun = clock()
+    out = x.read(region.T if x.fortran_order else region)
+    return (clock() - begun) * 1e-9 / out.nbytes
+
+
+@cache
+def reader() -> ThreadPoolExecutor:
+    """The one thread of this process that reads, in the order in which it is asked to."""
+    return ThreadPoolExecutor(1, "rma_mm reader")
+
+
+class Reading:
+    """A `Transfer` from a file."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._read = read
+        self._over: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin, behind the reads that were begun before."""
+        if not self.done():
+            raise WindowError("read: it is under way already")
+        self._over = reader().submit(self._read)
+
+    def done(self) -> bool:
+        """Whether it is over. Raises what it failed with."""
+        if self._over is None or not self._over.done():
+            return self._over is None
+        self._over.result()
+        return True
+
+    def wait(self) -> None:
+        """Return when it is over. Raises what it failed with."""
+        if self._over is not None:
+            self._over.result()
+
+    def close(self) -> None:
+        """Nothing is held, once it is over."""
+        self._over = None
+
+
+@contextmanager
+def read_again(*matrices: Any) -> Iterator[list[Any]]:
+    """Around a check: the matrices as it looks at them, those in files to be read once more. Collective.
+
+    Raises FileFormatError on every rank where a file cannot be read again.
+    """
+    failures: list[Exception] = []
+    seen = list(matrices)
+    for number, x in enumerate(matrices):
+        if isinstance(x, FileMatrix):
+            file = x.file.source
+            again = reread(x.mesh.comm, file.path, file.again, file.dtype, file.shape, failures)
+            seen[number] = again.T if x.flipped != file.fortran_order else again
+    try:
+        yield seen
+    finally:
+        if files := [x for x in matrices if isinstance(x, FileMatrix)]:
+            with agreed(files[0].mesh.comm, "check"):
+                if failures:
+                    raise FileFormatError(f"a file cannot be read again to check the result: {failures[0]}")
+
+
+def as_operand(name: str, x: Any, mesh: Mesh) -> Any:
+    """An operand as products take it: one in a file as a `FileMatrix`, all others as they are. Collective."""
+    return FileMatrix.of(name, x, mesh) if isinstance(x, Opened) else x
