@@ -14,6 +14,7 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.interpret import Outcome, interpret
+from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.node_fetch import sharings
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Slot
@@ -192,7 +193,7 @@ def test_ranks_that_await_differently_do_not_balance() -> None:
 def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
     """Rank 0 comes to a slice of A first and rank 1 to one of B: fetching both together, neither would go on."""
     given = problem("2x2", True, (4, 4, 4))
-    box = given.mesh.nodes
+    fitted = Fitted.of(find_algorithm("stationary_c"), given)
     with limits({"NARROW": 1}):
         walk = lower(find_algorithm("stationary_c"), replace(given, shares=False), Tuning(2, 0)).program
 
@@ -207,4 +208,4 @@ def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
             fills.append(Multiply(ref, ref, replace(src, rank=rank, buffer="C"), True, 0))
         return fills
 
-    assert {x for _, x in sharings(member, (0, 1), box)} == {"B"}
+    assert {x for _, x in sharings(member, (0, 1), fitted)} == {"B"}
