@@ -25,6 +25,8 @@ from hashlib import blake2b
 from rma_mm.errors import FileFormatError, named
 
 SUFFIX = ".partial"
+JOURNAL = ".journal"
+"""Behind the final name: what of it is done, by which a job that was ended is gone on with."""
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
 """What stands between name and suffix: the writer's process, and a random number where that was taken."""
 TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}\Z")
@@ -88,6 +90,30 @@ class Unfinished:
             os.mkdir(name, PRIVATE_FOLDER)
             return os.open(name, FOLDER)
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
+
+    @classmethod
+    def adopted(cls, what: str, path: str, temporary: str, is_folder: bool = False) -> Unfinished:
+        """What a process that has ended left under a temporary name, held by this one. Raises FileFormatError."""
+        check_target(what, path, is_folder)
+        made = cls.__new__(cls)
+        made.what, made.is_folder, made.descriptor = what, is_folder, -1
+        made.path, made.temporary = real_path(path), temporary
+        made.replaces = os.path.lexists(made.path)
+        made.content = os.path.join(temporary, NEW) if is_folder else temporary
+        if os.path.dirname(temporary) != os.path.dirname(made.path) or not TEMPORARY.search(temporary):
+            raise FileFormatError(f"{what}: {named(temporary)} is no file in the making")
+        try:
+            made.descriptor = os.open(temporary, FOLDER if is_folder else os.O_RDWR | os.O_NOFOLLOW)
+            fcntl.flock(made.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            is_held = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and made.descriptor >= 0
+            why = "another process writes it" if is_held else error.strerror
+            raise FileFormatError(f"{what}: cannot go on with {named(temporary)}: {why}") from None
+        return made
+
+    def keep(self) -> None:
+        """Let it stay where this process ends before it has its final name."""
+        HELD.discard(self.temporary)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # other processes, which are told of what it belongs to, do not hold it
@@ -209,6 +235,8 @@ def temporary_name(final: str, token: str) -> str:
 
 def remove_left_behind(final: str) -> None:
     """Remove what processes that have ended left of `final`: this user's files and folders that no process holds."""
+    if os.path.lexists(final + JOURNAL):  # it is to be gone on with
+        return
     directory, pattern = os.path.split(temporary_name(final, "*"))
     start, end = pattern.split("*") if pattern.count("*") == 1 else pattern.rsplit("*", 1)
     for name in os.listdir(directory):

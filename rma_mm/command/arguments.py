@@ -76,6 +76,8 @@ class RunOptions:
     c: str | None
     memory_limit: int | None
     """Bytes."""
+    resume: bool
+    """True to go on with what a job that was ended has written of C."""
     repeat: int
     warmup: int
     window: str | None
@@ -126,6 +128,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
             f"files: got {len(options.files)} ({cut(', '.join(options.files))}); name two, A.npy and B.npy, "
             f"or none to multiply generated matrices"
         )
+    if options.resume and not (options.files and options.output):
+        raise OptionError("--resume: goes on with what stands beside the output; name A, B and -o as before")
     if options.files and shape:
         raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
     m, n, k = options.shape if len(options.shape) == 3 else (options.shape[i] for i in (-3, -1, -2))
@@ -278,6 +282,7 @@ def _add_method(add: Any) -> None:
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
     add("--memory-limit", type=size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
+    add("--resume", action="store_true", help="go on with C where a job that was ended has computed blocks of it")
     *names, last = FLAVOURS
     known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
     add("--window", metavar="NAME", help=f"how memory is exposed: {known}")

@@ -27,6 +27,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.execution.tracing import Trace
+from rma_mm.runtime.files.formats import Shape
 from rma_mm.runtime.files.generated import generated
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.files.opened import open as open_matrix
@@ -94,11 +95,21 @@ class Job:
         mesh.when_lost = self.frame.interruption.when_lost
         open_things.enter_context(mesh.progress)  # a host may be lost while files are read or written, too
         set_threads(mesh.threads)  # for the verification too: threads beyond the cores spin and wait for each other
-        plan = self._plan(mesh, shape)
+        try:
+            plan = None if o.resume else self._plan(mesh, shape)
+        except MemoryLimitError:  # the same on every rank
+            if not {"A", "B"} <= self.files.keys() or o.output is None or o.layout_a or o.layout_b or o.layout_c:
+                raise
+            plan = None
+        if plan is None:
+            from rma_mm.command.in_blocks import InBlocks
+
+            return InBlocks(self, mesh, shape).run()
         plan.adapt = False  # what is reported is of one plan
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
-        self._check_start(plan)
+        a_shape, b_shape = (plan.settled.operands[x].shape for x in "AB")
+        self.check_start(a_shape, b_shape, plan.c_shape, plan.c_dtype)
         if o.dry_run:
             return DONE
         self._open_output(plan)
@@ -114,7 +125,7 @@ class Job:
             self._write(c)
         made = {"A": a, "B": b, "C": c}
         verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
-        self._require_unchanged()
+        self.require_unchanged()
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
         if late := late_note(plan.settled, seconds):
             mesh.fallbacks.append(late)
@@ -126,7 +137,7 @@ class Job:
             self._publish()
         else:
             mesh.metrics.tally.check_failures += 1
-        self._report(facts, is_right, mesh)
+        self.report(facts, is_right, mesh)
         for thing in (a, b, c, before, plan):
             if thing is not None:
                 thing.close()
@@ -184,28 +195,21 @@ class Job:
 
     def _plan_of(self, mesh: Mesh, operands: Mapping[str, Any], shape: tuple[int, int, int]) -> Plan:
         """The plan for operands that are to be made, or stay in their files."""
-        o = self.options
         m, n, _ = shape
+        layout = self._layout("C", mesh, (m, n))
+        is_known = self.options.is_symmetric or None
         return make_plan(
-            operands["A"],
-            operands["B"],
-            mesh,
-            layout=self._layout("C", mesh, (m, n)),
-            alpha=o.alpha,
-            beta=o.beta,
-            transpose_a=o.transpose_a,
-            transpose_b=o.transpose_b,
-            conjugate_a=o.conjugate_a,
-            conjugate_b=o.conjugate_b,
-            algorithm=o.algorithm,
-            prefer=o.prefer,
-            memory_limit=o.memory_limit,
-            compute_dtype=o.compute_dtype,
-            kernel=o.kernel,
-            semiring=o.semiring,
-            epilogue=self._epilogue(),
-            symmetric=o.is_symmetric or None,
+            operands["A"], operands["B"], mesh, layout=layout, symmetric=is_known, **self.how_to_multiply()
         )
+
+    def how_to_multiply(self) -> dict[str, Any]:
+        """The options of `make_plan` but for the placement of C, and what is known of it. Collective."""
+        o = self.options
+        names = (
+            "alpha", "beta", "transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "algorithm", "prefer",
+            "memory_limit", "compute_dtype", "kernel", "semiring",
+        )
+        return {name: getattr(o, name) for name in names} | {"epilogue": self._epilogue()}
 
     def _made_dtype(self) -> np.dtype[Any]:
         """The type of generated matrices; of files, that of A's counts where grids are compared."""
@@ -230,16 +234,15 @@ class Job:
         text: str | None = getattr(self.options, f"layout_{name.lower()}")
         return None if text is None else parse_layout(text, mesh.shape, shape=shape)
 
-    def _check_start(self, plan: Plan) -> None:
-        """Raise ShapeError or DtypeError where C0 cannot be scaled into C."""
+    def check_start(self, a: Shape, b: Shape, wanted: Shape, dtype: np.dtype[Any]) -> None:
+        """Raise ShapeError or DtypeError where C0 cannot be scaled into C, which is `wanted` for A of `a`, B of `b`."""
         if "C" not in self.files:
             return
         c = self.files["C"]
-        if c.shape != plan.c_shape:
-            a, b = plan.settled.operands["A"].shape, plan.settled.operands["B"].shape
-            raise ShapeError(f"{c.path}: C0 is {c.shape}, but A of {a} and B of {b} give {plan.c_shape}")
+        if c.shape != wanted:
+            raise ShapeError(f"{c.path}: C0 is {c.shape}, but A of {a} and B of {b} give {wanted}")
         try:
-            check_cast(c.dtype, plan.c_dtype, c.path, "C")
+            check_cast(c.dtype, dtype, c.path, "C")
         except DtypeError as error:
             raise DtypeError(f"{error}, or name --compute-dtype") from None
 
@@ -332,7 +335,7 @@ class Job:
         with self.output.removed_by_errors():
             write(c, self.output)
 
-    def _require_unchanged(self) -> None:
+    def require_unchanged(self) -> None:
         """Raise FileFormatError on every rank where an input is no longer the file that it was. Collective."""
         with agreed(self.comm):
             for file in self.files.values():
@@ -348,7 +351,7 @@ class Job:
         output.finish()
         self.frame.interruption.unfinished = self.frame.interruption.losing = ""
 
-    def _report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
+    def report(self, facts: Facts, is_right: bool, mesh: Mesh) -> None:
         """Write what came out, on rank 0, and print it where that is right. Raises FileFormatError on every rank."""
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []

@@ -5,18 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rma_mm.runtime.matrices.streamed import FileWindow
+from typing import Protocol
 
 DELAY = 1.0
 """Seconds that a product takes before the bar appears."""
 
 
+class Read(Protocol):
+    """What was read of files so far."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    @property
+    def seconds(self) -> float:
+        """In which they were."""
+
+
 @contextmanager
 def progress_bar(
-    title: str, wanted: bool, files: Sequence[FileWindow] = ()
+    title: str, wanted: bool, files: Sequence[Read] = ()
 ) -> Iterator[Callable[[float, float], None] | None]:
     """A callback (done, total) that draws a bar on standard error; None where that is no terminal, or not `wanted`.
 

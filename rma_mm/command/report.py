@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.command.frame import Frame
+from rma_mm.command.progress import Read
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
@@ -22,7 +23,6 @@ from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.preference import TWO_SIDED
 from rma_mm.runtime.execution.needs import merged
-from rma_mm.runtime.matrices.streamed import FileWindow
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
@@ -62,7 +62,7 @@ class Transferred:
 class Streamed:
     """What a rank read of files while it multiplied, in a product that took so many seconds."""
 
-    files: Sequence[FileWindow]
+    files: Sequence[Read]
     seconds: float
     multiplying: float
     """Seconds of it in local products."""

@@ -122,6 +122,8 @@ class Format:
     (`names.split`); `create` adds it to a file that is there, or replaces it."""
     options: tuple[str, ...] = ()
     """The options of `DistMatrix.save` that `create` takes by name: of chunks, shards, compress."""
+    sink: type[Any] | None = None
+    """The dataclass that `create` makes, if it can be made again where a job that was ended is gone on with."""
 
 
 FORMATS: dict[str, Format] = {}

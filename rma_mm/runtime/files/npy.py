@@ -160,4 +160,4 @@ def _header(shape: tuple[int, ...], stored: np.dtype[Any]) -> bytes:
     return text.getvalue()
 
 
-register_format(Format((".npy", ""), read_header, NpySink.create, read_array))
+register_format(Format((".npy", ""), read_header, NpySink.create, read_array, sink=NpySink))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ class Opened:
             raise ShapeError("out: got one that is read-only; what is read is written into it")
         self._live.read(self._within(wanted), out)
         return out
+
+    def part(self, rows: Span, cols: Span) -> Opened:
+        """Some rows and columns of it, contiguous ones, as a matrix in the same file."""
+        made = copy(self)
+        made._part = self._within(Region((rows, cols)))
+        made.shape = len(rows), len(cols)
+        return made
 
     def check(self) -> None:
         """Raise FileFormatError where the file is no longer the one that was opened."""

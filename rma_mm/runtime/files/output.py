@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import FileFormatError, OptionError, named, quoted
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import FORMATS, Path, Shape, Sink, Source, named_in
+from rma_mm.runtime.files.version import Version
 from rma_mm.runtime.ranks.agreement import agreed
+from rma_mm.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -115,6 +118,27 @@ class Output:
                 self.sink.publish()
 
     @staticmethod
+    def resumed(comm: MPI.Intracomm, path: Path, how: Saving, facts: Mapping[str, Any]) -> Output:
+        """What a job that was ended had begun, by the `facts` of it that rank 0 has. Collective; as `begin`."""
+        with agreed(comm):
+            made = _again(path, how, facts) if comm.rank == 0 else None
+        told = comm.bcast(made, 0)
+        output = Output(comm, made or told)
+        with agreed(comm):
+            output.sink.check()
+        return output
+
+    def kept(self) -> dict[str, Any]:
+        """Let the file stay where the job ends early; what it can be made again from, as JSON has it. On rank 0."""
+        held: Unfinished = vars(self.sink)["held"]
+        held.keep()
+        return {"final": held.path} | {
+            name: (x.name if name == "dtype" else x.str) if isinstance(x, np.dtype)
+            else [x.path, *x.identity] if isinstance(x, Version) else x
+            for name, x in vars(self.sink).items() if name != "held"
+        }
+
+    @staticmethod
     @contextmanager
     def collective(
         comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], how: Saving = Saving()
@@ -157,3 +181,27 @@ class Output:
     def discard(self) -> None:
         """Remove what was written, unless it is published. Local; of effect on rank 0."""
         self.sink.discard()
+
+
+def is_resumable(path: Path, how: Saving) -> bool:
+    """Whether files of this format can be gone on with by another job."""
+    return named_in(path, how.format)[1].sink is not None
+
+
+def _again(path: Path, how: Saving, facts: Mapping[str, Any]) -> Sink:
+    """The sink that has these facts. Raises FileFormatError."""
+    kind = named_in(path, how.format)[1].sink
+    assert kind is not None
+    said: dict[str, Any] = {}
+    for name, x in facts.items():
+        if name in ("dtype", "stored"):
+            said[name] = parse_dtype(x) if name == "dtype" else np.dtype(x)
+        elif name == "before" and x is not None:
+            said[name] = Version(x[0], (x[1], x[2], x[3], x[4]))
+        else:
+            said[name] = tuple(x) if isinstance(x, list) else x
+    final = said.pop("final")
+    held = Unfinished.adopted(f"output {named(path)}", final, said["temporary"], is_folder="unit" in said)
+    held.keep()
+    made: Sink = kind(**said, held=held)
+    return made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rma_mm.errors import ShapeError, named
 from rma_mm.geometry.layout import Layout
+from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.formats import Path, check_dimensions
 from rma_mm.runtime.files.opened import open_array
 from rma_mm.runtime.files.output import Output, Saving
@@ -59,8 +60,11 @@ def saved(matrix: Any, path: Path, options: Mapping[str, Any]) -> None:
         write(matrix, output)
 
 
-def write(matrix: Any, output: Output) -> None:
-    """All of a matrix, or another array, in a file: each element by one rank, each unit of the file too. Collective."""
+def write(matrix: Any, output: Output, at: tuple[int, int] = (0, 0)) -> Any:
+    """All of a matrix, or another array, in a file: each element by one rank, each unit of the file too. Collective.
+
+    at: where in the file it begins. Returns it as it was written: placed so that no unit is cut.
+    """
     shape, mesh, layout = matrix.shape, matrix.mesh.shape, matrix.layout
     if not layout.is_single(mesh):
         layout = layout.single(mesh)
@@ -68,4 +72,12 @@ def write(matrix: Any, output: Output) -> None:
         layout = by_chunks(shape, matrix.mesh, output.unit)
     whole = matrix if layout == matrix.layout else matrix.redistribute(layout)
     flat = getattr(whole, "folded", whole)
-    output.write(flat.region, flat.tile)
+    output.write(shifted(flat.region, at), flat.tile)
+    return flat
+
+
+def shifted(region: Region, at: tuple[int, int]) -> Region:
+    """A region of a matrix that begins at some row and column of another, there."""
+    return Region(
+        Span((start + by, stop + by) for start, stop in span.runs) for span, by in zip(region, at, strict=True)
+    )

@@ -42,17 +42,24 @@ class FileMatrix(DistMatrix):
     """Seconds in which a byte of it is read now, by one rank."""
 
     @classmethod
-    def of(cls, name: str, x: Opened, mesh: Mesh) -> FileMatrix:
-        """An opened matrix as operand `name`. Collective. Raises FileFormatError, DisagreementError."""
+    def of(cls, name: str, x: Opened, mesh: Mesh, known: dict[str, float] | None = None) -> FileMatrix:
+        """An opened matrix as operand `name`. Collective. Raises FileFormatError, DisagreementError.
+
+        known: operand → what was measured of its file, of which this is a part; alike on all ranks.
+        """
         with agreed(mesh.comm, "read", matrix=name) as facts:
             x.check()
             facts |= x.facts
-            took = _seconds_a_byte(x) if mesh.rank == 0 and not os.environ.get(VARIABLE) else TYPICALLY
-        seconds = np.array([took])
-        wait(mesh.comm.Ibcast(seconds))
+            is_measured = mesh.rank == 0 and not os.environ.get(VARIABLE) and name not in (known or ())
+            took = _seconds_a_byte(x) if is_measured else TYPICALLY
+        if known is None or name not in known:
+            seconds = np.array([took])
+            wait(mesh.comm.Ibcast(seconds))
+            took = float(seconds[0])
+        took = took if known is None else known.setdefault(name, took)
         block: Any = FileBlock(FileWindow(x), x.dtype, mesh.next_serial(), np.empty((0, 0), x.dtype))
         made = cls(mesh, x.shape, x.dtype, everywhere(), block, flipped=x.fortran_order)
-        made.reading = float(seconds[0])
+        made.reading = took
         return made
 
     @property

@@ -184,7 +184,7 @@ def _piece(region: Region, index: int, count: int, chunks: tuple[int, int]) -> R
     if chunk == 1:
         piece = span.take(even_part(len(span), index, count))
     else:
-        first = span.start // chunk
-        chunked = even_part(-(-span.stop // chunk) - first, index, count)
-        piece = span & Span.range((first + chunked.start) * chunk, (first + chunked.stop) * chunk)
+        first, extent = span.start // chunk, -(-span.stop // chunk) - span.start // chunk
+        begin, end = ((first + at * extent // count) * chunk for at in (index, index + 1))
+        piece = span & Span.range(begin, end)
     return Region((piece, region[1]) if longer == 0 else (region[0], piece))

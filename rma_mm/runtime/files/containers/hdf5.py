@@ -342,4 +342,4 @@ def _filters(dataset: Any) -> list[int]:
     return [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
 
 
-register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True))
+register_format(Format((".h5", ".hdf5", ".hdf"), open_dataset, create, open_array, holds_many=True, sink=Hdf5Sink))

@@ -370,5 +370,5 @@ def refuse(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
     raise FileFormatError(f"output {named(path)}: is an index of files; write to a .safetensors file")
 
 
-register_format(Format((".safetensors",), open_tensor, create, open_array, holds_many=True))
+register_format(Format((".safetensors",), open_tensor, create, open_array, holds_many=True, sink=SafetensorsSink))
 register_format(Format((".safetensors.index.json",), open_indexed, refuse, open_indexed_array, holds_many=True))

@@ -236,5 +236,8 @@ def _usual(shape: Shape, itemsize: int) -> Shape:
 
 
 register_format(
-    Format((".zarr",), open_matrix, create, open_array, holds_many=True, options=("chunks", "shards", "compress"))
+    Format(
+        (".zarr",), open_matrix, create, open_array, holds_many=True, options=("chunks", "shards", "compress"),
+        sink=ZarrSink,
+    )
 )

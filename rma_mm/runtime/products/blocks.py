@@ -1,0 +1,200 @@
+"""Products whose C is larger than memory: computed in blocks, each a product of parts of A and B that stay in files.
+
+The larger the blocks, the less is read: a block of C reads its rows of A and its columns of B once. J.-W. Hong and
+H. T. Kung (1981): no order reads much less than square blocks do that fill the memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, lcm
+from typing import Any
+
+import numpy as np
+
+from rma_mm.errors import MemoryLimitError
+from rma_mm.geometry.span import Region, Span
+from rma_mm.kernels.elementwise import cast
+from rma_mm.kernels.epilogue.epilogue import Epilogue
+from rma_mm.runtime.execution.executor import Progress
+from rma_mm.runtime.files.formats import Shape
+from rma_mm.runtime.files.opened import Opened
+from rma_mm.runtime.matrices.arguments import by_chunks
+from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.matrices.streamed import FileMatrix, FileWindow
+from rma_mm.runtime.products.make_plan import make_plan
+from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.windows import Counters
+
+MOST = 64
+"""Rows, or columns, of blocks."""
+WIDTH = 256
+"""Panels of A and B are at least so wide, where blocks are chosen."""
+FRAMES = 2
+"""Panels of an operand that are held: the one that is multiplied, and the next, which is read meanwhile."""
+TRIED = 12
+"""Ways to cut C whose memory is looked at: those that read least, of those that seem to fit."""
+LONGEST = 2**16
+"""Rows, or columns, that blocks are made multiples of at most, where a file keeps so many together."""
+Cut = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where rows, and where columns, of blocks begin."""
+
+
+class BlockedProduct:
+    """C = alpha · op(A) @ op(B) + beta · C0 in blocks. Collective to make, and to multiply a block.
+
+    A, B: matrices in files. before: C0, in a file, where beta is not 0. unit: rows and columns that the output keeps
+    together, of which no block has a part. cut: as it was chosen before, or None. options: those of `make_plan`; of a
+    limit each block is held against it. Raises MemoryLimitError where no block fits, and as `make_plan`.
+    """
+
+    def __init__(
+        self, mesh: Mesh, A: Opened, B: Opened, shape: tuple[int, int, int], before: Opened | None, unit: Shape | None,
+        cut: Cut | None, **options: Any,
+    ) -> None:
+        self.mesh, self.files, self.shape, self.before, self.options = mesh, {"A": A, "B": B}, shape, before, options
+        self.unit = unit
+        self.words = Counters()
+        """What this rank has moved so far."""
+        self.seconds = 0.0
+        """In which this rank has read A and B so far."""
+        self.executing = 0.0
+        """In which blocks were computed."""
+        self._nbytes, self._under_way = 0, list[FileWindow]()
+        self._plans: dict[Shape, Plan] = {}
+        self._results: dict[Shape, DistMatrix] = {}
+        self._reading: dict[str, float] = {}
+        self.cut = cut or self._chosen()
+        self.first = self._plan(self.blocks[0])
+        """The plan of the first block, which is the largest."""
+
+    @property
+    def blocks(self) -> list[Region]:
+        """Regions of C in the order in which they are computed: to and fro, so that B's columns are still cached."""
+        rows, cols = (_spans(starts, extent) for starts, extent in zip(self.cut, self.shape, strict=False))
+        return [Region((row, col)) for n, row in enumerate(rows) for col in (cols[::-1] if n % 2 else cols)]
+
+    @property
+    def bytes_read(self) -> int:
+        """What all ranks read of A and B together."""
+        (m, n, k), (rows, cols) = self.shape, map(len, self.cut)
+        a, b = (self.files[x].dtype.itemsize for x in "AB")
+        return k * (m * cols * a + n * rows * b)
+
+    def multiply(self, region: Region, progress: Progress | None = None) -> DistMatrix:
+        """A block of C, in memory that the next of its shape takes again. Collective."""
+        plan = self._plan(region)
+        a, b = self._operand("A", region), self._operand("B", region)
+        c = self._results.get(plan.c_shape)
+        if c is None:
+            c = DistMatrix.allocated(self.mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+            self._results[plan.c_shape] = c
+        if self.before is not None:
+            file = self.before.part(*region)
+            made = np.empty(c.tile.shape, file.dtype)
+            file.read(c.region, made)
+            cast(made, c.tile)
+        epilogue = self.options.get("epilogue")
+        if epilogue is not None and epilogue.bias is not None:
+            plan.set_bias(epilogue.bias[region[epilogue.per == "column"].as_slice()])
+        self._under_way = [a.file, b.file]
+        begun = time.perf_counter()
+        plan.execute(a, b, c, progress)
+        self.executing += time.perf_counter() - begun
+        self.words = Counters(*map(sum, zip(_figures(self.words), _figures(plan.words), strict=True)))
+        self._nbytes, self._under_way = self.nbytes, []
+        self.seconds += a.file.seconds + b.file.seconds
+        return c
+
+    @property
+    def nbytes(self) -> int:
+        """What this rank has read of A and B so far."""
+        return self._nbytes + sum(file.nbytes for file in self._under_way)
+
+    def close(self) -> None:
+        """Give the memory back, once all ranks have. Local."""
+        for plan in self._plans.values():
+            plan.close()
+        for c in self._results.values():
+            c.close()
+
+    def _operand(self, x: str, region: Region) -> FileMatrix:
+        """What a block takes of an operand."""
+        file, is_turned = self.files[x], bool(self.options.get(f"transpose_{x.lower()}"))
+        depth = Span.range(0, self.shape[2])
+        rows, cols = (region[0], depth) if x == "A" else (depth, region[1])
+        return FileMatrix.of(x, file.part(*((cols, rows) if is_turned else (rows, cols))), self.mesh, self._reading)
+
+    def _plan(self, region: Region) -> Plan:
+        """The plan of blocks of such a shape. Collective, when it is first wanted."""
+        shape: Any = region.shape
+        if shape not in self._plans:
+            options = dict(self.options)
+            epilogue: Epilogue | None = options.get("epilogue")
+            if epilogue is not None and epilogue.bias is not None:
+                bias = epilogue.bias[region[epilogue.per == "column"].as_slice()]
+                options["epilogue"] = replace(epilogue, bias=bias)
+            layout = by_chunks(shape, self.mesh, self.unit) if self.unit else None
+            a, b = self._operand("A", region), self._operand("B", region)
+            self._plans[shape] = make_plan(a, b, self.mesh, layout=layout, **options)
+        return self._plans[shape]
+
+    def _chosen(self) -> Cut:
+        """The cut that reads least, of those whose blocks fit the limit. Collective."""
+        failure = MemoryLimitError("memory_limit: no block of C fits")
+        for counts in self._by_bytes():
+            self.cut = self._evenly(counts)
+            try:
+                self._plan(self.blocks[0])
+            except MemoryLimitError as error:  # the same on every rank
+                failure = error
+                continue
+            return self.cut
+        raise failure
+
+    def _evenly(self, counts: tuple[int, int]) -> Cut:
+        """Where so many rows and columns of blocks begin: multiples of what is kept together; the first is largest."""
+        starts = []
+        for extent, count, grain in zip(self.shape, counts, self._grains, strict=False):
+            step = max(1, ceil(ceil(extent / count) / grain) * grain)
+            starts.append(tuple(range(0, max(1, extent), step)))
+        return starts[0], starts[1]
+
+    @property
+    def _grains(self) -> tuple[int, int]:
+        """Rows of C that A's file, and columns that B's file, and the output keep together."""
+        found = []
+        for dim, x in enumerate("AB"):
+            chunks = self.files[x].chunks or (1, 1)
+            own = chunks[dim != bool(self.options.get(f"transpose_{x.lower()}"))]
+            unit = self.unit[dim] if self.unit else 1
+            found.append(lcm(own, unit) if lcm(own, unit) <= LONGEST else unit)
+        return found[0], found[1]
+
+    def _by_bytes(self) -> Iterator[tuple[int, int]]:
+        """How many rows and columns of blocks, those first that read least, if they seem to fit."""
+        limit, ranks, (m, n, k) = self.options["memory_limit"], self.mesh.shape.size, self.shape
+        itemsize = max(file.dtype.itemsize for file in self.files.values())
+
+        def needed(counts: tuple[int, int]) -> float:
+            starts = zip(self._evenly(counts), (m, n), strict=True)
+            rows, cols = (len(_spans(*each)[0]) for each in starts)
+            return itemsize * (rows * cols + FRAMES * min(k, WIDTH) * (rows + cols)) / ranks
+
+        every = [(rows, cols) for rows in range(1, MOST + 1) for cols in range(1, MOST + 1)]
+        every.sort(key=lambda counts: m * counts[1] + n * counts[0])
+        fitting = [counts for counts in every if needed(counts) <= limit][:TRIED]
+        yield from fitting
+        yield from [(2**n, 2**n) for n in range(MOST.bit_length()) if (2**n, 2**n) not in fitting]
+
+
+def _spans(starts: tuple[int, ...], extent: int) -> list[Span]:
+    """Spans that begin at these indices, and end where the next begins."""
+    return [Span.range(*each) for each in zip(starts, (*starts[1:], extent), strict=True)]
+
+
+def _figures(counters: Counters) -> tuple[int, int, int, int]:
+    return counters.words_intra, counters.words_inter, counters.messages, counters.messages_inter
