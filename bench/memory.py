@@ -19,7 +19,7 @@ from bench import measure, resident
 from rma_mm.kernels import bind
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
-from rma_mm.runtime.products.plan_cache import PLANS
+from rma_mm.runtime.products.matmul import PLANS
 from rma_mm.runtime.products.prices import best_grid
 
 if TYPE_CHECKING:

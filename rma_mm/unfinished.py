@@ -115,6 +115,11 @@ class Unfinished:
         """Let it stay where this process ends before it has its final name."""
         HELD.discard(self.temporary)
 
+    def leave(self) -> None:
+        """Let it stay, for another process, or a later call, to go on with."""
+        self.keep()
+        self._close()
+
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # other processes, which are told of what it belongs to, do not hold it
 

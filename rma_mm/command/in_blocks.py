@@ -6,14 +6,14 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rma_mm.command.bias import reread_bias
 from rma_mm.command.frame import DONE
-from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Streamed, gather_facts
+from rma_mm.command.job import Job
+from rma_mm.command.report import Streamed, gather_facts, progress_bar
 from rma_mm.errors import FileFormatError, RmaError, VerificationError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
@@ -32,9 +32,6 @@ from rma_mm.unfinished import JOURNAL, real_path
 from rma_mm.windows.room import memory_free
 from rma_mm.windows.waiting import largest
 
-if TYPE_CHECKING:
-    from rma_mm.command.job import Job
-
 SHARE = 0.7
 """Of what is free, what the ranks of a host take together where no limit is said: the rest caches files."""
 SAME = (
@@ -45,7 +42,7 @@ SAME = (
 
 
 class InBlocks:
-    """The part of a `Job` that differs. Collective throughout."""
+    """What a `Job` does where C is larger than memory. Collective throughout."""
 
     def __init__(self, job: Job, mesh: Mesh, shape: tuple[int, int, int]) -> None:
         self.job, self.options, self.comm, self.mesh, self.shape = job, job.options, job.comm, mesh, shape
@@ -96,6 +93,7 @@ class InBlocks:
             if not self.has_journal:
                 output.discard()
                 raise
+            output.leave()
             kept = f"{len(self.done)} of {len(blocks)} blocks are done: --resume goes on"
             raise type(error)(f"{error}; {kept}") from error
         if verdict is None or verdict.ok:

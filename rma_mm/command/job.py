@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from math import prod
@@ -15,8 +15,16 @@ from rma_mm.command.arguments import DEFAULT_DTYPE, RunOptions
 from rma_mm.command.bias import read_bias, watched
 from rma_mm.command.checking import Check
 from rma_mm.command.frame import DONE, Frame
-from rma_mm.command.progress import progress_bar
-from rma_mm.command.report import Facts, Streamed, Transferred, check_report, gather_facts, is_page, write_json
+from rma_mm.command.report import (
+    Facts,
+    Streamed,
+    Transferred,
+    check_report,
+    gather_facts,
+    is_page,
+    progress_bar,
+    write_json,
+)
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, named
@@ -54,6 +62,8 @@ class Job:
 
     options: RunOptions
     frame: Frame
+    larger: Callable[[Job, Mesh, tuple[int, int, int]], int]
+    """Multiplies where C does not fit in memory, or where an earlier job is gone on with."""
     files: dict[str, Opened] = field(default_factory=dict)
     """Headers of A, B and C0, where they are files."""
     bias: Any = None
@@ -102,9 +112,7 @@ class Job:
                 raise
             plan = None
         if plan is None:
-            from rma_mm.command.in_blocks import InBlocks
-
-            return InBlocks(self, mesh, shape).run()
+            return self.larger(self, mesh, shape)
         plan.adapt = False  # what is reported is of one plan
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)

@@ -22,8 +22,10 @@ def text(options: RunOptions) -> str:
 def run(options: RunOptions, frame: Frame) -> int:
     """Multiply. Collective."""
     from rma_mm.command.batch_job import BatchJob, is_batch
+    from rma_mm.command.in_blocks import InBlocks
     from rma_mm.command.job import Job
 
     with allowing(options.allow_external):
-        kind = BatchJob if is_batch(options, frame.comm) else Job
-        return kind(options, frame).run()
+        if is_batch(options, frame.comm):
+            return BatchJob(options, frame).run()
+        return Job(options, frame, lambda *job: InBlocks(*job).run()).run()

@@ -1,20 +1,20 @@
-"""What a run tells: lines for people, JSON for programs."""
+"""What a run tells: a bar while it multiplies, then lines for people and JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rma_mm.command.frame import Frame
-from rma_mm.command.progress import Read
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
 from rma_mm.errors import named
@@ -29,12 +29,51 @@ from rma_mm.runtime.verification.check import Verdict
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
+BAR_DELAY = 1.0
+"""Seconds that a product takes before its bar appears."""
 PROBE_SECONDS = 0.06
 """How long the local BLAS is measured at a time."""
 PROBES = 4
 """How often: another program may take the cores for a moment."""
 PROBE_SIZES = (64, 1024)
 """Rows of the smallest and largest square block it is measured on."""
+
+
+class Read(Protocol):
+    """What was read of files so far."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+
+    @property
+    def seconds(self) -> float:
+        """In which they were."""
+
+
+@contextmanager
+def progress_bar(
+    title: str, wanted: bool, files: Sequence[Read] = ()
+) -> Iterator[Callable[[float, float], None] | None]:
+    """A callback (done, total) that draws a bar on standard error; None where that is no terminal, or not `wanted`.
+
+    files: what is read meanwhile, of which the bar says how much this rank has.
+    """
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    with tqdm(total=1.0, desc=title, delay=BAR_DELAY, leave=False, bar_format=form, file=sys.stderr) as bar:
+
+        def show(done: float, total: float) -> None:
+            if files:
+                bar.set_postfix_str(f"{sum(file.nbytes for file in files) / 2**20:.0f} MiB read", refresh=False)
+            if total > 0:
+                bar.update(done / total - bar.n)
+
+        yield show
 
 
 @dataclass

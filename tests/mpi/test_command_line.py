@@ -303,13 +303,13 @@ def is_rank(pid: int) -> bool:
 
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     """A bar on standard error where that is a terminal; nothing of it otherwise (all tests above)."""
-    from rma_mm.command.progress import progress_bar
+    from rma_mm.command.report import progress_bar
 
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 80))  # a bar needs columns
     code = (
-        "from rma_mm.command import progress; progress.DELAY = 0\n"
-        "with progress.progress_bar('product', True) as show:\n"
+        "from rma_mm.command import report; report.BAR_DELAY = 0\n"
+        "with report.progress_bar('product', True) as show:\n"
         "    for done in range(5): show(done, 4)"
     )
     with os.fdopen(follower, "wb") as terminal:

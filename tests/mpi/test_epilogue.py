@@ -9,7 +9,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Epilogue, Mesh
 from rma_mm.errors import DisagreementError, DtypeError, LayoutError, OptionError, ShapeError
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.matmul import PlanCache
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import refused

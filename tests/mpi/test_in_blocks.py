@@ -27,8 +27,8 @@ h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 
 M, N, K = 150, 130, 900
-LINE = "A.npy B.zarr --memory-limit 24KiB --quiet"
-"""C alone takes 78 KB, so that it is cut on one rank, on two and on four."""
+LINE = "A.npy B.zarr --memory-limit 40KiB --quiet"
+"""C alone takes 78 KB, so that it is cut on one rank and on two."""
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def read(path, **said):
 
 OUTPUTS = {
     "C.npy": "", "x.h5::g/C": "", "x.safetensors::C": "", f"x{raw_format.RAW.suffixes[0]}": "",
-    "x.zarr::g/C": "--chunks 8,10 --shards 16,20", "y.zarr": "",
+    "x.zarr::g/C": "--chunks 8,10 --shards 16,20", "y.zarr": "--chunks 16,20",
 }
 
 
-@parallel(ranks=(1, 2, 4), env=("node",))
+@parallel(ranks=(1, 2), env=("node", "cliques"), usual="cliques")
 def test_every_format_gets_whole_blocks(comm, here):
     a, b = arrays(here, "A", "B")
     for path, how in OUTPUTS.items():
@@ -66,7 +66,7 @@ def test_every_format_gets_whole_blocks(comm, here):
         assert done.returncode == 0, (path, done.stderr)
         assert np.array_equal(read(f"{here}/{path}"), a @ b), path
         report = json.loads((here / "r.json").read_text())
-        assert report["verified"] is True and report["peak_bytes"] <= 24 * 2**10
+        assert report["verified"] is True and report["peak_bytes"] <= 40 * 2**10
         assert np.prod(report["blocks"]["of"]) > 1 and report["blocks"]["resumed"] == 0
         assert report["files"]["written"]["bytes"] == M * N * 4 and report["files"]["streamed"]["bytes"] > 0
     left = [name for name in os.listdir(here) if name.startswith(".") or name.endswith(".journal")]
@@ -81,7 +81,7 @@ def test_what_is_added_and_applied_in_each_block(comm, here):
         ("--bias row.npy --bias-per row --activation relu", np.maximum(a @ b + row[:, None], 0)),
         ("--bias column.npy --bias-per column --result-dtype float64", (a @ b + column).astype(float)),
     ):
-        done = command(comm, f"{LINE.replace('24', '40')} -o C.npy --verify {more}", here)
+        done = command(comm, f"{LINE} -o C.npy --verify {more}", here)
         assert done.returncode == 0, done.stderr
         found = np.load(here / "C.npy")
         assert found.dtype == wanted.dtype and np.array_equal(found, wanted), more
@@ -92,11 +92,12 @@ def test_what_is_added_and_applied_in_each_block(comm, here):
 
 
 @thorough
-@pytest.mark.parametrize("path", usually(1, ["C.npy", "x.h5::g/C", "x.zarr", "x.safetensors"]))
+@pytest.mark.parametrize("path", usually(1, ["C.npy", "x.h5::g/C", "y.zarr", "x.safetensors"]))
 def test_killed_at_any_moment_and_gone_on_with(here, path):
     """Nothing is under the name; what is done stays so, but for the block that was under way; the bits are the same."""
     a, b = arrays(here, "A", "B")
-    line, typical = ["-m", "rma_mm.run", *LINE.split(), "-o", path], {"RMA_MM_MACHINE": "typical"}
+    how, typical = OUTPUTS["y.zarr"].split() if path == "y.zarr" else [], {"RMA_MM_MACHINE": "typical"}
+    line = ["-m", "rma_mm.run", *LINE.split(), "-o", path, *how]
     environment = job_environment(typical)
     file = here / path.partition("::")[0]
     known = -1
@@ -169,6 +170,7 @@ def test_what_is_wrong_with_a_journal(comm, here):
         comm.Barrier()
         refused(command(comm, line, here), words)
         assert journal.read_bytes() == (begun if change is None else change)
+        comm.Barrier()
     if comm.rank == 0:
         journal.write_bytes(begun + b'{"block": 2, "su')  # the last line is half written
         with open(next(here.glob(".C.npy.*.partial")), "r+b") as file:  # and one block is damaged

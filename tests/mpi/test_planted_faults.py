@@ -109,7 +109,7 @@ PLANT = {
     "A is cut short": lambda: after(*execute, [0], lambda *_: os.truncate(mine(), 200)),
     "A is replaced": lambda: after(*execute, [0], lambda *_: replaced(mine())),
     "the bias changes": lambda: after(*execute, [0], lambda *_: replaced("b.npy")),
-    "the output is replaced": lambda: after(job.Job, "_require_unchanged", [0], lambda self, _:
+    "the output is replaced": lambda: after(job.Job, "require_unchanged", [0], lambda self, _:
         replaced(self.output.temporary)),
 }
 found = {}

@@ -23,7 +23,7 @@ from rma_mm.geometry.shares import relative
 from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import prices
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.matmul import PlanCache
 from rma_mm.runtime.watching import slowness
 from rma_mm.runtime.watching.slowness import SEEN
 from tests.launch import parallel

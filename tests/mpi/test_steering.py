@@ -24,7 +24,7 @@ from rma_mm.policy.planner.adaptation import LATE, LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import plan as plans
 from rma_mm.runtime.products.adaptation import Adaptation, late_note
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.matmul import PlanCache
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from tests.launch import parallel
 

@@ -23,8 +23,7 @@ from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.make_plan import check_limit, common_mesh, describe, planned
-from rma_mm.runtime.products.matmul import matmul
-from rma_mm.runtime.products.plan_cache import PlanCache
+from rma_mm.runtime.products.matmul import PlanCache, matmul
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import in_turn

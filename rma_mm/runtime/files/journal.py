@@ -143,6 +143,8 @@ def checksum(region: Region, tile: NDArray[Any]) -> int:
     Of parts of a matrix these add up to that of the whole, whoever has which part.
     """
     total = 0
+    if not tile.size:
+        return 0
     rows, cols = (_scattered(span.indices) for span in region)
     width = min(8, tile.itemsize)
     step = max(1, STRIP // max(1, len(cols)))

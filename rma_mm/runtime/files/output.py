@@ -138,6 +138,12 @@ class Output:
             for name, x in vars(self.sink).items() if name != "held"
         }
 
+    def leave(self) -> None:
+        """Let it be, to be gone on with. Local; of effect on rank 0."""
+        held: Unfinished | None = vars(self.sink)["held"]
+        if held is not None:
+            held.leave()
+
     @staticmethod
     @contextmanager
     def collective(

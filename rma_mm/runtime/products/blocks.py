@@ -67,13 +67,14 @@ class BlockedProduct:
         self._plans: dict[Shape, Plan] = {}
         self._results: dict[Shape, DistMatrix] = {}
         self._reading: dict[str, float] = {}
+        self._heeds_chunks = True
         self.cut = cut or self._chosen()
         self.first = self._plan(self.blocks[0])
         """The plan of the first block, which is the largest."""
 
     @property
     def blocks(self) -> list[Region]:
-        """Regions of C in the order in which they are computed: to and fro, so that B's columns are still cached."""
+        """Regions of C in the order in which they are computed: there and back, for B's columns are cached still."""
         rows, cols = (_spans(starts, extent) for starts, extent in zip(self.cut, self.shape, strict=False))
         return [Region((row, col)) for n, row in enumerate(rows) for col in (cols[::-1] if n % 2 else cols)]
 
@@ -145,14 +146,15 @@ class BlockedProduct:
     def _chosen(self) -> Cut:
         """The cut that reads least, of those whose blocks fit the limit. Collective."""
         failure = MemoryLimitError("memory_limit: no block of C fits")
-        for counts in self._by_bytes():
-            self.cut = self._evenly(counts)
-            try:
-                self._plan(self.blocks[0])
-            except MemoryLimitError as error:  # the same on every rank
-                failure = error
-                continue
-            return self.cut
+        for self._heeds_chunks in (True, False):
+            for counts in self._by_bytes():
+                self.cut = self._evenly(counts)
+                try:
+                    self._plan(self.blocks[0])
+                except MemoryLimitError as error:  # the same on every rank
+                    failure = error
+                    continue
+                return self.cut
         raise failure
 
     def _evenly(self, counts: tuple[int, int]) -> Cut:
@@ -165,10 +167,10 @@ class BlockedProduct:
 
     @property
     def _grains(self) -> tuple[int, int]:
-        """Rows of C that A's file, and columns that B's file, and the output keep together."""
+        """Rows of C that A's file, if that is heeded, and columns that B's file, and the output keep together."""
         found = []
         for dim, x in enumerate("AB"):
-            chunks = self.files[x].chunks or (1, 1)
+            chunks = (self._heeds_chunks and self.files[x].chunks) or (1, 1)
             own = chunks[dim != bool(self.options.get(f"transpose_{x.lower()}"))]
             unit = self.unit[dim] if self.unit else 1
             found.append(lcm(own, unit) if lcm(own, unit) <= LONGEST else unit)

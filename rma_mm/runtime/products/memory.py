@@ -146,6 +146,7 @@ class Fitting:
         self.problem = problem_of(self.request, layouts, self.candidate.copied)
         grain = self.reads.grain_of_files if self.problem.files else 1
         width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))
+        others += [each for each in WIDTHS if each < grain]  # by which chunks are read several times
         schedule = lower(self.candidate.row, self.problem, Tuning(width))
         self.standing = standing_bytes(self.mesh, schedule, self.operands)
         self.walked = self.problem.shape[DIMS.index(self.candidate.row.over)]
