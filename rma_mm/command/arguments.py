@@ -79,7 +79,8 @@ class RunOptions:
     resume: bool
     """True to go on with what a job that was ended has written of C."""
     repeat: int
-    warmup: int
+    warmup: int | None
+    """None for one, or for none where operands stay in their files."""
     window: str | None
     kernel: str
     threads: int | None
@@ -222,7 +223,7 @@ def _parser() -> Parser:
     _add_problem(add)
     _add_method(add)
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
-    add("--warmup", type=count(0, MOST_TIMES), default=1, metavar="N", help="products before those (1)")
+    add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="products before those (1, or 0 of streamed files)")
     add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
         "once more; products of generated matrices always are")
     add(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 UNUSED = (
     "c", "bias", "bias_per", "activation", "result_dtype", "frontier", "picture", "trace", "metrics", "prefer",
-    "speeds", "symmetric", "chunks", "shards", "compress",
+    "speeds", "symmetric", "chunks", "shards", "compress", "resume",
 )
 """Options that a product of batches does not take."""
 
@@ -136,12 +136,13 @@ class BatchJob:
     def _execute(self, plan: BatchPlan, a: DistArray, b: DistArray, c: DistArray) -> list[float]:
         """Multiply as often as asked; the seconds of each timed repetition, of the slowest rank."""
         seconds = []
-        for _ in range(self.options.warmup + self.options.repeat):
+        warmup = 1 if self.options.warmup is None else self.options.warmup
+        for _ in range(warmup + self.options.repeat):
             barrier(plan.mesh.comm)
             start = time.perf_counter()
             plan.execute(a, b, c)
             seconds.append(time.perf_counter() - start)
-        slowest = np.max(plan.mesh.comm.allgather(seconds[self.options.warmup :]), axis=0)
+        slowest = np.max(plan.mesh.comm.allgather(seconds[warmup:]), axis=0)
         return [float(second) for second in slowest]
 
     def _is_right(self, a: DistArray, b: DistArray, c: DistArray) -> bool:

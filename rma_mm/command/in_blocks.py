@@ -14,7 +14,7 @@ from rma_mm.command.bias import reread_bias
 from rma_mm.command.frame import DONE
 from rma_mm.command.job import Job
 from rma_mm.command.report import Streamed, gather_facts, progress_bar
-from rma_mm.errors import FileFormatError, RmaError, VerificationError
+from rma_mm.errors import FileFormatError, OptionError, RmaError, VerificationError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.formats import named_in
@@ -39,6 +39,8 @@ SAME = (
     "bias_per", "activation", "result_dtype",
 )
 """Options by which C would be another matrix."""
+UNUSED = ("trace", "picture", "frontier", "warmup", "layout_a", "layout_b", "layout_c")
+"""Options that are of one product."""
 
 
 class InBlocks:
@@ -57,8 +59,13 @@ class InBlocks:
     def run(self) -> int:
         """Multiply what is not done yet, and give the result its name. Raises RmaError on every rank."""
         o = self.options
+        for name in UNUSED + ("repeat",) * (o.repeat > 1):  # the same on every rank
+            if getattr(o, name):
+                raise OptionError(f"--{name.replace('_', '-')}: of C in blocks there is none; leave it out")
         how, begun = Saving.of(o.saving), self._begun()
         given = self._given()
+        if o.metrics is not None:
+            self.mesh.metrics.write(o.metrics)
         self.job.check_start(given.a.shape, given.b.shape, given.c.shape, given.c.dtype)
         if o.dry_run:
             self._show(self._product(begun, how.shards or how.chunks))

@@ -315,12 +315,13 @@ class Job:
         o = self.options
         seconds = []
         plan.prepare(a, b, c)
-        for number in range(o.warmup + o.repeat):
+        warmup = int(not plan.given.files) if o.warmup is None else o.warmup
+        for number in range(warmup + o.repeat):
             if before is not None:
                 c.copy_from(before)
-            if number == o.warmup and self.trace:
+            if number == warmup and self.trace:
                 self.trace.clear()
-            title = "warm-up" if number < o.warmup else f"product {number - o.warmup + 1} of {o.repeat}"
+            title = "warm-up" if number < warmup else f"product {number - warmup + 1} of {o.repeat}"
             files = [x.file for x in (a, b) if isinstance(x, FileMatrix)]
             for file in files:
                 file.nbytes, file.seconds = 0, 0.0
@@ -333,7 +334,7 @@ class Job:
                 seconds.append(time.perf_counter() - start)
             multiplied = plan.mesh.metrics.tally.multiplying - multiplied
             self.streamed = Streamed(files, seconds[-1], multiplied * 1e-9) if files else None
-        slowest = np.max(self.comm.allgather(seconds[o.warmup :]), axis=0)
+        slowest = np.max(self.comm.allgather(seconds[warmup:]), axis=0)
         return [float(second) for second in slowest]
 
     def _write(self, c: DistMatrix) -> None:

@@ -21,7 +21,7 @@ from tests.processes import ROOT
 def test_defaults() -> None:
     """What README's first command asks for."""
     o = parse([])
-    assert (o.files, o.shape, o.dtype, o.alpha, o.beta, o.repeat, o.warmup) == ((), (2048,) * 3, None, 1, 0, 1, 1)
+    assert (o.files, o.shape, o.dtype, o.alpha, o.beta, o.repeat, o.warmup) == ((), (2048,) * 3, None, 1, 0, 1, None)
     assert o.is_checked
     assert not parse(["A.npy", "B.npy"]).is_checked
 
