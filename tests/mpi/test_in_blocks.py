@@ -1,5 +1,6 @@
 """Results that do not fit in memory: block by block into every format, ended at any moment and gone on with."""
 
+import errno
 import json
 import os
 import subprocess
@@ -227,3 +228,24 @@ def test_a_journal_that_is_there_is_not_begun_anew(tmp_path):
     with open(journal.path, "wb") as file:
         file.write(raw.replace(b'"sum": 9', b'"sum": 8'))
     assert Journal.found(str(tmp_path / "C.npy")).blocks == {}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_journal_is_never_seen_without_its_first_line(tmp_path, monkeypatch, links):
+    final, seen = str(tmp_path / "C.npy"), []
+
+    def fsync(descriptor, sync=os.fsync):
+        seen.append(os.path.exists(final + ".journal"))
+        sync(descriptor)
+
+    def link(*names, made=os.link):
+        if not links:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        made(*names)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    Journal.begin(final, {"shape": [1, 2]})
+    assert seen[0] is False and seen[-1] is True
+    assert Journal.found(final).facts == {"version": 1, "shape": [1, 2]}
+    assert os.listdir(tmp_path) == ["C.npy.journal"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.span import Region
-from rma_mm.unfinished import JOURNAL, sync, write_at
+from rma_mm.unfinished import JOURNAL, Unfinished, sync, write_at
 
 VERSION = 1
 """Of the form of journals."""
@@ -42,15 +42,22 @@ class Journal:
     def begin(final: str, facts: Mapping[str, Any]) -> Journal:
         """A new one for the output of this name, on the disk. Raises FileFormatError, where one is there too."""
         made = Journal(final + JOURNAL, {"version": VERSION, **facts})
+        file = Unfinished(f"journal {named(made.path)}", made.path)
         try:
-            with open(made.path, "x"):
-                pass
-            made._add(made.facts)
+            made._add(made.facts, file.temporary)
+            try:
+                os.link(file.temporary, made.path)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                file.publish()
             sync(os.path.dirname(made.path))
         except FileExistsError:
             raise FileFormatError(interrupted(final)) from None
         except OSError as error:
             raise FileFormatError(f"journal {named(made.path)}: cannot be written: {error.strerror}") from None
+        finally:
+            file.discard()
         return made
 
     @staticmethod
@@ -99,9 +106,9 @@ class Journal:
         with suppress(OSError):
             os.unlink(self.path)
 
-    def _add(self, content: Mapping[str, Any]) -> None:
+    def _add(self, content: Mapping[str, Any], path: str | None = None) -> None:
         text = json.dumps(content)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(path or self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             end = os.fstat(descriptor).st_size
             write_at(descriptor, f"{text} {zlib.crc32(text.encode()):08x}\n".encode(), end)
