@@ -24,7 +24,7 @@ from rma_mm.unfinished import JOURNAL, Unfinished, sync, write_at
 
 VERSION = 1
 """Of the form of journals."""
-STRIP = 2**20
+STRIP = 2**16
 """Elements that are summed up at a time."""
 
 
