@@ -27,7 +27,7 @@ from tests.thorough import thorough, usually
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 
-M, N, K = 150, 130, 900
+M, N, K = 150, 130, 270
 LINE = "A.npy B.zarr --memory-limit 40KiB --quiet"
 """C alone takes 78 KB, so that it is cut on one rank and on two."""
 
