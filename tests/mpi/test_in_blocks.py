@@ -17,6 +17,7 @@ from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files import output
 from rma_mm.runtime.files.journal import Journal, checksum
+from rma_mm.unfinished import Unfinished
 from tests import raw_format
 from tests.doors import command
 from tests.launch import parallel
@@ -247,5 +248,19 @@ def test_a_journal_is_never_seen_without_its_first_line(tmp_path, monkeypatch, l
     monkeypatch.setattr(os, "link", link)
     Journal.begin(final, {"shape": [1, 2]})
     assert seen[0] is False and seen[-1] is True
+    assert Journal.found(final).facts == {"version": 1, "shape": [1, 2]}
+    assert os.listdir(tmp_path) == ["C.npy.journal"]
+
+
+def test_what_an_end_amid_the_beginning_leaves_goes_with_the_next_job(tmp_path):
+    """The journal has its name, and still the temporary one besides."""
+    final = str(tmp_path / "C.npy")
+    child = os.fork()
+    if not child:
+        with mock.patch.object(Unfinished, "discard", lambda self: os._exit(9)):
+            Journal.begin(final, {"shape": [1, 2]})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(os.listdir(tmp_path)) == 2
     assert Journal.found(final).facts == {"version": 1, "shape": [1, 2]}
     assert os.listdir(tmp_path) == ["C.npy.journal"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import FileFormatError, cut, named
 from rma_mm.geometry.span import Region
-from rma_mm.unfinished import JOURNAL, Unfinished, sync, write_at
+from rma_mm.unfinished import JOURNAL, Unfinished, remove_left_behind, sync, write_at
 
 VERSION = 1
 """Of the form of journals."""
@@ -65,6 +65,7 @@ class Journal:
         """That of a job that was ended, without what was half written. Raises FileFormatError."""
         path = final + JOURNAL
         try:
+            remove_left_behind(path)  # of one that was ended as it began
             with open(path, "rb") as file:
                 raw = file.read()
         except OSError as error:
