@@ -54,7 +54,7 @@ KINDS = tuple("product" if n % 2 == 0 or n in (1, 7, 13) else
 """What cases are, by their numbers: of each twenty thirteen products."""
 VALUES = ("whole",) * 10 + ("large", "wild", "wild", "wild")
 """What matrices hold: small whole numbers; near the largest of their type; NaN and infinities among them."""
-SYMMETRIC = ("auto", "stationary_c:syrk", "stationary_c:triangles")
+SYMMETRIC = ("auto", "stationary_c:syrk", "stationary_c:triangles", "stationary_c:summands")
 """Algorithms of products of a matrix and its transpose."""
 
 
@@ -257,7 +257,7 @@ def _gram(rng: Random, ranks: int, number: int) -> Case:
     place, is_complex = MeshShape(mesh), dtype.startswith("complex")
     transposed, conjugated = (rng.choice(("", "", "A", "B", "AB")) for _ in range(2))
     a = _operand(rng, place, (m, k), dtype, draw_layout(rng, place, (m, k)), "A" in transposed)
-    if a.source == "opened":  # which has no transposed view
+    if a.source == "opened" and len(transposed) != 1:  # it has no transposed view
         a = replace(a, source="array", order="C")
     shape = a.shape[::-1] if a.turned else a.shape
     is_same = len(transposed) == 1

@@ -6,9 +6,10 @@ B; with A (or B) stationary it pulls the other and pushes partial C to the owner
 Source: B. Brock and R. Golin, "Slicing Is All You Need" (2025), which generalises the stationary-A, -B and -C
 forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn and J. Poulson, 2016).
 
-Two forms multiply half of a symmetric C: `:syrk` where its owners do so, `:triangles` of one matrix times its own
-transpose where each rank does so for few blocks of rows, which it fetches once. Between P nodes A then costs about
-mk(√P − 1) words, against mk(P − 1)/2 on rows; C is pushed to its owners.
+Three forms multiply half of a symmetric C: `:syrk` where its owners do so, and two of one matrix times its own
+transpose. In `:triangles` each rank does so for few blocks of rows, which it fetches once: between P nodes A then costs
+about mk(√P − 1) words, against mk(P − 1)/2 on rows. In `:summands` each rank multiplies all of the half, for a share of
+k: no element of A is fetched twice, so that one in a file is read once, and of C about P·m²/2 words are pushed.
 """
 
 from dataclasses import replace
@@ -75,9 +76,33 @@ TRIANGLES = Row(
 """Which blocks a rank has is in `rma_mm.schedule.lowering.difference_cover`."""
 
 
+def _shares_of_k(problem: Problem) -> Layout:
+    """Even shares; of a file no two ranks read of what it keeps together."""
+    (_, _, k), axes = problem.shape, problem.mesh.names
+    together = problem.chunks.get("A", (1, 1))[1]
+    share = -(-k // (together * problem.mesh.size)) * together
+    return Layout(((), (), (Level(axes, "cyclic", (max(1, share),)) if "A" in problem.chunks else Level(axes),)))
+
+
+def _fit_summands(setting: Setting) -> Row | str:
+    fitted = _fit_triangles(setting)
+    return fitted if isinstance(fitted, str) else replace(SUMMANDS, fit=None)
+
+
+SUMMANDS = replace(
+    TRIANGLES,
+    name="stationary_c:summands",
+    summary="ranks multiply half of a symmetric C for a share of k each, A fetched once, and push their summands",
+    work=_shares_of_k,
+    order="plain",
+    fit=_fit_summands,
+)
+
+
 def _form(text: str) -> Row | str:
-    forms = {"syrk": SYRK, "triangles": TRIANGLES}
-    return forms.get(text, "stationary_c has the forms :syrk and :triangles, for a C that is known to be symmetric")
+    forms = {"syrk": SYRK, "triangles": TRIANGLES, "summands": SUMMANDS}
+    known = "stationary_c has the forms :syrk, :triangles and :summands, for a C that is known to be symmetric"
+    return forms.get(text, known)
 
 
 STATIONARY_C = replace(_ANY_C, form=_form)

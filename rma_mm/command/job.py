@@ -42,7 +42,7 @@ from rma_mm.runtime.files.opened import open as open_matrix
 from rma_mm.runtime.files.output import Output, Saving
 from rma_mm.runtime.matrices.filed import write
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.matrices.streamed import FileMatrix
+from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
 from rma_mm.runtime.products.adaptation import late_note
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
@@ -205,7 +205,8 @@ class Job:
         """The plan for operands that are to be made, or stay in their files."""
         m, n, _ = shape
         layout = self._layout("C", mesh, (m, n))
-        is_known = self.options.is_symmetric or None
+        stay = all(isinstance(x, Opened) for x in operands.values())  # then it is found out whether they are the same
+        is_known = (self.options.symmetric if stay else self.options.is_symmetric) or None
         return make_plan(
             operands["A"], operands["B"], mesh, layout=layout, symmetric=is_known, **self.how_to_multiply()
         )
@@ -268,11 +269,11 @@ class Job:
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix | None]:
         """A, B and C0, placed as the plan wants them."""
         o = self.options
-        made: list[DistMatrix] = []
+        made: list[Any] = []
         for name in "AB":
             operand, layout = plan.settled.operands[name], plan.layouts[name]
             if operand.chunks is not None:
-                made.append(FileMatrix.of(name, self.files[name], mesh))
+                made.append(self.files[name])
             elif name in self.files:
                 said = operand.dtype.name if o.dtype else None
                 made.append(DistMatrix.load(self.files[name].path, mesh, layout, said, o.format))
@@ -281,6 +282,7 @@ class Job:
                 if (o.transpose_a, o.transpose_b)["AB".index(name)]:
                     elements = _transposed(elements)  # op(A) is the same matrix whether it comes transposed or not
                 made.append(DistMatrix.from_function(operand.shape, elements, mesh, layout, dtype=operand.dtype))
+        a, b = as_operands(made[0], made[1], mesh)
         before = None
         if "C" in self.files:
             layout = plan.layouts["C"]
@@ -291,7 +293,7 @@ class Job:
                 cast(before.tile, wide.tile)
                 before.close()
                 before = wide
-        return made[0], made[1], before
+        return a, b, before
 
     def _show(self, plan: Plan) -> None:
         """What was asked to be told before the product, by rank 0. Raises FileFormatError on every rank."""
@@ -322,7 +324,7 @@ class Job:
             if number == warmup and self.trace:
                 self.trace.clear()
             title = "warm-up" if number < warmup else f"product {number - warmup + 1} of {o.repeat}"
-            files = [x.file for x in (a, b) if isinstance(x, FileMatrix)]
+            files = list(dict.fromkeys(x.file for x in (a, b) if isinstance(x, FileMatrix)))
             for file in files:
                 file.nbytes, file.seconds = 0, 0.0
             multiplied = plan.mesh.metrics.tally.multiplying

@@ -257,7 +257,7 @@ def test_what_an_end_amid_the_beginning_leaves_goes_with_the_next_job(tmp_path):
     final = str(tmp_path / "C.npy")
     child = os.fork()
     if not child:
-        with mock.patch.object(Unfinished, "discard", lambda self: os._exit(9)):
+        with mock.patch.object(Unfinished, "discard", side_effect=lambda: os._exit(9)):
             Journal.begin(final, {"shape": [1, 2]})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

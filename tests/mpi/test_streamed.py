@@ -1,6 +1,7 @@
 """Operands that stay in their files: what is read and held, faults while it is read, and what is refused."""
 
 import json
+import os
 from collections import Counter
 from itertools import product
 from unittest import mock
@@ -107,6 +108,47 @@ def test_misuse(comm, tmp_path):
         A.close()
         with pytest.raises(rma_mm.errors.ClosedError):
             rma_mm.matmul(A, B, mesh)
+
+
+@parallel(ranks=(1, 2, 3), env=("node", "cliques"))
+def test_a_file_times_its_own_transpose_is_read_once(comm, tmp_path):
+    """By its own name and by others; chunks too are; C is whole, or its lower triangle, whatever multiplies it."""
+    rng = np.random.default_rng(7)
+    x = rng.integers(-3, 4, (K, N)).astype("f4")
+    path = tmp_path / "X.h5"
+    if comm.rank == 0:
+        np.save(tmp_path / "X.npy", x)
+        with h5py.File(path, "w") as file:
+            file.create_dataset("g/X", data=x, chunks=(100, 11))
+    comm.Barrier()
+    half = x.T @ x
+    with Mesh((comm.size,), comm) as mesh:
+        for name, again in ((f"{path}::g/X", "X.h5::/g/X"), (str(tmp_path / "X.npy"), "X.npy")):
+            X, same = rma_mm.open(name), rma_mm.open(os.path.relpath(tmp_path / again))
+            assert X.is_same(X) and X.is_same(same)
+            for A, B, how in ((X, X, {"transpose_a": True}), (X, same, {"transpose_a": True, "fill": "lower"})):
+                with rma_mm.plan(A, B, mesh, algorithm="stationary_c:summands", **how) as plan:
+                    assert f"{x.nbytes} bytes read" in plan.explain()
+                    assert np.array_equal(plan.execute(A, B).to_numpy(), np.tril(half) if "fill" in how else half)
+                with rma_mm.plan(A, B, mesh, algorithm="stationary_c:syrk", deterministic=True, **how) as plan:
+                    assert np.array_equal(plan.execute(A, B).to_numpy(), np.tril(half) if "fill" in how else half)
+            C = rma_mm.matmul(X, same, mesh, transpose_b=True)
+            assert np.array_equal(C.to_numpy(), x @ x.T) and rma_mm.verify(X, X, C, transpose_b=True).ok
+            part = rma_mm.open(f"{name}[0:{N}, :]")
+            assert not X.is_same(part)
+            assert np.array_equal(rma_mm.matmul(part, part, mesh).to_numpy(), x[:N] @ x[:N])
+            assert np.array_equal(rma_mm.matmul(X, part, mesh).to_numpy(), x @ x[:N])
+    line = "X.npy ./X.npy --transpose-a -o C.npy --verify --memory-limit 60KiB --json r.json"
+    for more, wanted in (("", half), ("--symmetric --c C0.npy --beta 2", half + 2)):
+        if comm.rank == 0:
+            np.save(tmp_path / "C0.npy", np.ones((N, N), "f4"))
+        comm.Barrier()
+        done = command(comm, f"{line} {more}", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert np.array_equal(np.load(tmp_path / "C.npy"), wanted)
+        found = json.loads((tmp_path / "r.json").read_text())
+        assert found["algorithm"].startswith("stationary_c:") and found["files"]["streamed"]["bytes"] == x.nbytes
+        comm.Barrier()
 
 
 PROGRAM = """

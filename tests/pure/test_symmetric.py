@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rma_mm.algorithms.stationary import SYRK, TRIANGLES
+from rma_mm.algorithms.stationary import SUMMANDS, SYRK, TRIANGLES
 from rma_mm.errors import AlgorithmError, ScheduleError
+from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
@@ -26,7 +28,7 @@ from rma_mm.schedule.lowering.difference_cover import difference_cover, pairs
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Barrier, Copy, Finish, Multiply, Op, Ref, Slot
-from rma_mm.schedule.row import Problem, Row
+from rma_mm.schedule.row import Files, Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.symmetry import Symmetry
 from rma_mm.schedule.verify.checker import verify
@@ -35,7 +37,7 @@ from tests.reference import collect, distribute, kept, nothing, prove, whole_num
 from tests.strategies import ROLES, layouts, meshes, pure, seeds
 
 WHOLE = [role for role in ROLES if role != "sum"]
-HALVES = pytest.mark.parametrize("row", [SYRK, TRIANGLES], ids=lambda row: row.name)
+HALVES = pytest.mark.parametrize("row", [SYRK, TRIANGLES, SUMMANDS], ids=lambda row: row.name)
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,16 @@ def grams(draw: st.DrawFn, is_own: bool) -> Gram:
     mesh = draw(meshes(max_ranks=12 if is_own else 8))
     m, k = draw(st.integers(0, 13)), draw(st.integers(0, 7))
     a = draw(layouts(mesh, (m, k)))
+    files: Files = ()
+    if is_own and draw(st.booleans()):
+        rows, cols = draw(st.sampled_from(((1, 1), (3, 1), (2, 4), (20, 3))))
+        a, files = everywhere(), (("A", (rows, cols)), ("B", (cols, rows)))
     b = a.T if is_own else draw(layouts(mesh, (k, m)))
     c = draw(layouts(mesh, (m, m), roles=WHOLE))
     beta = draw(st.sampled_from((0, 0, 3)))
     known = Symmetry(fill=draw(st.sampled_from(("both", "lower"))), is_own=is_own)
     in_place = draw(st.sampled_from(("", "A", "AB")))
-    problem = Problem((m, m, k), mesh, (a, b, c), beta != 0, in_place, draw(st.booleans()), symmetry=known)
+    problem = Problem((m, m, k), mesh, (a, b, c), beta != 0, in_place, draw(st.booleans()), symmetry=known, files=files)
     return Gram(problem, Tuning(draw(st.sampled_from((2, 1024))), draw(st.integers(0, 2))), beta, draw(seeds))
 
 
@@ -68,7 +74,7 @@ def test_half_is_multiplied_and_all_is_there(row: Row) -> None:
     """Where A is given twice, or A and B are any two: what a rank does not multiply it mirrors."""
 
     @pure(150)
-    @given(grams(row is TRIANGLES), LIMITS)
+    @given(grams(row is not SYRK), LIMITS)
     def check(gram: Gram, changed: dict[str, int]) -> None:
         with limits(changed):
             assert_right(row, gram)
@@ -159,6 +165,37 @@ def test_words_in_triangle_blocks_are_those_of_the_closed_form(count: int) -> No
     assert words - of_a == pytest.approx(m * m * (pushed / count**2 + (count - 1) / (2 * count)))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_words_in_summands_are_those_of_the_closed_form(count: int) -> None:
+    """Of A, whose columns the ranks share out, no word moves. Each pushes what others have of C below the diagonal,
+    and their squares of m/P rows on it: (P − 1)(m²/2 + m²/2P) in all. The mirror image costs m²(P − 1)/2P.
+    """
+    mesh, (m, k) = MeshShape((count,)), (24 * count, 40)
+    a, c = parse_layout("*,i", mesh), parse_layout("i", mesh, 2)
+    problem = Problem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=Symmetry(is_own=True))
+    words = sum(interpret(lower(SUMMANDS, problem), _zeros(problem)).words)
+    found = traffic(account(SUMMANDS, problem))
+    pushed = (count - 1) * (m * m / 2 + m * m / (2 * count))
+    assert found.between + found.within == pytest.approx(words)
+    assert words == pytest.approx(pushed + m * m * (count - 1) / (2 * count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("together", [1, 7, 30])
+def test_a_file_is_read_once(count: int, together: int) -> None:
+    """And no two ranks read of what it keeps together."""
+    mesh, (m, k) = MeshShape((count,)), (6, 100)
+    files: Files = (("A", (2, together)), ("B", (together, 2)))
+    layouts = everywhere(), everywhere(), parse_layout("i", mesh, 2)
+    problem = Problem((m, m, k), mesh, layouts, shares=True, symmetry=Symmetry(is_own=True), files=files)
+    schedule = lower(SUMMANDS, problem, Tuning(10 // together * together or together))
+    ops = [op for rank in mesh.ranks for op in schedule.program(rank) if isinstance(op, Copy)]
+    read = [op.src.region for op in ops if schedule.is_in_file(op.src)]
+    assert sum(region.size for region in read) == m * k
+    pieces = [piece for region in read for piece in range(region[1].start // together, -(-region[1].stop // together))]
+    assert sorted(pieces) == list(range(-(-k // together)))
+
+
 FEWEST = (1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 6, 5)
 """Residues modulo 1, 2, 3, … that have all differences."""
 
@@ -197,7 +234,8 @@ def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[i
     schedule = lower(row, problem)
     work = [_points(schedule, rank) for rank in mesh.ranks]
     assert sum(map(sum, work)) == k * m * (m + 1) / 2
-    assert max(map(sum, work)) <= 1.05 * k * m * (m + 1) / 2 / mesh.size
+    share = ceil(k / mesh.size) / k if row is SUMMANDS else 1.05 / mesh.size  # of k, whole indices
+    assert max(map(sum, work)) <= share * k * m * (m + 1) / 2
 
 
 # -- faults ---------------------------------------------------------------------------------------
@@ -328,7 +366,7 @@ def test_the_planner_prices_it_beside_the_others() -> None:
     assert best.row.name == SYRK.name and best.seconds < 0.65 * general.seconds
     assert SYRK.name not in [each.row.name for each in candidates(replace(request, symmetry=None))]
     for fill, keeps_c in (("lower", False), ("both", True)):
-        for is_own, able in ((True, [SYRK.name, TRIANGLES.name]), (False, [SYRK.name])):
+        for is_own, able in ((True, [SUMMANDS.name, SYRK.name, TRIANGLES.name]), (False, [SYRK.name])):
             lower_only = replace(request, symmetry=Symmetry(fill=fill, is_own=is_own), keeps_c=keeps_c)
             assert sorted(each.row.name for each in choose(lower_only) if not each.rejected) == able
 

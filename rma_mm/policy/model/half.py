@@ -32,10 +32,10 @@ def pushed_halves(boxes: WorkBoxes) -> Moved:
     found = [
         [
             (owner, part.size)
-            for box in halves.multiplied(rank)
+            for box in (halves.multiplied(rank) if has_work else ())
             for owner, part in given.target.overlapping(halves.shape, given.mesh, box, rank)
         ]
-        for rank in _ranks(boxes)
+        for rank, has_work in zip(_ranks(boxes), boxes.has_work.tolist(), strict=False)
     ]
     own, near, far, _ = _by_link(boxes, found)
     calls, run = np.array([float(len(each)) for each in found]), max(1.0, halves.shape[1] / given.mesh.size)

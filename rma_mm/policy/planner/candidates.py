@@ -41,7 +41,7 @@ FROM_FILES = "takes no operands that stay in files; stationary_c does"
 """Why a row cannot be taken where operands do."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
-SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles")
+SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", "stationary_c:summands")
 """What multiplies half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
 """Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
@@ -189,6 +189,7 @@ def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]
     """Candidates in the order in which they are taken, from that of the registry."""
     found, closeness = sorted(listed, key=by_seconds), CLOSE if request.mesh.is_one_node else 1.0
     first = [each for each in listed if not each.rejected and each.seconds <= closeness * found[0].seconds]
+    first.sort(key=lambda each: each.traffic.read)  # of a file a part is measured, and the rest may be slower
     return [*first, *found[len(first) :]]
 
 
@@ -257,7 +258,7 @@ def _best(row: Row, request: Request) -> Priced:
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
-    if request.files and (row.grouped or row.placements or row.stage or row.half or row.result != "here"):
+    if request.files and (row.grouped or row.placements or row.stage or (row.result != "here" and not row.half)):
         return _rejected(FROM_FILES)
     if not (request.pushes or row.reproducible):
         return _rejected(f"accumulates, and {NO_PUSHES}")

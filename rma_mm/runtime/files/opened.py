@@ -15,6 +15,7 @@ from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.external import allowing
 from rma_mm.runtime.files.formats import Path, Readable, Shape, Source, named_in
 from rma_mm.runtime.files.names import Name
+from rma_mm.unfinished import real_path
 
 
 class Opened:
@@ -25,6 +26,7 @@ class Opened:
 
     def __init__(self, source: Source, name: Name) -> None:
         self._source: Source | None = source
+        self._name = name
         self.path = name.text
         """The file, the matrix in it and the part, as the user gave them."""
         self._part = _box(name.part or (slice(None),) * 2, source.shape)
@@ -77,6 +79,13 @@ class Opened:
         made._part = self._within(Region((rows, cols)))
         made.shape = len(rows), len(cols)
         return made
+
+    def is_same(self, other: Opened) -> bool:
+        """Whether another is the same matrix of the same file, or the same part of it."""
+        mine, others = (
+            (real_path(x._name.path), x._name.inner.strip("/"), x._part, x.dtype, x._live.facts) for x in (self, other)
+        )
+        return self is other or mine == others
 
     def check(self) -> None:
         """Raise FileFormatError where the file is no longer the one that was opened."""

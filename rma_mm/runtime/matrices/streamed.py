@@ -206,6 +206,12 @@ def read_again(*matrices: Any) -> Iterator[list[Any]]:
                     raise FileFormatError(f"a file cannot be read again to check the result: {failures[0]}")
 
 
-def as_operand(name: str, x: Any, mesh: Mesh) -> Any:
-    """An operand as products take it: one in a file as a `FileMatrix`, all others as they are. Collective."""
-    return FileMatrix.of(name, x, mesh) if isinstance(x, Opened) else x
+def as_operands(A: Any, B: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """A and B as products take them: each in a file as a `FileMatrix`, all others as they are. Collective.
+
+    The same matrix of a file is one twice, so that a product knows it, and reads it once where it can.
+    """
+    a = FileMatrix.of("A", A, mesh) if isinstance(A, Opened) else A
+    if isinstance(A, Opened) and isinstance(B, Opened) and A.is_same(B):
+        return a, a
+    return a, FileMatrix.of("B", B, mesh) if isinstance(B, Opened) else B

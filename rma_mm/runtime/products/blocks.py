@@ -133,7 +133,7 @@ class BlockedProduct:
         """The plan of blocks of such a shape. Collective, when it is first wanted."""
         shape: Any = region.shape
         if shape not in self._plans:
-            options = dict(self.options)
+            options = dict(self.options) | {"symmetric": False}  # a block on the diagonal is, and no other
             epilogue: Epilogue | None = options.get("epilogue")
             if epilogue is not None and epilogue.bias is not None:
                 bias = epilogue.bias[region[epilogue.per == "column"].as_slice()]

@@ -26,7 +26,7 @@ from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import checked_extents, checked_shape, placed
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.matrices.streamed import FileMatrix, as_operand
+from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
 from rma_mm.runtime.products.memory import require_homes, require_memory
@@ -83,14 +83,14 @@ def make_plan(
     MemoryLimitError saying how much is missing.
     """
     mesh = common_mesh(mesh, A, B)
-    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
+    A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,
         "".join(name for name, x in (("A", A), ("B", B)) if not isinstance(x, DistMatrix | DistArray | Operand)),
     )
     with agreed(mesh.comm, "plan", symmetric=symmetric, fill=fill):
-        options = with_symmetry(options, A, B, may_change=True)
+        options = with_symmetry(options, A, B, may_change=not (isinstance(A, FileMatrix) and A is B))
     return cast(Plan, planned(A, B, mesh, layout, options, workspace=workspace))
 
 

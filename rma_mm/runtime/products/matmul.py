@@ -18,7 +18,7 @@ from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, kind_of
 from rma_mm.runtime.matrices.matrix import DistMatrix, Multiplicand
-from rma_mm.runtime.matrices.streamed import as_operand
+from rma_mm.runtime.matrices.streamed import as_operands
 from rma_mm.runtime.products.batched.plan import BatchPlan
 from rma_mm.runtime.products.make_plan import common_mesh, describe, make_plan, operand_of, planned
 from rma_mm.runtime.products.plan import Plan
@@ -134,7 +134,7 @@ def matmul(
     `Plan.execute`.
     """
     mesh = common_mesh(mesh, A, B)
-    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
+    A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, algorithm, memory_limit, compute_dtype,
         deterministic, kernel, semiring, epilogue, check, prefer, symmetric, fill,

@@ -20,7 +20,7 @@ from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, check_memory, copy_in
-from rma_mm.runtime.matrices.streamed import FileMatrix, as_operand, read_again
+from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.prepared import OWN, Latest, Prepared
 from rma_mm.runtime.products.settled import Settled
@@ -218,7 +218,7 @@ class Plan:
         """
         if self._may_adapt:
             self.follow()
-        A, B = as_operand("A", A, self.mesh), as_operand("B", B, self.mesh)
+        A, B = as_operands(A, B, self.mesh)
         latest = self._latest
         if latest is None or not latest.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c, opened)
@@ -251,7 +251,7 @@ class Plan:
     @in_turn
     def prepare(self, A: Given, B: Given, out: DistMatrix | None = None) -> None:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
-        A, B = as_operand("A", A, self.mesh), as_operand("B", B, self.mesh)
+        A, B = as_operands(A, B, self.mesh)
         self.prepared.executable(*self._agreed(A, B, out), self.trace)
 
     def set_bias(self, values: NDArray[Any], at: NDArray[np.int64] | slice = slice(None)) -> None:

@@ -13,7 +13,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.operands import Operands, ProductOptions
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix
-from rma_mm.runtime.matrices.streamed import as_operand, read_again
+from rma_mm.runtime.matrices.streamed import as_operands, read_again
 from rma_mm.runtime.products.make_plan import common_mesh, describe, operand_of, operands_of
 from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
@@ -55,7 +55,7 @@ def verify(
     `Mesh.metrics`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
     """
     mesh = common_mesh(mesh, A, B, C)
-    A, B = as_operand("A", A, mesh), as_operand("B", B, mesh)
+    A, B = as_operands(A, B, mesh)
     options = ProductOptions(
         alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b, compute_dtype=compute_dtype,
         semiring=semiring, epilogue=epilogue, symmetric=symmetric, fill=fill,

@@ -96,7 +96,7 @@ class Boxes:
             longest = longest_piece(whole, dim)
             is_whole = self.fitted.is_in_reach and self.all_direct(rank, whole)
             if problem.files:
-                panels += _from_multiples(part, self.fitted.width)
+                panels += from_multiples(part, self.fitted.width)
             else:
                 panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
         return panels
@@ -148,7 +148,7 @@ def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
     return dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
 
 
-def _from_multiples(span: Span, width: int) -> list[Span]:
+def from_multiples(span: Span, width: int) -> list[Span]:
     """A span cut at the multiples of `width`: chunks of a file begin there."""
     cuts = range(span.start // width * width, span.stop, width) if span else ()
     return [piece for at in cuts if (piece := span & Span.range(at, at + width))]

@@ -10,7 +10,7 @@ that square, the block below the diagonal, and by halves the two squares that ar
 The balance is that of the triangle blocks of Beaumont, Eyraud-Dubois, Vérité and Langou (2022) and of Al Daas, Ballard,
 Grigori, Kumar and Rouse (2023), for a C that lies where it lies. In those blocks themselves a rank has few blocks of
 rows of A, each of which it fetches once, for both factors, and multiplies with each other; what it makes goes to C's
-owners.
+owners. Where ranks share out k instead, each multiplies all of the half.
 """
 
 from __future__ import annotations
@@ -169,18 +169,40 @@ class Triangles(Halves):
                 before |= part
 
 
+@dataclass(frozen=True, eq=False)
+class Summands(Triangles):
+    """All of the half, which every rank multiplies for its own share of k."""
+
+    shares: Layout = field(kw_only=True)
+    """Who has which box of (m, n, k)."""
+
+    @cached_property
+    def blocks(self) -> list[Span]:
+        """All rows are fetched by every rank."""
+        return [Span.range(0, self.shape[0])]
+
+    def multiplied(self, rank: int) -> Boxes:
+        """What the owners of C have, each part dense in A too."""
+        found = (box for owner in self.mesh.ranks for box in self.computed(owner))
+        return [part for box in found for part in box.run_boxes()]
+
+    def work(self, rank: int, k: int) -> Region:
+        """All of C, for a share of k."""
+        return self.shares.region((*self.shape, k), self.mesh, rank)
+
+
 def halves_of(fitted: Fitted) -> Halves | None:
     """Those of the C of a row that multiplies half of it; None for other rows."""
-    given = fitted.given
-    if not fitted.row.half:
-        return None
-    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, fitted.is_here)
+    given, work = fitted.given, None if fitted.is_here else fitted.work
+    return _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, work) if fitted.row.half else None
 
 
 @lru_cache(maxsize=64)
-def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, keeps_c: bool, is_here: bool) -> Halves:
-    """Remembered, for prices and lowering ask for the same ones several times."""
-    return Halves(shape, mesh, share, keeps_c) if is_here else Triangles(shape, mesh, share, True)
+def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, keeps_c: bool, work: Layout | None) -> Halves:
+    """Remembered, for prices and lowering ask for the same ones several times. work: of halves that are pushed."""
+    if work is None:
+        return Halves(shape, mesh, share, keeps_c)
+    return Summands(shape, mesh, share, True, shares=work) if work.splits[2] else Triangles(shape, mesh, share, True)
 
 
 def _beside(numbers: list[int]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from rma_mm.geometry.span import Region, Span, even_part
 from rma_mm.schedule.lowering import fitted as limits
-from rma_mm.schedule.lowering.boxes import Boxes
+from rma_mm.schedule.lowering.boxes import Boxes, from_multiples
 from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cuts, side
 
 
@@ -76,7 +76,11 @@ def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[li
     if is_by_owner and pieces:
         pieces = _finer(pieces, grain[1:], list(map(len, spans)))
         longest = max(map(_length, pieces))
-        pieces = _evenly(pieces, -(-longest // fitted.width), longest)
+        if x in fitted.given.chunks:
+            parts = map(box[dim].locate, from_multiples(box[dim], fitted.width))
+            pieces = [interval for part in parts for interval in _shifted(part, start, extent)]
+        else:
+            pieces = _evenly(pieces, -(-longest // fitted.width), longest)
     edges = {0, extent, *(edge for piece in pieces for edge in piece)}
     return sorted(edges), any(len(intervals) > 2 for intervals in walked)
 
