@@ -14,6 +14,7 @@ COMMANDS = {
     "mpiexec -n 3 python -m bench.uneven": "ranks pinned 1 + 2 to two cores: shares by speed against even ones",
     "mpiexec -n 3 python -m bench.slowed": "a rank loses half of its core for a while: shares that follow",
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
+    "python -m bench.disk": "products of files, cached and cold, beside memory, the disk, Dask and Blosc2",
     "python -m bench.policy": "the planner: regrets of what it chooses, predicted against measured seconds",
     "python -m bench.hosts --bars": "several hosts on this machine (needs root): times and words between nodes",
     "python -m bench.compare": "this checkout against an earlier commit, in turn: is anything slower or larger?",

@@ -77,24 +77,25 @@ TRIANGLES = Row(
 
 
 def _shares_of_k(problem: Problem) -> Layout:
-    """Even shares; of a file no two ranks read of what it keeps together."""
-    (_, _, k), axes = problem.shape, problem.mesh.names
-    together = problem.chunks.get("A", (1, 1))[1]
-    share = -(-k // (together * problem.mesh.size)) * together
-    return Layout(((), (), (Level(axes, "cyclic", (max(1, share),)) if "A" in problem.chunks else Level(axes),)))
+    """Even shares; of files no two ranks read what these keep together."""
+    axes, together = problem.mesh.names, problem.together(2)
+    share = -(-problem.shape[2] // (together * problem.mesh.size)) * together
+    return Layout(((), (), (Level(axes, "cyclic", (share,)) if together > 1 else Level(axes),)))
 
 
 def _fit_summands(setting: Setting) -> Row | str:
-    fitted = _fit_triangles(setting)
-    return fitted if isinstance(fitted, str) else replace(SUMMANDS, fit=None)
+    is_half = setting.symmetry is not None and not isinstance(_fit_triangles(setting), str)
+    return replace(SUMMANDS, half=is_half, fit=None)
 
 
 SUMMANDS = replace(
-    TRIANGLES,
+    _ANY_C,
     name="stationary_c:summands",
-    summary="ranks multiply half of a symmetric C for a share of k each, A fetched once, and push their summands",
+    source=f"{_SYRK}; van de Geijn and Watts 1997",
+    summary="ranks multiply all of C, or half of a symmetric one, for a share of k each, and push their summands",
     work=_shares_of_k,
     order="plain",
+    result="accumulate",
     fit=_fit_summands,
 )
 

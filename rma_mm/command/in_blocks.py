@@ -59,7 +59,7 @@ class InBlocks:
     def run(self) -> int:
         """Multiply what is not done yet, and give the result its name. Raises RmaError on every rank."""
         o = self.options
-        for name in UNUSED + ("repeat",) * (o.repeat > 1):  # the same on every rank
+        for name in UNUSED + ("repeat",) * (o.repeat > 1) + ("symmetric",) * (o.beta != 0):  # the same on every rank
             if getattr(o, name):
                 raise OptionError(f"--{name.replace('_', '-')}: of C in blocks there is none; leave it out")
         how, begun = Saving.of(o.saving), self._begun()

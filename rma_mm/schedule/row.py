@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from math import lcm
 from typing import Literal
 
 from rma_mm.geometry.layout import Layout
@@ -29,6 +30,8 @@ def side(box: Region, operand: str) -> Region:
 
 Files = tuple[tuple[str, tuple[int, int]], ...]
 """(A or B, rows and columns of the chunks in which a file keeps it; ones where any part is read by itself)."""
+LONGEST_GRAIN = 2**14
+"""Indices that panels are at most made to begin at multiples of, where two files keep different ones together."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Problem:
     def chunks(self) -> dict[str, tuple[int, int]]:
         """Operand in a file → rows and columns of the pieces that it is kept in."""
         return dict(self.files)
+
+    def together(self, dim: int) -> int:
+        """Indices of m, n or k that files keep together, and that no panel, and no share of a rank, should cut."""
+        found = [chunk[OPERAND_DIMS[x].index(dim)] for x, chunk in self.files if dim in OPERAND_DIMS[x]]
+        return lcm(*found) if found and lcm(*found) <= LONGEST_GRAIN else max(found, default=1)
 
     def layout(self, operand: str) -> Layout:
         """The placement of an operand."""

@@ -97,6 +97,21 @@ def test_single_process(tmp_path, arguments):
     assert [result["numba"] for result in found["results"]] == ["not loaded"] * 3
 
 
+def test_disk(tmp_path):
+    """Files of a format that needs no package; in memory none is cold."""
+    file, sizes = tmp_path / "report.json", ("--size", "200", "--tall", "900", "--formats", "npy", "safetensors")
+    line = [sys.executable, "-m", "bench.disk", *sizes, "--only", "square", "gram", "--repeat", "1"]
+    subprocess.run([*line, "--folder", tmp_path, "--json", file], cwd=ROOT, check=True, timeout=120)
+    found = json.loads(file.read_text())["results"]
+    assert all(each["right"] for each in found)
+    streamed = [each for each in found if each["system"] == "rma_mm"]
+    assert {(each["product"], each["kind"]) for each in streamed} == {
+        ("square", "npy"), ("square", "safetensors"), ("gram", "npy"),
+    }
+    assert all(each["samples"][0]["read"] > 0 and each["held"] > 0 for each in streamed)
+    assert not list(tmp_path.glob("bench-disk-*"))
+
+
 def test_uneven(tmp_path):
     found = report(tmp_path, "uneven", "--shape", "300,280,64", "--repeat", "1", ranks=3)
     assert set(found["results"]) == {"auto", "even", "even auto", "weighted", "queue", "data_parallel"}

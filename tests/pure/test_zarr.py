@@ -65,9 +65,18 @@ READABLE = {
     "old/blosc": lambda: array("old/blosc", X, zarr_format=2, compressors=numcodecs.Blosc()),
     "nested": lambda: array("nested", X, zarr_format=2, chunk_key_encoding={"name": "v2", "separator": "/"}),
     "larger": lambda: array("larger", X, (100, 100)),
+    "only gzip": lambda: array("only gzip", X, compressors=zarr.codecs.GzipCodec()),
+    "old/lz4": lambda: array("old/lz4", X, zarr_format=2, compressors=numcodecs.LZ4()),
+    "old/swapped": lambda: array("old/swapped", X.astype(">f4"), zarr_format=2, compressors=numcodecs.Zstd()),
+    "big": lambda: array("big", X, serializer=zarr.codecs.BytesCodec(endian="big")),
+    "summed": lambda: array("summed", X, compressors=zarr.codecs.Crc32cCodec()),
     "holes": lambda: array("holes", X, fill_value=-7).store.root.joinpath("holes/c/1/2").unlink(),
     "empty": lambda: array("empty", X[:0]),
 }
+
+
+BY_ZARR = ("shards", "gzip", "turned", "swapped", "old/zlib", "old/swapped", "big", "summed")
+"""Those that are left to the package, as more than decompression is to be done."""
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -80,6 +89,7 @@ def test_arrays_are_read(name):
         with rma_mm.open(written) as A:
             assert (A.shape, A.dtype, A.order) == (wanted.shape, wanted.dtype.newbyteorder("="), "C")
             assert A.chunks == {"shards": (16, 10), "larger": (100, 100)}.get(name, (8, 5))
+            assert (A._live.node.decode is None) == (name in BY_ZARR)
             assert np.array_equal(A.read(ALL), wanted)
             assert np.array_equal(A.read((slice(1, -1), slice(2, 3))), wanted[1:-1, 2:3])
             again = np.empty(A.shape, A.dtype)
@@ -121,10 +131,16 @@ def test_any_region_is_read_and_each_chunk_once(rows, cols, is_sharded):
         seen.update(zarr_source.units_of(Region.box(*((x.start, x.stop) for x in box)), (8, 5)))
         return reader.array[box]
 
+    def decoded(reader, file, is_read, content=zarr_source._Reader.content):
+        assert is_read
+        seen[tuple(map(int, file.split("/")[-2:]))] += 1
+        return content(reader, file, is_read)
+
     source.read(region, out)
     assert np.array_equal(out, X[np.ix_(*(span.indices for span in region))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zarr_source._Reader, "__getitem__", looked_at)
+        patch.setattr(zarr_source._Reader, "content", decoded)
         source.read(region, out)
     assert seen == Counter({(i // 8, j // 5): 1 for i in region[0].indices for j in region[1].indices})
 

@@ -41,7 +41,9 @@ FROM_FILES = "takes no operands that stay in files; stationary_c does"
 """Why a row cannot be taken where operands do."""
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
-SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", "stationary_c:summands")
+SUMMANDS = "stationary_c:summands"
+"""What reads each element of a file once."""
+SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
 """What multiplies half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
 """Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
@@ -165,7 +167,8 @@ def needs_pricing(request: Request) -> bool:
 def _rows(request: Request) -> tuple[Row, ...]:
     if request.algorithm != "auto":
         return (find_algorithm(request.algorithm),)
-    return (*every_form(), *(map(find_algorithm, SYMMETRIC) if request.symmetry else ()))
+    further = SYMMETRIC if request.symmetry else (SUMMANDS,) if request.files else ()
+    return (*every_form(), *map(find_algorithm, further))
 
 
 _known: OrderedDict[tuple[Request, tuple[Row, ...]], list[Candidate]] = OrderedDict()
@@ -258,7 +261,8 @@ def _best(row: Row, request: Request) -> Priced:
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
-    if request.files and (row.grouped or row.placements or row.stage or (row.result != "here" and not row.half)):
+    is_walked_once = row.result == "here" or (row.over == "k" and row.order != "ticket")
+    if request.files and (row.grouped or row.placements or row.stage or not is_walked_once):
         return _rejected(FROM_FILES)
     if not (request.pushes or row.reproducible):
         return _rejected(f"accumulates, and {NO_PUSHES}")

@@ -136,13 +136,15 @@ class FileBlock:
 
 def _seconds_a_byte(x: Opened) -> float:
     """What a part in the middle of the file takes, decompressed and from wherever it lies now."""
-    rows, cols = x.shape[::-1] if x.fortran_order else x.shape
-    step = (x.chunks or (1, 1))[x.fortran_order]
-    count = min(rows, -(-SAMPLE // max(1, cols * x.dtype.itemsize * step)) * step)
-    if count * cols * x.dtype.itemsize < SAMPLE // 4:
+    order = (1, 0) if x.fortran_order else (0, 1)
+    chunks, wanted = x.chunks or (1, 1), SAMPLE / x.dtype.itemsize
+    (lines, step), (length, width) = ((x.shape[dim], chunks[dim]) for dim in order)
+    width = min(length, max(1, round(wanted / (step * width))) * width)  # as much of a line of chunks as need be
+    count = min(lines, -(-int(wanted) // (step * max(1, width))) * step)
+    if count * width < wanted / 4:
         return TYPICALLY
-    first = (rows - count) // 2 // step * step
-    region = Region.box((first, first + count), (0, cols))
+    first = (lines - count) // 2 // step * step
+    region = Region.box((first, first + count), (0, width))
     begun = clock()
     out = x.read(region.T if x.fortran_order else region)
     return (clock() - begun) * 1e-9 / out.nbytes

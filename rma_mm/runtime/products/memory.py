@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 WIDTHS, DEPTHS = (1024, 256, 64, 16), (2, 1, 0)
 """Panel widths and prefetch depths, the hungriest first: the first that fits the memory limit is taken."""
+READ_AT_ONCE = 2**22
+"""Elements of a panel of A and one of B together, as wide as they are made where they come from files."""
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
 CHECKED = 2**30
@@ -144,12 +146,15 @@ class Fitting:
         layouts, width = self.candidate.layouts, self.candidate.width
         assert layouts is not None
         self.problem = problem_of(self.request, layouts, self.candidate.copied)
-        grain = self.reads.grain_of_files if self.problem.files else 1
+        dim = DIMS.index(self.candidate.row.over)
+        grain = self.problem.together(dim)
+        if self.problem.files:
+            width = max(width, READ_AT_ONCE // max(1, sum(self.problem.shape) - self.problem.shape[dim]))
         width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))
         others += [each for each in WIDTHS if each < grain]  # by which chunks are read several times
         schedule = lower(self.candidate.row, self.problem, Tuning(width))
         self.standing = standing_bytes(self.mesh, schedule, self.operands)
-        self.walked = self.problem.shape[DIMS.index(self.candidate.row.over)]
+        self.walked = self.problem.shape[dim]
         self.tasks = schedule.pool.tasks if schedule.pool else 1
         narrower = [each for each in dict.fromkeys(others) if each < width and self.panels(each) <= PANELS]
         self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import lcm, prod
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -29,8 +29,6 @@ NARROW = 128
 """A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
 LONGEST = 2 * 10**10
 """Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
-LONGEST_GRAIN = 2**14
-"""Indices that panels are at most made to begin at multiples of, where two files keep different ones together."""
 TASKS_PER_RANK = 8
 """Grain of the work queue."""
 
@@ -217,16 +215,6 @@ class Fitted:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         is_far = bool(self.given.files) or not self.given.mesh.is_one_node
         return self.given.shares and is_far and not self.row.grouped and not self.is_queue
-
-    @property
-    def grain_of_files(self) -> int:
-        """Indices of the walked dimension that files keep together, and that no panel should cut."""
-        found = [
-            rows_cols[OPERAND_DIMS[x].index(self.dim)]
-            for x, rows_cols in self.given.files
-            if self.dim in OPERAND_DIMS[x]
-        ]
-        return lcm(*found) if found and lcm(*found) <= LONGEST_GRAIN else max(found, default=1)
 
     # -- how large --------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.version import Version
 
-BAND = 2**25
-"""Bytes that are read at a time, about."""
+BAND = 2**22
+"""Bytes that are read at a time, about: what they are read into is held beside where they are to lie."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ class ChunkedFile:
             return
         self.version.check()
         with self.reader() as held:
-            for rows in _bands(region[0], self.step[0], BAND // max(1, self.shape[1] * self.dtype.itemsize)):
-                for cols in _bands(region[1], self.step[1], self.shape[1]):
+            most = BAND // self.dtype.itemsize
+            for rows in _bands(region[0], self.step[0], most // max(1, len(region[1]))):
+                for cols in _bands(region[1], self.step[1], most // len(rows)):
                     box = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
                     part = held[box] if not self.array else held[box[1]][None]
                     within = Region((Span.range(rows.start, rows.stop), Span.range(cols.start, cols.stop)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +26,8 @@ METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 """The files that say what an array or a group is, and their Zarr format."""
 LONGEST_METADATA = 2**23
 """Bytes of such a file at most."""
+NATIVE = "<" if sys.byteorder == "little" else ">"
+"""How types of Zarr 2 begin whose bytes lie as here."""
 MOST_DIMENSIONS = 64
 """Dimensions of an array at most; NumPy has as many."""
 
@@ -97,6 +101,24 @@ class ZarrNode:
     def is_blosc(self) -> bool:
         """True if an array's files are compressed by Blosc as a whole."""
         return self.compressors == ["blosc"] and not self.compressors_in_shards
+
+    @cached_property
+    def decode(self) -> Callable[[bytes], Any] | None:
+        """From the bytes of a file to its elements in order, as memory holds them; None where the package is needed."""
+        f, of_elements = self.fields, {"name": "bytes", "configuration": {"endian": sys.byteorder}}
+        if self.format == 3:
+            first, *codecs = self._several("codecs") or [None]
+            is_plain = first == of_elements and not f.get("storage_transformers")
+        else:
+            codecs = [f["compressor"]] if f.get("compressor") else []
+            is_plain = f.get("order") == "C" and not f.get("filters") and str(f.get("dtype")).startswith(NATIVE)
+        if not is_plain or [x.get("id", x.get("name")) for x in codecs] != self.compressors:
+            return None
+        if not codecs:
+            return bytes
+        how = codecs[0] if self.format == 2 else {"id": self.compressors[0]}
+        codec = package("numcodecs", "zarr", self.folder).get_codec(how)
+        return cast(Callable[[bytes], Any], codec.decode)
 
     @property
     def is_pickled(self) -> bool:
