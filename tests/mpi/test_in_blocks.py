@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
+from rma_mm import Mesh
 from rma_mm.errors import FileFormatError
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files import output
 from rma_mm.runtime.files.journal import Journal, checksum
+from rma_mm.runtime.products.blocks import BlockedProduct
 from rma_mm.unfinished import Unfinished
 from tests import raw_format
 from tests.doors import command
@@ -73,6 +75,22 @@ def test_every_format_gets_whole_blocks(comm, here):
         assert report["files"]["written"]["bytes"] == M * N * 4 and report["files"]["streamed"]["bytes"] > 0
     left = [name for name in os.listdir(here) if name.startswith(".") or name.endswith(".journal")]
     assert not left, left
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_blocks_of_several_shapes_are_not_held_at_once(comm, here):
+    a, b = arrays(here, "A", "B")
+    limit = 30 * 2**10
+    with Mesh((2, 1), comm) as mesh:
+        files = [rma_mm.open(here / name) for name in ("A.npy", "B.zarr")]
+        product = BlockedProduct(mesh, *files, (M, N, K), None, None, None, memory_limit=limit)
+        assert len({region.shape for region in product.blocks}) > 1
+        for region in product.blocks:
+            c = product.multiply(region)
+            held = sum(block.local.nbytes for block in mesh.arena.blocks)
+            assert max(comm.allgather(held)) <= product.first.peak_bytes
+            assert np.array_equal(c.to_numpy(), (a @ b)[region.selector()])
+        product.close()
 
 
 @parallel(ranks=(2,), env=("node",))

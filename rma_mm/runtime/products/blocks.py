@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import ceil, lcm
 from typing import Any
 
@@ -39,6 +40,8 @@ TRIED = 12
 """Ways to cut C whose memory is looked at: those that read least, of those that seem to fit."""
 LONGEST = 2**16
 """Rows, or columns, that blocks are made multiples of at most, where a file keeps so many together."""
+BESIDE = 2**25
+"""Bytes of the limit that are left to BLAS, for what it packs, and to the plan itself, where blocks fit in the rest."""
 Cut = tuple[tuple[int, ...], tuple[int, ...]]
 """Where rows, and where columns, of blocks begin."""
 
@@ -121,6 +124,7 @@ class BlockedProduct:
             plan.close()
         for c in self._results.values():
             c.close()
+        self._plans, self._results = {}, {}
 
     def _operand(self, x: str, region: Region) -> FileMatrix:
         """What a block takes of an operand."""
@@ -133,6 +137,7 @@ class BlockedProduct:
         """The plan of blocks of such a shape. Collective, when it is first wanted."""
         shape: Any = region.shape
         if shape not in self._plans:
+            self.close()  # the memory of blocks of another shape
             options = dict(self.options) | {"symmetric": False}  # a block on the diagonal is, and no other
             epilogue: Epilogue | None = options.get("epilogue")
             if epilogue is not None and epilogue.bias is not None:
@@ -145,8 +150,9 @@ class BlockedProduct:
 
     def _chosen(self) -> Cut:
         """The cut that reads least, of those whose blocks fit the limit. Collective."""
-        failure = MemoryLimitError("memory_limit: no block of C fits")
-        for self._heeds_chunks in (True, False):
+        failure, limit = MemoryLimitError("memory_limit: no block of C fits"), self.options["memory_limit"]
+        for spared, self._heeds_chunks in product((min(BESIDE, limit // 12), 0), (True, False)):
+            self.options = {**self.options, "memory_limit": limit - spared}
             for counts in self._by_bytes():
                 self.cut = self._evenly(counts)
                 try:
