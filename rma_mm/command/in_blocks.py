@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rma_mm.command.frame import DONE
 from rma_mm.command.job import Job
 from rma_mm.command.report import Streamed, gather_facts, progress_bar
 from rma_mm.errors import FileFormatError, OptionError, RmaError, VerificationError
-from rma_mm.geometry.span import Region
+from rma_mm.runtime.execution.executor import Progress
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.files.formats import named_in
 from rma_mm.runtime.files.journal import Journal, checksum, interrupted
@@ -53,6 +54,8 @@ class InBlocks:
         self.has_journal = False
         self.done: dict[int, int] = {}
         """Number of each block that is whole → its checksum."""
+        self.nbytes = 0
+        """Of C, that all ranks have written."""
         self.written = 0.0
         """Seconds that this rank took to write."""
 
@@ -88,10 +91,15 @@ class InBlocks:
         multiplying, start = self.mesh.metrics.tally.multiplying, time.perf_counter()
         try:
             self.done = self._whole(product, output)
-            resumed = len(self.done)
-            for number, region in enumerate(blocks):
-                if number not in self.done:
-                    self._block(product, output, number, region, f"block {number + 1} of {len(blocks)}")
+            resumed, left = len(self.done), [number for number in range(len(blocks)) if number not in self.done]
+            title, wanted = f"{len(left)} blocks", self.comm.rank == 0 and not o.quiet
+            with progress_bar(title, wanted, [product], lambda: self.nbytes) as progress:
+                whole, done = sum(blocks[number].size for number in left), 0
+                for number in left:
+                    part = blocks[number].size
+                    show = progress and partial(_of_all, progress, done, part, whole)
+                    self._block(product, output, number, f"block {number + 1} of {len(blocks)}", show)
+                    done += part
             seconds = max(self.comm.allgather(time.perf_counter() - start))
             multiplying = self.mesh.metrics.tally.multiplying - multiplying
             verdict = self._verdict(product, output) if o.is_checked else None
@@ -212,22 +220,25 @@ class InBlocks:
 
     # -- the blocks -------------------------------------------------------------------------------
 
-    def _block(self, product: BlockedProduct, output: Output, number: int, region: Region, title: str) -> None:
+    def _block(
+        self, product: BlockedProduct, output: Output, number: int, title: str, progress: Progress | None
+    ) -> None:
         """Compute a block, write it, and note it once it is on the disk of every rank."""
-        with progress_bar(title, self.comm.rank == 0 and not self.options.quiet, [product]) as progress:
+        region = product.blocks[number]
+        try:
             c = product.multiply(region, progress)
-        begun, at = time.perf_counter(), (region[0].start, region[1].start)
-        with agreed(self.comm):
-            try:
+            begun, at = time.perf_counter(), (region[0].start, region[1].start)
+            with agreed(self.comm):
                 placed = write(c, output, at)
-            except FileFormatError as error:
-                raise FileFormatError(f"{title}: {error}") from None
+        except FileFormatError as error:
+            raise FileFormatError(f"{title}: {error}") from error
         own = checksum(shifted(placed.region, at), placed.tile) if placed.mesh.is_member else 0
         total = sum(self.comm.allgather(own)) % 2**64
         with agreed(self.comm):
             if self.journal is not None:
                 self.journal.note(number, total)
         self.done[number] = total
+        self.nbytes += region.size * product.first.c_dtype.itemsize
         self.written += time.perf_counter() - begun
 
     # -- after ------------------------------------------------------------------------------------
@@ -282,6 +293,11 @@ class InBlocks:
         )
         facts.json["blocks"] = {"of": [len(starts) for starts in product.cut], "resumed": before}
         self.job.report(facts, verdict is None or verdict.ok, self.mesh)
+
+
+def _of_all(progress: Progress, done: float, part: float, whole: float, now: float, total: float) -> None:
+    """Tell how much is done of all blocks, when `now` of `total` is done of one that is a `part` of the `whole`."""
+    progress(done + part * now / max(1.0, total), whole)
 
 
 def _journaled(path: str | None, kind: str | None) -> str:

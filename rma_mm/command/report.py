@@ -53,11 +53,11 @@ class Read(Protocol):
 
 @contextmanager
 def progress_bar(
-    title: str, wanted: bool, files: Sequence[Read] = ()
+    title: str, wanted: bool, files: Sequence[Read] = (), written: Callable[[], int] | None = None
 ) -> Iterator[Callable[[float, float], None] | None]:
     """A callback (done, total) that draws a bar on standard error; None where that is no terminal, or not `wanted`.
 
-    files: what is read meanwhile, of which the bar says how much this rank has.
+    files: what is read meanwhile, of which the bar says how much this rank has. written: bytes that all ranks wrote.
     """
     if not wanted or not sys.stderr.isatty():
         yield None
@@ -68,8 +68,10 @@ def progress_bar(
     with tqdm(total=1.0, desc=title, delay=BAR_DELAY, leave=False, bar_format=form, file=sys.stderr) as bar:
 
         def show(done: float, total: float) -> None:
-            if files:
-                bar.set_postfix_str(f"{sum(file.nbytes for file in files) / 2**20:.0f} MiB read", refresh=False)
+            moved = {"read": sum(file.nbytes for file in files)} if files else {}
+            moved |= {"written": written()} if written else {}
+            said = (f"{nbytes / 2**20:.0f} MiB {how}" for how, nbytes in moved.items())
+            bar.set_postfix_str(", ".join(said), refresh=False)
             if total > 0:
                 bar.update(done / total - bar.n)
 

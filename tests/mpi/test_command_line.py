@@ -308,9 +308,9 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 80))  # a bar needs columns
     code = (
-        "from rma_mm.command import report; report.BAR_DELAY = 0\n"
-        "with report.progress_bar('product', True) as show:\n"
-        "    for done in range(5): show(done, 4)"
+        "import time; from rma_mm.command import report; report.BAR_DELAY = 0\n"
+        "with report.progress_bar('product', True, [], lambda: 3 << 20) as show:\n"
+        "    for done in range(5): time.sleep(0.06); show(done, 4)"
     )
     with os.fdopen(follower, "wb") as terminal:
         subprocess.run([sys.executable, "-c", code], stderr=terminal, env=job_environment({}), check=True, timeout=60)
@@ -318,7 +318,7 @@ def test_progress_on_a_terminal(tmp_path: Path) -> None:
         text = os.read(leader, 10000).decode()
     os.close(leader)
     assert "product" in text
-    assert "%" in text
+    assert "%" in text and "3 MiB written" in text
     with progress_bar("product", False) as show:
         assert show is None
 
