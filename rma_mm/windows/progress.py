@@ -46,7 +46,7 @@ class Progress:
     `is_working`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, is_needed: bool, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, is_needed: bool = False, heartbeat: Heartbeat | None = None) -> None:
         """is_needed: whether MPI must be called for others' transfers to go on."""
         self._comm, self._heartbeat = comm, heartbeat
         self._events: list[Event] = []
@@ -57,9 +57,16 @@ class Progress:
         self._depth = 0
         self.is_working = False
         """Whether the rank is busy with something that gives MPI no progress."""
-        if is_needed or heartbeat is not None:
+        self._is_alone = False
+        if heartbeat is not None:
             self.look_out()
-        self._is_alone = is_needed and self._thread is None
+        if is_needed:
+            self.require()
+
+    def require(self) -> None:
+        """From now on others' transfers wait until MPI is called here: by a helper thread, or between multiplies."""
+        self.look_out()
+        self._is_alone = self._thread is None
 
     def look_out(self) -> None:
         """Let a helper thread see to events from now on, where MPI lets it."""

@@ -70,6 +70,9 @@ class Ranks(Protocol):
     def next_serial(self) -> int:
         """A number that is the same on every rank."""
 
+    def require_progress(self, flavour: Flavour) -> None:
+        """Have MPI called while this rank multiplies, if transfers of windows of a flavour wait for that."""
+
 
 @dataclass(eq=False)
 class Slab:
@@ -186,7 +189,7 @@ class Arena:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
         self._count_windows()
-        window = open_window(self.mesh.flavour.for_arrays.name, self.mesh.comm, array, **self._options)
+        window = self._opened(self.mesh.flavour.for_arrays, array)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
@@ -241,7 +244,7 @@ class Arena:
             memory = granted if flavour.takes_arrays else mine
             del granted  # it could be had
             try:
-                return open_window(flavour.name, self.mesh.comm, memory, **self._options)
+                return self._opened(flavour, memory)
             except MemoryLimitError as error:
                 if flavour.when_too_small is None:
                     raise
@@ -262,9 +265,12 @@ class Arena:
                 raise MemoryLimitError(f"memory: {host} grants a rank no {mine} bytes; use more ranks") from None
         return memory
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"node_of": self.mesh.node_of, "checks": self.mesh.checks}
+    def _opened(self, flavour: Flavour, memory: int | NDArray[Any]) -> Window:
+        """A window, whose transfers go on while its ranks multiply. Collective; raises as `open_window`."""
+        self.mesh.require_progress(flavour)
+        return open_window(
+            flavour.name, self.mesh.comm, memory, node_of=self.mesh.node_of, checks=self.mesh.checks
+        )
 
     def _count_windows(self) -> None:
         """Refuse one window more than MPI libraries bear; the count is the same on every rank."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from rma_mm.errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
-from rma_mm.flavours import DEFAULT, FLAVOURS, find_flavour
+from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import speeds_problem
 from rma_mm.kernels.cache import refusal
@@ -142,6 +142,7 @@ class Mesh:
         """Called when a rank is lost, just before the job ends; says what the user will miss."""
         seen = by_sight(self.node_of, self.identities)
         self.progress = self._progress(seen)
+        self.require_progress(self.flavour)
         """What goes on while this rank multiplies."""
         self._watch = NodeWatch(self.rank, self.identities, seen, self.timeout, self._last)
         self._serial = 0
@@ -209,14 +210,20 @@ class Mesh:
         from rma_mm.windows.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
-        is_needed = self.nodes > 1 or self.flavour.needs_progress
-        threads = all(self.comm.allgather(can_help()))
-        if is_needed and not threads:
-            self.fallbacks.append("progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE")
         heartbeat = None
-        if len(set(seen)) > 1 and threads:
+        if len(set(seen)) > 1 and all(self.comm.allgather(can_help())):
             heartbeat = Heartbeat(self.comm, seen, self.identities, self.timeout, self._last)
-        return Progress(self.comm, is_needed, heartbeat)
+        return Progress(self.comm, heartbeat=heartbeat)
+
+    def require_progress(self, flavour: Flavour) -> None:
+        """Have MPI called while this rank multiplies, if transfers of windows of a flavour wait for that. Local."""
+        from rma_mm.windows.progress import can_help
+
+        if self.nodes > 1 or (self.size > 1 and flavour.needs_progress):
+            self.progress.require()
+            note = "progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE"
+            if not can_help() and note not in self.fallbacks:
+                self.fallbacks.append(note)
 
     def open_channels(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Make what these groups of grid ranks need to move parts together; each group names this rank.
