@@ -25,8 +25,9 @@ from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.arguments import by_chunks
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, FileWindow
-from rma_mm.runtime.products.make_plan import make_plan
+from rma_mm.runtime.products.make_plan import make_plan, plan_of
 from rma_mm.runtime.products.plan import Plan
+from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 
@@ -69,6 +70,7 @@ class BlockedProduct:
         self._nbytes, self._under_way = 0, list[FileWindow]()
         self._plans: dict[Shape, Plan] = {}
         self._results: dict[Shape, DistMatrix] = {}
+        self._settled: dict[Shape, Settled] = {}
         self._reading: dict[str, float] = {}
         self._heeds_chunks = True
         self.cut = cut or self._chosen()
@@ -134,19 +136,27 @@ class BlockedProduct:
         return FileMatrix.of(x, file.part(*((cols, rows) if is_turned else (rows, cols))), self.mesh, self._reading)
 
     def _plan(self, region: Region) -> Plan:
-        """The plan of blocks of such a shape. Collective, when it is first wanted."""
+        """The plan of blocks of such a shape, in memory that those of other shapes have given back. Collective."""
         shape: Any = region.shape
         if shape not in self._plans:
-            self.close()  # the memory of blocks of another shape
-            options = dict(self.options) | {"symmetric": False}  # a block on the diagonal is, and no other
-            epilogue: Epilogue | None = options.get("epilogue")
-            if epilogue is not None and epilogue.bias is not None:
-                bias = epilogue.bias[region[epilogue.per == "column"].as_slice()]
-                options["epilogue"] = replace(epilogue, bias=bias)
-            layout = by_chunks(shape, self.mesh, self.unit) if self.unit else None
-            a, b = self._operand("A", region), self._operand("B", region)
-            self._plans[shape] = make_plan(a, b, self.mesh, layout=layout, **options)
+            self.close()
+            if (settled := self._settled.get(shape)) is None:
+                self._plans[shape] = self._made(region)
+                self._settled[shape] = self._plans[shape].settled
+            else:
+                self._plans[shape] = plan_of(self.mesh, settled)
         return self._plans[shape]
+
+    def _made(self, region: Region) -> Plan:
+        """A plan of blocks of such a shape. Collective."""
+        options, shape = dict(self.options) | {"symmetric": False}, region.shape  # one on the diagonal is, and no other
+        epilogue: Epilogue | None = options.get("epilogue")
+        if epilogue is not None and epilogue.bias is not None:
+            bias = epilogue.bias[region[epilogue.per == "column"].as_slice()]
+            options["epilogue"] = replace(epilogue, bias=bias)
+        layout = by_chunks((shape[0], shape[1]), self.mesh, self.unit) if self.unit else None
+        a, b = self._operand("A", region), self._operand("B", region)
+        return make_plan(a, b, self.mesh, layout=layout, **options)
 
     def _chosen(self) -> Cut:
         """The cut that reads least, of those whose blocks fit the limit. Collective."""
