@@ -32,7 +32,7 @@ from bench.processes import clean_environment, mpiexec_of
 RATIO, OF_DASK = 1.15, 0.6
 """Bars: of the limit, and of Dask's time."""
 NEEDED = {"h5": "h5py", "zarr": "zarr", "b2nd": "blosc2"}
-"""What a format is written by."""
+"""Format → the package that writes it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Product:
 
     name: str
     shapes: tuple[tuple[int, int], ...]
-    """Of A, and of B where there is one."""
+    """A's, and B's if there is a B."""
     dtype: str
     chunks: tuple[tuple[int, int], ...]
     limit: int
@@ -51,7 +51,7 @@ class Product:
 
     @property
     def turned(self) -> bool:
-        """Whether A's transpose comes first."""
+        """True for Aᵀ @ A."""
         return len(self.shapes) == 1
 
 
@@ -121,7 +121,7 @@ class Bench:
         return self.summed_up(samples)
 
     def systems(self, kind: str, cache: str) -> list[str]:
-        """Who multiplies what is in files of a format."""
+        """The systems that multiply files of a format."""
         peer = PEERS.get(kind) if self.product.name == "tensordot" else None
         own = [] if kind == "b2nd" else ["rma_mm", *(["in memory"] if cache == "warm" else [])]
         return own + [peer] * bool(peer and find_spec(peer))
@@ -135,7 +135,7 @@ class Bench:
         return found
 
     def sample(self, system: str, paths: Sequence[Path], cache: str) -> dict[str, Any]:
-        """What one run tells, how long reading takes alone, and whether the files lay where they were to."""
+        """Run once; return its report, the seconds of reading alone, and if the files were cached or cold as wanted."""
         is_cold = files.forget(*paths) if cache == "cold" else bool(files.seconds_to_read(*paths))
         reading = files.seconds_to_read(*paths)
         is_as_said = files.forget(*paths) and is_cold if cache == "cold" else True
@@ -177,7 +177,7 @@ class Bench:
 
 
 def bars(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Whether each bar is met, in words."""
+    """Return a line for each bar that says if it is met."""
     found = {(each["product"], each["kind"], each["cache"], each["system"]): each for each in results}
     lines = [""]
     for (product, kind, cache, system), each in found.items():

@@ -137,7 +137,7 @@ def size(path: Path) -> int:
 
 
 def seconds_to_read(*paths: Path) -> float:
-    """What it takes one process to read all that is in some files, from first to last, into memory that it has."""
+    """Return the seconds in which one process reads some files from first to last, into memory that it has."""
     buffer = memoryview(bytearray(STEP))
     begun = time.perf_counter()
     for file in (each for path in paths for each in files(path)):
@@ -168,7 +168,7 @@ def cached(every: list[Path]) -> float:
 
 
 def _pages(file: Path) -> tuple[int, int]:
-    """How many pages of a file are in memory, and how many there are. Raises OSError."""
+    """Return the number of a file's pages that are in memory, and of all its pages. Raises OSError."""
     if not (length := file.stat().st_size):
         return 0, 0
     states = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)

@@ -104,7 +104,7 @@ SYSTEMS: dict[str, Callable[[dict[str, Any], Any], Prepared]] = {
     "rma_mm": streamed, "in memory": loaded, "dask": by_dask, "blosc2": by_blosc2,
 }
 ALONE = ("dask", "blosc2")
-"""Of one process, with threads."""
+"""Systems that run as one process with threads."""
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class InBlocks:
         self.done: dict[int, int] = {}
         """Number of each block that is whole → its checksum."""
         self.nbytes = 0
-        """Of C, that all ranks have written."""
+        """Bytes of C that all ranks have written."""
         self.written = 0.0
         """Seconds that this rank took to write."""
 

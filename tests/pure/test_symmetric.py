@@ -169,7 +169,7 @@ def test_words_in_triangle_blocks_are_those_of_the_closed_form(count: int) -> No
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_words_in_summands_are_those_of_the_closed_form(count: int) -> None:
-    """Of A, whose columns the ranks share out, no word moves. Each pushes what others have of C below the diagonal,
+    """No word of A moves, as ranks share out its columns. Each pushes what others have of C below the diagonal,
     and their squares of m/P rows on it: (P − 1)(m²/2 + m²/2P) in all. The mirror image costs m²(P − 1)/2P.
     """
     mesh, (m, k) = MeshShape((count,)), (24 * count, 40)

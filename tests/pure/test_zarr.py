@@ -76,7 +76,7 @@ READABLE = {
 
 
 BY_ZARR = ("shards", "gzip", "turned", "swapped", "old/zlib", "old/swapped", "big", "summed")
-"""Those that are left to the package, as more than decompression is to be done."""
+"""Arrays that only the zarr package decodes."""
 
 
 @pytest.mark.parametrize("name", READABLE)

@@ -42,7 +42,7 @@ FROM_FILES = "takes no operands that stay in files; stationary_c does"
 PULL = "pull"
 """The form of a row that moves by groups in which everything is pulled or pushed."""
 SUMMANDS = "stationary_c:summands"
-"""What reads each element of a file once."""
+"""The form that reads each element of a file once."""
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
 """What multiplies half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")

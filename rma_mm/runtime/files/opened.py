@@ -81,7 +81,7 @@ class Opened:
         return made
 
     def is_same(self, other: Opened) -> bool:
-        """Whether another is the same matrix of the same file, or the same part of it."""
+        """Return True if another is the same part of the same matrix of the same file."""
         mine, others = (
             (real_path(x._name.path), x._name.inner.strip("/"), x._part, x.dtype, x._live.facts) for x in (self, other)
         )

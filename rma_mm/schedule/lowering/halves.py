@@ -174,7 +174,7 @@ class Summands(Triangles):
     """All of the half, which every rank multiplies for its own share of k."""
 
     shares: Layout = field(kw_only=True)
-    """Who has which box of (m, n, k)."""
+    """Placement of the iteration space (m, n, k)."""
 
     @cached_property
     def blocks(self) -> list[Span]:
@@ -182,7 +182,7 @@ class Summands(Triangles):
         return [Span.range(0, self.shape[0])]
 
     def multiplied(self, rank: int) -> Boxes:
-        """What the owners of C have, each part dense in A too."""
+        """The lower halves of all owners' parts of C, cut so that each is dense in A too."""
         found = (box for owner in self.mesh.ranks for box in self.computed(owner))
         return [part for box in found for part in box.run_boxes()]
 

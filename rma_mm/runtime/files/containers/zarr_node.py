@@ -27,7 +27,7 @@ METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 LONGEST_METADATA = 2**23
 """Bytes of such a file at most."""
 NATIVE = "<" if sys.byteorder == "little" else ">"
-"""How types of Zarr 2 begin whose bytes lie as here."""
+"""The first letter of Zarr 2's names for types in this machine's byte order."""
 MOST_DIMENSIONS = 64
 """Dimensions of an array at most; NumPy has as many."""
 
@@ -104,7 +104,7 @@ class ZarrNode:
 
     @cached_property
     def decode(self) -> Callable[[bytes], Any] | None:
-        """From the bytes of a file to its elements in order, as memory holds them; None where the package is needed."""
+        """Decode a chunk's file into its elements in memory order; None if only the zarr package can decode it."""
         f, of_elements = self.fields, {"name": "bytes", "configuration": {"endian": sys.byteorder}}
         if self.format == 3:
             first, *codecs = self._several("codecs") or [None]
