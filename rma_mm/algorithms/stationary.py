@@ -9,7 +9,8 @@ forms of SUMMA (R. van de Geijn and J. Watts, 1997; M. Schatz, R. van de Geijn a
 Three forms multiply half of a symmetric C: `:syrk` where its owners do so, and two of one matrix times its own
 transpose. In `:triangles` each rank does so for few blocks of rows, which it fetches once: between P nodes A then costs
 about mk(√P − 1) words, against mk(P − 1)/2 on rows. In `:summands` each rank multiplies all of the half, for a share of
-k: no element of A is fetched twice, so that one in a file is read once, and of C about P·m²/2 words are pushed.
+k: no element of A is fetched twice, so that one in a file is read once, and of C about P·m²/2 words are pushed. Of any
+other product it multiplies all, P·mn words.
 """
 
 from dataclasses import replace
@@ -102,7 +103,7 @@ SUMMANDS = replace(
 
 def _form(text: str) -> Row | str:
     forms = {"syrk": SYRK, "triangles": TRIANGLES, "summands": SUMMANDS}
-    known = "stationary_c has the forms :syrk, :triangles and :summands, for a C that is known to be symmetric"
+    known = "stationary_c has the forms :summands and, for a C that is known to be symmetric, :syrk and :triangles"
     return forms.get(text, known)
 
 

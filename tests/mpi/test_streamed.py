@@ -105,9 +105,17 @@ def test_misuse(comm, tmp_path):
         own = tmp_path / f"{comm.rank}.npy"
         np.save(own, a[: 50 + comm.rank])
         same_error(comm, DisagreementError, lambda: rma_mm.matmul(rma_mm.open(own), B, mesh), "shape")
+        np.save(own, b)
+        first = tmp_path / "0.npy"
+        comm.Barrier()  # on rank 0 B is A, and on the other it is not
+        two = rma_mm.open(own), rma_mm.open(first)
+        same_error(comm, DisagreementError, lambda: rma_mm.matmul(*two, mesh, transpose_a=True), "B is A")
         A.close()
         with pytest.raises(rma_mm.errors.ClosedError):
             rma_mm.matmul(A, B, mesh)
+        if comm.rank:
+            two[1].close()
+        same_error(comm, rma_mm.errors.ClosedError, lambda: rma_mm.matmul(B, two[1], mesh, transpose_a=True), "closed")
 
 
 @parallel(ranks=(1, 2, 3), env=("node", "cliques"))

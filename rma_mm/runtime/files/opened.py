@@ -81,7 +81,9 @@ class Opened:
         return made
 
     def is_same(self, other: Opened) -> bool:
-        """Return True if another is the same part of the same matrix of the same file."""
+        """Return True if another is the same part of the same matrix of the same file, and both are open."""
+        if self._source is None or other._source is None:
+            return False
         mine, others = (
             (real_path(x._name.path), x._name.inner.strip("/"), x._part, x.dtype, x._live.facts) for x in (self, other)
         )

@@ -214,6 +214,9 @@ def as_operands(A: Any, B: Any, mesh: Mesh) -> tuple[Any, Any]:
     The same matrix of a file is one twice, so that a product knows it, and reads it once where it can.
     """
     a = FileMatrix.of("A", A, mesh) if isinstance(A, Opened) else A
-    if isinstance(A, Opened) and isinstance(B, Opened) and A.is_same(B):
-        return a, a
+    if isinstance(A, Opened) and isinstance(B, Opened):
+        with agreed(mesh.comm, "read") as facts:
+            is_same = facts["B is A"] = A.is_same(B)
+        if is_same:
+            return a, a
     return a, FileMatrix.of("B", B, mesh) if isinstance(B, Opened) else B

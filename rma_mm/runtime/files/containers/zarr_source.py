@@ -55,21 +55,27 @@ class ZarrArray(ChunkedFile):
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` with the part in `region`; plain chunks are decoded here, in half of the zarr package's time."""
-        decode = self.node.decode if self._array.dtype == self.dtype and not self.array else None
-        if decode is None or not region:
-            super().read(region, out)
-            return
         self.version.check()
         with self.reader() as held:
-            for at in units_of(region, self.unit):
-                unit = Region(Span.range(n * each, n * each + each) for n, each in zip(at, self.unit, strict=True))
-                inside, raw = unit & region, held.content(file_of(held.array, at), is_read=True)
-                if raw is None:
-                    out[region.locate(inside).selector()] = held.array.fill_value or 0
-                    continue
+            is_plain = not self.array and held.array.dtype == self.dtype
+            decode = self.node.decode if is_plain else None
+            if decode is not None:
+                self._decode(decode, held, region, out)
+        if decode is None:
+            super().read(region, out)
+        else:
+            self.version.check()
+
+    def _decode(self, decode: Callable[[bytes], Any], held: _Reader, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` with the part in `region`, file by file."""
+        for at in units_of(region, self.unit):
+            unit = Region(Span.range(n * each, n * each + each) for n, each in zip(at, self.unit, strict=True))
+            inside, raw = unit & region, held.content(file_of(held.array, at), is_read=True)
+            if raw is None:
+                out[region.locate(inside).selector()] = held.array.fill_value or 0
+            else:
                 elements = np.frombuffer(decode(raw), self.dtype).reshape(self.unit)
                 out[region.locate(inside).selector()] = elements[unit.locate(inside).selector()]
-        self.version.check()
 
     @property
     def name(self) -> str:
