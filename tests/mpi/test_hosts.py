@@ -259,7 +259,7 @@ def test_nothing_is_left_behind(tmp_path, end):
     words = [sys.executable, "-m", "bench.hosts", "--hosts", "3", "--", sys.executable, "-c", SEGMENTS]
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     if end:
-        wait_for(lambda: len(list(tmp_path.glob("segments.*"))) == 3)
+        wait_for(lambda: [x.read_text()[-1:] for x in tmp_path.glob("segments.*")] == ["]"] * 3)  # each is whole
         assert len(marked(marker)) > 6
         process.send_signal(end)
     code = process.wait(20)
