@@ -68,9 +68,10 @@ class BlockedProduct:
         self.executing = 0.0
         """In which blocks were computed."""
         self._nbytes, self._under_way = 0, list[FileWindow]()
-        self._plans: dict[Shape, Plan] = {}
-        self._results: dict[Shape, DistMatrix] = {}
-        self._settled: dict[Shape, Settled] = {}
+        self._held: Plan | None = None
+        self._result: DistMatrix | None = None
+        """In memory for blocks of one shape at a time."""
+        self._settled: dict[tuple[int, ...], Settled] = {}
         self._reading: dict[str, float] = {}
         self._heeds_chunks = True
         self.cut = cut or self._chosen()
@@ -94,10 +95,9 @@ class BlockedProduct:
         """A block of C, in memory that the next of its shape takes again. Collective."""
         plan = self._plan(region)
         a, b = self._operand("A", region), self._operand("B", region)
-        c = self._results.get(plan.c_shape)
-        if c is None:
-            c = DistMatrix.allocated(self.mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
-            self._results[plan.c_shape] = c
+        if self._result is None:
+            self._result = DistMatrix.allocated(self.mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
+        c = self._result
         if self.before is not None:
             file = self.before.part(*region)
             made = np.empty(c.tile.shape, file.dtype)
@@ -122,11 +122,10 @@ class BlockedProduct:
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local."""
-        for plan in self._plans.values():
-            plan.close()
-        for c in self._results.values():
-            c.close()
-        self._plans, self._results = {}, {}
+        for held in (self._held, self._result):
+            if held is not None:
+                held.close()
+        self._held = self._result = None
 
     def _operand(self, x: str, region: Region) -> FileMatrix:
         """What a block takes of an operand."""
@@ -137,19 +136,17 @@ class BlockedProduct:
 
     def _plan(self, region: Region) -> Plan:
         """The plan of blocks of such a shape, in memory that those of other shapes have given back. Collective."""
-        shape: Any = region.shape
-        if shape not in self._plans:
+        if self._held is None or self._held.c_shape != region.shape:
             self.close()
-            if (settled := self._settled.get(shape)) is None:
-                self._plans[shape] = self._made(region)
-                self._settled[shape] = self._plans[shape].settled
-            else:
-                self._plans[shape] = plan_of(self.mesh, settled)
-        return self._plans[shape]
+            settled = self._settled.get(region.shape)
+            self._held = self._made(region) if settled is None else plan_of(self.mesh, settled)
+            self._settled[region.shape] = self._held.settled
+        return self._held
 
     def _made(self, region: Region) -> Plan:
-        """A plan of blocks of such a shape. Collective."""
-        options, shape = dict(self.options) | {"symmetric": False}, region.shape  # one on the diagonal is, and no other
+        """A plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
+        options, shape = dict(self.options) | {"deterministic": True}, region.shape
+        options["symmetric"] = False  # a block on the diagonal may be, and no other
         epilogue: Epilogue | None = options.get("epilogue")
         if epilogue is not None and epilogue.bias is not None:
             bias = epilogue.bias[region[epilogue.per == "column"].as_slice()]
