@@ -81,7 +81,8 @@ def _shares_of_k(problem: Problem) -> Layout:
     """Even shares; of files no two ranks read what these keep together."""
     axes, together = problem.mesh.names, problem.together(2)
     share = -(-problem.shape[2] // (together * problem.mesh.size)) * together
-    return Layout(((), (), (Level(axes, "cyclic", (share,)) if together > 1 else Level(axes),)))
+    level = Level(axes, "cyclic", (share,)) if together > 1 else Level(axes)
+    return Layout(((), (), (level,)))
 
 
 def _fit_summands(setting: Setting) -> Row | str:

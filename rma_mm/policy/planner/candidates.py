@@ -261,8 +261,8 @@ def _best(row: Row, request: Request) -> Priced:
     if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
         what = "adds up summands of A or B" if row.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
-    is_walked_once = row.result == "here" or (row.over == "k" and row.order != "ticket")
-    if request.files and (row.grouped or row.placements or row.stage or not is_walked_once):
+    pushes_once = row.over == "k" and row.order != "ticket"
+    if request.files and (row.grouped or row.placements or row.stage or not (row.result == "here" or pushes_once)):
         return _rejected(FROM_FILES)
     if not (request.pushes or row.reproducible):
         return _rejected(f"accumulates, and {NO_PUSHES}")

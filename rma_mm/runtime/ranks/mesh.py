@@ -142,8 +142,8 @@ class Mesh:
         """Called when a rank is lost, just before the job ends; says what the user will miss."""
         seen = by_sight(self.node_of, self.identities)
         self.progress = self._progress(seen)
-        self.require_progress(self.flavour)
         """What goes on while this rank multiplies."""
+        self.require_progress(self.flavour)
         self._watch = NodeWatch(self.rank, self.identities, seen, self.timeout, self._last)
         self._serial = 0
         self._channels: dict[tuple[int, ...], Channel] = {}

@@ -117,8 +117,10 @@ def shared(ops: list[Op], rank: int, fitted: Fitted, x: str, how: Sharing) -> li
         if isinstance(op, Copy) and n is not None:
             if op is wanted[op.dst.buffer][0] and n >= frames:  # type: ignore[index]
                 result.append(Await(f"{x} {USED}", group, n - frames + 1, op.step))
-            at = (group.index(rank) + n + (x == "B")) % len(group)  # of few chunks each in turn reads one
-            if piece := _piece(op.dst.region, at, len(group), fitted.given.chunks.get(x, (1, 1))):
+            chunks = fitted.given.chunks.get(x)
+            turn = n + (x == "B") if chunks else 0  # each in turn reads one of few chunks
+            at = (group.index(rank) + turn) % len(group)
+            if piece := _piece(op.dst.region, at, len(group), chunks or (1, 1)):
                 result.append(Copy(replace(op.src, region=piece), replace(places[n], region=piece), op.step))
             if op is wanted[op.dst.buffer][-1]:  # type: ignore[index]
                 result.append(Post(f"{x} {HERE}", slots[n], op.step))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any
@@ -39,6 +38,8 @@ class ZarrArray(ChunkedFile):
     node: ZarrNode
     unit: Shape
     """Rows and columns of the part that is a file: a shard, or chunk."""
+    opened: Any = field(repr=False, compare=False)
+    """As the package reads it."""
     allow_external: bool
     """True if links in the store are followed."""
 
@@ -46,25 +47,19 @@ class ZarrArray(ChunkedFile):
     def reader(self) -> Iterator[Any]:
         """A block with the array. Errors inside are FileFormatError."""
         with zarr_errors(self.name), allowing(self.allow_external):
-            yield _Reader(self, self._array)
-
-    @cached_property
-    def _array(self) -> Any:
-        """As the package reads it."""
-        return open_folder(self.node.folder, "r")
+            yield _Reader(self, self.opened)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` with the part in `region`; plain chunks are decoded here, in half of the zarr package's time."""
-        self.version.check()
         with self.reader() as held:
             is_plain = not self.array and held.array.dtype == self.dtype
             decode = self.node.decode if is_plain else None
             if decode is not None:
+                self.version.check()
                 self._decode(decode, held, region, out)
-        if decode is None:
-            super().read(region, out)
-        else:
-            self.version.check()
+                self.version.check()
+                return
+        super().read(region, out)
 
     def _decode(self, decode: Callable[[bytes], Any], held: _Reader, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` with the part in `region`, file by file."""
@@ -162,7 +157,7 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
     rows_and_cols = as_matrix(shape), as_matrix(chunks), as_matrix(unit)
     return ZarrArray(
         store, inner, rows_and_cols[0], dtype, None if is_vector else rows_and_cols[2], rows_and_cols[1], node.version,
-        node, rows_and_cols[2], is_allowed(), array=shape if is_vector else (),
+        node, rows_and_cols[2], array, is_allowed(), array=shape if is_vector else (),
     )
 
 
