@@ -138,6 +138,18 @@ class WindowConformance:
             transfer.close()
             window.close()
 
+    def case_peek(self, world: World) -> None:
+        """Stretches are read as they lie, own ones too, and nothing is counted."""
+        tile = Tile((5, 6), np.int32)
+        window = filled(world, tile)
+        for rank in range(world.size):
+            lines = np.zeros((3, 8), np.uint8)
+            window.peek(rank, [tile.offset + 24 * row + 8 for row in (4, 0, 1)], lines)
+            np.testing.assert_array_equal(lines.view(np.int32), tile.values(rank)[[4, 0, 1], 2:4])
+        assert window.counters == Counters()
+        world.barrier()
+        window.close()
+
     def case_refused(self, world: World) -> None:
         """What cannot be served raises before anything is started, and harms nothing."""
         tile = Tile((4, 6), np.float16)
@@ -389,6 +401,7 @@ class WindowConformance:
             second.sync,
             lambda: second.reaches(0),
             lambda: second.fetch_add(0, 0, 1),
+            lambda: second.peek(0, [0], np.zeros((1, 1), np.uint8)),
             lambda: second.view(world.rank, 0, (1,), (1,), np.uint8),
             lambda: second.get(0, tile.patch(*whole), origin, *whole),
             lambda: second.accumulate(0, tile.patch(*whole), origin, *whole),

@@ -22,7 +22,7 @@ from rma_mm.kernels.threads import set_threads
 from rma_mm.runtime.products.prices import best_grid
 from rma_mm.schedule.ops import Multiply
 from rma_mm.schedule.schedule import expand
-from rma_mm.windows.mpi import node_map
+from rma_mm.windows.ranks import node_map
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -23,8 +23,8 @@ from rma_mm.policy.planner.preference import PREFERENCES
 from rma_mm.runtime.files.formats import named_in
 from rma_mm.runtime.files.names import Name
 from rma_mm.unfinished import real_path
-from rma_mm.windows.liveness import USUAL, timeout_of
-from rma_mm.windows.liveness import VARIABLE as TIMEOUT
+from rma_mm.windows.hosts.liveness import USUAL, timeout_of
+from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
 
 PROGRAM = "python -m rma_mm.run"
 DEFAULT_SHAPE = (2048, 2048, 2048)

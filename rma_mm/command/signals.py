@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rma_mm.unfinished import HELD, remove
-from rma_mm.windows.liveness import is_ending, machine
+from rma_mm.windows.hosts.liveness import is_ending, machine
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"

@@ -6,7 +6,8 @@ from mpi4py import MPI
 
 from rma_mm.flavours import ALLOCATED
 from rma_mm.windows.base import window_bytes
-from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
+from rma_mm.windows.mpi import Exposed, MpiWindow
+from rma_mm.windows.ranks import exposed_sizes
 
 
 class AllocatedWindow(MpiWindow):

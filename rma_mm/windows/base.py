@@ -6,6 +6,7 @@ run without one. The flavours are in `shared`, `allocated` and `created`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
@@ -118,10 +119,14 @@ class Window(Protocol):
     """Its name in `rma_mm.flavours.FLAVOURS`, where the facts of it are."""
     nbytes: int
     """Bytes that this rank exposes."""
-    local: NDArray[np.uint8]
-    """The bytes that this rank exposes, shape (nbytes,); must not be used after `close`."""
     counters: Counters
     """Traffic that this rank caused through this window."""
+    loads_on_node: bool
+    """Whether ranks of a node load and store in place what each other expose here."""
+
+    @property
+    def local(self) -> NDArray[np.uint8]:
+        """The bytes that this rank exposes, shape (nbytes,); must not be used after `close`."""
 
     def reaches(self, rank: int) -> bool:
         """Whether this rank can load from and store to the memory of `rank`: always so for its own."""
@@ -152,6 +157,12 @@ class Window(Protocol):
         """Add to the int64 at this byte offset of `rank`, atomically; returns what it held before.
 
         Counts one message and no words. It gives up the core while the target is slow to answer.
+        """
+
+    def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Read a stretch of the memory of `rank` from each of these bytes on into a row of `out`, and count nothing.
+
+        So that a transfer can be checked: each stretch is read on its own, by no `Transfer`.
         """
 
     def flush(self) -> None:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from rma_mm.flavours import CREATED
 from rma_mm.windows.base import aligned_bytes
-from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
+from rma_mm.windows.mpi import Exposed, MpiWindow
+from rma_mm.windows.ranks import exposed_sizes
 
 
 class CreatedWindow(MpiWindow):

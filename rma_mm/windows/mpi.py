@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.errors import DtypeError, WindowError
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
     Array,
@@ -27,6 +29,7 @@ from rma_mm.windows.base import (
 )
 from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
 from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Box, Placed, axes, chunks, operation, trusted
+from rma_mm.windows.ranks import node_map
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
@@ -35,18 +38,6 @@ EMULATED_BYTES = 2**21
 """Most bytes of an accumulate to memory out of reach."""
 OUTSTANDING = 64
 """Most requests under way to one target: Open MPI over UCX aborts at 255."""
-
-
-def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """The node number of each rank, numbered by first appearance. Collective over `comm`.
-
-    Ranks are on one node when MPI says that they can share memory, which a launcher may pretend otherwise.
-    """
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    leaders = comm.allgather(node.bcast(comm.rank))
-    node.Free()
-    numbers = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
-    return tuple(numbers[leader] for leader in leaders)
 
 
 def window_info() -> MPI.Info:
@@ -63,17 +54,6 @@ def window_info() -> MPI.Info:
             "accumulate_ordering": "none",
         }
     )
-
-
-def exposed_sizes(comm: MPI.Intracomm, nbytes: int, problem: str | None = None) -> tuple[int, ...]:
-    """Bytes that each rank exposes. Raises WindowError on every rank when one has a problem. Collective over `comm`."""
-    if problem is None and nbytes < 0:
-        problem = f"nbytes is {nbytes}; it must be 0 or more"
-    told = comm.allgather((nbytes, problem))
-    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text]
-    if problems:
-        raise WindowError("; ".join(problems))
-    return tuple(size for size, _ in told)
 
 
 class Call(NamedTuple):
@@ -125,6 +105,7 @@ class MpiWindow:
         finally:
             info.Free()
         self.counters = Counters()
+        self.loads_on_node = FLAVOURS[self.flavour].loads_on_node
         self.local = bases[comm.rank]
         self.nbytes = self.local.size
         self._comm, self._rank = comm, comm.rank
@@ -201,6 +182,16 @@ class MpiWindow:
                 raise failing(f"{self.flavour}: {error}") from error
             self.count(rank, words=0)
             return int(self._tickets[1])
+
+    def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """See `base.Window`."""
+        self.require_open()
+        for top in range(0, len(starts), OUTSTANDING):
+            with self.lock:
+                places = zip(out[top : top + OUTSTANDING], starts[top : top + OUTSTANDING], strict=True)
+                asked = [self._win.Rget(line, rank, start) for line, start in places]
+            for request in asked:
+                wait(request)
 
     def flush(self) -> None:
         """See `base.Window`."""

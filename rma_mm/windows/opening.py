@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rma_mm.errors import WindowError
 from rma_mm.flavours import find_flavour
 from rma_mm.windows.base import Window
-from rma_mm.windows.checks.checked import Checks, checked
+from rma_mm.windows.checks.checked import CheckedWindow, Checks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,7 @@ def open_window(
     """Open a window. Collective over `comm`; every rank passes the same flavour.
 
     `memory` is the number of bytes that this rank exposes (ranks may differ, 0 is fine), or, for a flavour that takes
-    arrays, the array that it exposes as it stands. `node_of` is `mpi.node_map(comm)`, computed here when absent; one
+    arrays, the array that it exposes as it stands. `node_of` is `ranks.node_map(comm)`, computed here when absent; one
     MPI call moves at most `chunk_bytes`. With `checks` its transfers are checked, which is noted there. Contents are
     undefined. Raises WindowError on every rank for an unknown flavour or memory that cannot be exposed, and
     MemoryLimitError where there is too little of its memory.
@@ -38,5 +38,5 @@ def open_window(
     kind = getattr(import_module(module), name)
     if kind.flavour != flavour:  # what is true of the memory is looked up by what it says of itself
         raise WindowError(f"window {flavour!r}: {place} says flavour = {kind.flavour!r}; let it say {flavour!r}")
-    window: Window = (kind if checks is None else checked(kind, checks))(comm, memory, node_of=node_of, **options)
-    return window
+    window: Window = kind(comm, memory, node_of=node_of, **options)
+    return window if checks is None else CheckedWindow(window, checks)

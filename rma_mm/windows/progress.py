@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from rma_mm.windows.heartbeat import Heartbeat
-from rma_mm.windows.liveness import BLOCKS, CELLS
+from rma_mm.windows.hosts.heartbeat import Heartbeat
+from rma_mm.windows.hosts.liveness import BLOCKS, CELLS
 from rma_mm.windows.waiting import HELPERS, WHEN_LATE, wait_until
 
 INTERVAL = 5e-3

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
 from rma_mm.windows.base import aligned_bytes, window_bytes
-from rma_mm.windows.mpi import Exposed, MpiWindow, exposed_sizes
-from rma_mm.windows.room import SEGMENTS, free_segment_bytes
+from rma_mm.windows.hosts.room import SEGMENTS, free_segment_bytes
+from rma_mm.windows.mpi import Exposed, MpiWindow
+from rma_mm.windows.ranks import exposed_sizes
 
 PAGE = 4096
 """Bytes of a page."""

@@ -31,7 +31,7 @@ from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remem
 from rma_mm.runtime.calibration.overlap import Overlap
 from rma_mm.runtime.calibration.sampling import scatter, typical
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.windows.mpi import node_map
+from rma_mm.windows.ranks import node_map
 from tests.doors import command
 from tests.launch import parallel
 from tests.mpi.test_command_line import PRETENDED, refused

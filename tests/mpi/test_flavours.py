@@ -25,8 +25,8 @@ from rma_mm.runtime.verification.check import verify
 from rma_mm.windows import open_window, shared
 from rma_mm.windows.allocated import AllocatedWindow
 from rma_mm.windows.created import CreatedWindow
-from rma_mm.windows.mpi import node_map
 from rma_mm.windows.progress import can_help
+from rma_mm.windows.ranks import node_map
 from rma_mm.windows.shared import SharedWindow
 from tests.conformance import conform
 from tests.doors import command

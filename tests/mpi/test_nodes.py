@@ -9,7 +9,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.geometry.span import Region
-from rma_mm.windows.mpi import node_map
+from rma_mm.windows.ranks import node_map
 from tests.launch import parallel
 from tests.processes import mpirun
 from tests.thorough import thorough, usually

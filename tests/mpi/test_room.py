@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rma_mm.windows import room
+from rma_mm.windows.hosts import room
 from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import usually
 
@@ -55,7 +55,7 @@ def test_what_is_enough_starts() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user of whom nothing runs")
 def test_a_user_who_may_start_no_thread_is_told() -> None:
     program = (
-        "import os, resource; from rma_mm.windows.room import thread_problem as problem; assert not problem();"
+        "import os, resource; from rma_mm.windows.hosts.room import thread_problem as problem; assert not problem();"
         "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)); os.setuid(54321); print(problem())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)

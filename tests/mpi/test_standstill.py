@@ -20,7 +20,7 @@ from rma_mm import Mesh
 from rma_mm.command.arguments import parse
 from rma_mm.errors import DisagreementError, OptionError
 from rma_mm.launch import RANKS
-from rma_mm.windows.liveness import Identity
+from rma_mm.windows.hosts.liveness import Identity
 from tests.launch import parallel
 from tests.mpi.test_command_line import wait_for_ranks
 from tests.processes import OPEN_MPI_SAYS, Mpiexec, job_environment, mpirun

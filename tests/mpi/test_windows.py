@@ -14,7 +14,7 @@ from rma_mm.windows import open_window
 from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.datatypes import ADDED_AS
-from rma_mm.windows.mpi import node_map
+from rma_mm.windows.ranks import node_map
 from tests.conformance import WindowConformance, conform
 from tests.launch import parallel
 from tests.tiles import Array, reset, settle

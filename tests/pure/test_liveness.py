@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rma_mm.errors import OptionError
-from rma_mm.windows import liveness
-from rma_mm.windows.liveness import BEATS, CELLS, Identity, Mate, by_sight, timeout_of
+from rma_mm.windows.hosts import liveness
+from rma_mm.windows.hosts.liveness import BEATS, CELLS, Identity, Mate, by_sight, timeout_of
 
 CHILD = """
 import sys, time
-from rma_mm.windows.liveness import *
+from rma_mm.windows.hosts.liveness import *
 enter_call(call_name("matmul"))
 CELLS[DOING] = activity(ACCUMULATE, 3)
 print(repr(tuple(Identity.own("here"))), flush=True)

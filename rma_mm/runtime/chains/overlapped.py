@@ -22,7 +22,7 @@ from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.ops import Broadcast, Shift
 from rma_mm.schedule.passes import leading, reached, sources
 from rma_mm.schedule.schedule import Schedule
-from rma_mm.windows.liveness import BARRIER, END
+from rma_mm.windows.hosts.liveness import BARRIER, END
 from rma_mm.windows.waiting import barrier
 
 AHEAD = 3

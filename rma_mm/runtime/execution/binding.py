@@ -39,7 +39,7 @@ from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
 from rma_mm.windows.copying import paired_views
-from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, NODE
+from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
 

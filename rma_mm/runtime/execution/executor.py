@@ -27,7 +27,7 @@ from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.channel import Channel
-from rma_mm.windows.liveness import BARRIER, CELLS, DOING, END, PRODUCT
+from rma_mm.windows.hosts.liveness import BARRIER, CELLS, DOING, END, PRODUCT
 from rma_mm.windows.waiting import barrier
 
 Progress = Callable[[float, float], None]

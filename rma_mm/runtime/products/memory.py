@@ -25,7 +25,7 @@ from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.row import DIMS, Problem
 from rma_mm.schedule.schedule import Schedule, remembered
-from rma_mm.windows.room import memory_free
+from rma_mm.windows.hosts.room import memory_free
 from rma_mm.windows.waiting import largest
 
 if TYPE_CHECKING:

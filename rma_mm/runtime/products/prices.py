@@ -26,7 +26,7 @@ from rma_mm.runtime.calibration import machine_of
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.ranks.agreement import agree, agreed
 from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
-from rma_mm.windows.mpi import node_map
+from rma_mm.windows.ranks import node_map
 
 
 def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:

@@ -15,7 +15,7 @@ from rma_mm.errors import DisagreementError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.ranks.deadlock import Wait, receive
 from rma_mm.runtime.ranks.process_group import ProcessGroup, require_usable, seat_of, spoil
-from rma_mm.windows.liveness import BEGIN, CELLS, DOING
+from rma_mm.windows.hosts.liveness import BEGIN, CELLS, DOING
 from rma_mm.windows.waiting import wait
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
 from rma_mm.windows.checks.checked import SWITCH
-from rma_mm.windows.liveness import VARIABLE as TIMEOUT
-from rma_mm.windows.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
-from rma_mm.windows.room import segment_problem
+from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
+from rma_mm.windows.hosts.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
+from rma_mm.windows.hosts.room import segment_problem
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -77,7 +77,7 @@ class Mesh:
             raise MeshError(problem)  # the import below would end in a bus error
         from mpi4py import MPI
 
-        from rma_mm.windows.mpi import node_map
+        from rma_mm.windows.ranks import node_map
 
         parent = checked_comm(comm if comm is not None else MPI.COMM_WORLD)
         check_launcher()
@@ -207,7 +207,7 @@ class Mesh:
 
     def _progress(self, seen: Sequence[int]) -> Progress:
         """What goes on while this rank multiplies. seen: see `Heartbeat`. Collective."""
-        from rma_mm.windows.heartbeat import Heartbeat
+        from rma_mm.windows.hosts.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
         heartbeat = None

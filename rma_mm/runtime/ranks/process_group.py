@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rma_mm.errors import DisagreementError, OptionError, RmaError
-from rma_mm.windows.liveness import call_name, enter_call, leave_call
+from rma_mm.windows.hosts.liveness import call_name, enter_call, leave_call
 
 if TYPE_CHECKING:
     from mpi4py import MPI

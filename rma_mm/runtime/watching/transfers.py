@@ -9,7 +9,7 @@ from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.watching.retries import FAULTS, again
 from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
 from rma_mm.windows.base import Transfer
-from rma_mm.windows.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity, activity_text
+from rma_mm.windows.hosts.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity, activity_text
 
 LARGE = 2**16
 """Bytes from which on a get tells of its link's bandwidth."""

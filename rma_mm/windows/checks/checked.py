@@ -10,27 +10,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import Array, Patch, Transfer, Window
 from rma_mm.windows.checks.poison import differing, pattern
-from rma_mm.windows.waiting import wait
-
-if TYPE_CHECKING:
-    from rma_mm.windows.mpi import MpiWindow
-else:
-    MpiWindow = object  # windows are known without MPI
 
 T = TypeVar("T")
 
 SWITCH = "RMA_MM_CHECK"
 """Environment variable: 1 to check, 0 or nothing not to."""
-AT_A_TIME = 32
-"""Lines that are read at once."""
 
 
 class Push(NamedTuple):
@@ -101,8 +94,7 @@ class CheckedGet(CheckedTransfer):
 
     def start(self) -> None:
         """See `base.Transfer`."""
-        self.window.require_open()
-        if not self.is_closed and self.inner.done():
+        if not (self.is_closed or self.window.is_closed) and self.inner.done():
             self.origin[self.box] = pattern(self.origin.dtype)
         self.inner.start()
         self.is_under_way = True
@@ -150,31 +142,46 @@ class CheckedAccumulate(CheckedTransfer):
 
     def start(self) -> None:
         """See `base.Transfer`."""
-        self.window.require_open()
         values = self.origin[self.box]
         self.inner.start()
         self.window.checks.pushed.append(Push(self.window, self.rank, self.target, values, self.op, self.what))
 
 
-class CheckedWindow(MpiWindow):
-    """What is added to a flavour of windows to check its transfers."""
+class CheckedWindow:
+    """A window (see `base.Window`) whose gets and accumulates are checked, whatever its flavour."""
 
-    checks: Checks
-    """Where what is found is noted."""
+    def __init__(self, inner: Window, checks: Checks) -> None:
+        """checks: where what is found is noted."""
+        self.inner, self.checks, self.is_closed = inner, checks, False
+        self.flavour, self.nbytes, self.counters = inner.flavour, inner.nbytes, inner.counters
+        self.loads_on_node = inner.loads_on_node
+        self.reaches, self.view, self.peek = inner.reaches, inner.view, inner.peek
+        self.fetch_add, self.flush, self.sync = inner.fetch_add, inner.flush, inner.sync
+
+    @property
+    def local(self) -> NDArray[np.uint8]:
+        """See `base.Window`."""
+        return self.inner.local
 
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
         """See `base.Window`."""
-        return CheckedGet(super().get(rank, target, origin, rows, cols), self, rank, target, origin, (rows, cols))
+        inner = self.inner.get(rank, target, origin, rows, cols)
+        return CheckedGet(inner, self, rank, target, origin, (rows, cols))
 
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """See `base.Window`."""
-        inner = super().accumulate(rank, target, origin, rows, cols, op)
+        inner = self.inner.accumulate(rank, target, origin, rows, cols, op)
         made = CheckedAccumulate(inner, self, rank, target, origin, (rows, cols))
         made.op = op
         return made
 
+    def close(self, leave_memory: bool = False) -> None:
+        """See `base.Window`."""
+        self.is_closed = True
+        self.inner.close(leave_memory)
+
     def contents(self, rank: int, target: Patch, dtype: np.dtype[Any]) -> Array:
-        """What `rank` holds at `target`, read by another way than a transfer would. Counts nothing."""
+        """Return what `rank` holds at `target`, read by another way than a transfer would. Counts nothing."""
         rows, cols = target.rows, target.cols
         if not (rows and cols):
             return np.empty(target.shape, dtype)
@@ -186,25 +193,12 @@ class CheckedWindow(MpiWindow):
         return self._lines(rank, Patch(target.offset, target.strides[::-1], cols, rows), dtype).T
 
     def _lines(self, rank: int, target: Patch, dtype: np.dtype[Any]) -> Array:
-        """The same of memory out of reach: a get without gaps for every row."""
+        """Return the same of memory out of reach, read without gaps for every row."""
         (down, right), first = target.strides, target.cols.start
         lines = np.empty((len(target.rows), (target.cols.stop - 1 - first) * right + 1), dtype)
-        raw = lines.view(np.uint8)
         starts = target.offset + (target.rows.indices * down + first * right) * dtype.itemsize
-        for top in range(0, len(starts), AT_A_TIME):
-            with self.lock:
-                asked = [
-                    self._win.Rget(line, rank, int(start))
-                    for line, start in zip(raw[top : top + AT_A_TIME], starts[top : top + AT_A_TIME], strict=True)
-                ]
-            for request in asked:
-                wait(request)
+        self.peek(rank, starts.tolist(), lines.view(np.uint8))
         return lines[:, (target.cols.indices - first) * right]
-
-
-def checked(kind: type[MpiWindow], checks: Checks) -> Callable[..., Window]:
-    """The same flavour of windows, checked."""
-    return type(f"Checked{kind.__name__}", (CheckedWindow, kind), {"checks": checks})
 
 
 def named(transfer: Transfer, what: object) -> Transfer:

@@ -28,7 +28,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import in_turn
 from rma_mm.windows import Counters, Window
-from rma_mm.windows.liveness import CELLS, DOING, MULTIPLY, PRODUCT
+from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, PRODUCT
 from rma_mm.windows.waiting import barrier
 
 BOUND = 8

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from rma_mm.windows.liveness import SHOWN, Identity, end_job, operation, shown
+from rma_mm.windows.hosts.liveness import SHOWN, Identity, end_job, operation, shown
 from rma_mm.windows.waiting import wait
 
 BEAT = 5.0
