@@ -96,6 +96,10 @@ class WindowError(RmaError, ValueError):
     """An unknown window flavour, or memory that cannot be exposed as asked."""
 
 
+class AbsentError(WindowError):
+    """A flavour of windows that cannot be had here; the message says why, and what would change that."""
+
+
 class MemoryLimitError(RmaError, MemoryError, ValueError):
     """More memory would be needed than is allowed or free; the message says how much is missing."""
 

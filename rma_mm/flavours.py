@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
+from numpy.typing import DTypeLike
+
+from rma_mm.elements.reduction import ADDABLE, REDUCTIONS, Reduction
 from rma_mm.errors import WindowError
 
 
@@ -28,8 +33,17 @@ class Flavour:
     """Whether it can expose the caller's own array as it stands."""
     packed_by_mpi: bool = True
     """Whether MPI packs what lies in pieces on its way within a node; else the processor copies piece by piece."""
+    types: tuple[str, ...] = tuple(sorted(each.name for each in ADDABLE))
+    """Types of elements that ranks can accumulate, by name."""
+    operations: tuple[str, ...] = tuple(REDUCTIONS)
+    """By which of `REDUCTIONS`."""
+    library: str = "MPI"
+    """Which library moves what goes through it."""
+    at_most: int = 1900
+    """How many windows of its library a mesh may have open: MPICH dies at about 2045."""
     when_too_small: Flavour | None = None
-    """What takes over where the system grants too little of its memory; None where that is an error."""
+    """What takes over where it is absent, or the system grants too little of its memory; None where that is an
+    error."""
     like: Flavour | None = None
     """By whose figures it is priced where it was not measured; by those of `DEFAULT` where neither was."""
 
@@ -42,8 +56,28 @@ class Flavour:
 
     @property
     def for_arrays(self) -> Flavour:
-        """What exposes the caller's own arrays beside it: itself where it can, else the first that does."""
-        return self if self.takes_arrays else next(each for each in FLAVOURS.values() if each.takes_arrays)
+        """What exposes the caller's own arrays beside it: itself where it can, else the first that does.
+
+        Of those, one whose transfers wait for no busy owner comes before others.
+        """
+        able = [self] if self.takes_arrays else [each for each in FLAVOURS.values() if each.takes_arrays]
+        return min(able, key=lambda each: each.needs_progress)
+
+    def accumulates(self, dtype: DTypeLike, op: str = "SUM") -> bool:
+        """Whether `Window.accumulate` takes this type of elements and operation.
+
+        Where it does not, 16-bit floats are accumulated in a float32 shadow, and least or greatest floats as integers
+        in the same order.
+
+        >>> SHARED.accumulates("complex64"), SHARED.accumulates("float16"), SHARED.accumulates("float32", "MIN")
+        (True, False, False)
+        """
+        found = np.dtype(dtype)
+        return op in self.operations and found.name in self.types and found in REDUCTIONS[op].types
+
+    def sums(self, reduction: Reduction, dtype: np.dtype[Any]) -> bool:
+        """Whether ranks can accumulate elements of a type by what a semiring adds with."""
+        return self.accumulates(reduction.added_as(dtype), reduction.mpi)
 
 
 CREATED = Flavour(name="created", window="rma_mm.windows.created:CreatedWindow", takes_arrays=True)

@@ -38,9 +38,9 @@ class Reduction:
     rounds: bool = False
     """Whether floats come out otherwise in another order."""
 
-    def is_mpis(self, dtype: np.dtype[Any]) -> bool:
-        """Whether MPI can do it with elements of this type: the least and greatest floats as ordered integers."""
-        return dtype in self.types or (self.order != 0 and dtype.kind == "f")
+    def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The type in which windows add elements: the least and greatest floats are sought as ordered integers."""
+        return np.dtype(f"i{dtype.itemsize}") if self.order and dtype.kind == "f" else dtype
 
 
 def least(dtype: np.dtype[Any]) -> Any:

@@ -3,8 +3,8 @@
 Importing this package imports no MPI; opening a window does.
 """
 
-from rma_mm.windows.base import Counters, Patch, Transfer, Window, can_accumulate
+from rma_mm.windows.base import Counters, Patch, Transfer, Window
 from rma_mm.windows.checks.checked import Checks
 from rma_mm.windows.opening import open_window
 
-__all__ = ["Checks", "Counters", "Patch", "Transfer", "Window", "can_accumulate", "open_window"]
+__all__ = ["Checks", "Counters", "Patch", "Transfer", "Window", "open_window"]

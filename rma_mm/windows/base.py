@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.errors import ClosedError, DtypeError, WindowError
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 
 Array = NDArray[Any]
@@ -150,7 +150,7 @@ class Window(Protocol):
 
         `op` is MPI's name of one of `REDUCTIONS`; SUM of bool is logical or. Atomic per element against others with the
         same op: between an op and another on the same elements all ranks flush and meet. Raises WindowError, or
-        DtypeError where `can_accumulate` is false.
+        DtypeError where `Flavour.accumulates` is false.
         """
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
@@ -178,18 +178,6 @@ class Window(Protocol):
         """
 
 
-def can_accumulate(dtype: DTypeLike, op: str = "SUM") -> bool:
-    """Whether `Window.accumulate` takes this element type and operation.
-
-    Where it does not, 16-bit floats are accumulated in a float32 shadow, and least or greatest floats as integers in
-    the same order.
-
-    >>> can_accumulate(np.complex64), can_accumulate(np.float16), can_accumulate(np.float32, "MIN")
-    (True, False, False)
-    """
-    return np.dtype(dtype) in REDUCTIONS[op].types
-
-
 def check_transfer(window: str, origin: Array, rows: Span, cols: Span, target: Patch, exposed: int) -> None:
     """Raise WindowError unless origin positions and target fit each other and their memories (`exposed` bytes)."""
     itemsize = origin.itemsize
@@ -212,11 +200,12 @@ def check_extent(window: str, start: int, stop: int, exposed: int) -> None:
 
 
 def check_addable(window: str, dtype: np.dtype[Any], op: str) -> None:
-    """Raise DtypeError for an element type that MPI cannot add so (MPICH would end the job by assertion)."""
-    if op not in REDUCTIONS:
-        raise WindowError(f"{window}: cannot accumulate by {op!r}; use one of {', '.join(REDUCTIONS)}")
-    if not can_accumulate(dtype, op):
-        valid = ", ".join(sorted(str(each) for each in REDUCTIONS[op].types))
+    """Raise DtypeError for an element type that a flavour cannot add so (MPICH would end the job by assertion)."""
+    flavour = FLAVOURS[window]
+    if op not in flavour.operations:
+        raise WindowError(f"{window}: cannot accumulate by {op!r}; use one of {', '.join(flavour.operations)}")
+    if not flavour.accumulates(dtype, op):
+        valid = ", ".join(name for name in flavour.types if flavour.accumulates(name, op))
         raise DtypeError(f"{window}: cannot accumulate dtype {dtype} by {op}; use one of {valid}")
 
 

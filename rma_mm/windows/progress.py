@@ -18,10 +18,12 @@ from mpi4py import MPI
 
 from rma_mm.windows.hosts.heartbeat import Heartbeat
 from rma_mm.windows.hosts.liveness import BLOCKS, CELLS
-from rma_mm.windows.waiting import HELPERS, WHEN_LATE, wait_until
+from rma_mm.windows.waiting import HELPERS, WHEN_LATE, add_poller, poll, wait_until
 
 INTERVAL = 5e-3
 """Seconds between two looks."""
+UNUSED = 32767
+"""A tag that no message is expected to have; the largest that every library has."""
 BURST = 8
 """Probes of one look: each moves about a packet."""
 
@@ -46,9 +48,10 @@ class Progress:
     `is_working`.
     """
 
-    def __init__(self, comm: MPI.Intracomm, is_needed: bool = False, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, is_needed: bool = False, heartbeat: Heartbeat | None = None) -> None:
         """is_needed: whether MPI must be called for others' transfers to go on."""
-        self._comm, self._heartbeat = comm, heartbeat
+        self._heartbeat = heartbeat
+        add_poller(_poll_mpi)
         self._events: list[Event] = []
         self._lock = threading.Lock()
         self._awake = threading.Event()
@@ -125,7 +128,7 @@ class Progress:
 
         def look() -> bool:
             self.poll()
-            self._comm.Iprobe()
+            poll()
             return is_due()
 
         wait_until(look)
@@ -141,9 +144,9 @@ class Progress:
             self._heartbeat.close()
 
     def _probe(self) -> None:
-        """Give MPI progress."""
+        """Give MPI and other libraries progress."""
         for _ in range(BURST):
-            self._comm.Iprobe()
+            poll()
 
     def _look(self) -> None:
         """The thread."""
@@ -162,6 +165,11 @@ class Progress:
                     self._heartbeat.look()
             except Exception as error:  # noqa: BLE001 - whoever waits for what was to be done here raises it
                 _failures[:1] = [error]
+
+
+def _poll_mpi() -> None:
+    if not MPI.Is_finalized():
+        MPI.COMM_WORLD.Iprobe(tag=UNUSED)  # a probe that finds a message moves nothing; COMM_SELF moves nothing either
 
 
 _failures: list[Exception] = []

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,17 +35,33 @@ LATE = 1.0
 """Seconds after which, and between which, a waiter asks what keeps the others."""
 WHEN_LATE: list[Callable[[], None]] = []
 """What those ask who were told of nothing else to ask; may raise."""
+POLLERS: list[Callable[[], object]] = []
+"""What gives progress to the transfers of other ranks, one for each library that moves data."""
 HELPERS: set[int] = set()
 """Threads that ask nothing: nobody would hear what they raise."""
 
 
+def add_poller(poll: Callable[[], object]) -> None:
+    """Have `poll` called, from any thread, while this rank waits, and by its helper thread while it multiplies."""
+    if poll not in POLLERS:
+        POLLERS.append(poll)
+
+
+def poll() -> None:
+    """Give progress to the transfers of other ranks."""
+    for each in POLLERS:
+        each()
+
+
 def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
-    """Return when `done()` is true; `done` should give MPI progress.
+    """Return when `done()` is true; `done` should give progress to what it asks for, other libraries have it here.
 
     when_late: called about once a second after the first, in place of `WHEN_LATE`; may raise.
     """
     if done():
         return
+    if len(POLLERS) > 1:
+        done = partial(_polled, done)
     clock = time.perf_counter
     deadline = clock() + YIELDING
     while clock() < deadline:
@@ -58,6 +75,11 @@ def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = 
         if clock() > next_look:
             (when_late or _ask)()
             next_look = clock() + LATE
+
+
+def _polled(done: Callable[[], bool]) -> bool:
+    poll()
+    return done()
 
 
 def _burst(done: Callable[[], bool]) -> bool:

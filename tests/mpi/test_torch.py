@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -26,6 +27,7 @@ from rma_mm.errors import (
     OptionError,
     ShapeError,
 )
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
@@ -257,7 +259,8 @@ def test_tensors_that_live_on_do_not_use_up_the_windows(comm):
     """Slices of one tensor, each of which is seen once, and those that come again."""
     with Mesh((2,), comm) as mesh, pytest.MonkeyPatch.context() as patch:
         patch.setattr("rma_mm.torch.kept.EXPOSED", 4)
-        patch.setattr("rma_mm.runtime.ranks.arena.WINDOWS_AT_MOST", 16)
+        for name, flavour in FLAVOURS.items():
+            patch.setitem(FLAVOURS, name, replace(flavour, at_most=16))
         data, w = whole((40, 4)), whole((4, 3), seed=1)
         for n in (*range(20), 0, 19, 18, 0):
             x = data[2 * n : 2 * n + 2]

@@ -10,7 +10,8 @@ from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.planner.batches import Batch, BatchPrices, best, candidates, named, share
 
 MESH = MeshShape((2, 2))
-PRICES = BatchPrices(TYPICAL, ("float32", "blas"), dict.fromkeys("ABC", 4), dict.fromkeys("ABC", 4), "shared")
+BYTES, SHARED = dict.fromkeys("ABC", 4), dict.fromkeys("ABC", "shared")
+PRICES = BatchPrices(TYPICAL, ("float32", "blas"), BYTES, BYTES, SHARED)
 
 
 def shares(batch, layouts=None, may_sum=True):

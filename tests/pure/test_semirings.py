@@ -22,13 +22,13 @@ from rma_mm.elements.dtypes import SUPPORTED, accumulator
 from rma_mm.elements.reduction import REDUCTIONS, Reduction, zero
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS, Distributes, Semiring, find_semiring, register_semiring
 from rma_mm.errors import AlgorithmError, DtypeError, OptionError
+from rma_mm.flavours import DEFAULT
 from rma_mm.kernels import numpy_gemm as plain
 from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.gemm.form import emitted
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
-from rma_mm.windows.base import can_accumulate
 from tests.pure.test_schedules import LIMITS, limits, stored
 from tests.reference import collect, distribute, nothing
 from tests.strategies import Case, cases, pure
@@ -245,7 +245,7 @@ def test_keys_are_ordered_as_floats_and_nan_comes_through(dtype: str, name: str)
     to_keys(ours, reduction)
     to_keys(theirs, reduction)
     whole = key_type(np.dtype(dtype))
-    assert can_accumulate(whole, name)
+    assert DEFAULT.accumulates(whole, name)
     found = add(ours.view(whole), theirs.view(whole)).view(dtype)
     from_keys(found, reduction)
     assert same(found, wanted)
@@ -267,10 +267,10 @@ def test_every_sum_can_be_accumulated() -> None:
     for semiring in SEMIRINGS.values():
         for dtype in map(accumulator, SUPPORTED):
             if semiring.kinds == "b":
-                assert can_accumulate(dtype, "LOR") == (dtype.kind == "b")
+                assert DEFAULT.accumulates(dtype, "LOR") == (dtype.kind == "b")
             elif semiring == PLUS_TIMES or dtype.kind not in "bc":
                 ordered = has_keys(dtype) and semiring != PLUS_TIMES
-                assert can_accumulate(key_type(dtype) if ordered else dtype, semiring.reduction.mpi)
+                assert DEFAULT.accumulates(key_type(dtype) if ordered else dtype, semiring.reduction.mpi)
     assert not has_keys(np.dtype(ml_dtypes.bfloat16))  # summed in float32
 
 

@@ -171,7 +171,8 @@ class BatchPrices:
     """Bytes of an element of A, B and C."""
     moved: Mapping[str, int]
     """The same where they are brought to, and where C is summed."""
-    flavour: str
+    flavours: Mapping[str, str]
+    """The windows that A, B and C are read and added to through."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def share(
         held += (here.size + there.size * (x == "C")) * itemsize
         moved, wanted = _moved(here, there, inner, outer, x)
         words += moved
-        cost = machine.cost(link, "accumulate" if (inner if x == "C" else outer).partial else "get", prices.flavour)
+        cost = machine.cost(link, "accumulate" if (inner if x == "C" else outer).partial else "get", prices.flavours[x])
         copied = machine.cost("own", "copy").seconds((wanted - moved) * itemsize)
         seconds += cost.seconds(moved * itemsize, 2) + copied + 2 * machine.meet(mesh.size)
     return BatchShare(seconds, words, held)

@@ -183,7 +183,7 @@ class _Cases:
         self.site, self.comm, self.products, self.has_basis = site, comm, products, wanted.basis
         self.host: MPI.Intracomm = cast("MPI.Intracomm", comm.Split(site.host_of[site.rank], site.rank))
         is_far = site.has("between")
-        self.progress = {is_needed: Progress(comm, is_needed or is_far) for is_needed in (False, True)}
+        self.progress = {is_needed: Progress(is_needed or is_far) for is_needed in (False, True)}
         home, room, multiply = buffer(), buffer(), square(SIDE)
         flavours = wanted.flavours if site.size > 1 else ()
         self.windows = opened(comm, site, flavours, room, self.progress, multiply)

@@ -102,6 +102,13 @@ class Places:
             return self.memory.shadow, False
         return self.memory.homes.get(buffer), buffer in self.memory.transposed
 
+    def home(self, ref: Ref) -> Block:
+        """The block of a home that is read."""
+        assert isinstance(ref.buffer, str)
+        block, _ = self.block(ref.buffer, summing=False)
+        assert block is not None
+        return block
+
     def copied_area(self, ref: Ref, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Scratch for a part of a home: disjoint for the parts of one home, shared by all bindings."""
         key = f"{COPIED}{ref.buffer}"

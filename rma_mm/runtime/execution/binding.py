@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
@@ -181,7 +182,8 @@ class Binding:
             is_far = mesh.node_of[op.src.rank] != mesh.node_of[self.rank]
             where: Sequence[object] = mesh.node_of if is_far else mesh.hosts
             nbytes, ranks = op.src.region.size * itemsize(op, op.dst, self.places), where.count(where[self.rank])
-            timed_one.hold_against(machine, FAR_LINKS[is_far], nbytes, mesh.window_flavour, ranks)
+            flavour = self.places.home(op.src).window.flavour
+            timed_one.hold_against(machine, FAR_LINKS[is_far], nbytes, flavour, ranks)
         return timed_one
 
     # -- transfers --------------------------------------------------------------------------------
@@ -200,10 +202,8 @@ class Binding:
     def get(self, op: ops.Copy) -> Transfer:
         """What is copied, into its place: by way of other memory where that is quicker, or it is cast."""
         place, schedule = self.places.box(op.dst), self.places.schedule
-        assert isinstance(op.src.buffer, str)
-        block, _ = self.places.block(op.src.buffer, summing=False)
-        assert block is not None
-        if not is_packed(self.setup.mesh, schedule, op, block.dtype != place[0].dtype):
+        block = self.places.home(op.src)
+        if not is_packed(schedule, op, block.window.reaches(op.src.rank), block.dtype != place[0].dtype):
             return self.noted(self.transfer(op, place), op)
         landing = self.places.copied_area(op.dst, block.dtype)
         inner = self.transfer(op, (landing, Region.whole(landing.shape)))
@@ -235,7 +235,8 @@ class Binding:
         block, _ = self.places.block(op.dst.buffer, summing=True)
         assert block is not None
         source, sums = self.places.whole(op.src, False), self.scalars.sums
-        if op.dst.buffer == "C" and not sums.semiring.reduction.is_mpis(block.dtype):  # so no other rank adds to it
+        flavour = FLAVOURS[block.window.flavour]
+        if op.dst.buffer == "C" and not (sums.through_windows and flavour.sums(sums.semiring.reduction, block.dtype)):
             where = self.places.schedule.holds(op.dst).locate(op.dst.region)
             target = self.places.whole(op.dst, summing=True), where
             self.act(sums.by_hand(target, self.places.box(op.src)), op, "cast")

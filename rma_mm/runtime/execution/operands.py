@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from rma_mm.elements.dtypes import accumulator, as_dtype, parse_dtype, result_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, Semiring, find_semiring
 from rma_mm.errors import OptionError, quoted
+from rma_mm.flavours import Flavour
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
@@ -37,6 +39,8 @@ class Operand:
     """Of one that stays in a file, rows and columns of what is kept together there; None of one in memory."""
     reading: float = field(default=0.0, compare=False)
     """Seconds in which a byte of it is read from its file."""
+    window: str = ""
+    """The flavour of the windows that it lies in; empty where that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +162,9 @@ class Operands:
         """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
         return self.options.deterministic and not self.semiring.in_any_order
 
-    @property
-    def may_push(self) -> bool:
-        """Whether ranks may add to each other's C."""
-        return self.semiring.reduction.is_mpis(self.summed)
+    def may_push(self, flavours: Iterable[Flavour]) -> bool:
+        """Whether ranks can add to each other's C in windows of any of these flavours."""
+        return all(flavour.sums(self.semiring.reduction, self.summed) for flavour in flavours)
 
     def choose_kernel(self) -> str:
         """The local kernel that this rank would choose now."""

@@ -5,6 +5,8 @@ MPI takes up to five times as long to scatter them on the way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rma_mm.geometry.span import Region
@@ -30,22 +32,22 @@ class Unpacked:
             self.array[self.positions.selector()] = self.landing
 
 
-def is_packed(mesh: Mesh, schedule: Schedule, op: Copy, is_cast: bool) -> bool:
-    """Whether a copy is to land apart: where it is cast, or MPI would have to scatter it.
+def is_packed(schedule: Schedule, op: Copy, in_reach: bool, is_cast: bool) -> bool:
+    """Whether a copy is to land apart: where it is cast, or would have to be scattered on its way.
 
     Of a redistribution alone: what a product copies goes into scratch of its own, or is counted as going to its place.
+    in_reach: whether the window that it comes from lets this rank load it.
     """
     if schedule.shape is not None:
         return False
-    owner = op.src.rank
-    is_near = mesh.flavour.loads_on_node and mesh.node_of[owner] == mesh.node_of[mesh.rank]
-    return is_cast or not (owner == mesh.rank or is_near or is_strip(schedule.holds(op.dst), op.dst.region))
+    return is_cast or not (in_reach or is_strip(schedule.holds(op.dst), op.dst.region))
 
 
-def landing_size(mesh: Mesh, schedule: Schedule, is_cast: bool) -> int:
+def landing_size(mesh: Mesh, schedule: Schedule, in_reach: Callable[[Copy], bool], is_cast: bool) -> int:
     """Elements of this rank that land apart."""
     ops = schedule.program(mesh.rank) if mesh.is_member else []
-    return sum(op.dst.region.size for op in ops if isinstance(op, Copy) and is_packed(mesh, schedule, op, is_cast))
+    copies = [op for op in ops if isinstance(op, Copy)]
+    return sum(op.dst.region.size for op in copies if is_packed(schedule, op, in_reach(op), is_cast))
 
 
 def is_strip(home: Region, part: Region) -> bool:

@@ -22,7 +22,7 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.lowering.redistribute import redistribution
-from rma_mm.schedule.ops import Accumulate
+from rma_mm.schedule.ops import Accumulate, Copy
 from rma_mm.schedule.schedule import STAGE, remembered
 from rma_mm.windows import Window
 
@@ -59,7 +59,8 @@ class Moving:
         arrives = accumulator(dtype) if source.partial else dtype
         if source.partial:  # each element once, in the type it is summed in
             self.blocks["A" + STAGE] = Stored.allocated(mesh, shape, arrives, source.single(mesh.shape)).block
-        self.frames = {LANDING: np.empty(landing_size(mesh, self.schedule, arrives != dtype), arrives)}
+        self.frames = {LANDING: np.empty(0, arrives)}
+        self.is_cast = arrives != dtype
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         mesh.prepared.add(self)  # whatever has `close` and `forget`
 
@@ -75,10 +76,21 @@ class Moving:
             if len(self.bound) >= BOUND:
                 self.bound.popitem(last=False)[1].close()
             homes = {"A": source.block.unheld(), **self.blocks}
+            self._make_landing(homes)
             memory = Memory(homes, self.result, transposed=frozenset("A" * source.flipped), frames=self.frames)
             self.bound[key] = Executable(self.schedule, self.mesh, memory, Scalars())
         self.bound.move_to_end(key)
         return self.bound[key]
+
+    def _make_landing(self, homes: dict[str, Block]) -> None:
+        """Have memory for what does not come straight to its place from these homes."""
+
+        def in_reach(op: Copy) -> bool:
+            return homes[str(op.src.buffer)].window.reaches(op.src.rank)
+
+        size = landing_size(self.mesh, self.schedule, in_reach, self.is_cast)
+        if size > self.frames[LANDING].size:
+            self.frames[LANDING] = np.empty(size, self.frames[LANDING].dtype)
 
     def forget(self, window: Window) -> None:
         """Drop what is bound to a window that is about to be closed."""
@@ -99,7 +111,9 @@ def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout
     """Bytes that this rank takes for a `Moving` beside its part of the result."""
     schedule = redistribution(mesh.shape, shape, source, target)
     arrives = accumulator(dtype) if source.partial else dtype
-    count = landing_size(mesh, schedule, arrives != dtype)
+    loads = mesh.granted(mesh.flavour).loads_on_node
+    near = [rank for rank in range(mesh.size) if loads and mesh.node_of[rank] == mesh.node_of[mesh.rank]]
+    count = landing_size(mesh, schedule, lambda op: op.src.rank in (mesh.rank, *near), arrives != dtype)
     if source.partial:
         count += schedule.home("A" + STAGE, mesh.rank).size
     if arrives != dtype and mesh.is_member and any(isinstance(op, Accumulate) for op in schedule.program(mesh.rank)):

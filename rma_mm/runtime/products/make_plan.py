@@ -195,8 +195,9 @@ def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
     if isinstance(x, DistMatrix | DistArray):
         if x.mesh is not mesh:
             raise MeshError(f"{name}: it lives on {x.mesh!r}; the product is on {mesh!r}")
-        file = (x.chunks, x.reading) if isinstance(x, FileMatrix) else ()
-        return Operand(x.shape, x.dtype, x.layout, x.in_place, *file)
+        if isinstance(x, FileMatrix):
+            return Operand(x.shape, x.dtype, x.layout, x.in_place, x.chunks, x.reading)
+        return Operand(x.shape, x.dtype, x.layout, x.in_place, window=x.block.window.flavour)
     array = np.asarray(x)
     return Operand(array.shape, check_dtype(array.dtype, f"{name}'s dtype"))
 

@@ -181,7 +181,7 @@ class Fitting:
             if limit is None or self.least[tuning] <= limit:
                 return Settled(
                     self.operands, self.request, self.found, self.candidate, self.problem, schedule, tuning,
-                    self.least[tuning], is_ordered, self.mesh.flavour,
+                    self.least[tuning], is_ordered, self.mesh.granted(self.mesh.flavour),
                 )
         return None
 
@@ -202,7 +202,7 @@ class Fitting:
         self.least[tuning] = need
         self.seen.add(tuning)
         self.unfit = EXCLUDED if excluded else ""
-        if pushed and not self.operands.may_push:
+        if pushed and not self.request.pushes:
             self.unfit = f"accumulates here, and {NO_PUSHES}"
         elif pushed and self.operands.needs_order:
             self.unfit = "accumulates in no fixed order here, and deterministic=True excludes that"

@@ -70,7 +70,8 @@ class Prepared:
     @property
     def is_outdated(self) -> bool:
         """Whether the memory that it was chosen for turned out too small, and other took over."""
-        return self.mesh.flavour != self.settled.flavour and bool(self.settled.request.in_place or self.shared)
+        settled = self.settled
+        return self.mesh.window_flavour != settled.flavour.name and bool(settled.request.in_place or self.shared)
 
     def executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
         """The operations on these operands, bound when first wanted. trace: where to note what this rank does when."""
@@ -99,7 +100,8 @@ class Prepared:
             self.tickets,
             self.shared,
         )
-        sums = Sums(settled.given.semiring, pushed=settled.chosen.row.result != "here")
+        may_push = settled.request.pushes
+        sums = Sums(settled.given.semiring, may_push and settled.chosen.row.result != "here", may_push)
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, settled.given.kernel, sums, o.epilogue)
         machine = settled.request.tariff.machine
         return Executable(settled.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)

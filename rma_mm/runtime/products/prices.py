@@ -99,8 +99,11 @@ def best_grid(
 
 def flavour_of(mesh: Mesh, operand: Operand) -> str:
     """The windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
-    is_own = operand.in_place is False and not operand.chunks and mesh.flavour.loads_on_node
-    return (mesh.flavour.for_arrays if is_own else mesh.flavour).name
+    if operand.window and operand.in_place is not None:
+        return operand.window
+    flavour = mesh.granted(mesh.flavour)
+    is_own = operand.in_place is False and not operand.chunks and flavour.loads_on_node
+    return (mesh.granted(flavour.for_arrays) if is_own else flavour).name
 
 
 def is_known(tariff: Tariff, operands: Operands) -> bool:

@@ -54,7 +54,9 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)
-    ours = mesh.flavour.loads_on_node
+    flavour = mesh.granted(mesh.flavour)
+    windows = [flavour, mesh.granted(flavour.for_arrays)]  # C may be the caller's own
+    ours = flavour.loads_on_node
     in_place = copyable = ""
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.chunks:
@@ -69,6 +71,6 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     return Request(
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
         shares=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
-        deterministic=operands.needs_order, copyable=copyable, tariff=tariff, pushes=operands.may_push,
+        deterministic=operands.needs_order, copyable=copyable, tariff=tariff, pushes=operands.may_push(windows),
         prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
     )

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import MemoryLimitError, WindowError
-from rma_mm.flavours import Flavour
+from rma_mm.errors import AbsentError, MemoryLimitError, WindowError
+from rma_mm.flavours import FLAVOURS, Flavour
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.windows import Checks, Patch, Window, open_window
@@ -30,12 +31,22 @@ SLAB = 2**22
 """Bytes of the smallest slab, per rank."""
 UNEVEN = 2**20
 """Bytes from which on a block in uneven parts gets a window of its own."""
-WINDOWS_AT_MOST = 1900
-"""Open windows of a mesh; MPICH dies at about 2045."""
 SPREAD = 1.25
 """How many times the mean share the largest may be in memory that is cut alike on every rank."""
 MANY = 64
 """Slabs from which on new ones grow."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What windows are opened as in place of others, from when these could not be had."""
+
+    what: Flavour
+    instead: Flavour
+    why: str
+
+    def __str__(self) -> str:
+        return f"window: {self.instead.name} in place of {self.what.name}: {self.why}"
 
 
 class Closable(Protocol):
@@ -60,12 +71,16 @@ class Ranks(Protocol):
     is_member: bool
     flavour: Flavour
     checks: Checks | None
+    taken_over: dict[str, Fallback]
     fallbacks: list[str]
     prepared: weakref.WeakSet[Holder]
 
     @property
     def comm(self) -> MPI.Intracomm:
         """All ranks, those beyond the grid included."""
+
+    def granted(self, flavour: Flavour) -> Flavour:
+        """What windows of a flavour are opened as now."""
 
     def next_serial(self) -> int:
         """A number that is the same on every rank."""
@@ -188,8 +203,7 @@ class Arena:
     def adopt(self, array: NDArray[Any]) -> Block:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
-        self._count_windows()
-        window = self._opened(self.mesh.flavour.for_arrays, array)
+        window = self._opened(self.mesh.granted(self.mesh.flavour).for_arrays, lambda _: array)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)
@@ -234,23 +248,13 @@ class Arena:
         return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
 
     def _alone(self, mine: int) -> Window:
-        """A window of `mine` bytes on this rank, of what takes over where the mesh's flavour has too little memory.
+        """A window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
 
-        Collective. Raises MemoryLimitError on every rank.
-        """
-        self._count_windows()
-        while True:
-            flavour, granted = self.mesh.flavour, self._memory(mine)
-            memory = granted if flavour.takes_arrays else mine
-            del granted  # it could be had
-            try:
-                return self._opened(flavour, memory)
-            except MemoryLimitError as error:
-                if flavour.when_too_small is None:
-                    raise
-                self.mesh.flavour = flavour.when_too_small
-                note = f"window: {self.mesh.flavour.name} in place of {flavour.name}: {error}"
-                self.mesh.fallbacks.append(note)
+        def memory(flavour: Flavour) -> int | NDArray[np.uint8]:
+            granted = self._memory(mine)
+            return granted if flavour.takes_arrays else mine  # it could be had
+
+        return self._opened(self.mesh.flavour, memory)
 
     def _memory(self, mine: int) -> NDArray[np.uint8]:
         """Private memory, not touched. Collective. Raises MemoryLimitError on every rank where one is granted none.
@@ -265,21 +269,41 @@ class Arena:
                 raise MemoryLimitError(f"memory: {host} grants a rank no {mine} bytes; use more ranks") from None
         return memory
 
-    def _opened(self, flavour: Flavour, memory: int | NDArray[Any]) -> Window:
-        """A window, whose transfers go on while its ranks multiply. Collective; raises as `open_window`."""
-        self.mesh.require_progress(flavour)
-        return open_window(
-            flavour.name, self.mesh.comm, memory, node_of=self.mesh.node_of, checks=self.mesh.checks
-        )
+    def _opened(self, wanted: Flavour, memory: Callable[[Flavour], int | NDArray[Any]]) -> Window:
+        """A window whose transfers go on while its ranks multiply, of the flavour that is wanted or what takes over.
 
-    def _count_windows(self) -> None:
-        """Refuse one window more than MPI libraries bear; the count is the same on every rank."""
-        count = len(self.slabs) + sum(not isinstance(place, Slab) for place, _, _ in self.live.values())
-        if count >= WINDOWS_AT_MOST:
+        memory: what it exposes, by flavour. Collective; raises as `open_window`.
+        """
+        mesh = self.mesh
+        while True:
+            flavour = mesh.granted(wanted)
+            self._count_windows(flavour)
+            try:
+                window = open_window(
+                    flavour.name, mesh.comm, memory(flavour), node_of=mesh.node_of, checks=mesh.checks
+                )
+            except (MemoryLimitError, AbsentError) as error:
+                if flavour.when_too_small is None:
+                    raise
+                found = mesh.taken_over[flavour.name] = Fallback(flavour, flavour.when_too_small, str(error))
+                mesh.fallbacks.append(str(found))
+            else:
+                mesh.require_progress(flavour)
+                return window
+
+    def _count_windows(self, flavour: Flavour) -> None:
+        """Refuse one window more than a library bears; the count is the same on every rank."""
+        windows = [*(slab.window for slab in self.slabs), *self._alone_ones()]
+        count = sum(FLAVOURS[window.flavour].library == flavour.library for window in windows)
+        if count >= flavour.at_most:
             raise WindowError(
-                f"window: {count} windows are open, of {WINDOWS_AT_MOST} that MPI libraries bear; close matrices made "
-                f"by from_local, or make them with from_numpy, whose memory is shared out of few windows"
+                f"window: {count} windows are open, of {flavour.at_most} that {flavour.library} bears; close matrices "
+                f"made by from_local, or make them with from_numpy, whose memory is shared out of few windows"
             )
+
+    def _alone_ones(self) -> list[Window]:
+        """Windows that are no slabs."""
+        return [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
 
     def reserve(self, blocks: list[list[int]]) -> None:
         """Make room for blocks of these bytes by rank, so that the windows they will lie in are known. Collective."""
@@ -338,8 +362,7 @@ class Arena:
 
     def leave(self) -> None:
         """Close the windows that views still show; the process takes their memory with it. Collective."""
-        alone = [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
-        for window in [*(slab.window for slab in self.slabs), *alone]:
+        for window in [*(slab.window for slab in self.slabs), *self._alone_ones()]:
             window.close(leave_memory=True)
 
 

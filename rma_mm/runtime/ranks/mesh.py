@@ -21,7 +21,7 @@ from rma_mm.kernels.threads import cores, threads_per_rank
 from rma_mm.launch import launched_ranks
 from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
-from rma_mm.runtime.ranks.arena import Arena, Closable, Holder
+from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
 from rma_mm.windows import Checks
@@ -89,7 +89,9 @@ class Mesh:
         wrong = self._problem(shape, names, name, threads, speeds, timeout, parent.size)
         agree(group.comm if group else parent, "Mesh", facts, wrong)
         self.flavour = find_flavour(name)
-        """Of the windows that its matrices lie in; another from then on where its memory turns out too small."""
+        """Of the windows that were asked for."""
+        self.taken_over: dict[str, Fallback] = {}
+        """What other windows took over, by the name of the flavour that could not be had."""
         self.group = group or ProcessGroup(parent)
         """Its ranks, which it may share with other meshes."""
         self._is_closed = False
@@ -190,8 +192,14 @@ class Mesh:
 
     @property
     def window_flavour(self) -> str:
-        """The name of its flavour of windows."""
-        return self.flavour.name
+        """The name of the flavour of windows that new matrices lie in."""
+        return self.granted(self.flavour).name
+
+    def granted(self, flavour: Flavour) -> Flavour:
+        """What windows of a flavour are opened as now: as itself, or as what took over from it."""
+        while flavour.name in self.taken_over:
+            flavour = self.taken_over[flavour.name].instead
+        return flavour
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -213,7 +221,7 @@ class Mesh:
         heartbeat = None
         if len(set(seen)) > 1 and all(self.comm.allgather(can_help())):
             heartbeat = Heartbeat(self.comm, seen, self.identities, self.timeout, self._last)
-        return Progress(self.comm, heartbeat=heartbeat)
+        return Progress(heartbeat=heartbeat)
 
     def require_progress(self, flavour: Flavour) -> None:
         """Have MPI called while this rank multiplies, if transfers of windows of a flavour wait for that. Local."""

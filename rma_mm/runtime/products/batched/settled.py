@@ -168,7 +168,7 @@ def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
     tariff = tariff_of(mesh, operands)
     dtypes = ({x: request.dtype(x) for x in "ABC"}, {x: request.moved_dtype(x) for x in "ABC"})
     sizes, moved = ({x: dtype.itemsize for x, dtype in each.items()} for each in dtypes)
-    prices = BatchPrices(tariff.machine, (tariff.dtype, tariff.kernel), sizes, moved, mesh.flavour.name)
+    prices = BatchPrices(tariff.machine, (tariff.dtype, tariff.kernel), sizes, moved, dict(tariff.flavours))
     found = candidates(batch, shape, request.layouts, _may_sum(operands))
     figures = np.zeros((len(found), 3))
     with agreed(mesh.comm, "plan"):
