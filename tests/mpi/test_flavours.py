@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,16 +19,19 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.command.arguments import help_text
-from rma_mm.errors import DisagreementError, MemoryLimitError, WindowError
+from rma_mm.errors import AlgorithmError, CheckError, DisagreementError, DtypeError, MemoryLimitError, WindowError
 from rma_mm.flavours import ALLOCATED, CREATED, DEFAULT, FLAVOURS, Flavour, register
+from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.calibration import measure
 from rma_mm.runtime.verification.check import verify
-from rma_mm.windows import open_window, shared
+from rma_mm.windows import open_window, shared, waiting
 from rma_mm.windows.allocated import AllocatedWindow
+from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.created import CreatedWindow
 from rma_mm.windows.progress import can_help
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.shared import SharedWindow
+from tests.cabinet import CABINET, Errand
 from tests.conformance import conform
 from tests.doors import command
 from tests.launch import parallel
@@ -60,7 +64,7 @@ COMMON = Flavour(
     name="common", window=f"{__name__}:CommonWindow", loads_on_node=True, packed_by_mpi=False, when_too_small=PARCEL
 )
 LENT = Flavour(name="lent", window=f"{__name__}:LentWindow", takes_arrays=True)
-OURS = (PARCEL, COMMON, LENT)
+OURS = (PARCEL, COMMON, LENT, CABINET)
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def refused(comm: MPI.Intracomm, kind: type[Exception], window: str, *words: str
 
 
 @parallel(ranks=(2, 3), env=("cliques",))
-@pytest.mark.parametrize("flavour", usually(1, OURS), ids=lambda flavour: flavour.name)
+@pytest.mark.parametrize("flavour", [CABINET, *usually(1, OURS[:-1])], ids=lambda flavour: flavour.name)
 def test_conforms(comm: MPI.Intracomm, flavour: Flavour) -> None:
     with registered(flavour):
         conform(MpiWorld(comm, flavour.name))
@@ -102,16 +106,78 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
         B = DistMatrix.from_local(DistMatrix.from_numpy(b, mesh, "i, j").tile.copy(), b.shape, mesh, "i, j")
         assert A.block.window.flavour == flavour.name
         assert B.block.window.flavour == flavour.for_arrays.name == ("lent" if flavour == LENT else "created")
-        assert (A.in_place, B.in_place) == (flavour == COMMON, False)
+        assert (A.in_place, B.in_place) == (flavour.loads_on_node, False)
         for algorithm in ("stationary_c", "stationary_a", "srumma", "summa_c", "summa_c:pull", "queue", "cosma"):
             plan = rma_mm.plan(A, B, mesh, algorithm=algorithm)
             C = plan.execute(A, B)
             np.testing.assert_array_equal(C.to_numpy(), a @ b, err_msg=algorithm)
             assert verify(A, B, C).ok
-            assert set(plan.settled.request.in_place) <= ({"A", "B"} if flavour == COMMON else set())
+            assert set(plan.settled.request.in_place) <= ({"A", "B"} if flavour.loads_on_node else set())
             C.tile[:1, :1] += comm.rank == 0
             assert not verify(A, B, C).ok
         assert not mesh.fallbacks
+
+
+@parallel(ranks=(2,), env=("cliques",))
+def test_transfers_of_any_window_are_checked(comm: MPI.Intracomm) -> None:
+    a = np.arange(30.0 * 44).reshape(30, 44) % 7
+    with pytest.MonkeyPatch.context() as patch, registered(CABINET):
+        patch.setenv(SWITCH, "1")
+        with Mesh((2,), comm, window="cabinet") as mesh:
+            A = DistMatrix.from_numpy(a, mesh, "i, *")
+            for algorithm in ("stationary_a", "stationary_c"):
+                assert (rma_mm.matmul(A, A.T, mesh, algorithm=algorithm).to_numpy() == a @ a.T).all()
+            if comm.rank == 0:
+                patch.setattr(Errand, "start", lambda self: None)
+            with pytest.raises(CheckError, match="that came from rank 1 are not what it holds"):
+                A.redistribute("*, i")
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_what_a_flavour_cannot_add_is_not_pushed(comm: MPI.Intracomm) -> None:
+    a = np.arange(30.0 * 44).reshape(30, 44) % 7
+    with registered(replace(CABINET, types=("int64",))), Mesh((2,), comm, window="cabinet") as mesh:
+        for dtype, is_able in (("float64", False), ("int64", True)):
+            A = DistMatrix.from_numpy(a.astype(dtype), mesh, "*, i")
+            for algorithm in ("auto", "stationary_c", "stationary_a"):
+                if algorithm == "stationary_a" and not is_able:
+                    with pytest.raises(AlgorithmError, match="accumulates"):
+                        rma_mm.plan(A, A.T, mesh, algorithm=algorithm, layout="i, *")
+                    continue
+                C = rma_mm.matmul(A, A.T, mesh, algorithm=algorithm, layout="i, *")
+                assert (C.to_numpy() == a @ a.T).all()
+        with pytest.raises(DtypeError, match="cabinet: cannot accumulate dtype float32 by SUM; use one of int64"):
+            A.block.window.accumulate(0, A.block.patch(0, Region.box((0, 1), (0, 1))), np.ones((1, 1), np.float32),
+                                      Span.range(0, 1), Span.range(0, 1))
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_windows_are_counted_by_library(comm: MPI.Intracomm) -> None:
+    few = replace(CREATED, name="lent", window=LENT.window, at_most=2)
+    with registered(few, replace(CABINET, at_most=1)), Mesh((2,), comm, window="cabinet") as mesh:
+        kept = [DistMatrix.from_numpy(np.ones((4, 4)), mesh)]
+        with pytest.raises(WindowError, match="1 windows are open, of 1 that Python bears"):
+            DistMatrix.from_numpy(np.ones((2000, 2000)), mesh)
+    with registered(few), Mesh((2,), comm, window="lent") as mesh:
+        kept += [DistMatrix.from_local(np.ones((4, 4)), (8, 4), mesh, "i, *") for _ in range(2)]
+        with pytest.raises(WindowError, match="2 windows are open, of 2 that MPI bears"):
+            DistMatrix.from_local(np.ones((4, 4)), (8, 4), mesh, "i, *")
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_other_libraries_have_progress_while_ranks_wait_and_multiply(comm: MPI.Intracomm) -> None:
+    polled = []
+    with pytest.MonkeyPatch.context() as patch, registered(PARCEL), Mesh((2,), comm, window="parcel") as mesh:
+        patch.setattr(waiting, "POLLERS", list(waiting.POLLERS))
+        waiting.add_poller(lambda: polled.append(threading.current_thread().name))
+        if comm.rank == 0:
+            time.sleep(0.02)
+        waiting.barrier(comm)
+        assert comm.rank == 0 or set(polled) == {"MainThread"}
+        if can_help():
+            with mesh.progress:
+                mesh.progress.during(lambda: time.sleep(0.05))
+            assert "rma_mm progress" in polled
 
 
 @parallel(ranks=(2,), env=("node",))
@@ -124,7 +190,7 @@ def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intrac
                 plan = rma_mm.plan(x, x, mesh, algorithm=algorithm)
                 assert (plan.execute(x, x).to_numpy() == 1500).all()
                 assert (plan.settled.request.in_place, plan.shared) == ("", None)
-        assert mesh.window_flavour == "parcel"
+        assert (mesh.window_flavour, mesh.flavour) == ("parcel", COMMON)
         assert [note[: note.index(":", 9)] for note in mesh.fallbacks] == ["window: parcel in place of common"]
         with mock.patch.object(maker, "_made", wraps=maker._made) as choosing:
             assert rma_mm.plan(small, small, mesh).settled.request.in_place == "AB"  # it still lies where it lay
