@@ -24,7 +24,7 @@ class Flavour:
     """In arguments, reports and files of machines."""
     window: str
     """Its class, as "module:Class", imported when first opened. It takes what `MpiWindow` takes, an array too
-    where `takes_arrays`, and says the name as its `flavour`."""
+    where `takes_arrays`, and says the name as its `flavour`; by a class method `absent` why it cannot be had, if so."""
     loads_on_node: bool = False
     """Whether ranks load and store in place what ranks of their node expose."""
     needs_progress: bool = True
@@ -55,13 +55,32 @@ class Flavour:
         return (self,) if self == DEFAULT else (self, DEFAULT)
 
     @property
-    def for_arrays(self) -> Flavour:
-        """What exposes the caller's own arrays beside it: itself where it can, else the first that does.
+    def all_for_arrays(self) -> list[Flavour]:
+        """What exposes the caller's own arrays beside it: itself where it can, else all that do.
 
-        Of those, one whose transfers wait for no busy owner comes before others.
+        Those whose transfers wait for no busy owner are first.
         """
         able = [self] if self.takes_arrays else [each for each in FLAVOURS.values() if each.takes_arrays]
-        return min(able, key=lambda each: each.needs_progress)
+        return sorted(able, key=lambda each: each.needs_progress)
+
+    @property
+    def for_arrays(self) -> Flavour:
+        """The first of them."""
+        return self.all_for_arrays[0]
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a line."""
+        every = type(self).types == self.types and type(self).operations == self.operations
+        return "; ".join([
+            self.library,
+            "memory that ranks of a node load in place" if self.loads_on_node else "the caller's own arrays, in place"
+            if self.takes_arrays else "memory of its own",
+            "a transfer waits until its owner calls the library" if self.needs_progress else
+            "no transfer within a node waits for its owner",
+            "accumulates every type but 16-bit floats" if every else
+            f"accumulates {', '.join(self.types) or 'nothing'}",
+        ])
 
     def accumulates(self, dtype: DTypeLike, op: str = "SUM") -> bool:
         """Whether `Window.accumulate` takes this type of elements and operation.

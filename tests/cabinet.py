@@ -15,25 +15,21 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from rma_mm.elements.reduction import REDUCTIONS
-from rma_mm.errors import WindowError
 from rma_mm.flavours import Flavour
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
     Array,
-    Counters,
     Patch,
     Transfer,
     check_addable,
     check_extent,
-    check_transfer,
     closed,
-    view_on,
 )  # fmt: skip
-from rma_mm.windows.copying import paired_views, require_writeable
 from rma_mm.windows.ranks import exposed_sizes, node_map
+from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier
 
 CABINET = Flavour(
@@ -44,16 +40,15 @@ LEFT: list[SharedMemory] = []
 """Segments that arrays still show."""
 
 
-class CabinetWindow:
+class CabinetWindow(Reach):
     """A segment of each rank, which all ranks map. See `base.Window`."""
 
-    flavour, loads_on_node = CABINET.name, True
+    flavour = CABINET.name
 
     def __init__(
         self, comm: Any, memory: int, *, node_of: tuple[int, ...] | None = None, chunk_bytes: int | None = None
     ) -> None:
-        self.sizes, self.node_of = exposed_sizes(comm, memory), node_of or node_map(comm)
-        self.comm, self.rank, self.nbytes, self.counters, self.is_closed = comm, comm.rank, memory, Counters(), False
+        sizes, node_of, self.comm = exposed_sizes(comm, memory), node_of or node_map(comm), comm
         own = SharedMemory(create=True, size=max(1, memory))
         names = comm.allgather(own.name)
         self.segments = [own if rank == comm.rank else SharedMemory(name) for rank, name in enumerate(names)]
@@ -62,54 +57,37 @@ class CabinetWindow:
         for name in names:
             with suppress(KeyError):
                 resource_tracker.unregister(f"/{name}", "shared_memory") if name != own.name else None
-        self.bases = [
-            np.frombuffer(each.buf, np.uint8, size) for each, size in zip(self.segments, self.sizes, strict=True)
-        ]
+        every = zip(self.segments, sizes, strict=True)
+        self.memory = [np.frombuffer(each.buf, np.uint8, size) for each, size in every]
+        near = {rank: self.memory[rank] for rank, node in enumerate(node_of) if node == node_of[comm.rank]}
+        super().__init__(comm.rank, node_of, sizes, near)
         path = comm.bcast(tempfile.mkstemp()[1] if comm.rank == 0 else "")
         self.lock = os.open(path, os.O_RDWR)
         comm.Barrier()
         if comm.rank == 0:
             os.unlink(path)
 
-    @property
-    def local(self) -> NDArray[np.uint8]:
-        return self.bases[self.rank]
-
-    def require_open(self) -> None:
-        if self.is_closed:
-            raise closed(f"{self.flavour} window")
-
-    def reaches(self, rank: int) -> bool:
-        self.require_open()
-        return self.node_of[rank] == self.node_of[self.rank]
-
-    def view(
-        self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike
-    ) -> Array | None:
-        return view_on(self.bases[rank], offset, shape, strides, dtype) if self.reaches(rank) else None
-
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        there = self.checked(rank, target, origin, rows, cols)
-        require_writeable(self.flavour, origin)
-        pairs = paired_views(there, (target.rows, target.cols), origin, (rows, cols)) if there.size else []
+        self.check(rank, target, origin, rows, cols, lands=True)
+        pairs = self.all_pairs(rank, target, origin, rows, cols)
         return Errand(self, rank, lambda: [np.copyto(mine, theirs) for mine, theirs in pairs], target)
 
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
-        there = self.checked(rank, target, origin, rows, cols)
+        self.check(rank, target, origin, rows, cols)
         check_addable(self.flavour, origin.dtype, op)
-        pairs = paired_views(origin, (rows, cols), there, (target.rows, target.cols)) if there.size else []
+        pairs = self.all_pairs(rank, target, origin, rows, cols)
 
         def add() -> None:
             with self.alone():
-                for theirs, mine in pairs:
+                for mine, theirs in pairs:
                     REDUCTIONS[op].add(theirs, mine, out=theirs)
 
         return Errand(self, rank, add, target)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
         self.require_open()
-        check_extent(self.flavour, offset, offset + 8, self.sizes[rank])
-        counter = self.bases[rank][offset : offset + 8].view(np.int64)
+        check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
+        counter = self.memory[rank][offset : offset + 8].view(np.int64)
         with self.alone():
             before = int(counter[0])
             counter[0] += value
@@ -119,7 +97,7 @@ class CabinetWindow:
     def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
         self.require_open()
         for start, line in zip(starts, out, strict=True):
-            line[:] = self.bases[rank][start : start + line.size]
+            line[:] = self.memory[rank][start : start + line.size]
 
     def flush(self) -> None:
         self.require_open()
@@ -129,9 +107,9 @@ class CabinetWindow:
     def close(self, leave_memory: bool = False) -> None:
         if self.is_closed:
             return
-        self.is_closed = True
         barrier(self.comm)
-        self.bases = [np.empty(0, np.uint8)] * len(self.bases)
+        self.forget_memory()
+        self.memory = []
         os.close(self.lock)
         for each in self.segments:
             try:
@@ -150,18 +128,13 @@ class CabinetWindow:
         finally:
             fcntl.flock(self.lock, fcntl.LOCK_UN)
 
-    def checked(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Array:
-        """The array that `target` is a box of."""
-        self.require_open()
-        if not 0 <= rank < len(self.sizes):
-            raise WindowError(f"{self.flavour}: rank {rank} is not one of {len(self.sizes)}")
-        check_transfer(self.flavour, origin, rows, cols, target, self.sizes[rank])
-        shape = (target.rows.stop, target.cols.stop) if target.rows and target.cols else (0, 0)
-        return view_on(self.bases[rank], target.offset, shape, target.strides, origin.dtype)
-
-    def count(self, rank: int, words: int) -> None:
-        if rank != self.rank:
-            self.counters.add(words, 1, same_node=self.node_of[rank] == self.node_of[self.rank])
+    def all_pairs(self, rank: int, *box: Any) -> list[tuple[Array, Array]]:
+        """Views that pair up, whoever the rank is: all memory is mapped."""
+        within, self._bases = self._bases, dict(enumerate(self.memory))
+        try:
+            return self.pairs(rank, *box)
+        finally:
+            self._bases = within
 
 
 class Errand:

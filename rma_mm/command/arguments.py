@@ -96,6 +96,7 @@ class RunOptions:
     trace: str | None
     metrics: str | None
     list: bool
+    list_windows: bool
     quiet: bool
     seed: int
     help: bool
@@ -122,7 +123,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
     parsed = vars(_parser().parse_intermixed_args(_joined(argv)))
     shape = parsed.pop("shape")
     options = RunOptions(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
-    if options.list or options.help:
+    if options.list or options.list_windows or options.help:
         return options
     if len(options.files) not in (0, 2):
         raise OptionError(
@@ -238,6 +239,7 @@ def _parser() -> Parser:
         "timeline for ui.perfetto.dev; - for standard output")
     add("--metrics", metavar="FILE", help="write what products take and move there, for Prometheus, at most every 5 s")
     add("--list", action="store_true", help="print the algorithms, one a line")
+    add("--list-windows", action="store_true", help="print the ways to expose memory, one a line, and which are absent")
     add("--quiet", action="store_true", help="print nothing on success")
     add("-h", "--help", action="store_true", help="print this")
     return parser

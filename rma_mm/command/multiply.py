@@ -5,18 +5,28 @@ from __future__ import annotations
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.command.arguments import RunOptions, help_text, parse
 from rma_mm.command.frame import Frame
+from rma_mm.flavours import FLAVOURS
 from rma_mm.runtime.files.external import allowing
+from rma_mm.windows import absent
 
 __all__ = ["parse", "run", "text"]
 
 
 def text(options: RunOptions) -> str:
-    """What `--help` and `--list` print: one algorithm a line, its name first."""
+    """What `--help`, `--list` and `--list-windows` print: one algorithm, or flavour, a line, its name first."""
     if options.help:
         return help_text()
+    if options.list_windows:
+        width = max(map(len, FLAVOURS))
+        return "\n".join(f"{name:<{width}}  {each.summary}{_absence(name)}" for name, each in FLAVOURS.items())
     width = max(map(len, ALGORITHMS))
     lines = (f"{name:<{width}}  {row.summary} ({row.source})" for name, row in ALGORITHMS.items())
     return "\n".join(lines) if options.list else ""
+
+
+def _absence(name: str) -> str:
+    reason = absent(name)
+    return f"; absent here: {reason}" if reason else ""
 
 
 def run(options: RunOptions, frame: Frame) -> int:

@@ -111,7 +111,7 @@ class KeptTensors:
         tile = dense(tensor)
         wanted = layout.region(shape, self.mesh.shape, self.mesh.rank).shape
         array = array_of(tile).reshape(wanted) if tile.numel() == 0 else array_of(tile)
-        matrix = DistMatrix(self.mesh, shape, array.dtype, layout, self.mesh.arena.adopt(array))
+        matrix = DistMatrix(self.mesh, shape, array.dtype, layout, DistMatrix.adopted(self.mesh, array))
         if tile.data_ptr() == tensor.data_ptr() and tile.stride() == tensor.stride():
             self._keep(tensor, matrix)
         return matrix

@@ -5,6 +5,6 @@ Importing this package imports no MPI; opening a window does.
 
 from rma_mm.windows.base import Counters, Patch, Transfer, Window
 from rma_mm.windows.checks.checked import Checks
-from rma_mm.windows.opening import open_window
+from rma_mm.windows.opening import absent, open_window
 
-__all__ = ["Checks", "Counters", "Patch", "Transfer", "Window", "open_window"]
+__all__ = ["Checks", "Counters", "Patch", "Transfer", "Window", "absent", "open_window"]

@@ -10,26 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from rma_mm.errors import DtypeError, WindowError
-from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import (
     Array,
-    Counters,
     NotBegunError,
     Patch,
     Transfer,
     check_addable,
     check_extent,
-    check_transfer,
     closed,
-    view_on,
 )
-from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable, strided_elements
+from rma_mm.windows.copying import strided_elements
 from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Box, Placed, axes, chunks, operation, trusted
 from rma_mm.windows.ranks import node_map
+from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
 CHUNK_BYTES = 2**30
@@ -83,7 +80,7 @@ class Exposed(NamedTuple):
     """The communicator of `owner`, freed after it: MPICH 5.0.2 corrupts other windows if it is freed first."""
 
 
-class MpiWindow:
+class MpiWindow(Reach):
     """A window over MPI; the flavours differ in where the memory comes from (`exposed`). See `base.Window`."""
 
     flavour = "mpi"
@@ -96,20 +93,14 @@ class MpiWindow:
 
         `node_of` may be finer than the true nodes. Raises as `exposed` does.
         """
-        self._node_of = node_map(comm) if node_of is None else node_of
+        nodes = node_map(comm) if node_of is None else node_of
         info = window_info()
         try:
-            window, bases, self._sizes, others, self._owner, self._node = self.exposed(
-                comm, memory, self._node_of, info
-            )
+            window, bases, sizes, others, self._owner, self._node = self.exposed(comm, memory, nodes, info)
         finally:
             info.Free()
-        self.counters = Counters()
-        self.loads_on_node = FLAVOURS[self.flavour].loads_on_node
-        self.local = bases[comm.rank]
-        self.nbytes = self.local.size
-        self._comm, self._rank = comm, comm.rank
-        self._win, self._wins, self._bases = window, (window, *others), bases
+        super().__init__(comm.rank, nodes, sizes, bases)
+        self._comm, self._win, self._wins = comm, window, (window, *others)
         self.chunk_bytes = min(chunk_bytes, CHUNK_BYTES)
         self._queues: dict[int, deque[MPI.Request]] = {}
         self._unflushed: set[int] = set()
@@ -117,7 +108,6 @@ class MpiWindow:
         """By identity of their requests, which their transfers have not seen yet."""
         self.lock = RLock()
         self._tickets = np.empty(2, np.int64)
-        self._is_closed = False
         for each in self._wins:
             each.Lock_all(MPI.MODE_NOCHECK)
 
@@ -126,41 +116,18 @@ class MpiWindow:
         """The memory of a flavour. Collective. Raises WindowError, on every rank, for what cannot be exposed."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.nbytes} of {sum(self._sizes)} bytes"
-        return f"{self.flavour} window ({state}, {len(self._sizes)} ranks)"
-
-    def require_open(self) -> None:
-        """Raise ClosedError after `close`."""
-        if self._is_closed:
-            raise closed(f"{self.flavour} window")
-
-    def reaches(self, rank: int) -> bool:
-        """See `base.Window`."""
-        self.require_open()
-        return rank in self._bases
-
-    def view(
-        self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike
-    ) -> Array | None:
-        """See `base.Window`."""
-        if not self.reaches(rank):
-            return None
-        return view_on(self._bases[rank], offset, shape, strides, dtype)
-
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        """See `base.Window`. Memory within reach is copied by load and store, which beats MPI on strided boxes."""
-        self._check(rank, target, origin, rows, cols)
-        require_writeable(self.flavour, origin)
+        """See `base.Window`."""
+        self.check(rank, target, origin, rows, cols, lands=True)
         if rank in self._bases:
-            return self._copy(rank, target, origin, rows, cols)
+            return self.copy(rank, target, origin, rows, cols)
         if origin.itemsize not in MOVED_AS:
             raise DtypeError(f"{self.flavour}: items of dtype {origin.dtype} must have {list(MOVED_AS)} bytes")
         return MpiTransfer(self, rank, MOVED_AS[origin.itemsize], None, target, origin, rows, cols)
 
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
         """See `base.Window`. Always through MPI and one window, whoever the target is: only so is it atomic."""
-        self._check(rank, target, origin, rows, cols)
+        self.check(rank, target, origin, rows, cols)
         check_addable(self.flavour, origin.dtype, op)
         element = ADDED_AS[origin.dtype]
         return MpiTransfer(self, rank, element, operation(origin.dtype, op), target, origin, rows, cols)
@@ -215,7 +182,7 @@ class MpiWindow:
 
     def close(self, leave_memory: bool = False) -> None:
         """See `base.Window`. After MPI_Finalize it does nothing."""
-        if self._is_closed:
+        if self.is_closed:
             return
         if not MPI.Is_finalized():
             self._unflushed.update(self._queues)
@@ -228,16 +195,9 @@ class MpiWindow:
                     each.Free()
             if self._node != MPI.COMM_NULL and not leave_memory:
                 self._node.Free()
-        self._is_closed = True
-        self._bases = {}
-        self.local = np.empty(0, np.uint8)
+        self.forget_memory()
 
     # -- for transfers ----------------------------------------------------------------------------
-
-    def count(self, rank: int, words: int, messages: int = 1) -> None:
-        """Count an MPI call that moved `words` elements to or from `rank`."""
-        if rank != self._rank:
-            self.counters.add(words, messages, same_node=self._node_of[rank] == self._node_of[self._rank])
 
     def issue(self, rank: int, call: Call, op: MPI.Op | None) -> MPI.Request:
         """Make one MPI call, after the oldest one to the same target if too many are under way."""
@@ -265,20 +225,6 @@ class MpiWindow:
         except MPI.Exception as error:
             self.failures[id(request)] = error
             return True
-
-    def _check(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
-        self.require_open()
-        if not 0 <= rank < len(self._sizes):
-            raise WindowError(f"{self.flavour}: rank {rank} is not one of {len(self._sizes)}")
-        check_transfer(self.flavour, origin, rows, cols, target, self._sizes[rank])
-
-    def _copy(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        shape = (target.rows.stop, target.cols.stop) if target.rows and target.cols else (0, 0)
-        remote = view_on(self._bases[rank], target.offset, shape, target.strides, origin.dtype)
-        pairs = paired_views(remote, (target.rows, target.cols), origin, (rows, cols)) if remote.size else []
-        counters = None if rank == self._rank else self.counters
-        same_node = self._node_of[rank] == self._node_of[self._rank]
-        return CopyTransfer(pairs, counters, self.require_open, same_node=same_node)
 
 
 class MpiTransfer:

@@ -29,14 +29,27 @@ def open_window(
     `memory` is the number of bytes that this rank exposes (ranks may differ, 0 is fine), or, for a flavour that takes
     arrays, the array that it exposes as it stands. `node_of` is `ranks.node_map(comm)`, computed here when absent; one
     MPI call moves at most `chunk_bytes`. With `checks` its transfers are checked, which is noted there. Contents are
-    undefined. Raises WindowError on every rank for an unknown flavour or memory that cannot be exposed, and
-    MemoryLimitError where there is too little of its memory.
+    undefined. Raises, on every rank, WindowError for an unknown flavour or memory that cannot be exposed, AbsentError
+    where the flavour cannot be had on some rank, and MemoryLimitError where there is too little of its memory.
     """
-    place = find_flavour(flavour).window
-    module, _, name = place.partition(":")
     options: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-    kind = getattr(import_module(module), name)
+    place, kind = find_flavour(flavour).window, class_of(flavour)
     if kind.flavour != flavour:  # what is true of the memory is looked up by what it says of itself
         raise WindowError(f"window {flavour!r}: {place} says flavour = {kind.flavour!r}; let it say {flavour!r}")
     window: Window = kind(comm, memory, node_of=node_of, **options)
     return window if checks is None else CheckedWindow(window, checks)
+
+
+def class_of(flavour: str) -> Any:
+    """The class of a flavour's windows. Raises WindowError."""
+    module, _, name = find_flavour(flavour).window.partition(":")
+    return getattr(import_module(module), name)
+
+
+def absent(flavour: str) -> str:
+    """Why windows of a flavour cannot be had by this rank, and the remedy; empty where they can. Local.
+
+    A class of windows that may be absent says so by a class method `absent`, without arguments.
+    """
+    ask = getattr(class_of(flavour), "absent", str)
+    return str(ask())

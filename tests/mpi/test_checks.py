@@ -17,7 +17,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.matrices import move as transport
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.schedule.ops import Accumulate, Copy, Op, Slot
-from rma_mm.windows import Checks, open_window
+from rma_mm.windows import Checks, open_window, reach
 from rma_mm.windows import mpi as transfers
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.copying import CopyTransfer
@@ -126,10 +126,10 @@ def test_a_get_that_moves_other_bytes(comm):
     """Strides that are wrong by one row."""
 
     def body(mesh, patch):
-        true = transfers.paired_views
+        true = reach.paired_views
         if mesh.rank == 2:
             patch.setattr(
-                transfers, "paired_views", lambda *boxes: [(to, source[::-1]) for to, source in true(*boxes)]
+                reach, "paired_views", lambda *boxes: [(to, source[::-1]) for to, source in true(*boxes)]
             )
         some(mesh, layout="i,j").redistribute("j,i")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -19,9 +20,18 @@ from mpi4py import MPI
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.command.arguments import help_text
-from rma_mm.errors import AlgorithmError, CheckError, DisagreementError, DtypeError, MemoryLimitError, WindowError
+from rma_mm.errors import (
+    AbsentError,
+    AlgorithmError,
+    CheckError,
+    DisagreementError,
+    DtypeError,
+    MemoryLimitError,
+    WindowError,
+)
 from rma_mm.flavours import ALLOCATED, CREATED, DEFAULT, FLAVOURS, Flavour, register
 from rma_mm.geometry.span import Region, Span
+from rma_mm.policy.model.machine import TYPICAL, Cost
 from rma_mm.runtime.calibration import measure
 from rma_mm.runtime.verification.check import verify
 from rma_mm.windows import open_window, shared, waiting
@@ -180,6 +190,58 @@ def test_other_libraries_have_progress_while_ranks_wait_and_multiply(comm: MPI.I
             assert "rma_mm progress" in polled
 
 
+class LostWindow(LentWindow):
+    """Memory that cannot be had."""
+
+    flavour = "lost"
+
+    @classmethod
+    def absent(cls) -> str:
+        return "nobody has it; install it"
+
+    def __init__(self, comm: MPI.Intracomm, memory: object, **options: object) -> None:
+        raise AbsentError("lost: nobody has it; install it")
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_what_is_absent_is_refused_by_name_and_else_replaced(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    lost = Flavour(
+        name="lost", window=f"{__name__}:LostWindow", takes_arrays=True, needs_progress=False, when_too_small=CREATED
+    )
+    with registered(lost):
+        refused(comm, AbsentError, "lost", "window lost: nobody has it; install it")
+        with Mesh((2,), comm) as mesh:
+            for _ in range(2):
+                D = DistMatrix.from_local(np.ones((4, 8)), (8, 8), mesh, "i, *")
+                assert D.block.window.flavour == "created"
+            assert (rma_mm.matmul(D, D, mesh).to_numpy() == 8).all()
+            says = "window: created in place of lost: lost: nobody has it; install it"
+            assert [note for note in mesh.fallbacks if "window" in note] == [says]
+            assert mesh.window_flavour == mesh.flavour.name == DEFAULT.name
+        assert "lost" not in measure(comm, node_map(comm), threads=1, seconds=0.01, flavours=("lost",)).as_json()
+        listed = command(comm, "--list-windows", tmp_path).stdout.splitlines()
+        assert [line.split()[0] for line in listed] == list(FLAVOURS)
+        assert [line for line in listed if line.endswith("; absent here: nobody has it; install it")] == listed[-1:]
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_arrays_go_through_what_is_quickest_by_measurement(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    quick = Flavour(name="lent", window=LENT.window, takes_arrays=True, needs_progress=False)
+    with registered(quick), pytest.MonkeyPatch.context() as patch:
+        for late in ("lent", "created", ""):
+            betas = {name: 1e-8 if name == late else 1e-10 for name in ("lent", "created") if late}
+            busy = {f"{name}.get busy": Cost(1e-6, beta) for name, beta in betas.items()}
+            machine = replace(TYPICAL, costs=TYPICAL.costs | {"node": TYPICAL.costs["node"] | busy})
+            file = tmp_path / f"{late}.json"
+            if comm.rank == 0:
+                file.write_text(json.dumps(machine.as_json()))
+            comm.Barrier()
+            patch.setenv("RMA_MM_MACHINE", str(file))
+            with Mesh((2,), comm) as mesh:
+                D = DistMatrix.from_local(np.ones((4, 8)), (8, 8), mesh, "i, *")
+                assert D.block.window.flavour == ("created" if late == "lent" else "lent")
+
+
 @parallel(ranks=(2,), env=("node",))
 def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intracomm) -> None:
     x, scarce = np.ones((1500, 1500), np.float32), mock.patch.object(shared, "free_segment_bytes", return_value=2**20)
@@ -207,8 +269,10 @@ def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intrac
 def test_a_rank_that_multiplies_is_helped_where_the_flavour_needs_it(comm: MPI.Intracomm) -> None:
     quick = replace(PARCEL, needs_progress=False)
     for flavour, is_helped in ((COMMON, True), (quick, False), (DEFAULT, False)):
+        before = set(threading.enumerate())  # meshes that other tests left open have theirs
         with registered(*OURS[1:] if flavour == COMMON else [quick]), Mesh((2,), comm, window=flavour.name):
-            assert any(thread.name == "rma_mm progress" for thread in threading.enumerate()) == is_helped
+            new = set(threading.enumerate()) - before
+            assert any(thread.name == "rma_mm progress" for thread in new) == is_helped
 
 
 @parallel(ranks=(2,), env=("node",))

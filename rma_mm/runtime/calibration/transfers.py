@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from rma_mm.errors import MemoryLimitError
+from rma_mm.errors import AbsentError, MemoryLimitError
 from rma_mm.flavours import find_flavour
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import PACKED
@@ -191,12 +191,12 @@ class Contention(Case):
 def opened(
     comm: MPI.Intracomm, site: Site, flavours: Sequence[str], room: Array, progress: dict[bool, Progress], multiply: Act
 ) -> list[OneSided]:
-    """Windows of these flavours, but for those that there is too little memory for. Collective over `comm`."""
+    """Windows of these flavours, but for those that cannot be had here. Collective over `comm`."""
     found: list[OneSided] = []
     for flavour in flavours:
         needed = progress[find_flavour(flavour).needs_progress]
         try:
             found.append(OneSided(comm, site, flavour, room, needed, multiply))
-        except MemoryLimitError:
+        except (AbsentError, MemoryLimitError):
             continue
     return found

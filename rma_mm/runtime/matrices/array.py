@@ -67,7 +67,7 @@ class DistArray(Distributed):
         flat = place.folded(shape)
         mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
         local = np.empty(mine, dtype) if array is None else array.reshape(mine)
-        return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, mesh.arena.adopt(local)), shape, place)
+        return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, DistMatrix.adopted(mesh, local)), shape, place)
 
     def read_from(self, file: Any) -> None:
         """Fill this rank's part from a file. Local; raises FileFormatError."""

@@ -193,7 +193,7 @@ class DistMatrix(Stored, Distributed):
         dtype = common_dtype(mesh, array)
         if array is None:
             array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
-        return cls(mesh, shape, dtype, place, mesh.arena.adopt(array))
+        return cls(mesh, shape, dtype, place, cls.adopted(mesh, array))
 
     @classmethod
     @in_turn

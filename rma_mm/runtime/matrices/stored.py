@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from rma_mm.errors import ClosedError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
+from rma_mm.runtime.calibration.lookup import machine_of
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Shape = tuple[int, int]
+LARGE = 2**20
+"""Bytes of the gets by which windows are compared."""
 
 
 class Stored:
@@ -34,6 +37,22 @@ class Stored:
         shapes = [layout.region(shape, mesh.shape, rank).shape for rank in range(mesh.size)]
         block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype)
         return cls(mesh, shape, dtype, layout, block)
+
+    @staticmethod
+    def adopted(mesh: Mesh, array: NDArray[Any]) -> Block:
+        """A block on the caller's own array, without a copy, in the windows that are quickest for it. Collective.
+
+        Those are by their facts, where the machine's figures, if there are any, do not know all that there are.
+        """
+        able = mesh.granted(mesh.flavour).all_for_arrays
+        if len(able) > 1:
+            machine = machine_of(mesh.comm, mesh.node_of, threads=mesh.threads, dtype="float32", kernel="blas",
+                                 may_measure=False, flavours=tuple(each.name for each in able))
+            link = "node" if mesh.nodes == 1 else "between"
+            names = {f"{each.name}.get busy" for each in able}
+            if machine is not None and mesh.size > 1 and names <= set(machine.costs[link]):
+                able.sort(key=lambda each: machine.cost(link, "get", each.name, busy=True).seconds(LARGE))
+        return mesh.arena.adopt(array, able[0])
 
     @property
     def held(self) -> Block | None:

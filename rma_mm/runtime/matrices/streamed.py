@@ -90,6 +90,10 @@ class FileWindow:
         self.seconds = 0.0
         """In which it did."""
 
+    def reaches(self, rank: int) -> bool:
+        """Whether it is memory that this rank loads: it is a file."""
+        return False
+
     def get(
         self, rank: int, target: Region, origin: NDArray[Any], rows: Span, cols: Span
     ) -> Reading:

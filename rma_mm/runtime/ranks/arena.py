@@ -200,10 +200,10 @@ class Arena:
         assert raw is not None
         return self._block(window, offset, strides, raw, serial)
 
-    def adopt(self, array: NDArray[Any]) -> Block:
+    def adopt(self, array: NDArray[Any], flavour: Flavour) -> Block:
         """A block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
-        window = self._opened(self.mesh.granted(self.mesh.flavour).for_arrays, lambda _: array)
+        window = self._opened(flavour, lambda _: array)
         serial = self.mesh.next_serial()
         self.live[serial] = (window, 0, 0)
         own = tuple(stride // array.itemsize for stride in array.strides)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from rma_mm.errors import ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
+from rma_mm.errors import AbsentError, ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import speeds_problem
@@ -24,7 +24,7 @@ from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
 from rma_mm.runtime.ranks.metrics import Metrics
 from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
-from rma_mm.windows import Checks
+from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
 from rma_mm.windows.hosts.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
@@ -181,7 +181,8 @@ class Mesh:
             return OptionError(f"threads: got {threads!r}; a rank uses a whole number of them, at least 1")
         try:
             Checks.wanted()
-            find_flavour(window)
+            if reason := absent(window):
+                return AbsentError(f"window {window}: {reason}")
             preferred(os.environ)
             timeout_of(timeout, os.environ)
         except (OptionError, WindowError) as error:
