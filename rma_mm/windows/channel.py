@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
 from rma_mm.windows.base import Array, Counters, closed
-from rma_mm.windows.copying import strided_elements
-from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Placed
+from rma_mm.windows.boxes.copying import strided_elements
+from rma_mm.windows.boxes.datatypes import ADDED_AS, MOVED_AS, Placed
 from rma_mm.windows.waiting import wait_until
 
 FLAT = 4

@@ -23,8 +23,8 @@ from rma_mm.windows.base import (
     check_extent,
     closed,
 )
-from rma_mm.windows.copying import strided_elements
-from rma_mm.windows.datatypes import ADDED_AS, MOVED_AS, Box, Placed, axes, chunks, operation, trusted
+from rma_mm.windows.boxes.copying import Box, axes, chunks, strided_elements
+from rma_mm.windows.boxes.datatypes import ADDED_AS, MOVED_AS, Placed, operation, trusted
 from rma_mm.windows.ranks import node_map
 from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier, wait, wait_until

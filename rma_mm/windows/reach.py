@@ -13,7 +13,7 @@ from rma_mm.errors import WindowError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import Array, Counters, Patch, check_transfer, closed, view_on
-from rma_mm.windows.copying import CopyTransfer, paired_views, require_writeable
+from rma_mm.windows.boxes.copying import CopyTransfer, paired_views, require_writeable
 
 Pairs = list[tuple[Array, Array]]
 

@@ -19,8 +19,8 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.schedule.ops import Accumulate, Copy, Op, Slot
 from rma_mm.windows import Checks, open_window, reach
 from rma_mm.windows import mpi as transfers
+from rma_mm.windows.boxes.copying import CopyTransfer
 from rma_mm.windows.checks.checked import SWITCH
-from rma_mm.windows.copying import CopyTransfer
 from tests.conformance import WindowConformance
 from tests.launch import parallel
 from tests.mpi.test_windows import MpiWorld

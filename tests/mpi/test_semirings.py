@@ -12,7 +12,7 @@ from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import AlgorithmError, DisagreementError, DtypeError, LayoutError, OptionError
 from rma_mm.runtime.verification.check import verify
-from rma_mm.windows.datatypes import OPERATIONS
+from rma_mm.windows.boxes.datatypes import OPERATIONS
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
 from tests.processes import ROOT, mpirun

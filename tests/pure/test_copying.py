@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from rma_mm.errors import WindowError
 from rma_mm.geometry.span import Span
 from rma_mm.windows import open_window
-from rma_mm.windows.copying import paired_views, stretches
+from rma_mm.windows.base import Patch
+from rma_mm.windows.boxes.copying import paired_views, stretches
+from rma_mm.windows.boxes.runs import runs_of
 
 
 def test_unknown_flavour_names_the_valid_ones() -> None:
@@ -53,3 +55,23 @@ def test_paired_views_copy_like_fancy_indexing(rows: Span, cols: Span) -> None:
     for write, read in paired_views(source, (rows, cols), target, packed):
         write[...] = read
     np.testing.assert_array_equal(target, source[np.ix_(rows.indices, cols.indices)])
+
+
+small = st.sets(st.integers(0, 11)).map(lambda chosen: Span((i, i + 1) for i in chosen))
+
+
+@given(rows=small, cols=small, turned=st.tuples(st.booleans(), st.booleans()))
+def test_stretches_of_boxes_are_all_of_them(rows: Span, cols: Span, turned: tuple[bool, bool]) -> None:
+    """Each stretch lies together on both sides, and no two that follow each other could be one."""
+    strides = (1, 12) if turned[0] else (12, 1), (1, 13) if turned[1] else (12, 1)
+    packed = Span.range(1, 1 + len(rows)), Span.range(0, len(cols))
+    found = runs_of(Patch(64, strides[0], rows, cols), packed, strides[1], 8)
+    source, target = np.arange(144.0), np.zeros(156)
+    for at, to, size in zip(*(each // 8 for each in found), strict=True):
+        target[to : to + size] = source[at : at + size]
+    values = source.reshape(12, 12, order="F" if turned[0] else "C")[np.ix_(rows.indices, cols.indices)]
+    placed = target.reshape(13, 12, order="F" if turned[1] else "C")[np.ix_(*(each.indices for each in packed))]
+    np.testing.assert_array_equal(placed, values)
+    assert found.sizes.sum() == 8 * values.size
+    together = (found.far[1:] == (found.far + found.sizes)[:-1]) & (found.near[1:] == (found.near + found.sizes)[:-1])
+    assert not together.any()

@@ -19,7 +19,7 @@ from rma_mm.runtime.calibration.overlap import WIDTH
 from rma_mm.runtime.calibration.sampling import Act, Case, Lap, Movement
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.transfers import ROWS, SIZES, Array, at_once, boxes
-from rma_mm.windows.copying import CopyTransfer
+from rma_mm.windows.boxes.copying import CopyTransfer
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier, reduced
 

@@ -14,7 +14,7 @@ from rma_mm.kernels.elementwise import cast, scale
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
 from rma_mm.runtime.execution.addressing import Box
 from rma_mm.schedule.ops import Ref
-from rma_mm.windows.copying import paired_views
+from rma_mm.windows.boxes.copying import paired_views
 
 Array = NDArray[Any]
 

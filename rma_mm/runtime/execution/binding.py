@@ -37,9 +37,9 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.passes import leading
 from rma_mm.windows import Counters, Transfer
+from rma_mm.windows.boxes.copying import paired_views
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.checks.checked import named
-from rma_mm.windows.copying import paired_views
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]

@@ -14,7 +14,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from rma_mm.errors import WindowError
 from rma_mm.geometry.span import Span
-from rma_mm.windows.base import Array, Counters, closed
+from rma_mm.windows.base import Array, Counters, Patch, closed
+
+Box = tuple[Span, Span]
+"""Row and column positions."""
 
 
 class Stretch(NamedTuple):
@@ -133,6 +136,24 @@ class CopyTransfer:
 def strided_elements(array: Array) -> tuple[int, int]:
     """Strides of a 2-D array in elements."""
     return array.strides[0] // array.itemsize, array.strides[1] // array.itemsize
+
+
+def axes(strides: tuple[int, int]) -> tuple[int, int]:
+    """The axes of a 2-D array, the one with the longer stride first."""
+    return (0, 1) if strides[1] <= strides[0] else (1, 0)
+
+
+def chunks(target: Patch, rows: Span, cols: Span, itemsize: int, chunk_bytes: int) -> list[tuple[Box, Box]]:
+    """(target positions, origin positions) of pieces of at most `chunk_bytes`: whole rows where one row fits."""
+    if not (rows and cols):
+        return []
+    wide = max(1, chunk_bytes // itemsize)
+    high = max(1, wide // len(cols))
+    return [
+        ((far_rows, far_cols), (near_rows, near_cols))
+        for far_rows, near_rows in zip(target.rows.pieces(high), rows.pieces(high), strict=True)
+        for far_cols, near_cols in zip(target.cols.pieces(wide), cols.pieces(wide), strict=True)
+    ]
 
 
 def require_writeable(window: str, origin: Array) -> None:

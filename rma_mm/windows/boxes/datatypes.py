@@ -10,11 +10,7 @@ from mpi4py import MPI
 
 from rma_mm.elements.reduction import LOR, REDUCTIONS, SUM
 from rma_mm.geometry.span import Span
-from rma_mm.windows.base import Patch
-from rma_mm.windows.copying import stretches
-
-Box = tuple[Span, Span]
-"""Rows and columns."""
+from rma_mm.windows.boxes.copying import stretches
 
 ADDED_AS: dict[np.dtype[Any], MPI.Datatype] = {
     np.dtype(np.bool_): MPI.C_BOOL,
@@ -159,21 +155,3 @@ def _run_list(positions: Span, stride: int) -> tuple[Sequence[int], Sequence[int
     """Lengths of the runs in positions, and their byte displacements from the first."""
     first = positions.start
     return [b - a for a, b in positions.runs], [(a - first) * stride for a, _ in positions.runs]
-
-
-def axes(strides: tuple[int, int]) -> tuple[int, int]:
-    """The axes of a 2-D array, the one with the longer stride first."""
-    return (0, 1) if strides[1] <= strides[0] else (1, 0)
-
-
-def chunks(target: Patch, rows: Span, cols: Span, itemsize: int, chunk_bytes: int) -> list[tuple[Box, Box]]:
-    """(target positions, origin positions) of pieces of at most `chunk_bytes`: whole rows where one row fits."""
-    if not (rows and cols):
-        return []
-    wide = max(1, chunk_bytes // itemsize)
-    high = max(1, wide // len(cols))
-    return [
-        ((far_rows, far_cols), (near_rows, near_cols))
-        for far_rows, near_rows in zip(target.rows.pieces(high), rows.pieces(high), strict=True)
-        for far_cols, near_cols in zip(target.cols.pieces(wide), cols.pieces(wide), strict=True)
-    ]

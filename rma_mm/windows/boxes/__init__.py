@@ -1,0 +1,1 @@
+"""Boxes of positions in strided memory: copied, described to MPI, or cut into stretches."""
