@@ -23,7 +23,7 @@ from rma_mm.windows.hosts.liveness import is_ending, machine
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"
-LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx", "psm", "fi_")
+LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx_shm", "psm", "fi_")
 """How MPI libraries begin the names of their segments; other mapped files there are not ours to remove."""
 PREFIXES = tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES)
 SETTLED = 60.0
