@@ -109,10 +109,18 @@ SHARED = Flavour(
     packed_by_mpi=False,
     when_too_small=CREATED,
 )
+UCX_ARRAYS = Flavour(
+    name="ucx_arrays", window="rma_mm.windows.ucx:UcxArrayWindow", needs_progress=False, takes_arrays=True,
+    packed_by_mpi=False, library="UCX", at_most=10**6, when_too_small=CREATED, like=SHARED,
+)
+UCX = Flavour(
+    name="ucx", window="rma_mm.windows.ucx:UcxWindow", loads_on_node=True, needs_progress=False, packed_by_mpi=False,
+    library="UCX", at_most=10**6, when_too_small=UCX_ARRAYS,
+)
 
 DEFAULT = SHARED
 """What a mesh has where nothing is said."""
-FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (SHARED, ALLOCATED, CREATED)}
+FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (SHARED, ALLOCATED, CREATED, UCX, UCX_ARRAYS)}
 """Every flavour, by name."""
 
 

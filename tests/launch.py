@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import Kind, Pool
-from tests.processes import can_pretend_nodes
+from tests.processes import can_pretend_nodes, has_ucx
 
 RANKS = (1, 2, 3, 4, 6)
 """Numbers of ranks a test runs on unless it names others."""
@@ -33,24 +33,31 @@ ENVS: dict[str, dict[str, str]] = {
     "nolocal": {"MPIR_CVAR_NOLOCAL": "1"},
     "allocated": {"RMA_MM_WINDOW": "allocated"},
     "created": {"RMA_MM_WINDOW": "created"},
+    "ucx": {"RMA_MM_WINDOW": "ucx"},
+    "ucx_tcp": {"RMA_MM_WINDOW": "ucx", "UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"},
     "tcp": {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"},
 }
 """Environments: one node; two pretended nodes; every rank a node of its own; the other windows within a node; every
-rank a node of its own, and MPICH's messages over TCP as between hosts.
+rank a node of its own, and the transfers of UCX, or MPICH's messages, over TCP as between hosts.
 
 `tests.processes` translates MPICH's variables into what Open MPI's launcher takes.
 """
 
-VARIANTS = ("node", "cliques", "nolocal", "allocated", "created")
+VARIANTS = ("node", "cliques", "nolocal", "allocated", "created", "ucx")
 """The default of `parallel`."""
 
-USUAL = {"node": (1, 4), "cliques": (3,), "nolocal": (3,), "allocated": (2,), "created": (3,), "tcp": (4,)}
+USUAL = {
+    "node": (1, 4), "cliques": (3,), "nolocal": (3,), "allocated": (2,), "created": (3,), "ucx": (4,), "ucx_tcp": (2,),
+    "tcp": (4,),
+}
 """Ranks that stand for all in an environment: of those a test names, the nearest to each of these."""
 
-MORE = {"cliques": (6,), "nolocal": (6,), "allocated": (6,), "created": (1,), "tcp": (2,)}
+MORE = {
+    "cliques": (6,), "nolocal": (6,), "allocated": (6,), "created": (1,), "ucx": (6,), "ucx_tcp": (3,), "tcp": (2,),
+}
 """Ranks that nights add in an environment: more, or one by itself."""
 
-SEVERAL_RANKS = {"cliques", "nolocal", "tcp"}
+SEVERAL_RANKS = {"cliques", "nolocal", "ucx_tcp", "tcp"}
 """Environments that say nothing about a single rank: no such test is made."""
 
 POOL = Pool(ENVS)
@@ -77,6 +84,8 @@ def parallel(
             kind = arguments.pop("parallel_kind")
             if kind.env in SEVERAL_RANKS and not can_pretend_nodes():
                 pytest.skip(f"{kind.env}: with Open MPI it needs `unshare --uts`, as root or in a user namespace")
+            if kind.env.startswith("ucx") and not has_ucx():
+                pytest.skip(f"{kind.env}: there is no library of UCX here")
             module, name = _address(body, *instance)
             POOL.run(kind, module, name, pickled(arguments), timeout)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from bench.processes import ROOT, clean_environment, kill_marked, marked, mpiexec_of
+from rma_mm.errors import AbsentError
+from rma_mm.windows import libucp
 
 MARKER = "RMA_MM_TEST_JOB"
 """Environment variable that every process of a job inherits; mpiexec's ranks leave its process group."""
@@ -102,6 +104,15 @@ def namespace() -> tuple[str, ...] | None:
             if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
                 return command
     return None
+
+
+def has_ucx() -> bool:
+    """Whether there is a library of UCX for windows."""
+    try:
+        libucp.loaded()
+    except AbsentError:
+        return False
+    return True
 
 
 def can_pretend_nodes() -> bool:

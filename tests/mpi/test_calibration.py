@@ -508,7 +508,7 @@ def test_a_plot(comm, tmp_path):
     [
         ("--seconds 0", ("--seconds", "'0'")),
         ("--seconds nan", ("--seconds",)),
-        ("--flavours shared,ucx", ("--flavours", "ucx", "created")),
+        ("--flavours shared,glass", ("--flavours", "glass", "created")),
         ("--threads 0", ("--threads",)),
         ("--frobnicate", ("--frobnicate",)),
         ("--json", ("--json",)),

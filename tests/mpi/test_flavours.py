@@ -34,7 +34,7 @@ from rma_mm.geometry.span import Region, Span
 from rma_mm.policy.model.machine import TYPICAL, Cost
 from rma_mm.runtime.calibration import measure
 from rma_mm.runtime.verification.check import verify
-from rma_mm.windows import open_window, shared, waiting
+from rma_mm.windows import absent, open_window, shared, waiting
 from rma_mm.windows.allocated import AllocatedWindow
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.created import CreatedWindow
@@ -75,6 +75,7 @@ COMMON = Flavour(
 )
 LENT = Flavour(name="lent", window=f"{__name__}:LentWindow", takes_arrays=True)
 OURS = (PARCEL, COMMON, LENT, CABINET)
+BUILT_IN = tuple(FLAVOURS)
 
 
 @contextmanager
@@ -88,6 +89,15 @@ def registered(*flavours: Flavour) -> Iterator[None]:
     finally:
         FLAVOURS.clear()
         FLAVOURS.update(known)
+
+
+@contextmanager
+def only_mpis() -> Iterator[None]:
+    """While no windows but those of MPI are known."""
+    with registered():
+        for name in [name for name, flavour in FLAVOURS.items() if flavour.library != "MPI"]:
+            del FLAVOURS[name]
+        yield
 
 
 def refused(comm: MPI.Intracomm, kind: type[Exception], window: str, *words: str) -> None:
@@ -115,7 +125,8 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
         np.testing.assert_array_equal(A.to_numpy(), a)
         B = DistMatrix.from_local(DistMatrix.from_numpy(b, mesh, "i, j").tile.copy(), b.shape, mesh, "i, j")
         assert A.block.window.flavour == flavour.name
-        assert B.block.window.flavour == flavour.for_arrays.name == ("lent" if flavour == LENT else "created")
+        assert flavour.for_arrays.name == ("lent" if flavour == LENT else "ucx_arrays")
+        assert B.block.window.flavour == ("created" if absent(flavour.for_arrays.name) else flavour.for_arrays.name)
         assert (A.in_place, B.in_place) == (flavour.loads_on_node, False)
         for algorithm in ("stationary_c", "stationary_a", "srumma", "summa_c", "summa_c:pull", "queue", "cosma"):
             plan = rma_mm.plan(A, B, mesh, algorithm=algorithm)
@@ -125,7 +136,7 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
             assert set(plan.settled.request.in_place) <= ({"A", "B"} if flavour.loads_on_node else set())
             C.tile[:1, :1] += comm.rank == 0
             assert not verify(A, B, C).ok
-        assert not mesh.fallbacks
+        assert not mesh.fallbacks or absent("ucx_arrays")
 
 
 @parallel(ranks=(2,), env=("cliques",))
@@ -208,7 +219,7 @@ def test_what_is_absent_is_refused_by_name_and_else_replaced(comm: MPI.Intracomm
     lost = Flavour(
         name="lost", window=f"{__name__}:LostWindow", takes_arrays=True, needs_progress=False, when_too_small=CREATED
     )
-    with registered(lost):
+    with only_mpis(), registered(lost):
         refused(comm, AbsentError, "lost", "window lost: nobody has it; install it")
         with Mesh((2,), comm) as mesh:
             for _ in range(2):
@@ -227,7 +238,7 @@ def test_what_is_absent_is_refused_by_name_and_else_replaced(comm: MPI.Intracomm
 @parallel(ranks=(2,), env=("node",))
 def test_arrays_go_through_what_is_quickest_by_measurement(comm: MPI.Intracomm, tmp_path: Path) -> None:
     quick = Flavour(name="lent", window=LENT.window, takes_arrays=True, needs_progress=False)
-    with registered(quick), pytest.MonkeyPatch.context() as patch:
+    with only_mpis(), registered(quick), pytest.MonkeyPatch.context() as patch:
         for late in ("lent", "created", ""):
             betas = {name: 1e-8 if name == late else 1e-10 for name in ("lent", "created") if late}
             busy = {f"{name}.get busy": Cost(1e-6, beta) for name, beta in betas.items()}
@@ -279,7 +290,7 @@ def test_a_rank_that_multiplies_is_helped_where_the_flavour_needs_it(comm: MPI.I
 def test_ranks_know_the_same_flavours_or_hear_it(comm: MPI.Intracomm) -> None:
     refused(comm, WindowError, "parcel", "parcel", f"there are {', '.join(FLAVOURS)}")
     with registered(PARCEL):
-        refused(comm, WindowError, "glass", "glass", "shared, allocated, created, parcel")
+        refused(comm, WindowError, "glass", "glass", ", ".join([*BUILT_IN, "parcel"]))
     with registered(*[PARCEL] * comm.rank):
         refused(comm, DisagreementError, DEFAULT.name, "flavours", "parcel")
     with registered(replace(PARCEL, needs_progress=comm.rank == 0)):
@@ -307,5 +318,5 @@ def test_commands_know_it(comm: MPI.Intracomm, tmp_path: Path) -> None:
         with mock.patch.dict(os.environ, {"RMA_MM_WINDOW": "glass"}):
             done = command(comm, product, tmp_path)
         assert done.returncode == 2, done
-        assert "shared, allocated, created, parcel" in done.stderr
-        assert "shared, allocated, created or parcel" in " ".join(help_text().split())
+        assert ", ".join([*BUILT_IN, "parcel"]) in done.stderr
+        assert f"{', '.join(BUILT_IN)} or parcel" in " ".join(help_text().split())

@@ -178,7 +178,7 @@ def test_which_ranks_an_environment_has() -> None:
     usual = [value.values[0] for value in values if not value.marks]
     assert sorted(kind.ranks for kind in kinds if kind.env == launch.VARIANTS[0]) == list(launch.RANKS)
     for env in launch.VARIANTS[1:]:
-        assert [kind.env for kind in usual].count(env) == (env in ("cliques", "created"))
+        assert [kind.env for kind in usual].count(env) == (env in ("cliques", "ucx"))
         assert [kind.env for kind in kinds].count(env) == 2
     assert {launch.Kind(3, "cliques"), launch.Kind(6, "cliques")} <= set(kinds), "even nodes, and others"
     assert launch.Kind(1, "cliques") not in kinds

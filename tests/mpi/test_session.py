@@ -25,7 +25,7 @@ SEED = 33
 CASES = 60
 SETTINGS = {
     "node": ("shared", "one"), "cliques": ("shared", "two"), "nolocal": ("shared", "each"),
-    "allocated": ("allocated", "one"), "created": ("created", "one"),
+    "allocated": ("allocated", "one"), "created": ("created", "one"), "ucx": ("ucx", "one"),
 }
 """Environments of tests as settings of `bench.trust`: the window, and how many nodes."""
 

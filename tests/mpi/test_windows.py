@@ -12,7 +12,7 @@ from rma_mm.elements.reduction import ADDABLE
 from rma_mm.errors import MemoryLimitError, WindowError
 from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
-from rma_mm.windows import open_window
+from rma_mm.windows import absent, open_window
 from rma_mm.windows import shared as shared_module
 from rma_mm.windows.base import Patch, Window
 from rma_mm.windows.boxes.datatypes import ADDED_AS
@@ -25,10 +25,17 @@ from tests.tiles import Array, reset, settle
 NODES = ("node", "cliques", "nolocal")
 
 
+def require_present(flavour: str) -> None:
+    """Skip the test where there are no such windows."""
+    if reason := absent(flavour):
+        pytest.skip(f"{flavour}: {reason}")
+
+
 class MpiWorld:
     """One rank's view of a communicator."""
 
     def __init__(self, comm: MPI.Intracomm, flavour: str) -> None:
+        require_present(flavour)
         self.comm, self.flavour, self.rank, self.size = comm, flavour, comm.rank, comm.size
         self.node_of = node_map(comm)
         self.barrier = partial(barrier, comm)  # which gives progress to every library
@@ -46,6 +53,12 @@ def test_conforms(comm: MPI.Intracomm, flavour: str) -> None:
 @parallel(ranks=(3,), env=("tcp",))
 def test_conforms_over_tcp(comm: MPI.Intracomm) -> None:
     conform(MpiWorld(comm, "shared"))
+
+
+@parallel(ranks=(2, 3, 6), env=("ucx_tcp",))
+@pytest.mark.parametrize("flavour", ["ucx", "ucx_arrays"])
+def test_ucx_conforms_over_tcp(comm: MPI.Intracomm, flavour: str) -> None:
+    conform(MpiWorld(comm, flavour))
 
 
 @parallel(ranks=(1, 3), env=NODES)
@@ -92,6 +105,7 @@ def test_too_little_shared_memory_is_one_error_on_all_ranks(comm: MPI.Intracomm)
 @parallel(ranks=(2,), env=("node",))
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_one_bad_rank_is_one_error_on_all(comm: MPI.Intracomm, flavour: str) -> None:
+    require_present(flavour)
     with pytest.raises(WindowError, match="rank 1: nbytes is -8") as caught:
         open_window(flavour, comm, -8 * comm.rank)
     assert len(set(comm.allgather(str(caught.value)))) == 1
@@ -110,17 +124,19 @@ def exposures(rank: int) -> dict[str, Array]:
 
 @parallel(ranks=(1, 3), env=NODES)
 @pytest.mark.parametrize("kind", ["C", "F", "part", "F part"])
-def test_created_exposes_an_array_in_place(comm: MPI.Intracomm, kind: str) -> None:
+@pytest.mark.parametrize("flavour", [flavour.name for flavour in FLAVOURS.values() if flavour.takes_arrays])
+def test_an_array_is_exposed_in_place(comm: MPI.Intracomm, flavour: str, kind: str) -> None:
+    require_present(flavour)
     array = exposures(comm.rank)[kind]
     array[...] = np.arange(24).reshape(4, 6) + 100 * comm.rank
     strides = (array.strides[0] // 8, array.strides[1] // 8)
-    window = open_window("created", comm, array)
+    window = open_window(flavour, comm, array)
     assert np.shares_memory(window.local, array)
     rows, cols = Span([(0, 1), (2, 4)]), Span.range(1, 5)
     right = (comm.rank + 1) % comm.size
     taken = np.zeros((3, 4))
     packed = Span.range(0, 3), Span.range(0, 4)
-    settle(MpiWorld(comm, "created"), window)
+    settle(MpiWorld(comm, flavour), window)
     transfer = window.get(right, Patch(0, strides, rows, cols), taken, *packed)
     transfer.start()
     transfer.wait()
@@ -130,7 +146,7 @@ def test_created_exposes_an_array_in_place(comm: MPI.Intracomm, kind: str) -> No
     add = window.accumulate(right, Patch(0, strides, rows, cols), taken, *packed)
     add.start()
     window.flush()
-    settle(MpiWorld(comm, "created"), window)
+    settle(MpiWorld(comm, flavour), window)
     wanted = np.arange(24.0).reshape(4, 6) + 100 * comm.rank
     wanted[np.ix_(rows.indices, cols.indices)] *= 2
     np.testing.assert_array_equal(array, wanted)
@@ -139,7 +155,9 @@ def test_created_exposes_an_array_in_place(comm: MPI.Intracomm, kind: str) -> No
 
 
 @parallel(ranks=(2,), env=("node",))
-def test_created_refuses_what_it_cannot_expose(comm: MPI.Intracomm) -> None:
+@pytest.mark.parametrize("flavour", [flavour.name for flavour in FLAVOURS.values() if flavour.takes_arrays])
+def test_what_cannot_be_exposed_is_refused(comm: MPI.Intracomm, flavour: str) -> None:
+    require_present(flavour)
     good = np.zeros((4, 6))
     for bad, rule in (
         (good[:, ::-2], "not negative"),
@@ -147,8 +165,8 @@ def test_created_refuses_what_it_cannot_expose(comm: MPI.Intracomm) -> None:
         (good.astype(object), "references"),
     ):
         with pytest.raises(WindowError, match=f"rank 1: .*{rule}"):
-            open_window("created", comm, bad if comm.rank == 1 else good)
-    window = open_window("created", comm, np.zeros((0, 6)) if comm.rank else good[:, :1])
+            open_window(flavour, comm, bad if comm.rank == 1 else good)
+    window = open_window(flavour, comm, np.zeros((0, 6)) if comm.rank else good[:, :1])
     assert window.nbytes == (0 if comm.rank else 3 * 48 + 8)
     window.close()
 

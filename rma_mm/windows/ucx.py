@@ -1,0 +1,526 @@
+"""Windows over UCX: no transfer within a node waits for its owner, whose own arrays are read where they lie.
+
+Completion, ordering and visibility:
+
+- A get is done when its data have landed. An accumulate is done when it is complete at its target, and then visible to
+  loads there and to gets of any rank: `flush` has only those to wait for that were not waited for yet.
+- Nothing orders two transfers that are under way, not even to the same target; who needs an order waits in between.
+- An accumulate takes a lock of its target (a word in memory of UCX, taken by an atomic swap), reads, adds in the
+  types of NumPy, writes, flushes, and gives the lock back. So it is atomic against every other accumulate, of any
+  operation and element type, and its target does nothing for it. UCX itself adds integers of 4 and 8 bytes only, and
+  takes one call for each. Memory in reach is read and written in place, other by gets and puts.
+- Tickets are atomics of UCX; in callers' arrays, where those would wait for the owner, they go under the lock.
+- Within a node gets of callers' arrays go by cross memory attach (CMA). Between nodes over TCP the target takes part,
+  in a thread that sleeps until something comes: no transfer waits until a multiply, or a wait in MPI, is over.
+- What fails raises WindowError, and names the other rank. Of a process that is gone UCX may say nothing: ranks watch
+  each other's heartbeats, as with every window, and end the job.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from rma_mm.elements.reduction import REDUCTIONS
+from rma_mm.errors import AbsentError, MemoryLimitError, WindowError
+from rma_mm.flavours import UCX, UCX_ARRAYS
+from rma_mm.geometry.span import Span
+from rma_mm.windows import libucp
+from rma_mm.windows.base import Array, NotBegunError, Patch, Transfer, check_addable, check_extent, closed
+from rma_mm.windows.boxes.copying import axes, chunks, paired_views, strided_elements
+from rma_mm.windows.boxes.runs import Runs, runs_of
+from rma_mm.windows.libucp import Done, Endpoint, Mapped, Steps, Ucp
+from rma_mm.windows.ranks import exposed_sizes, node_map
+from rma_mm.windows.reach import Pairs, Reach, array_problem, exposed_bytes, spanned_bytes
+from rma_mm.windows.waiting import barrier, wait_until
+
+NUMBERS = count()
+"""Of the windows of this process."""
+PAGE = 4096
+"""Bytes of a page."""
+SECTION = 2**21
+"""Most bytes that are added under one lock: others are to have their turn."""
+PATIENCE, LOOKS = 0.05, 1000
+"""Seconds, and calls of UCX, after which a get that its owner takes no part in has come, or never will."""
+LEFT: list[Any] = []
+"""Memory that what never comes may still come to."""
+
+
+class Peer(NamedTuple):
+    """A rank, or this one, as a window reaches it."""
+
+    endpoint: Endpoint
+    key: Any
+    base: int
+    """Address of what it exposes, there."""
+    lock_key: Any
+    lock: int
+    """Address of the lock under which it is added to, there."""
+
+
+class UcxWindow(Reach):
+    """Memory that UCX allocates, so that ranks of a node load it in place, and atomics work. See `base.Window`."""
+
+    flavour = UCX.name
+
+    def __init__(
+        self, comm: MPI.Intracomm, memory: int | NDArray[Any], *, node_of: tuple[int, ...] | None = None,
+        chunk_bytes: int = SECTION,
+    ) -> None:
+        """Collective over `comm`. Raises, on every rank, AbsentError, MemoryLimitError, WindowError."""
+        self._comm = comm
+        nodes = node_map(comm) if node_of is None else node_of
+        sizes = exposed_sizes(comm, *self.wanted(memory))
+        self.ucp: Ucp = agreed(comm, libucp.start, AbsentError)
+        self.chunk_bytes = min(chunk_bytes, SECTION)
+        self.under_way: set[UcxTransfer] = set()
+        self._memory, own = agreed(comm, lambda: self.exposed(memory), MemoryLimitError)
+        key = self._memory.key if self._memory is not None else b""
+        facts = (self.ucp.address, key, own.ctypes.data, self.ucp.locks.key, self.ucp.locks.address)
+        self.told: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
+        self.lock_at = self.told[0][-1] % libucp.LOCKS * libucp.LOCK
+        self.peers: dict[int, Peer] = {}
+        bases = agreed(comm, lambda: self.reached(comm.rank, nodes, sizes, own), AbsentError)
+        super().__init__(comm.rank, nodes, sizes, bases)
+        if len(set(nodes)) > 1:
+            self.ucp.listen()
+
+    @classmethod
+    def absent(cls) -> str:
+        """Why there are no such windows here; empty where there are."""
+        try:
+            libucp.start()
+        except AbsentError as error:
+            return str(error)
+        return ""
+
+    def wanted(self, memory: Any) -> tuple[int, str | None]:
+        """Bytes to expose, and why they cannot be."""
+        return memory, None
+
+    def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
+        """New memory, and its bytes. Raises WindowError where there is too little."""
+        if not memory:
+            return None, np.empty(0, np.uint8)
+        found = self.ucp.expose(None, memory)
+        own = bytes_at(found.address, memory)
+        own[::PAGE] = 0  # pages are only promised until touched: take them now, on this rank's side of the machine
+        return found, own
+
+    def reached(
+        self, rank: int, nodes: tuple[int, ...], sizes: tuple[int, ...], own: NDArray[np.uint8]
+    ) -> dict[int, NDArray[np.uint8]]:
+        """The memory of the ranks of this node. Raises WindowError where UCX maps none of another's."""
+        bases = {rank: own}
+        for other, node in enumerate(nodes):
+            if node == nodes[rank] and other != rank:
+                bases[other] = self.mapped(other, sizes[other]) if sizes[other] else np.empty(0, np.uint8)
+        return bases
+
+    def mapped(self, rank: int, nbytes: int) -> NDArray[np.uint8]:
+        """The memory of a rank of this node, where this process sees it."""
+        pointer, peer = C.c_void_p(), self.peer(rank)
+        status = self.ucp.lib.ucp_rkey_ptr(peer.key, peer.base, C.byref(pointer))
+        if status != libucp.OK or pointer.value is None:
+            tls = os.environ.get("UCX_TLS", "")
+            raise WindowError(
+                f"UCX maps no memory of another process of the node ({libucp.message(status)}); "
+                + (f"UCX_TLS is {tls}: add sm to it" if tls else "give processes shared memory (docker run --ipc=host)")
+                + f", or use the window '{UCX_ARRAYS.name}'"
+            )
+        return bytes_at(pointer.value, nbytes)
+
+    def peer(self, rank: int) -> Peer:
+        """How to reach a rank, from when it is first asked for. Raises WindowError."""
+        found = self.peers.get(rank)
+        if found is None:
+            address, key, base, lock_key, lock = self.told[rank][:5]
+            endpoint = self.ucp.endpoint(address)
+            keys = endpoint.key(key) if key else None, endpoint.lock_key(lock_key)
+            found = self.peers[rank] = Peer(endpoint, keys[0], base, keys[1], lock + self.lock_at)
+        return found
+
+    def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
+        """See `base.Window`."""
+        self.check(rank, target, origin, rows, cols, lands=True)
+        if rank in self._bases:
+            return self.copy(rank, target, origin, rows, cols)
+        return UcxGet(self, rank, target, origin, rows, cols)
+
+    def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
+        """See `base.Window`."""
+        self.check(rank, target, origin, rows, cols)
+        check_addable(self.flavour, origin.dtype, op)
+        return UcxAccumulate(self, rank, target, origin, rows, cols, op)
+
+    def fetch_add(self, rank: int, offset: int, value: int) -> int:
+        """See `base.Window`."""
+        self.require_open()
+        check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
+        transfer = UcxTicket(self, rank, offset, value)
+        transfer.start()
+        transfer.wait()
+        return transfer.found
+
+    def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """See `base.Window`."""
+        self.require_open()
+        for start, line in zip(starts, out, strict=True):
+            wait_until(self.moved(rank, line.ctypes.data, start, one_run(line.size)))
+
+    def flush(self) -> None:
+        """See `base.Window`."""
+        self.require_open()
+        for transfer in [each for each in self.under_way if each.adds]:
+            transfer.wait()
+
+    def sync(self) -> None:
+        """See `base.Window`. What is written is seen: locks of Python, through which all calls go, order memory."""
+        self.require_open()
+        with self.ucp.lock:
+            pass
+
+    def close(self, leave_memory: bool = False) -> None:
+        """See `base.Window`. After MPI_Finalize it does nothing but forget."""
+        if self.is_closed:
+            return
+        if not MPI.Is_finalized():
+            for transfer in list(self.under_way):
+                transfer.wait()
+            if self._comm != MPI.COMM_NULL:
+                barrier(self._comm)
+            with self.ucp.lock:
+                for peer in self.peers.values():
+                    if peer.key is not None and not leave_memory:
+                        self.ucp.lib.ucp_rkey_destroy(peer.key)
+            if self._memory is not None and not leave_memory:
+                self.ucp.hide(self._memory)
+        self.peers = {}
+        self.forget_memory()
+
+    # -- for transfers ----------------------------------------------------------------------------
+
+    def sure(self, rank: int, begin: Callable[..., Done], *arguments: Any) -> Done:
+        """Begin something with a rank; what tells whether it is over. Of what fails the rank is named."""
+
+        def done() -> bool:
+            try:
+                return found()
+            except WindowError as error:
+                raise WindowError(f"{self.flavour}: transfer with rank {rank}: {error}") from error
+
+        def begun() -> Done:
+            try:
+                return begin(*arguments)
+            except WindowError as error:
+                raise NotBegunError(f"{self.flavour}: transfer with rank {rank}: {error}") from error
+
+        found = begun()
+        return done
+
+    def moved(self, rank: int, base: int, offset: int, runs: Runs, is_put: bool = False) -> Done:
+        """Begin to move stretches between memory at `base` and that of a rank, from `offset` on."""
+        peer = self.peer(rank)
+        runs = Runs(runs.far + (peer.base + offset), runs.near + base, runs.sizes)
+        return self.sure(rank, peer.endpoint.put if is_put else peer.endpoint.get, peer.key, runs)
+
+
+class UcxArrayWindow(UcxWindow):
+    """The caller's own arrays, read and added to where they lie. See `base.Window`."""
+
+    flavour = UCX_ARRAYS.name
+
+    def wanted(self, memory: Any) -> tuple[int, str | None]:
+        """See `UcxWindow`."""
+        return (memory, None) if isinstance(memory, int) else (spanned_bytes(memory), array_problem(memory))
+
+    def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
+        """See `UcxWindow`."""
+        own = np.zeros(memory, np.uint8) if isinstance(memory, int) else exposed_bytes(memory)
+        return self.ucp.expose(own.ctypes.data, own.size) if own.size else None, own
+
+    def reached(
+        self, rank: int, nodes: tuple[int, ...], sizes: tuple[int, ...], own: NDArray[np.uint8]
+    ) -> dict[int, NDArray[np.uint8]]:
+        """This rank's own. Raises WindowError where gets from ranks of the node wait for their owners."""
+        mates = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank and sizes[other]]
+        if mates:
+            self.require_direct(mates[0])
+        return {rank: own}
+
+    def require_direct(self, rank: int) -> None:
+        """Raise WindowError unless a get comes from a rank that does not call UCX."""
+        room = np.zeros(1, np.uint8)
+        with self.ucp.lock:
+            done = self.moved(rank, room.ctypes.data, 0, one_run(1))
+            end, looks = time.perf_counter() + PATIENCE, 0
+            while not done():
+                looks += 1
+                if looks > LOOKS and time.perf_counter() > end:
+                    LEFT.append(room)
+                    raise WindowError(
+                        "a get from another process of the node waits until that calls UCX: cross memory attach is "
+                        "forbidden (allow it: sysctl kernel.yama.ptrace_scope=0, docker run --cap-add=SYS_PTRACE), or "
+                        "UCX_TLS leaves it out; or use the window 'created'"
+                    )
+
+
+class UcxTransfer:
+    """What is begun, awaited and begun again. See `base.Transfer`."""
+
+    adds = False
+    """Whether it changes memory of another rank."""
+
+    def __init__(self, window: UcxWindow, rank: int) -> None:
+        self.window, self.rank = window, rank
+        self.is_closed = False
+        self.failure: WindowError | None = None
+
+    def start(self) -> None:
+        """See `base.Transfer`."""
+        if self.is_closed:
+            raise closed("transfer")
+        self.window.require_open()
+        if not self.done():
+            raise WindowError("transfer: started again before it was done; wait for it first")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin."""
+        raise NotImplementedError
+
+    def is_over(self) -> bool:
+        """Whether it has ended, well or not; gives it progress."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """See `base.Transfer`."""
+        if self not in self.window.under_way:
+            return True
+        try:
+            is_over = self.is_over()
+        except WindowError:
+            self.window.under_way.discard(self)
+            raise
+        if is_over:
+            self.window.under_way.discard(self)
+        if is_over and self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        return is_over
+
+    def wait(self) -> None:
+        """See `base.Transfer`."""
+        wait_until(self.done)
+
+    def close(self) -> None:
+        """See `base.Transfer`."""
+        self.is_closed = True
+
+
+class UcxGet(UcxTransfer):
+    """A get: straight to its place where both sides have stretches in common, else by way of packed memory."""
+
+    def __init__(
+        self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span
+    ) -> None:
+        super().__init__(window, rank)
+        self.words, self.offset, itemsize = len(rows) * len(cols), target.offset, origin.itemsize
+        self.landing, self.pairs = origin, Pairs()
+        if not self.words:
+            return
+        strides, near = strided_elements(origin), (rows, cols)
+        fast = axes(target.strides)[1]
+        if strides[fast] != 1 and len((rows, cols)[fast]) > 1:
+            self.landing, near = packed(target, origin.dtype)
+            self.pairs = paired_views(self.landing, near, origin, (rows, cols))
+            strides = strided_elements(self.landing)
+        self.runs = runs_of(target, near, strides, itemsize)
+
+    def begin(self) -> None:
+        """See `UcxTransfer`."""
+        if not self.words:
+            return
+        window = self.window
+        self.test = window.moved(self.rank, self.landing.ctypes.data, self.offset, self.runs)
+        window.under_way.add(self)
+        window.count(self.rank, self.words)
+
+    def is_over(self) -> bool:
+        """See `UcxTransfer`."""
+        if not self.test():
+            return False
+        for place, landed in self.pairs:
+            np.copyto(place, landed)
+        return True
+
+
+class Locked(UcxTransfer):
+    """What is done to a target's memory while no other rank does anything to it under a lock."""
+
+    adds = True
+
+    def begin(self) -> None:
+        """See `UcxTransfer`."""
+        self.is_ended = self.has_begun = False
+        self.window.under_way.add(self)
+        endpoint = self.window.peer(self.rank).endpoint
+        with self.window.ucp.lock:
+            endpoint.line.append(self.steps())
+            endpoint.advance()
+
+    def is_over(self) -> bool:
+        """See `UcxTransfer`."""
+        if not self.is_ended:
+            with self.window.ucp.lock:
+                self.window.ucp.advance()
+        return self.is_ended
+
+    def steps(self) -> Steps:
+        """All that is to be done, ended by the failure that is told to who waits."""
+        try:
+            yield from self.sections()
+        except WindowError as error:
+            self.failure = error if self.has_begun else NotBegunError(str(error))
+        self.is_ended = True
+
+    def sections(self) -> Steps:
+        """What is to be done, under a lock each."""
+        raise NotImplementedError
+
+    def moved(self, base: int, offset: int, runs: Runs, is_put: bool = False) -> Steps:
+        """Read, or write."""
+        yield from ended(self.window.moved(self.rank, base, offset, runs, is_put))
+
+    def swapped(self, value: int) -> Generator[None, None, int]:
+        """Put a value into the target's lock; what was there."""
+        peer, before = self.window.peer(self.rank), C.c_int64()
+        yield from ended(self.window.sure(self.rank, peer.endpoint.swap, peer.lock, peer.lock_key, value, before))
+        return before.value
+
+    def alone(self, work: Steps) -> Steps:
+        """Do something under the lock."""
+        while (yield from self.swapped(1)):
+            yield
+        self.has_begun = True
+        yield from work
+        yield from self.swapped(0)
+
+
+def ended(done: Done) -> Steps:
+    """Wait."""
+    while not done():
+        yield
+
+
+class UcxAccumulate(Locked):
+    """An add, section by section."""
+
+    def __init__(
+        self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str
+    ) -> None:
+        super().__init__(window, rank)
+        self.origin, self.add = origin, REDUCTIONS[op].add
+        self.boxes = [
+            (target.part(*there), here)
+            for there, here in chunks(target, rows, cols, origin.itemsize, window.chunk_bytes)
+        ]
+
+    def sections(self) -> Steps:
+        """See `Locked`."""
+        window = self.window
+        for target, here in self.boxes:
+            words, is_near = len(target.rows) * len(target.cols), self.rank in window._bases
+            yield from self.alone(self.near(target, here) if is_near else self.far(target, here))
+            window.count(self.rank, words, int(target is self.boxes[0][0]))
+
+    def near(self, target: Patch, here: tuple[Span, Span]) -> Steps:
+        """Add to memory in reach."""
+        self.join((theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, self.origin, *here))
+        yield from ()
+
+    def far(self, target: Patch, here: tuple[Span, Span]) -> Steps:
+        """Get, add, put."""
+        held, whole = packed(target, self.origin.dtype)
+        runs = runs_of(target, whole, strided_elements(held), held.itemsize)
+        box = held.ctypes.data, target.offset, runs
+        yield from self.moved(*box)
+        self.join(paired_views(self.origin, here, held, whole))
+        yield from self.moved(*box, is_put=True)
+
+    def join(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        """Add what is second to what is first."""
+        with np.errstate(all="ignore"):
+            for total, summand in pairs:
+                self.add(total, summand, out=total)
+
+
+class UcxTicket(Locked):
+    """A fetch-and-add."""
+
+    found = 0
+
+    def __init__(self, window: UcxWindow, rank: int, offset: int, value: int) -> None:
+        super().__init__(window, rank)
+        self.offset, self.value = offset, value
+
+    def sections(self) -> Steps:
+        """See `Locked`."""
+        yield from self.atomic() if self.window.flavour == UCX.name else self.alone(self.by_hand())
+        self.window.count(self.rank, 0)
+
+    def atomic(self) -> Steps:
+        """By UCX."""
+        peer, before = self.window.peer(self.rank), C.c_int64()
+        begin, address = peer.endpoint.add, peer.base + self.offset
+        done = self.window.sure(self.rank, begin, address, peer.key, self.value, before)
+        self.has_begun = True
+        yield from ended(done)
+        self.found = before.value
+
+    def by_hand(self) -> Steps:
+        """Under the lock."""
+        held = np.zeros(1, np.int64)
+        box = held.ctypes.data, self.offset, one_run(8)
+        yield from self.moved(*box)
+        self.found = int(held[0])
+        held += self.value
+        yield from self.moved(*box, is_put=True)
+
+
+def packed(box: Patch, dtype: np.dtype[Any]) -> tuple[Array, tuple[Span, Span]]:
+    """Memory for a box alone, in its order, and all positions there."""
+    made: Array = np.empty(box.shape, dtype, "C" if axes(box.strides)[1] == 1 else "F")
+    return made, (Span.range(0, box.shape[0]), Span.range(0, box.shape[1]))
+
+
+def one_run(nbytes: int) -> Runs:
+    """One stretch, from the first byte on."""
+    return Runs(*(np.array([each]) for each in (0, 0, nbytes)))
+
+
+def agreed(comm: MPI.Intracomm, act: Callable[[], Any], kind: type[WindowError] | type[MemoryLimitError]) -> Any:
+    """What `act` returns; where it fails on some rank, the same error of a kind on every rank. Collective."""
+    found, problem = None, ""
+    try:
+        found = act()
+    except (WindowError, MemoryError) as error:
+        problem = str(error)
+    told = comm.allgather(problem)
+    if any(told):
+        rank, text = next((rank, text) for rank, text in enumerate(told) if text)
+        raise kind(f"rank {rank}: {text}")
+    return found
+
+
+def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """The bytes at an address, without a copy."""
+    return np.ctypeslib.as_array((C.c_uint8 * nbytes).from_address(address))
