@@ -33,6 +33,8 @@ REFINED = 4
 CLOSE = 1.05
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
 by as much from one calibration to the next. Between nodes the cheapest is taken."""
+WORTH = 1.03
+"""How many times as long other ways must take before an operand is copied first: the copy takes memory."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"
@@ -280,7 +282,7 @@ def _best(row: Row, request: Request) -> Priced:
     if not able:
         return _rejected(EXCLUDED)
     bills = {n: bill(found[n], request.tariff) for n in able}
-    best = min(able, key=lambda n: bills[n].seconds)
+    best = min(able, key=lambda n: bills[n].seconds * (WORTH if ways[n][0] else 1))
     copied, layouts = ways[best]
     moved = traffic(found[best])
     kind = "one-sided" if moved.messages else "in place"
