@@ -10,8 +10,9 @@ Completion, ordering and visibility:
   operation and element type, and its target does nothing for it. UCX itself adds integers of 4 and 8 bytes only, and
   takes one call for each. Memory in reach is read and written in place, other by gets and puts.
 - Tickets are atomics of UCX; in callers' arrays, where those would wait for the owner, they go under the lock.
-- Within a node gets of callers' arrays go by cross memory attach (CMA). Between nodes over TCP the target takes part,
-  in a thread that sleeps until something comes: no transfer waits until a multiply, or a wait in MPI, is over.
+- Within a node callers' arrays are read and written by cross memory attach (`attach`). Between nodes over TCP the
+  target takes part, in a thread that sleeps until something comes: no transfer waits until a multiply, or a wait in
+  MPI, is over.
 - What fails raises WindowError, and names the other rank. Of a process that is gone UCX may say nothing: ranks watch
   each other's heartbeats, as with every window, and end the job.
 """
@@ -20,8 +21,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
-import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.errors import AbsentError, MemoryLimitError, WindowError
-from rma_mm.flavours import UCX, UCX_ARRAYS
+from rma_mm.flavours import CREATED, UCX, UCX_ARRAYS
 from rma_mm.geometry.span import Span
 from rma_mm.windows import libucp
+from rma_mm.windows.attach import Attached
 from rma_mm.windows.base import Array, NotBegunError, Patch, Transfer, check_addable, check_extent, closed
 from rma_mm.windows.boxes.copying import axes, chunks, paired_views, strided_elements
 from rma_mm.windows.boxes.runs import Runs, runs_of
@@ -48,10 +49,6 @@ PAGE = 4096
 """Bytes of a page."""
 SECTION = 2**21
 """Most bytes that are added under one lock: others are to have their turn."""
-PATIENCE, LOOKS = 0.05, 1000
-"""Seconds, and calls of UCX, after which a get that its owner takes no part in has come, or never will."""
-LEFT: list[Any] = []
-"""Memory that what never comes may still come to."""
 
 
 class Peer(NamedTuple):
@@ -84,7 +81,7 @@ class UcxWindow(Reach):
         self.under_way: set[UcxTransfer] = set()
         self._memory, own = agreed(comm, lambda: self.exposed(memory), MemoryLimitError)
         key = self._memory.key if self._memory is not None else b""
-        facts = (self.ucp.address, key, own.ctypes.data, self.ucp.locks.key, self.ucp.locks.address)
+        facts = (self.ucp.address, key, own.ctypes.data, os.getpid(), self.ucp.locks.key, self.ucp.locks.address)
         self.told: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
         self.lock_at = self.told[0][-1] % libucp.LOCKS * libucp.LOCK
         self.peers: dict[int, Peer] = {}
@@ -142,7 +139,7 @@ class UcxWindow(Reach):
         """How to reach a rank, from when it is first asked for. Raises WindowError."""
         found = self.peers.get(rank)
         if found is None:
-            address, key, base, lock_key, lock = self.told[rank][:5]
+            address, key, base, _, lock_key, lock, _ = self.told[rank]
             endpoint = self.ucp.endpoint(address)
             keys = endpoint.key(key) if key else None, endpoint.lock_key(lock_key)
             found = self.peers[rank] = Peer(endpoint, keys[0], base, keys[1], lock + self.lock_at)
@@ -174,7 +171,7 @@ class UcxWindow(Reach):
         """See `base.Window`."""
         self.require_open()
         for start, line in zip(starts, out, strict=True):
-            wait_until(self.moved(rank, line.ctypes.data, start, one_run(line.size)))
+            wait_until(self.mover(rank, line, start, one_run(line.size))(False))
 
     def flush(self) -> None:
         """See `base.Window`."""
@@ -226,11 +223,18 @@ class UcxWindow(Reach):
         found = begun()
         return done
 
-    def moved(self, rank: int, base: int, offset: int, runs: Runs, is_put: bool = False) -> Done:
-        """Begin to move stretches between memory at `base` and that of a rank, from `offset` on."""
-        peer = self.peer(rank)
-        runs = Runs(runs.far + (peer.base + offset), runs.near + base, runs.sizes)
-        return self.sure(rank, peer.endpoint.put if is_put else peer.endpoint.get, peer.key, runs)
+    def placed(self, rank: int, memory: Array, offset: int, runs: Runs) -> Runs:
+        """Stretches of memory here and of that of a rank, from `offset` on, by their addresses."""
+        return Runs(runs.far + (self.told[rank][2] + offset), runs.near + memory.ctypes.data, runs.sizes)
+
+    def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:
+        """What begins to get stretches from a rank into memory here, or, called with True, to put them there."""
+        peer, placed = self.peer(rank), self.placed(rank, memory, offset, runs)
+
+        def move(is_put: bool) -> Done:
+            return self.sure(rank, peer.endpoint.put if is_put else peer.endpoint.get, peer.key, placed)
+
+        return move
 
 
 class UcxArrayWindow(UcxWindow):
@@ -250,27 +254,27 @@ class UcxArrayWindow(UcxWindow):
     def reached(
         self, rank: int, nodes: tuple[int, ...], sizes: tuple[int, ...], own: NDArray[np.uint8]
     ) -> dict[int, NDArray[np.uint8]]:
-        """This rank's own. Raises WindowError where gets from ranks of the node wait for their owners."""
-        mates = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank and sizes[other]]
-        if mates:
-            self.require_direct(mates[0])
+        """This rank's own. Raises WindowError where that of other ranks of the node cannot be read."""
+        mates = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
+        self.pids = {other: self.told[other][3] for other in mates}
+        byte = np.zeros(1, np.uint8)
+        for other in [other for other in mates if sizes[other]]:
+            try:
+                Attached(self.pids[other], self.placed(other, byte, 0, one_run(1))).move()
+            except WindowError as error:
+                raise WindowError(f"{error}; or use the window '{CREATED.name}'") from None
         return {rank: own}
 
-    def require_direct(self, rank: int) -> None:
-        """Raise WindowError unless a get comes from a rank that does not call UCX."""
-        room = np.zeros(1, np.uint8)
-        with self.ucp.lock:
-            done = self.moved(rank, room.ctypes.data, 0, one_run(1))
-            end, looks = time.perf_counter() + PATIENCE, 0
-            while not done():
-                looks += 1
-                if looks > LOOKS and time.perf_counter() > end:
-                    LEFT.append(room)
-                    raise WindowError(
-                        "a get from another process of the node waits until that calls UCX: cross memory attach is "
-                        "forbidden (allow it: sysctl kernel.yama.ptrace_scope=0, docker run --cap-add=SYS_PTRACE), or "
-                        "UCX_TLS leaves it out; or use the window 'created'"
-                    )
+    def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:
+        """See `UcxWindow`."""
+        if rank not in self.pids:
+            return super().mover(rank, memory, offset, runs)
+        ways = [Attached(self.pids[rank], self.placed(rank, memory, offset, runs), is_put) for is_put in (False, True)]
+
+        def move(is_put: bool) -> Done:
+            return self.sure(rank, ways[is_put].move)
+
+        return move
 
 
 class UcxTransfer:
@@ -327,32 +331,26 @@ class UcxTransfer:
 
 
 class UcxGet(UcxTransfer):
-    """A get: straight to its place where both sides have stretches in common, else by way of packed memory."""
+    """A get: to its place where both sides have stretches in common, else by way of packed memory."""
 
-    def __init__(
-        self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span
-    ) -> None:
+    def __init__(self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> None:
         super().__init__(window, rank)
-        self.words, self.offset, itemsize = len(rows) * len(cols), target.offset, origin.itemsize
-        self.landing, self.pairs = origin, Pairs()
-        if not self.words:
-            return
-        strides, near = strided_elements(origin), (rows, cols)
+        self.words, self.pairs, memory, near = len(rows) * len(cols), Pairs(), origin, (rows, cols)
         fast = axes(target.strides)[1]
-        if strides[fast] != 1 and len((rows, cols)[fast]) > 1:
-            self.landing, near = packed(target, origin.dtype)
-            self.pairs = paired_views(self.landing, near, origin, (rows, cols))
-            strides = strided_elements(self.landing)
-        self.runs = runs_of(target, near, strides, itemsize)
+        if strided_elements(origin)[fast] != 1 and len(near[fast]) > 1:
+            memory, near = packed(target, origin.dtype)
+            self.pairs = paired_views(memory, near, origin, (rows, cols))
+        if self.words:
+            runs = runs_of(target, near, strided_elements(memory), origin.itemsize)
+            self.move = window.mover(rank, memory, target.offset, runs)
 
     def begin(self) -> None:
         """See `UcxTransfer`."""
-        if not self.words:
-            return
-        window = self.window
-        self.test = window.moved(self.rank, self.landing.ctypes.data, self.offset, self.runs)
-        window.under_way.add(self)
-        window.count(self.rank, self.words)
+        if self.words:
+            self.test = self.move(False)
+            self.window.under_way.add(self)
+            self.window.count(self.rank, self.words)
+            self.done()
 
     def is_over(self) -> bool:
         """See `UcxTransfer`."""
@@ -396,10 +394,6 @@ class Locked(UcxTransfer):
         """What is to be done, under a lock each."""
         raise NotImplementedError
 
-    def moved(self, base: int, offset: int, runs: Runs, is_put: bool = False) -> Steps:
-        """Read, or write."""
-        yield from ended(self.window.moved(self.rank, base, offset, runs, is_put))
-
     def swapped(self, value: int) -> Generator[None, None, int]:
         """Put a value into the target's lock; what was there."""
         peer, before = self.window.peer(self.rank), C.c_int64()
@@ -428,39 +422,37 @@ class UcxAccumulate(Locked):
         self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str
     ) -> None:
         super().__init__(window, rank)
-        self.origin, self.add = origin, REDUCTIONS[op].add
-        self.boxes = [
-            (target.part(*there), here)
+        self.add, prepare = REDUCTIONS[op].add, self.near if window.reaches(rank) else self.far
+        self.parts = [
+            prepare(target.part(*there), origin, here)
             for there, here in chunks(target, rows, cols, origin.itemsize, window.chunk_bytes)
         ]
 
     def sections(self) -> Steps:
         """See `Locked`."""
-        window = self.window
-        for target, here in self.boxes:
-            words, is_near = len(target.rows) * len(target.cols), self.rank in window._bases
-            yield from self.alone(self.near(target, here) if is_near else self.far(target, here))
-            window.count(self.rank, words, int(target is self.boxes[0][0]))
+        for number, (pairs, move) in enumerate(self.parts):
+            yield from self.alone(self.added(pairs, move))
+            self.window.count(self.rank, sum(mine.size for _, mine in pairs), int(number == 0))
 
-    def near(self, target: Patch, here: tuple[Span, Span]) -> Steps:
-        """Add to memory in reach."""
-        self.join((theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, self.origin, *here))
-        yield from ()
+    def near(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, None]:
+        """What is to be added to what, in reach."""
+        return [(theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, origin, *here)], None
 
-    def far(self, target: Patch, here: tuple[Span, Span]) -> Steps:
-        """Get, add, put."""
-        held, whole = packed(target, self.origin.dtype)
+    def far(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, Callable[[bool], Done]]:
+        """The same of memory that is got, and put back."""
+        held, whole = packed(target, origin.dtype)
         runs = runs_of(target, whole, strided_elements(held), held.itemsize)
-        box = held.ctypes.data, target.offset, runs
-        yield from self.moved(*box)
-        self.join(paired_views(self.origin, here, held, whole))
-        yield from self.moved(*box, is_put=True)
+        return paired_views(origin, here, held, whole), self.window.mover(self.rank, held, target.offset, runs)
 
-    def join(self, pairs: Iterable[tuple[Array, Array]]) -> None:
-        """Add what is second to what is first."""
+    def added(self, pairs: Pairs, move: Callable[[bool], Done] | None) -> Steps:
+        """Add, between a get and a put where there is something to move."""
+        if move is not None:
+            yield from ended(move(False))
         with np.errstate(all="ignore"):
             for total, summand in pairs:
                 self.add(total, summand, out=total)
+        if move is not None:
+            yield from ended(move(True))
 
 
 class UcxTicket(Locked):
@@ -489,11 +481,11 @@ class UcxTicket(Locked):
     def by_hand(self) -> Steps:
         """Under the lock."""
         held = np.zeros(1, np.int64)
-        box = held.ctypes.data, self.offset, one_run(8)
-        yield from self.moved(*box)
+        move = self.window.mover(self.rank, held, self.offset, one_run(8))
+        yield from ended(move(False))
         self.found = int(held[0])
         held += self.value
-        yield from self.moved(*box, is_put=True)
+        yield from ended(move(True))
 
 
 def packed(box: Patch, dtype: np.dtype[Any]) -> tuple[Array, tuple[Span, Span]]:
