@@ -13,6 +13,7 @@ COMMANDS = {
     "mpiexec -n P python -m bench.batches": "products of batches: rate beside NumPy, overhead of small ones, words",
     "mpiexec -n 3 python -m bench.uneven": "ranks pinned 1 + 2 to two cores: shares by speed against even ones",
     "mpiexec -n 3 python -m bench.slowed": "a rank loses half of its core for a while: shares that follow",
+    "mpiexec -n 2 python -m bench.windows": "transfers through each kind of window, by size, their owners idle or busy",
     "python -m bench.peers": "beside NumPy, ScaLAPACK, DTensor, heat, JAX, Dask and the textbooks' algorithms",
     "python -m bench.disk": "products of files, cached and cold, beside memory, the disk, Dask and Blosc2",
     "python -m bench.policy": "the planner: regrets of what it chooses, predicted against measured seconds",

@@ -25,7 +25,7 @@ import rma_mm
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WINDOWS = ("shared", "allocated", "created")
+WINDOWS = ("shared", "allocated", "created", "ucx")
 """Window flavours, in the order in which they are measured."""
 WRONG = 4
 """Exit code where a product came out wrong, as of `rma_mm.run`."""

@@ -1,12 +1,13 @@
 """The library UCX (libucp) by ctypes: memory that is exposed, endpoints, gets, puts and atomics.
 
 Structures hold the fields that are used, and spare room behind them: later versions add fields, which a mask leaves
-out. One libucp serves a process: that which is loaded already, as MPICH's is, else that of ucx-py, of MPICH's wheel, of
-the system, or of the wheel libucx. docs/ucx.md tells users of it.
+out. One libucp serves a process: that which is loaded already, as MPI's is, else that of ucx-py, of MPI's wheel, of the
+system, or of the wheel libucx. docs/ucx.md tells users of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes as C
 import ctypes.util
 import glob
@@ -14,9 +15,10 @@ import os
 import select
 import site
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from threading import RLock, Thread, get_ident
 from typing import Any, NamedTuple
@@ -114,10 +116,13 @@ class Ucp:
         self._shared = shared_with_ucx_py()
         if self._shared is not None:
             self.context.value, self.worker.value = (each.handle for each in self._shared)
+            atexit.register(log_from, self.path, b"fatal")  # it takes its context away while memory is still exposed
         else:
             wanted = ContextParams(mask=FIELD_FEATURES, features=RMA | AMO64 | WAKEUP)
             tried = f"{self.path} does not start"
-            require(self.lib.ucp_init_version(*OLDEST, C.byref(wanted), None, C.byref(self.context)), tried)
+            with quiet(self.path):
+                status = self.lib.ucp_init_version(*OLDEST, C.byref(wanted), None, C.byref(self.context))
+            require(status, tried)
             workers = WorkerParams(mask=FIELD_THREADS, threads=MULTI)
             require(self.lib.ucp_worker_create(self.context, C.byref(workers), C.byref(self.worker)), tried)
         self.address = self._packed("ucp_worker_get_address", self.worker)
@@ -215,7 +220,10 @@ class Endpoint:
         self._lock_key: Any = None
         raw = C.create_string_buffer(address, len(address))
         asked = EndpointParams(mask=EP_ADDRESS, address=C.addressof(raw))
-        checked(ucp.lib.ucp_ep_create(ucp.worker, C.byref(asked), C.byref(self.handle)), "endpoint")
+        with quiet(ucp.path):
+            status = ucp.lib.ucp_ep_create(ucp.worker, C.byref(asked), C.byref(self.handle))
+        if status != OK:
+            raise WindowError(f"UCX reaches no other process ({message(status)}); {remedy()}")
 
     def key(self, packed: bytes) -> Any:
         """A key to memory of the process, to be destroyed. Raises WindowError."""
@@ -303,6 +311,23 @@ class Endpoint:
         return done
 
 
+@contextmanager
+def quiet(path: str) -> Iterator[None]:
+    """Let UCX write nothing of what fails: it would write to standard output. Where UCX_LOG_LEVEL is set, it does."""
+    log_from(path, b"fatal")
+    try:
+        yield
+    finally:
+        log_from(path, b"warn")
+
+
+def log_from(path: str, level: bytes) -> None:
+    """Let UCX write what is at least so grave, unless the user has said what it is to write."""
+    if "UCX_LOG_LEVEL" not in os.environ:
+        with suppress(OSError, AttributeError):
+            C.CDLL(beside(path, "ucs")).ucs_global_opts_set_value(b"LOG_LEVEL", level)
+
+
 def message(status: int) -> str:
     """What UCX says of a status."""
     lib: Any = loaded()[1]
@@ -318,11 +343,15 @@ def checked(status: int, what: str) -> None:
 def require(status: int, what: str) -> None:
     """Raise AbsentError unless a call that all rests on went well."""
     if status != OK:
-        tls = os.environ.get("UCX_TLS")
-        raise AbsentError(
-            f"{what}: {message(status)}; " + (f"UCX_TLS is {tls}: unset it, or name transports that are there, as "
-            f"sm,tcp,self" if tls else "run with UCX_LOG_LEVEL=info, or use the window 'shared'")
-        )
+        raise AbsentError(f"{what}: {message(status)}; {remedy()}")
+
+
+def remedy() -> str:
+    """What may help where UCX finds no way."""
+    tls = os.environ.get("UCX_TLS")
+    if tls:
+        return f"UCX_TLS is {tls}: unset it, or name transports that are there, as sm,tcp,self"
+    return "UCX_LOG_LEVEL=info makes it say more; other windows do without it"
 
 
 @cache
@@ -340,8 +369,7 @@ def loaded() -> tuple[str, Any, str]:
             f"two libraries of UCX are in this process, {' and '.join(there)}; two would not know of each other's "
             f"memory hooks: install one, or let LD_LIBRARY_PATH name one"
         )
-    with suppress(ImportError):
-        import ucp._libs.ucx_api  # noqa: F401 - it loads its libucp
+    ucx_py()  # which loads its libucp
     path = next(iter(in_process() or candidates()), None)
     if path is None:
         raise AbsentError("no libucp here; pip install mpich, or libucx-cu12 (needs no GPU), or apt install libucx0")
@@ -374,11 +402,11 @@ def in_process() -> list[str]:
 
 
 def candidates() -> list[str]:
-    """Where a library of UCX may be, in the order in which they are taken: MPICH's wheel, the system's, libucx's."""
+    """Where a library of UCX may be, in the order in which they are taken: MPI's wheel, the system's, libucx's."""
     folders = [sys.prefix, *site.getsitepackages()]
-    mpich = [path for each in folders for path in glob.glob(f"{each}/lib/mpich/libucp.so*")]
+    mpi = [path for each in folders for path in glob.glob(f"{each}/lib/*mpi*/libucp.so*")]
     wheel = [path for each in folders for path in glob.glob(f"{each}/libucx/lib/libucp.so*")]
-    return [*sorted(mpich), *filter(None, [ctypes.util.find_library("ucp")]), *sorted(wheel)]
+    return [*sorted(mpi), *filter(None, [ctypes.util.find_library("ucp")]), *sorted(wheel)]
 
 
 def beside(path: str, name: str) -> str:
@@ -386,11 +414,22 @@ def beside(path: str, name: str) -> str:
     return os.path.join(os.path.dirname(path), os.path.basename(path).replace("libucp", f"lib{name}"))
 
 
-def shared_with_ucx_py() -> tuple[Any, Any] | None:
-    """A context and a worker of ucx-py, whose handles are used; None where it is not installed."""
+@cache
+def ucx_py() -> Any:
+    """The module of ucx-py that knows handles; None where it is not installed, or its libucp does not go with MPI's."""
     try:
-        from ucp._libs import ucx_api
-    except ImportError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ucp._libs import ucx_api
+    except (ImportError, OSError):
+        return None
+    return ucx_api
+
+
+def shared_with_ucx_py() -> tuple[Any, Any] | None:
+    """A context and a worker of ucx-py, whose handles are used; None where there is none."""
+    ucx_api = ucx_py()
+    if ucx_api is None:
         return None
     context = ucx_api.UCXContext(feature_flags=(ucx_api.Feature.RMA, ucx_api.Feature.AMO64, ucx_api.Feature.WAKEUP))
     return context, ucx_api.UCXWorker(context)

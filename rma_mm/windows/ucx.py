@@ -85,6 +85,7 @@ class UcxWindow(Reach):
         self.told: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
         self.lock_at = self.told[0][-1] % libucp.LOCKS * libucp.LOCK
         self.peers: dict[int, Peer] = {}
+        agreed(comm, lambda: self.peer((comm.rank + 1) % comm.size), AbsentError)
         bases = agreed(comm, lambda: self.reached(comm.rank, nodes, sizes, own), AbsentError)
         super().__init__(comm.rank, nodes, sizes, bases)
         if len(set(nodes)) > 1:
@@ -130,7 +131,7 @@ class UcxWindow(Reach):
             tls = os.environ.get("UCX_TLS", "")
             raise WindowError(
                 f"UCX maps no memory of another process of the node ({libucp.message(status)}); "
-                + (f"UCX_TLS is {tls}: add sm to it" if tls else "give processes shared memory (docker run --ipc=host)")
+                + (f"UCX_TLS is {tls}: add sm to it" if tls else "let them share it (docker run --ipc=host --pid=host)")
                 + f", or use the window '{UCX_ARRAYS.name}'"
             )
         return bytes_at(pointer.value, nbytes)

@@ -44,7 +44,7 @@ bandwidth = "25 GB/s"       # of a node, in and out at once; its ranks share it
 hidden = 0.9                # ? the share of a transfer that goes on behind a multiply; 1 where it is left out
 
 # Movements that cost something else, on a link ("node" or "between"): get, put, accumulate and fetch_add behind the
-# windows that they go through (shared, allocated, created), "shared.get busy" where the target multiplies, and
+# windows that they go through, "shared.get busy" where the target multiplies, and
 # broadcast, all-gather, reduce, reduce-scatter, shift.
 # [movements.between]
 # "shared.get" = { latency = "4 us", bandwidth = "23 GB/s" }

@@ -272,6 +272,8 @@ class Arena:
     def _opened(self, wanted: Flavour, memory: Callable[[Flavour], int | NDArray[Any]]) -> Window:
         """A window whose transfers go on while its ranks multiply, of the flavour that is wanted or what takes over.
 
+        A flavour that was asked for and is absent is an error, as when a mesh is made on it.
+
         memory: what it exposes, by flavour. Collective; raises as `open_window`.
         """
         mesh = self.mesh
@@ -283,7 +285,8 @@ class Arena:
                     flavour.name, mesh.comm, memory(flavour), node_of=mesh.node_of, checks=mesh.checks
                 )
             except (MemoryLimitError, AbsentError) as error:
-                if flavour.when_too_small is None:
+                is_asked = flavour == mesh.flavour and isinstance(error, AbsentError)
+                if flavour.when_too_small is None or is_asked:
                     raise
                 found = mesh.taken_over[flavour.name] = Fallback(flavour, flavour.when_too_small, str(error))
                 mesh.fallbacks.append(str(found))

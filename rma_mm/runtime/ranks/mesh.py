@@ -51,7 +51,7 @@ class Mesh:
     """Ranks 0…prod(shape) − 1 of a communicator on a grid with named axes. Collective to make and to close.
 
     shape: ranks along each axis. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l, p, q, r
-    when not given. window: shared, allocated, created, or a registered one; RMA_MM_WINDOW, or shared, when not given.
+    when not given. window: a flavour (`--list-windows` names them); RMA_MM_WINDOW, or shared, when not given.
     threads: BLAS threads of a rank; by ranks per node when not given. speeds: how fast each rank of the grid
     multiplies, in any unit, by which `auto` cuts what is not placed yet; as calibration measured it when not given.
     timeout: seconds for which a rank may stand still before the job ends; RMA_MM_TIMEOUT, or 20, when not given.
