@@ -110,7 +110,7 @@ class Maker:
     def _opened(self, given: Given, x: Array) -> Opened:
         path, is_half = self.directory / f"open{self.files}", given.dtype == "bfloat16"
         self.files = (self.files + 1) % 6
-        has_chunks = given.order == "chunks" and not is_half and ".h5" in formats()
+        has_chunks = given.order == "chunks" and not is_half and x.size > 0 and ".h5" in formats()
         path = path.with_suffix(".h5" if has_chunks else ".npy")
         if self.mesh.rank == 0:
             if has_chunks:

@@ -41,6 +41,8 @@ LAST_ERROR = 256
 """Pointers from −256 to −1 are errors, as statuses are."""
 LOCKS, LOCK = 64, 64
 """Locks of a process, and bytes from one to the next."""
+BURST = 64
+"""Looks of a listener before others may call the library again."""
 ASLEEP = 1000
 """Milliseconds for which a listener sleeps at most."""
 P, U64, SIZE = C.c_void_p, C.c_uint64, C.c_size_t
@@ -167,8 +169,9 @@ class Ucp:
         events.register(descriptor.value, select.POLLIN)
         while True:
             with self.lock:
-                while self.advance():
-                    pass
+                for _ in range(BURST):
+                    if not self.advance():
+                        break
                 is_armed = self.lib.ucp_worker_arm(self.worker) == OK
             if is_armed:
                 events.poll(ASLEEP)

@@ -341,6 +341,7 @@ class UcxGet(UcxTransfer):
         if strided_elements(origin)[fast] != 1 and len(near[fast]) > 1:
             memory, near = packed(target, origin.dtype)
             self.pairs = paired_views(memory, near, origin, (rows, cols))
+        self.landing = memory  # which is to live as long as its address is known here
         if self.words:
             runs = runs_of(target, near, strided_elements(memory), origin.itemsize)
             self.move = window.mover(rank, memory, target.offset, runs)
@@ -402,12 +403,14 @@ class Locked(UcxTransfer):
         return before.value
 
     def alone(self, work: Steps) -> Steps:
-        """Do something under the lock."""
+        """Do something under the lock, which is given back also where that fails."""
         while (yield from self.swapped(1)):
             yield
         self.has_begun = True
-        yield from work
-        yield from self.swapped(0)
+        try:
+            yield from work
+        finally:
+            yield from self.swapped(0)
 
 
 def ended(done: Done) -> Steps:

@@ -235,13 +235,14 @@ def test_replicas_of_a_source_that_differ(comm):
 
 
 @parallel(ranks=(3,), env=BOTH)
+@pytest.mark.parametrize("flavour", ["shared", "ucx", "ucx_arrays"])
 @pytest.mark.parametrize("case", ["case_get_patches", "case_accumulate_concurrently", "case_counters"])
-def test_checked_windows_are_windows(comm, case):
+def test_checked_windows_are_windows(comm, case, flavour):
     """They do, and count, what others do, and find nothing where nothing is wrong."""
     checks = Checks()
-    world = MpiWorld(comm, "shared")
+    world = MpiWorld(comm, flavour)
     world.open = lambda nbytes, chunk_bytes=None: open_window(
-        "shared", comm, nbytes, node_of=world.node_of, chunk_bytes=chunk_bytes, checks=checks
+        flavour, comm, nbytes, node_of=world.node_of, chunk_bytes=chunk_bytes, checks=checks
     )
     getattr(WindowConformance(), case)(world)
     if case != "case_counters":  # there ranks read what others add to
