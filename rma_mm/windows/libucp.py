@@ -15,6 +15,7 @@ import os
 import select
 import site
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -43,6 +44,9 @@ LOCKS, LOCK = 64, 64
 """Locks of a process, and bytes from one to the next."""
 BURST = 64
 """Looks of a listener before others may call the library again."""
+RESTS, LONGEST_REST = 4, 3e-3
+"""How many times as long as it was at work a listener rests, and seconds at most: it takes the core from a multiply,
+and the system's buffers take what comes meanwhile."""
 ASLEEP = 1000
 """Milliseconds for which a listener sleeps at most."""
 P, U64, SIZE = C.c_void_p, C.c_uint64, C.c_size_t
@@ -168,11 +172,13 @@ class Ucp:
         events = select.poll()
         events.register(descriptor.value, select.POLLIN)
         while True:
+            begin = time.perf_counter()
             with self.lock:
                 for _ in range(BURST):
                     if not self.advance():
                         break
                 is_armed = self.lib.ucp_worker_arm(self.worker) == OK
+            time.sleep(min(RESTS * (time.perf_counter() - begin), LONGEST_REST))
             if is_armed:
                 events.poll(ASLEEP)
 
