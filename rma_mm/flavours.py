@@ -40,9 +40,9 @@ class Flavour:
     library: str = "MPI"
     """Which library moves what goes through it."""
     at_most: int = 1900
-    """How many windows of its library a mesh may have open: MPICH dies at about 2045."""
+    """Most windows of its library that a mesh may have open: MPICH dies at about 2045."""
     when_too_small: Flavour | None = None
-    """What takes over where it is absent, or the system grants too little of its memory; None where that is an
+    """The flavour that takes over where it is absent, or the system grants too little memory; None where that is an
     error."""
     like: Flavour | None = None
     """By whose figures it is priced where it was not measured; by those of `DEFAULT` where neither was."""
@@ -56,7 +56,7 @@ class Flavour:
 
     @property
     def all_for_arrays(self) -> list[Flavour]:
-        """What exposes the caller's own arrays beside it: itself where it can, else all that do.
+        """The flavours that can expose callers' arrays beside it: itself where it can, else all that do.
 
         Those whose transfers wait for no busy owner are first.
         """
@@ -70,7 +70,7 @@ class Flavour:
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """A line for people: whose it is, and what it can do."""
         every = type(self).types == self.types and type(self).operations == self.operations
         return "; ".join([
             self.library,
@@ -83,7 +83,7 @@ class Flavour:
         ])
 
     def accumulates(self, dtype: DTypeLike, op: str = "SUM") -> bool:
-        """Whether `Window.accumulate` takes this type of elements and operation.
+        """Return whether `Window.accumulate` takes this type of elements and operation.
 
         Where it does not, 16-bit floats are accumulated in a float32 shadow, and least or greatest floats as integers
         in the same order.
@@ -95,7 +95,7 @@ class Flavour:
         return op in self.operations and found.name in self.types and found in REDUCTIONS[op].types
 
     def sums(self, reduction: Reduction, dtype: np.dtype[Any]) -> bool:
-        """Whether ranks can accumulate elements of a type by what a semiring adds with."""
+        """Return whether ranks can accumulate elements of a type by the operation that a semiring adds with."""
         return self.accumulates(reduction.added_as(dtype), reduction.mpi)
 
 

@@ -107,7 +107,7 @@ def namespace() -> tuple[str, ...] | None:
 
 
 def has_ucx() -> bool:
-    """Whether there is a library of UCX for windows."""
+    """Return whether there is a library of UCX for windows."""
     try:
         libucp.loaded()
     except AbsentError:

@@ -13,7 +13,7 @@ __all__ = ["parse", "run", "text"]
 
 
 def text(options: RunOptions) -> str:
-    """What `--help`, `--list` and `--list-windows` print: one algorithm, or flavour, a line, its name first."""
+    """Return what `--help`, `--list` and `--list-windows` print: a line for each algorithm, or flavour."""
     if options.help:
         return help_text()
     if options.list_windows:

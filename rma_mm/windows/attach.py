@@ -27,7 +27,7 @@ REMEDIES = {
     errno.ESRCH: "the process is gone, or in another PID namespace: docker run --pid=host",
     errno.ENOSYS: "this system has no process_vm_readv",
 }
-"""What is to be said of errors."""
+"""Explanations of errors, with remedies."""
 
 
 class Attached:
@@ -64,7 +64,7 @@ def over() -> bool:
 
 @cache
 def calls() -> tuple[Any, Any]:
-    """What reads, and what writes. Raises WindowError where the system has neither."""
+    """Return the functions that read and write. Raises WindowError where the system has neither."""
     try:
         library: Any = C.CDLL(None, use_errno=True)
         found = library.process_vm_readv, library.process_vm_writev

@@ -122,7 +122,7 @@ class Window(Protocol):
     counters: Counters
     """Traffic that this rank caused through this window."""
     loads_on_node: bool
-    """Whether ranks of a node load and store in place what each other expose here."""
+    """True where ranks of a node load and store in place what each other expose here."""
 
     @property
     def local(self) -> NDArray[np.uint8]:

@@ -45,7 +45,7 @@ LOCKS, LOCK = 64, 64
 BURST = 64
 """Looks of a listener before others may call the library again."""
 RESTS, LONGEST_REST = 4, 3e-3
-"""How many times as long as it was at work a listener rests, and seconds at most: it takes the core from a multiply,
+"""A listener rests this many times as long as it worked, at most so many seconds: it takes the core from a multiply,
 and the system's buffers take what comes meanwhile."""
 ASLEEP = 1000
 """Milliseconds for which a listener sleeps at most."""
@@ -68,11 +68,11 @@ RequestParams = structure(
 )  # fmt: skip
 NOTHING_MORE = RequestParams()
 PLAIN = C.byref(NOTHING_MORE)
-"""Of a call that takes nothing beyond its arguments."""
+"""Parameters for calls that need none beyond their arguments."""
 Steps = Iterator[None]
-"""What is left to do: each step ends where there is nothing to do but wait."""
+"""Work that is left: each step ends where there is nothing to do but wait."""
 Done = Callable[[], bool]
-"""What tells whether something is over, gives it progress, and raises WindowError where it failed."""
+"""A function that tells if something is over, gives it progress, and raises WindowError where it failed."""
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "ucp_init_version": (C.c_byte, C.c_uint, C.c_uint, P, P, P),
@@ -107,7 +107,7 @@ class Mapped(NamedTuple):
     handle: Any
     address: int
     key: bytes
-    """What others unpack."""
+    """Bytes that others unpack."""
 
 
 class Ucp:
@@ -207,7 +207,7 @@ class Ucp:
             return found
 
     def _packed(self, call: str, *arguments: Any) -> bytes:
-        """What a call packs, which is released."""
+        """Return the bytes that a call packs, and release its buffer."""
         pointer, length = P(), SIZE()
         checked(getattr(self.lib, call)(*arguments, C.byref(pointer), C.byref(length)), call)
         raw = C.string_at(pointer, length.value)
@@ -225,7 +225,7 @@ class Endpoint:
         """Raises WindowError."""
         self.ucp, self.handle = ucp, P()
         self.line: deque[Steps] = deque()
-        """What is to be done there under a lock: one after the other, so that none waits for another of this rank."""
+        """Work to be done there under a lock: one after the other, so that none waits for another of this rank."""
         self._lock_key: Any = None
         raw = C.create_string_buffer(address, len(address))
         asked = EndpointParams(mask=EP_ADDRESS, address=C.addressof(raw))
@@ -297,7 +297,7 @@ class Endpoint:
             raise WindowError(message(request))
 
     def _test(self, request: int, *held: Any) -> Done:
-        """What tells whether a request is over; until then it keeps alive what is `held`."""
+        """Return a test of a request; it keeps `held` alive until the request is over."""
         self._require(request)
         lib, left = self.ucp.lib, [request, *held] if request else []
 
@@ -338,7 +338,7 @@ def log_from(path: str, level: bytes) -> None:
 
 
 def message(status: int) -> str:
-    """What UCX says of a status."""
+    """Return the text that UCX has for a status."""
     lib: Any = loaded()[1]
     return str(lib.ucs_status_string(C.c_byte(status)).decode())
 
@@ -356,7 +356,7 @@ def require(status: int, what: str) -> None:
 
 
 def remedy() -> str:
-    """What may help where UCX finds no way."""
+    """Return advice for where UCX finds no way."""
     tls = os.environ.get("UCX_TLS")
     if tls:
         return f"UCX_TLS is {tls}: unset it, or name transports that are there, as sm,tcp,self"
@@ -411,7 +411,7 @@ def in_process() -> list[str]:
 
 
 def candidates() -> list[str]:
-    """Where a library of UCX may be, in the order in which they are taken: MPI's wheel, the system's, libucx's."""
+    """Return paths of libraries of UCX in the order in which they are taken: MPI's wheel, the system's, libucx's."""
     folders = [sys.prefix, *site.getsitepackages()]
     mpi = [path for each in folders for path in glob.glob(f"{each}/lib/*mpi*/libucp.so*")]
     wheel = [path for each in folders for path in glob.glob(f"{each}/libucx/lib/libucp.so*")]

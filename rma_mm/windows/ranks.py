@@ -1,4 +1,4 @@
-"""What the ranks of a communicator tell each other before they open a window."""
+"""Facts that the ranks of a communicator tell each other before they open a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every window does with memory within reach, whoever moves the rest."""
+"""The part of every window that deals with memory within reach, whoever moves the rest."""
 
 from __future__ import annotations
 

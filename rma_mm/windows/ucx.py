@@ -44,7 +44,7 @@ from rma_mm.windows.reach import Pairs, Reach, array_problem, exposed_bytes, spa
 from rma_mm.windows.waiting import barrier, wait_until
 
 NUMBERS = count()
-"""Of the windows of this process."""
+"""Numbers of the windows of this process."""
 PAGE = 4096
 """Bytes of a page."""
 SECTION = 2**21
@@ -137,7 +137,7 @@ class UcxWindow(Reach):
         return bytes_at(pointer.value, nbytes)
 
     def peer(self, rank: int) -> Peer:
-        """How to reach a rank, from when it is first asked for. Raises WindowError."""
+        """Return the way to a rank, made when it is first asked for. Raises WindowError."""
         found = self.peers.get(rank)
         if found is None:
             address, key, base, _, lock_key, lock, _ = self.told[rank]
@@ -229,7 +229,7 @@ class UcxWindow(Reach):
         return Runs(runs.far + (self.told[rank][2] + offset), runs.near + memory.ctypes.data, runs.sizes)
 
     def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:
-        """What begins to get stretches from a rank into memory here, or, called with True, to put them there."""
+        """Return a function that begins to get stretches from a rank into memory here, or, given True, to put."""
         peer, placed = self.peer(rank), self.placed(rank, memory, offset, runs)
 
         def move(is_put: bool) -> Done:
@@ -279,10 +279,10 @@ class UcxArrayWindow(UcxWindow):
 
 
 class UcxTransfer:
-    """What is begun, awaited and begun again. See `base.Transfer`."""
+    """A transfer that is begun, awaited and begun again. See `base.Transfer`."""
 
     adds = False
-    """Whether it changes memory of another rank."""
+    """True where it changes memory of another rank."""
 
     def __init__(self, window: UcxWindow, rank: int) -> None:
         self.window, self.rank = window, rank
@@ -303,7 +303,7 @@ class UcxTransfer:
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Whether it has ended, well or not; gives it progress."""
+        """Return whether it has ended, well or not; give it progress."""
         raise NotImplementedError
 
     def done(self) -> bool:
@@ -364,7 +364,7 @@ class UcxGet(UcxTransfer):
 
 
 class Locked(UcxTransfer):
-    """What is done to a target's memory while no other rank does anything to it under a lock."""
+    """A change of a target's memory under its lock, which one rank holds at a time."""
 
     adds = True
 
@@ -393,7 +393,7 @@ class Locked(UcxTransfer):
         self.is_ended = True
 
     def sections(self) -> Steps:
-        """What is to be done, under a lock each."""
+        """Do all that is to be done, each part under the lock."""
         raise NotImplementedError
 
     def swapped(self, value: int) -> Generator[None, None, int]:
@@ -439,7 +439,7 @@ class UcxAccumulate(Locked):
             self.window.count(self.rank, sum(mine.size for _, mine in pairs), int(number == 0))
 
     def near(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, None]:
-        """What is to be added to what, in reach."""
+        """Return pairs of (sum, summand) of memory in reach."""
         return [(theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, origin, *here)], None
 
     def far(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, Callable[[bool], Done]]:
@@ -504,7 +504,7 @@ def one_run(nbytes: int) -> Runs:
 
 
 def agreed(comm: MPI.Intracomm, act: Callable[[], Any], kind: type[WindowError] | type[MemoryLimitError]) -> Any:
-    """What `act` returns; where it fails on some rank, the same error of a kind on every rank. Collective."""
+    """Return what `act` does; where it fails on some rank, raise the same error of a kind on every rank. Collective."""
     found, problem = None, ""
     try:
         found = act()

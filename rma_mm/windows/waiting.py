@@ -36,7 +36,7 @@ LATE = 1.0
 WHEN_LATE: list[Callable[[], None]] = []
 """What those ask who were told of nothing else to ask; may raise."""
 POLLERS: list[Callable[[], object]] = []
-"""What gives progress to the transfers of other ranks, one for each library that moves data."""
+"""Functions that give progress to the transfers of other ranks, one for each library that moves data."""
 HELPERS: set[int] = set()
 """Threads that ask nothing: nobody would hear what they raise."""
 

@@ -55,7 +55,7 @@ def exercise(window: Window, array: np.ndarray) -> None:
 @parallel(ranks=(2,), env=("node", "ucx_tcp"))
 @pytest.mark.parametrize("flavour", ["ucx", "ucx_arrays"])
 def test_owners_take_no_part(comm: MPI.Intracomm, flavour: str, tmp_path: Path) -> None:
-    """Where UCX serves in software, a listener does: no transfer waits for what its owner is at."""
+    """A listener serves where UCX does so in software: no transfer waits for what its owner is at."""
     array = np.arange(ROWS * COLS, dtype=np.float64).reshape(ROWS, COLS)
     window = open_window(flavour, comm, array.nbytes + 8)
     own = window.view(comm.rank, 0, (ROWS, COLS), (COLS, 1), np.float64)

@@ -34,7 +34,7 @@ CLOSE = 1.05
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
 by as much from one calibration to the next. Between nodes the cheapest is taken."""
 WORTH = 1.03
-"""How many times as long other ways must take before an operand is copied first: the copy takes memory."""
+"""An operand is copied first only where other ways take this many times as long: the copy takes memory."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"

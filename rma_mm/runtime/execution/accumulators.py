@@ -28,7 +28,7 @@ class Sums:
     """Whether ranks accumulate into each other's C. The least and the greatest floats are then sought among keys,
     which C holds from when it is opened until it is closed: MPI's MIN and MAX lose NaN."""
     through_windows: bool = True
-    """Whether windows add as the semiring does; else each rank adds to its own C alone."""
+    """True where windows add as the semiring does; else each rank adds to its own C alone."""
 
     def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
         """Whether a home in which sums of `dtype` are formed holds keys in the meantime."""

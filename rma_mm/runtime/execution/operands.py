@@ -163,7 +163,7 @@ class Operands:
         return self.options.deterministic and not self.semiring.in_any_order
 
     def may_push(self, flavours: Iterable[Flavour]) -> bool:
-        """Whether ranks can add to each other's C in windows of any of these flavours."""
+        """Return whether ranks can add to each other's C in windows of any of these flavours."""
         return all(flavour.sums(self.semiring.reduction, self.summed) for flavour in flavours)
 
     def choose_kernel(self) -> str:

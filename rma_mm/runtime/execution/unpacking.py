@@ -33,7 +33,7 @@ class Unpacked:
 
 
 def is_packed(schedule: Schedule, op: Copy, in_reach: bool, is_cast: bool) -> bool:
-    """Whether a copy is to land apart: where it is cast, or would have to be scattered on its way.
+    """Return whether a copy is to land apart: where it is cast, or would have to be scattered on its way.
 
     Of a redistribution alone: what a product copies goes into scratch of its own, or is counted as going to its place.
     in_reach: whether the window that it comes from lets this rank load it.

@@ -91,7 +91,7 @@ class FileWindow:
         """In which it did."""
 
     def reaches(self, rank: int) -> bool:
-        """Whether it is memory that this rank loads: it is a file."""
+        """Return False: a file is no memory that this rank could load."""
         return False
 
     def get(

@@ -39,7 +39,7 @@ MANY = 64
 
 @dataclass(frozen=True)
 class Fallback:
-    """What windows are opened as in place of others, from when these could not be had."""
+    """Windows that are opened in place of others, from when these could not be had."""
 
     what: Flavour
     instead: Flavour
@@ -80,7 +80,7 @@ class Ranks(Protocol):
         """All ranks, those beyond the grid included."""
 
     def granted(self, flavour: Flavour) -> Flavour:
-        """What windows of a flavour are opened as now."""
+        """Return the flavour that windows of a flavour are opened as now."""
 
     def next_serial(self) -> int:
         """A number that is the same on every rank."""

@@ -89,9 +89,9 @@ class Mesh:
         wrong = self._problem(shape, names, name, threads, speeds, timeout, parent.size)
         agree(group.comm if group else parent, "Mesh", facts, wrong)
         self.flavour = find_flavour(name)
-        """Of the windows that were asked for."""
+        """The flavour of windows that was asked for."""
         self.taken_over: dict[str, Fallback] = {}
-        """What other windows took over, by the name of the flavour that could not be had."""
+        """The windows that took over, by the name of the flavour that could not be had."""
         self.group = group or ProcessGroup(parent)
         """Its ranks, which it may share with other meshes."""
         self._is_closed = False
@@ -197,7 +197,7 @@ class Mesh:
         return self.granted(self.flavour).name
 
     def granted(self, flavour: Flavour) -> Flavour:
-        """What windows of a flavour are opened as now: as itself, or as what took over from it."""
+        """Return the flavour that windows of a flavour are opened as now: itself, or the one that took over."""
         while flavour.name in self.taken_over:
             flavour = self.taken_over[flavour.name].instead
         return flavour
