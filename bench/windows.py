@@ -209,7 +209,7 @@ def plot(file: Path, found: Sequence[Timing]) -> str:
         panel.set_title(f"{move}, owner {owner}")
     axes[0, 0].legend(fontsize=8)
     where = measure.machine()
-    figure.suptitle(f"Transfers through windows, {where['cpu']}, {where['date'][:10]}")
+    figure.suptitle(f"Transfers through windows (dashed: strided), {where['cpu']}, {where['date'][:10]}")
     figure.savefig(file, dpi=120)
     return f"drawn in {file}"
 
