@@ -162,6 +162,16 @@ def blas_name() -> str:
     return "; ".join(f"{x['internal_api']} {x['version']} ({x.get('architecture')})" for x in loaded)
 
 
+def no_plot(file: Path) -> str:
+    """Return why nothing can be drawn in a file, else nothing, with matplotlib set to draw without a screen."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return f"no plot in {file}: matplotlib is not installed (pip install matplotlib)"
+    mpl.use("Agg")
+    return ""
+
+
 # -- the frame of a command -----------------------------------------------------------------------
 
 

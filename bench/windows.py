@@ -63,7 +63,7 @@ def main(comm: MPI.Intracomm) -> int:
         with Exposure(comm, flavour, nodes, max(sizes), needs) as exposure:
             found += exposure.measured(sizes)
     if comm.rank == 0:
-        lines = [*measure.table(["µs", *map(named, sizes)], rows(found, sizes)), *left_out]
+        lines = [*measure.table(["µs", *map(named, sizes), "GB/s"], rows(found, sizes)), *left_out]
         if options.plot is not None:
             lines.append(plot(options.plot, found))
         measure.publish(options.json, "windows", measure.machine(), lines, transfers=found)
@@ -181,7 +181,7 @@ def named(size: int) -> str:
 
 
 def rows(found: Sequence[Timing], sizes: Sequence[int]) -> list[list[object]]:
-    """A row of the table for each kind of transfer; in the last column its bandwidth."""
+    """A row of the table for each kind of transfer; in the last column the bandwidth of the largest."""
     kinds = dict.fromkeys((each["window"], each["move"], each["lies"], each["owner"]) for each in found)
     lines: list[list[object]] = []
     for kind in kinds:
@@ -189,17 +189,16 @@ def rows(found: Sequence[Timing], sizes: Sequence[int]) -> list[list[object]]:
             each["bytes"]: each["seconds"] for each in found
             if (each["window"], each["move"], each["lies"], each["owner"]) == kind
         }  # fmt: skip
-        lines.append([" ".join(kind), *(1e6 * took[size] if size in took else None for size in sizes)])
+        largest = max(took)
+        each_took = (1e6 * took[size] if size in took else None for size in sizes)
+        lines.append([" ".join(kind), *each_took, 1e-9 * largest / took[largest]])
     return lines
 
 
 def plot(file: Path, found: Sequence[Timing]) -> str:
     """Draw seconds by size; what is to be said of it."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return f"no plot in {file}: matplotlib is not installed (pip install matplotlib)"
-    mpl.use("Agg")
+    if reason := measure.no_plot(file):
+        return reason
     from matplotlib import pyplot
 
     panels = [(move, owner) for move in ("get", "accumulate") for owner in ("idle", "busy")]

@@ -71,16 +71,15 @@ class Flavour:
     @property
     def summary(self) -> str:
         """A line for people: whose it is, and what it can do."""
-        every = type(self).types == self.types and type(self).operations == self.operations
-        return "; ".join([
-            self.library,
-            "memory that ranks of a node load in place" if self.loads_on_node else "the caller's own arrays, in place"
-            if self.takes_arrays else "memory of its own",
-            "a transfer waits until its owner calls the library" if self.needs_progress else
-            "no transfer within a node waits for its owner",
-            "accumulates every type but 16-bit floats" if every else
-            f"accumulates {', '.join(self.types) or 'nothing'}",
-        ])
+        memory = "the caller's own arrays, in place" if self.takes_arrays else "memory of its own"
+        if self.loads_on_node:
+            memory = "memory that ranks of a node load in place"
+        waits = "a transfer waits until its owner calls the library"
+        adds = f"accumulates {', '.join(self.types) or 'nothing'}"
+        if (self.types, self.operations) == (Flavour.types, Flavour.operations):
+            adds = "accumulates every type but 16-bit floats"
+        quick = "no transfer within a node waits for its owner"
+        return "; ".join([self.library, memory, waits if self.needs_progress else quick, adds])
 
     def accumulates(self, dtype: DTypeLike, op: str = "SUM") -> bool:
         """Return whether `Window.accumulate` takes this type of elements and operation.

@@ -136,11 +136,8 @@ def markdown(results: Sequence[Mapping[str, Any]], where: Mapping[str, Any]) -> 
 
 def plot(results: Sequence[Mapping[str, Any]], file: Path) -> str | None:
     """Draw each peer's speed as a share of rma_mm's; what stood in the way, if anything did."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return f"no plot in {file}: matplotlib is not installed (pip install matplotlib)"
-    mpl.use("Agg")
+    if reason := measure.no_plot(file):
+        return reason
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 1.6 + 0.34 * len(results)), layout="constrained")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import measure
 from bench.policy.report import BAR, WITHIN, WORST, Record, decided, predictions
 
 if TYPE_CHECKING:
@@ -17,11 +18,8 @@ PLAIN = "0.55"
 
 def plot(results: Sequence[Record], file: Path) -> str | None:
     """Draw measured against predicted seconds of every candidate, and the regrets by size; what stood in the way."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return f"no plot in {file}: matplotlib is not installed (pip install matplotlib)"
-    mpl.use("Agg")
+    if reason := measure.no_plot(file):
+        return reason
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained")

@@ -121,8 +121,6 @@ class Window(Protocol):
     """Bytes that this rank exposes."""
     counters: Counters
     """Traffic that this rank caused through this window."""
-    loads_on_node: bool
-    """True where ranks of a node load and store in place what each other expose here."""
 
     @property
     def local(self) -> NDArray[np.uint8]:

@@ -8,10 +8,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.flavours import CREATED
-from rma_mm.windows.base import aligned_bytes
 from rma_mm.windows.mpi import Exposed, MpiWindow
 from rma_mm.windows.ranks import exposed_sizes
-from rma_mm.windows.reach import array_problem, exposed_bytes, spanned_bytes
+from rma_mm.windows.reach import array_problem, exposed_bytes, given_array, spanned_bytes
 
 
 class CreatedWindow(MpiWindow):
@@ -32,7 +31,7 @@ class CreatedWindow(MpiWindow):
         A number stands for that many bytes of new memory. Raises WindowError on every rank when one passes an array
         with a negative stride, or of objects.
         """
-        array = aligned_bytes(max(0, memory)) if isinstance(memory, int) else memory
+        array = given_array(memory)
         nbytes = memory if isinstance(memory, int) else spanned_bytes(array)
         sizes = exposed_sizes(comm, nbytes, array_problem(array))
         spanned = exposed_bytes(array)

@@ -10,9 +10,8 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import DTypeLike, NDArray
 
 from rma_mm.errors import WindowError
-from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.span import Span
-from rma_mm.windows.base import Array, Counters, Patch, check_transfer, closed, view_on
+from rma_mm.windows.base import Array, Counters, Patch, aligned_bytes, check_transfer, closed, view_on
 from rma_mm.windows.boxes.copying import CopyTransfer, paired_views, require_writeable
 
 Pairs = list[tuple[Array, Array]]
@@ -29,7 +28,6 @@ class Reach:
         """sizes: bytes that each rank exposes. bases: the memory within reach by rank, this rank's own included."""
         self._rank, self._node_of, self._sizes, self._bases = rank, node_of, sizes, dict(bases)
         self.counters = Counters()
-        self.loads_on_node = FLAVOURS[self.flavour].loads_on_node
         self.local = self._bases[rank]
         self.nbytes = self.local.size
         self.is_closed = False
@@ -87,6 +85,11 @@ class Reach:
         """Let go of the memory, which is freed."""
         self.is_closed, self._bases = True, {}
         self.local = np.empty(0, np.uint8)
+
+
+def given_array(memory: int | NDArray[Any]) -> NDArray[Any]:
+    """Return the array to expose: the caller's, or new memory of so many bytes."""
+    return aligned_bytes(max(0, memory)) if isinstance(memory, int) else memory
 
 
 def array_problem(array: NDArray[Any]) -> str | None:

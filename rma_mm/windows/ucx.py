@@ -40,7 +40,7 @@ from rma_mm.windows.boxes.copying import axes, chunks, paired_views, strided_ele
 from rma_mm.windows.boxes.runs import Runs, runs_of
 from rma_mm.windows.libucp import Done, Endpoint, Mapped, Steps, Ucp
 from rma_mm.windows.ranks import exposed_sizes, node_map
-from rma_mm.windows.reach import Pairs, Reach, array_problem, exposed_bytes, spanned_bytes
+from rma_mm.windows.reach import Pairs, Reach, array_problem, exposed_bytes, given_array, spanned_bytes
 from rma_mm.windows.waiting import barrier, wait_until
 
 NUMBERS = count()
@@ -85,8 +85,12 @@ class UcxWindow(Reach):
         self.told: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
         self.lock_at = self.told[0][-1] % libucp.LOCKS * libucp.LOCK
         self.peers: dict[int, Peer] = {}
-        agreed(comm, lambda: self.peer((comm.rank + 1) % comm.size), AbsentError)
-        bases = agreed(comm, lambda: self.reached(comm.rank, nodes, sizes, own), AbsentError)
+
+        def found() -> dict[int, NDArray[np.uint8]]:
+            self.peer((comm.rank + 1) % comm.size)  # where UCX reaches nobody it says so now
+            return self.reached(comm.rank, nodes, sizes, own)
+
+        bases = agreed(comm, found, AbsentError)
         super().__init__(comm.rank, nodes, sizes, bases)
         if len(set(nodes)) > 1:
             self.ucp.listen()
@@ -208,20 +212,18 @@ class UcxWindow(Reach):
 
     def sure(self, rank: int, begin: Callable[..., Done], *arguments: Any) -> Done:
         """Begin something with a rank; what tells whether it is over. Of what fails the rank is named."""
+        what = f"{self.flavour}: transfer with rank {rank}"
+        try:
+            found = begin(*arguments)
+        except WindowError as error:
+            raise NotBegunError(f"{what}: {error}") from error
 
         def done() -> bool:
             try:
                 return found()
             except WindowError as error:
-                raise WindowError(f"{self.flavour}: transfer with rank {rank}: {error}") from error
+                raise WindowError(f"{what}: {error}") from error
 
-        def begun() -> Done:
-            try:
-                return begin(*arguments)
-            except WindowError as error:
-                raise NotBegunError(f"{self.flavour}: transfer with rank {rank}: {error}") from error
-
-        found = begun()
         return done
 
     def placed(self, rank: int, memory: Array, offset: int, runs: Runs) -> Runs:
@@ -249,7 +251,7 @@ class UcxArrayWindow(UcxWindow):
 
     def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
         """See `UcxWindow`."""
-        own = np.zeros(memory, np.uint8) if isinstance(memory, int) else exposed_bytes(memory)
+        own = exposed_bytes(given_array(memory))
         return self.ucp.expose(own.ctypes.data, own.size) if own.size else None, own
 
     def reached(
@@ -287,7 +289,6 @@ class UcxTransfer:
     def __init__(self, window: UcxWindow, rank: int) -> None:
         self.window, self.rank = window, rank
         self.is_closed = False
-        self.failure: WindowError | None = None
 
     def start(self) -> None:
         """See `base.Transfer`."""
@@ -317,9 +318,6 @@ class UcxTransfer:
             raise
         if is_over:
             self.window.under_way.discard(self)
-        if is_over and self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
         return is_over
 
     def wait(self) -> None:
@@ -370,6 +368,7 @@ class Locked(UcxTransfer):
 
     def begin(self) -> None:
         """See `UcxTransfer`."""
+        self.failure: WindowError | None = None
         self.is_ended = self.has_begun = False
         self.window.under_way.add(self)
         endpoint = self.window.peer(self.rank).endpoint
@@ -382,6 +381,8 @@ class Locked(UcxTransfer):
         if not self.is_ended:
             with self.window.ucp.lock:
                 self.window.ucp.advance()
+        if self.is_ended and self.failure is not None:
+            raise self.failure
         return self.is_ended
 
     def steps(self) -> Steps:

@@ -102,10 +102,10 @@ class Places:
             return self.memory.shadow, False
         return self.memory.homes.get(buffer), buffer in self.memory.transposed
 
-    def home(self, ref: Ref) -> Block:
-        """The block of a home that is read."""
+    def home(self, ref: Ref, summing: bool = False) -> Block:
+        """The block of a home."""
         assert isinstance(ref.buffer, str)
-        block, _ = self.block(ref.buffer, summing=False)
+        block, _ = self.block(ref.buffer, summing)
         assert block is not None
         return block
 

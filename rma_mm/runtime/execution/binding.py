@@ -231,9 +231,7 @@ class Binding:
         """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
         self.wait(f"fill {name}" for name in slots([op.src]))
         key = f"read {op.src.place}"
-        assert isinstance(op.dst.buffer, str)
-        block, _ = self.places.block(op.dst.buffer, summing=True)
-        assert block is not None
+        block = self.places.home(op.dst, summing=True)
         source, sums = self.places.whole(op.src, False), self.scalars.sums
         flavour = FLAVOURS[block.window.flavour]
         if op.dst.buffer == "C" and not (sums.through_windows and flavour.sums(sums.semiring.reduction, block.dtype)):

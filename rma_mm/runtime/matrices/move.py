@@ -112,8 +112,8 @@ def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout
     schedule = redistribution(mesh.shape, shape, source, target)
     arrives = accumulator(dtype) if source.partial else dtype
     loads = mesh.granted(mesh.flavour).loads_on_node
-    near = [rank for rank in range(mesh.size) if loads and mesh.node_of[rank] == mesh.node_of[mesh.rank]]
-    count = landing_size(mesh, schedule, lambda op: op.src.rank in (mesh.rank, *near), arrives != dtype)
+    near = {rank for rank, node in enumerate(mesh.node_of) if loads and node == mesh.node_of[mesh.rank]} | {mesh.rank}
+    count = landing_size(mesh, schedule, lambda op: op.src.rank in near, arrives != dtype)
     if source.partial:
         count += schedule.home("A" + STAGE, mesh.rank).size
     if arrives != dtype and mesh.is_member and any(isinstance(op, Accumulate) for op in schedule.program(mesh.rank)):

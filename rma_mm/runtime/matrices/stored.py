@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.errors import ClosedError
+from rma_mm.flavours import FLAVOURS
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.calibration.lookup import machine_of
@@ -96,7 +97,7 @@ class Stored:
     @property
     def in_place(self) -> bool:
         """Whether node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
-        return self.block.window.loads_on_node
+        return FLAVOURS[self.block.window.flavour].loads_on_node
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local, and may be repeated."""

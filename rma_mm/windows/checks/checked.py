@@ -154,7 +154,6 @@ class CheckedWindow:
         """checks: where what is found is noted."""
         self.inner, self.checks, self.is_closed = inner, checks, False
         self.flavour, self.nbytes, self.counters = inner.flavour, inner.nbytes, inner.counters
-        self.loads_on_node = inner.loads_on_node
         self.reaches, self.view, self.peek = inner.reaches, inner.view, inner.peek
         self.fetch_add, self.flush, self.sync = inner.fetch_add, inner.flush, inner.sync
 
