@@ -23,6 +23,7 @@ COMMANDS = {
     "python -m bench.kernels": "generated kernels against OpenBLAS, NumPy and the core's peak, by type and shape",
     "python -m bench.epilogue": "what bias, ReLU and GELU add to a product, fused and by NumPy passes",
     "mpiexec -n 4 python -m bench.torch_linear": "a linear layer forward and backward beside DTensor over gloo",
+    "python -m bench.planned": "the planner's figures for 200 random requests, to compare two checkouts byte by byte",
     "python -m bench.imports": "seconds that importing the package takes",
 }
 
@@ -30,4 +31,4 @@ if __name__ == "__main__":
     width = max(map(len, COMMANDS))
     for command, summary in COMMANDS.items():
         print(f"{command:<{width}}  {summary}")
-    print("Each takes --json FILE and --help.")
+    print("Each takes --help, and all but bench.planned --json FILE.")

@@ -104,12 +104,12 @@ class Case:
         m, n, k = self.shape
         settled = self.plan.settled
         words = sum(self.mesh.comm.allgather(self.plan.words.words_intra + self.plan.words.words_inter))
-        work = settled.chosen.row.work(settled.problem.summed)
+        work = settled.chosen.algorithm.work(settled.problem.summed)
         most = max(work.region(self.shape, self.mesh.shape, rank).size for rank in range(self.mesh.size))
         took = median(samples)
         return {
             "row": self.plan.algorithm, "C": str(self.plan.layouts["C"]), "ms": 1e3 * took, "of ideal": took / ideal,
-            "words": words, "share": "by ticket" if settled.chosen.row.order == "ticket" else most / (m * n * k),
+            "words": words, "share": "by ticket" if settled.chosen.algorithm.order == "ticket" else most / (m * n * k),
         }
 
 

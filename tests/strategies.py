@@ -21,8 +21,8 @@ from rma_mm.geometry.span import Span
 from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, placements_taken
+from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.row import Layouts, Problem, Row
 
 NIGHT = os.environ.get("RMA_MM_TEST_KEPT")
 """The folder in which a night keeps what it has found; unset, every test draws the same each time."""
@@ -180,60 +180,64 @@ def _skewed(draw: DrawFn, mesh: MeshShape, split: Split, others: list[str]) -> S
 
 # -- products -------------------------------------------------------------------------------------
 
-rows: SearchStrategy[Row] = st.sampled_from(list(ALGORITHMS.values()))
+rows: SearchStrategy[Algorithm] = st.sampled_from(list(ALGORITHMS.values()))
 """The rows of the registry."""
 
 tunings: SearchStrategy[Tuning] = st.builds(Tuning, width=st.sampled_from((1, 3, 8, 1024)), depth=st.integers(0, 3))
 """Panel widths and prefetch depths."""
 
 
-def axes_of(row: Row) -> list[int]:
+def axes_of(algorithm: Algorithm) -> list[int]:
     """How many axes the meshes may have that `row` can use."""
-    if row.placements is None:
+    if algorithm.placements is None:
         return [1, 2, 3, 4]
-    return [count for count in (1, 2, 3, 4) if not isinstance(row.placements(MeshShape((1,) * count)), str)]
+    return [count for count in (1, 2, 3, 4) if not isinstance(algorithm.placements(MeshShape((1,) * count)), str)]
 
 
-def some_mesh(row: Row) -> MeshShape:
+def some_mesh(algorithm: Algorithm) -> MeshShape:
     """A mesh of four ranks that `row` can use."""
-    return MeshShape({1: (4,), 2: (2, 2), 3: (2, 1, 2), 4: (2, 1, 2, 1)}[axes_of(row)[-1]])
+    return MeshShape({1: (4,), 2: (2, 2), 3: (2, 1, 2), 4: (2, 1, 2, 1)}[axes_of(algorithm)[-1]])
 
 
 @st.composite
 def problems(
-    draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS, recut: bool = True
-) -> tuple[Row | None, Problem]:
+    draw: DrawFn,
+    algorithm: Algorithm | None = None,
+    max_ranks: int = 64,
+    extents: Sequence[int] = EXTENTS,
+    recut: bool = True,
+) -> tuple[Algorithm | None, Problem]:
     """Products that `row` can serve, and the row fitted to them: on placements that it takes, or on any.
 
     The row is None where any may serve. recut: whether placements that it takes are also cut elsewhere.
     """
     m, n, k = (draw(st.sampled_from(extents)) for _ in range(3))
-    mesh = draw(meshes(max_ranks, axes=axes_of(row) if row else (1, 2, 3, 4)))
-    row, placed = draw(placements(row, (m, n, k), mesh, recut))
+    mesh = draw(meshes(max_ranks, axes=axes_of(algorithm) if algorithm else (1, 2, 3, 4)))
+    algorithm, placed = draw(placements(algorithm, (m, n, k), mesh, recut))
     in_place = draw(st.sampled_from(("", "A", "B", "AB")))
-    return row, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))
+    return algorithm, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))
 
 
 @st.composite
 def placements(
-    draw: DrawFn, row: Row | None, shape: tuple[int, int, int], mesh: MeshShape, recut: bool = True
-) -> tuple[Row | None, Layouts]:
+    draw: DrawFn, algorithm: Algorithm | None, shape: tuple[int, int, int], mesh: MeshShape, recut: bool = True
+) -> tuple[Algorithm | None, Layouts]:
     """Placements of A, B and C that `row` can serve, and the row fitted to them."""
     m, n, k = shape
     free = [layouts(mesh, (m, k)), layouts(mesh, (k, n)), layouts(mesh, (m, n))]
-    if row and row.fit:
+    if algorithm and algorithm.specialize:
         whole = [layouts(mesh, e, roles=ROLES[:-1]) for e in ((m, k), (k, n))]  # one that chooses takes no summands
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
         uneven = replace(TYPICAL, speeds=tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks))
-        fitted = row.fit(Request(shape, mesh, given, tariff=Tariff(uneven)))
-        assert isinstance(fitted, Row), fitted
+        fitted = algorithm.specialize(Request(shape, mesh, given, tariff=Tariff(uneven)))
+        assert isinstance(fitted, Algorithm), fitted
         taken = placements_taken(fitted, Request(shape, mesh, given))
         return fitted, draw(_recut(taken, shape, mesh, given) if recut else st.sampled_from(taken))
-    if row and row.placements:
-        taken = placements_taken(row, Request(shape, mesh))
-        return row, draw(_recut(taken, shape, mesh) if recut else st.sampled_from(taken))
+    if algorithm and algorithm.placements:
+        taken = placements_taken(algorithm, Request(shape, mesh))
+        return algorithm, draw(_recut(taken, shape, mesh) if recut else st.sampled_from(taken))
     a, b, c = map(draw, free)
-    return row, (a, b, c)
+    return algorithm, (a, b, c)
 
 
 @st.composite
@@ -273,7 +277,7 @@ def _recut(
 class Case:
     """A product with everything that a test needs to run it."""
 
-    row: Row
+    row: Algorithm
     problem: Problem
     tuning: Tuning
     alpha: int
@@ -285,9 +289,11 @@ class Case:
 
 
 @st.composite
-def cases(draw: DrawFn, row: Row | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS) -> Case:
+def cases(
+    draw: DrawFn, algorithm: Algorithm | None = None, max_ranks: int = 64, extents: Sequence[int] = EXTENTS
+) -> Case:
     """Products of `row`, or of any."""
-    fitted, problem = draw(problems(row or draw(rows), max_ranks, extents))
+    fitted, problem = draw(problems(algorithm or draw(rows), max_ranks, extents))
     assert fitted is not None
     beta = draw(st.sampled_from((1, -2, 3))) if problem.keeps_c else 0
     scalars = draw(st.sampled_from((1, -1, 2, 0))), beta

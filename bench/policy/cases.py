@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from rma_mm.geometry.mesh import AXIS_NAMES, grids
-from rma_mm.schedule.row import OPERAND_DIMS
+from rma_mm.schedule.algorithm import OPERAND_DIMS
 
 Shape = tuple[int, int, int]
 Texts = tuple[str, str, str]

@@ -79,7 +79,7 @@ class Contender:
     @property
     def name(self) -> str:
         """What a user would name."""
-        return self.candidate.row.name
+        return self.candidate.algorithm.name
 
     @property
     def seconds(self) -> float:

@@ -16,7 +16,7 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.planner.candidates import Request, every_form, placements_taken
-from rma_mm.schedule.row import Row, Setting
+from rma_mm.schedule.algorithm import Algorithm, Setting
 
 EXTENTS = (0, 1, 1, 2, 3, 5, 7, 7, 8, 11, 12, 13, 17, 23, 31, 40)
 """Lengths of m, n and k: nothing, one, primes, and some that divide."""
@@ -39,7 +39,7 @@ STRIDES = ("C", "F", "padded C", "padded F", "offset", "stepped", "stepped F")
 """How a caller's own array lies in memory; all are taken in place."""
 READS = ("tiles", "to_numpy", "root", "save", "redistribute", "transposed")
 """How a result is read, besides by each rank's own tile."""
-ALGORITHMS = tuple(row.name for row in every_form())
+ALGORITHMS = tuple(algorithm.name for algorithm in every_form())
 FORMS = ("solomonik_25d:cannon", "pblas:2", "pblas:5")
 """Further forms, of those that fit any number of ranks."""
 KERNELS = {"float32": ("blas", "numba"), "float64": ("blas",), "complex64": ("blas",), "int8": ("numba",)}
@@ -340,10 +340,10 @@ def _placed(rng: Random, ranks: int, shape: tuple[int, int, int]) -> tuple[tuple
     """A mesh, an algorithm that can use it, and placements of op(A), op(B) and C that it takes."""
     names = rng.sample((*ALGORITHMS, *FORMS), 3) if rng.random() >= AUTO else []
     for name in names:
-        row = find_algorithm(name)
+        algorithm = find_algorithm(name)
         for _ in range(4):
             mesh = draw_mesh(rng, ranks)
-            found = _taken(rng, row, MeshShape(mesh), shape)
+            found = _taken(rng, algorithm, MeshShape(mesh), shape)
             if found is not None:
                 return mesh, name, found
     mesh = draw_mesh(rng, ranks)
@@ -360,20 +360,20 @@ def _extents(shape: tuple[int, int, int]) -> tuple[Shape, Shape, Shape]:
     return (m, k), (k, n), (m, n)
 
 
-def _taken(rng: Random, row: Row, mesh: MeshShape, shape: tuple[int, int, int]) -> Placed | None:
+def _taken(rng: Random, algorithm: Algorithm, mesh: MeshShape, shape: tuple[int, int, int]) -> Placed | None:
     """Placements that `row` takes on this mesh, half of them cut elsewhere; None where it cannot use the mesh."""
-    if row.fit is not None:
-        fitted = row.fit(Setting(shape, mesh))
+    if algorithm.specialize is not None:
+        fitted = algorithm.specialize(Setting(shape, mesh))
         if isinstance(fitted, str):
             return None
-        row = fitted
-    if row.placements is None:
+        algorithm = fitted
+    if algorithm.placements is None:
         return _any(rng, mesh, shape)
     try:
-        taken = rng.choice(placements_taken(row, Request(shape, mesh)))
+        taken = rng.choice(placements_taken(algorithm, Request(shape, mesh)))
     except AlgorithmError:
         return None
-    is_free = row.name.partition(":")[0] not in ("cosma", "t10_rotate", "pblas") and rng.random() < 0.5
+    is_free = algorithm.name.partition(":")[0] not in ("cosma", "t10_rotate", "pblas") and rng.random() < 0.5
     a, b, c = (
         recut(rng, layout, mesh, extents) if is_free and rng.random() < 0.7 else layout
         for layout, extents in zip(taken, _extents(shape), strict=True)

@@ -11,9 +11,9 @@ K/C wide of A and K/R of B, so that any mesh and any shape will do: where the wi
 stays for several turns.
 """
 
-from rma_mm.algorithms.survey import surveyed
+from rma_mm.algorithms.from_table import algorithm_from_table
 
-CANNON = surveyed(
+CANNON = algorithm_from_table(
     "cannon",
     "Cannon 1969",
     "2-D blocks, skewed; A is shifted along rows of the mesh and B along columns",
@@ -25,7 +25,7 @@ CANNON = surveyed(
     over="k",
     grouped="AB",
     # blocks that lie plain, or transposed on the same grid, are skewed first
-    turned="AB",
-    also={"A": "m→i, k→j", "B": "k→i, n→j"},
-    brought={"A": "m→i, k→j:skew(i)", "B": "k→i:skew(j), n→j"},
+    accepts_transposed="AB",
+    also_accepts={"A": "m→i, k→j", "B": "k→i, n→j"},
+    staged_to={"A": "m→i, k→j:skew(i)", "B": "k→i:skew(j), n→j"},
 )

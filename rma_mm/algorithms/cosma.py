@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rma_mm.algorithms.from_table import algorithm_from_table, place, whole_numbers
 from rma_mm.algorithms.search.cosma_grids import Grid, best_grid
-from rma_mm.algorithms.survey import place, surveyed, whole_numbers
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
-from rma_mm.schedule.row import DIMS, Row, Setting
+from rma_mm.schedule.algorithm import DIMS, Algorithm, Setting
 
 _WORK = "m→i, n→j, k→l"
-_ON_GRID = surveyed(
+_ON_GRID = algorithm_from_table(
     "cosma", "Kwasniewski et al. 2019", "the grid that moves least for the shape; ranks may stay idle",
     axes=3, a="m→i, k→(l,j)", b="k→l, n→(j,i)", c="m→i, n→(j,l)", work=_WORK, over="k", order="plain",
     result="reduce", grouped="ABC",
 )
 
 
-def on_grid(grid: Grid, setting: Setting) -> Row:
+def on_grid(grid: Grid, setting: Setting) -> Algorithm:
     """The row on a grid of its own; what is placed already stays where it is."""
     shape = MeshShape(grid, AXIS_NAMES[:3])
     native = _ON_GRID.placements(shape) if _ON_GRID.placements else ""
@@ -30,15 +30,15 @@ def on_grid(grid: Grid, setting: Setting) -> Row:
     a, b, c = (layout and replace(layout, grid=shape) for layout in native)
     wanted = setting.unless_given((a, b, c))
     work = replace(place(_WORK, DIMS, shape, 3), grid=shape)
-    return replace(_ON_GRID, placements=lambda _: wanted, work=lambda _: work, fit=None, form=None)
+    return replace(_ON_GRID, placements=lambda _: wanted, work=lambda _: work, specialize=None, form=None)
 
 
-def _fit(setting: Setting) -> Row | str:
+def _fit(setting: Setting) -> Algorithm | str:
     grid = best_grid(setting.shape, setting.mesh.size, setting.memory, setting.is_named)
     return grid if isinstance(grid, str) else on_grid(grid, setting)
 
 
-def _form(text: str) -> Row | str:
+def _form(text: str) -> Algorithm | str:
     sizes = whole_numbers(text, 3)
     if text == "pull":
         return COSMA.pulled
@@ -46,14 +46,14 @@ def _form(text: str) -> Row | str:
         return "cosma takes a grid, as cosma:2,2,1, or cosma:pull"
     grid = (sizes[0], sizes[1], sizes[2])
 
-    def fit(setting: Setting) -> Row | str:
+    def fit(setting: Setting) -> Algorithm | str:
         needed = grid[0] * grid[1] * grid[2]
         if needed > setting.mesh.size:
             best = ",".join(map(str, best_grid(setting.shape, setting.mesh.size)))
             return f"the grid {grid} needs {needed} ranks, and there are {setting.mesh.size}; cosma:{best} would fit"
         return replace(on_grid(grid, setting), name=f"cosma:{text}")
 
-    return replace(COSMA, name=f"cosma:{text}", fit=fit, form=None)
+    return replace(COSMA, name=f"cosma:{text}", specialize=fit, form=None)
 
 
-COSMA = replace(_ON_GRID, placements=None, fit=_fit, form=_form)
+COSMA = replace(_ON_GRID, placements=None, specialize=_fit, form=_form)

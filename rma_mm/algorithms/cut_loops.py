@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rma_mm.geometry.mesh import AXIS_NAMES
-from rma_mm.schedule.row import OWNERS, Cut, Cuts
+from rma_mm.schedule.algorithm import OWNERS, Cut, Cuts
 
 SIZES = dict(zip("XYZWVU", AXIS_NAMES, strict=True))
 """Ranks along an axis → the axis."""

@@ -16,7 +16,7 @@ round, and D (8 × 4) is cut by rows; with A (8 × 2) and B (8 × 4) cut by rows
 
     >>> from rma_mm.geometry.mesh import MeshShape
     >>> from rma_mm.schedule.lowering.lower import lower
-    >>> from rma_mm.schedule.row import Problem
+    >>> from rma_mm.schedule.algorithm import Problem
     >>> def first(row, m, n, k):
     ...     mesh = MeshShape((4,))
     ...     return lower(row, Problem((m, n, k), mesh, row.placements(mesh))).program(0)
@@ -38,13 +38,13 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from rma_mm.algorithms.survey import best_placed, surveyed
-from rma_mm.schedule.row import Row, Setting, in_pieces
+from rma_mm.algorithms.from_table import algorithm_from_table, best_placed
+from rma_mm.schedule.algorithm import Algorithm, Setting, in_pieces
 
-_ring = partial(surveyed, source="cuBLASMp 2024; Wang et al. 2023", axes=1, grains=in_pieces(2))
+_ring = partial(algorithm_from_table, source="cuBLASMp 2024; Wang et al. 2023", axes=1, granularity=in_pieces(2))
 _of_a = partial(_ring, b="n→i", c="n→i", work="n→i", grouped="A")
 _of_b = partial(_ring, a="m→i", c="m→i", work="m→i", grouped="B")
-_of_c = partial(_ring, a="k→i", b="k→i", work="k→i", grouped="C", own_last=True, result="reduce")
+_of_c = partial(_ring, a="k→i", b="k→i", work="k→i", grouped="C", end_at_owner=True, result="reduce")
 
 GATHERS = {
     "a": _of_a(
@@ -76,15 +76,15 @@ SCATTERS = {
 }
 
 
-def _by_placement(forms: dict[str, Row]) -> Row:
+def _by_placement(forms: dict[str, Algorithm]) -> Algorithm:
     """The row that is whichever of `forms` suits the placements; of equals the one that moves the smaller operand."""
     first = next(iter(forms.values()))
 
-    def fit(setting: Setting) -> Row:
-        rows = sorted(forms.values(), key=lambda row: prod(setting.extent(row.grouped)))
-        return replace(best_placed(rows, setting), name=first.name)
+    def fit(setting: Setting) -> Algorithm:
+        algorithms = sorted(forms.values(), key=lambda algorithm: prod(setting.extent(algorithm.grouped)))
+        return replace(best_placed(algorithms, setting), name=first.name)
 
-    def form(text: str) -> Row | str:
+    def form(text: str) -> Algorithm | str:
         name, _, pull = text.rpartition(":") if text.endswith(":pull") else (text, "", "")
         found = row if name == "pull" else forms.get(name)
         if found is None:
@@ -92,7 +92,7 @@ def _by_placement(forms: dict[str, Row]) -> Row:
             return f"{first.name} has the forms {names} (one-sided), and :pull behind each of the others"
         return found.pulled if "pull" in (name, pull) else found
 
-    row = replace(first, fit=fit, form=form)
+    row = replace(first, specialize=fit, form=form)
     return row
 
 

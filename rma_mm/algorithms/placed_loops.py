@@ -10,7 +10,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.distal import parse_distal
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Wanted
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, Problem, Wanted
 
 
 @dataclass(frozen=True)

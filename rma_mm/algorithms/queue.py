@@ -4,9 +4,9 @@ Source: the dynamic load balancing of Global Arrays' `ga_dgemm` callers (J. Niep
 R. Littlefield, 1996). Any placements; a slow rank takes fewer boxes.
 """
 
-from rma_mm.schedule.row import Row, stationary
+from rma_mm.schedule.algorithm import Algorithm, stationary
 
-QUEUE = Row(
+QUEUE = Algorithm(
     name="queue",
     source="Nieplocha, Harrison and Littlefield 1996",
     summary="ranks claim boxes of C by fetch-and-add, pull A and B, push C by accumulate; any placements",

@@ -14,30 +14,30 @@ from rma_mm.algorithms.t10 import T10_ROTATE
 from rma_mm.algorithms.text import in_text
 from rma_mm.algorithms.weighted import WEIGHTED
 from rma_mm.errors import AlgorithmError
-from rma_mm.schedule.row import Row
+from rma_mm.schedule.algorithm import Algorithm
 
-_ROWS = (
+_ALGORITHMS = (
     *(STATIONARY_C, STATIONARY_A, STATIONARY_B, SRUMMA, QUEUE),
     *(DATA_PARALLEL, COLUMN_PARALLEL, ROW_PARALLEL, GATHER_GEMM, GEMM_SCATTER, MIXED_2D, ROW_COLUMN_2D),
     *(CANNON, SUMMA_C, SUMMA_A, SUMMA_B, PUMMA, PBLAS),
     *(AGARWAL_3D, JOHNSON_3D, SOLOMONIK_25D, TESSERACT, NUS_3D),
     *(T10_ROTATE, COSMA, WEIGHTED),
 )
-ALGORITHMS: dict[str, Row] = {row.name: row for row in _ROWS}
+ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
 
 REGISTERED: dict[str, str] = {}
 """What was registered beside them: name → the row in text, by which ranks see that they have the same."""
 
 
-def find_algorithm(name: object) -> Row:
+def find_algorithm(name: object) -> Algorithm:
     """The row called `name`, or `name:form`; raises AlgorithmError listing the valid names, or the row's forms."""
     base, colon, form = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base not in ALGORITHMS:
         raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
-    row = ALGORITHMS[base]
+    algorithm = ALGORITHMS[base]
     if not colon:
-        return row
-    formed = row.form(form) if row.form else f"{base} has one form only"
+        return algorithm
+    formed = algorithm.form(form) if algorithm.form else f"{base} has one form only"
     if isinstance(formed, str):
         raise AlgorithmError(f"algorithm: got {name!r}; {formed}")
     return formed
@@ -48,12 +48,12 @@ def list_algorithms() -> list[str]:
     return list(ALGORITHMS)
 
 
-def register(row: Row) -> None:
+def register(algorithm: Algorithm) -> None:
     """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike, as plans then ask.
 
     Raises AlgorithmError where the name is taken, or has a colon, which names forms.
     """
-    if row.name in ALGORITHMS or ":" in row.name or row.name == "auto":
-        raise AlgorithmError(f"register: got the name {row.name!r}; it is a new one without a colon")
-    REGISTERED[row.name] = in_text(row)
-    ALGORITHMS[row.name] = row
+    if algorithm.name in ALGORITHMS or ":" in algorithm.name or algorithm.name == "auto":
+        raise AlgorithmError(f"register: got the name {algorithm.name!r}; it is a new one without a colon")
+    REGISTERED[algorithm.name] = in_text(algorithm)
+    ALGORITHMS[algorithm.name] = algorithm

@@ -64,15 +64,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, cast
 
 from rma_mm.algorithms.cut_loops import SIZES, CutLoops
+from rma_mm.algorithms.from_table import one_sided, placed_work
 from rma_mm.algorithms.loop_nest import Loop, Nest
 from rma_mm.algorithms.placed_loops import PlacedLoops
 from rma_mm.algorithms.statement import PLAIN, Statement, parse_statement
-from rma_mm.algorithms.survey import one_sided, placed_work
 from rma_mm.errors import AlgorithmError, LayoutError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES
-from rma_mm.schedule.row import DIMS, OWNERS, Cut, Grains, Row, stationary
+from rma_mm.schedule.algorithm import DIMS, OWNERS, Algorithm, Cut, Grains, stationary
 
 BLOCKED = "xy->xy"
 """The placement of all three where none is given."""
@@ -235,7 +235,7 @@ class Loops:
         """The tensors in the order in which `matmul` takes them."""
         return self.statement.operands
 
-    def row(self, name: str, source: str = "", summary: str = "") -> Row:
+    def row(self, name: str, source: str = "", summary: str = "") -> Algorithm:
         """The row that these words describe."""
         if not self.loops.work:
             _refuse("row", "loops that are not distributed", "say which axes share them out: distribute(m=…, n=…)")
@@ -246,14 +246,14 @@ class Loops:
         placed, work = self.placed, self.placed.work
         mine = Layout(tuple(tuple(Level((axis,)) for axis in work.get(dim, ())) for dim in "mn"))
         is_here = "k" not in work and placed.placed("C", placed.any_mesh).unshared(placed.any_mesh) == mine
-        row = Row(
+        algorithm = Algorithm(
             name, source, summary, stationary("C") if is_here else placed_work(_cuts(work), len(self.axes)),
-            cast(Literal["m", "n", "k"], placed.over), order="rotated" if self.rotated else "plain", by=self.by,
-            result="here" if is_here else "reduce", placements=placed.placements, also=placed.also, stage=placed.stage,
-            grains=self._grains, grouped="".join(sorted(self.levels)),
-            whole="".join(x for x in sorted(self.levels) if x not in placed.chunked),
+            cast(Literal["m", "n", "k"], placed.over), order="rotated" if self.rotated else "plain", rotate_by=self.by,
+            result="here" if is_here else "reduce", placements=placed.placements, also_accepts=placed.also,
+            staged_to=placed.stage, granularity=self._grains, grouped="".join(sorted(self.levels)),
+            prefetch_all="".join(x for x in sorted(self.levels) if x not in placed.chunked),
         )
-        return replace(row, form=one_sided(row)) if row.grouped else row
+        return replace(algorithm, form=one_sided(algorithm)) if algorithm.grouped else algorithm
 
     @property
     def placed(self) -> PlacedLoops:

@@ -20,12 +20,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rma_mm.algorithms.survey import one_sided, placed_work
+from rma_mm.algorithms.from_table import one_sided, placed_work
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
 from rma_mm.geometry.notations.sbp import Placed, Sbp, deduce, parse_sbp, sbp_text, sbp_to_layout
-from rma_mm.schedule.row import Row, Wanted, stationary
+from rma_mm.schedule.algorithm import Algorithm, Wanted, stationary
 
 SOURCE = "Yuan et al. 2021 (OneFlow)"
 
@@ -40,7 +40,7 @@ CUT: dict[tuple[Placed, Placed], str] = {
 """What an axis cuts of (m, n, k), by what A and B are along it; in the order in which cuts of one dimension nest."""
 
 
-def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> Row:
+def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> Algorithm:
     """The row that multiplies A and B of these signatures, on meshes of as many axes as they have words.
 
     summed: True to add up C's summands. Else C is left as `deduce` has it, P where that is, unless another placement of
@@ -66,13 +66,13 @@ def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> R
 
     # where C stays, its placement says who multiplies, summands cut k; else the pairs do
     is_here = not summed or "k" not in (CUT[pair] for pair in pairs)
-    row = Row(
+    algorithm = Algorithm(
         name or f"{sbp_text(a)}·{sbp_text(b)}", SOURCE, f"the product of A {sbp_text(a)} and B {sbp_text(b)}",
         stationary("C") if is_here else placed_work(_work(pairs), len(a)), "k", order="plain",
-        result="here" if is_here else "reduce", placements=placements, also=also,
-        grouped=f"{spare}C", whole=spare,
+        result="here" if is_here else "reduce", placements=placements, also_accepts=also,
+        grouped=f"{spare}C", prefetch_all=spare,
     )
-    return replace(row, form=one_sided(row))
+    return replace(algorithm, form=one_sided(algorithm))
 
 
 def _parsed(sbp: str | Sbp) -> Sbp:

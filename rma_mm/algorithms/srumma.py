@@ -8,7 +8,7 @@ even blocks is gone.
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.schedule.row import Row, stationary
+from rma_mm.schedule.algorithm import Algorithm, stationary
 
 
 def _blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout] | str:
@@ -19,7 +19,7 @@ def _blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout] | str:
     return blocks, blocks, blocks
 
 
-SRUMMA = Row(
+SRUMMA = Algorithm(
     name="srumma",
     source="Krishnan and Nieplocha 2004",
     summary="2-D blocks; C stationary; tiles of the node in place, others by get, double buffered",

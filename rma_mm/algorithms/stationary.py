@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
-from rma_mm.schedule.row import Problem, Row, Setting, stationary
+from rma_mm.schedule.algorithm import Algorithm, Problem, Setting, stationary
 
 _SOURCE = "Brock and Golin 2025; van de Geijn and Watts 1997"
 _SYRK = "Beaumont, Eyraud-Dubois, Vérité and Langou 2022; Al Daas, Ballard, Grigori, Kumar and Rouse 2023"
 
-_ANY_C = Row(
+_ANY_C = Algorithm(
     name="stationary_c",
     source=_SOURCE,
     summary="owners of C pull the A and B they need, in rotated order; any placements",
@@ -31,12 +31,12 @@ _ANY_C = Row(
 )
 
 
-def _fit(setting: Setting) -> Row | str:
+def _fit(setting: Setting) -> Algorithm | str:
     if setting.symmetry is None:
         return "multiplies half of a symmetric C; pass one matrix and its transpose, or say symmetric=True"
     if setting.layouts[2] is not None and setting.layouts[2].partial:
         return "takes no C in summands; place C without sum"
-    return replace(SYRK, fit=None)
+    return replace(SYRK, specialize=None)
 
 
 SYRK = replace(
@@ -45,18 +45,18 @@ SYRK = replace(
     source=_SYRK,
     summary="owners of a symmetric C multiply half of it, and mirror the other; any placements",
     half=True,
-    fit=_fit,
+    specialize=_fit,
 )
 """Who multiplies which half is in `rma_mm.schedule.lowering.halves`."""
 
 
-def _fit_triangles(setting: Setting) -> Row | str:
+def _fit_triangles(setting: Setting) -> Algorithm | str:
     fitted, c = _fit(setting), setting.layouts[2]
     if setting.symmetry is None or not setting.symmetry.is_own:
         return "reads A as both factors: pass one matrix and its transpose, and to plan() neither symmetric nor fill"
     if c is not None and any(level.kind == "cyclic" or level.fold for split in c.splits for level in split):
         return "takes no C that is dealt out, which the diagonal cuts too often; place one block of it on each rank"
-    return fitted if isinstance(fitted, str) else replace(TRIANGLES, fit=None)
+    return fitted if isinstance(fitted, str) else replace(TRIANGLES, specialize=None)
 
 
 def _in_order(problem: Problem) -> Layout:
@@ -64,7 +64,7 @@ def _in_order(problem: Problem) -> Layout:
     return Layout(((Level(problem.mesh.names),), (), ()))
 
 
-TRIANGLES = Row(
+TRIANGLES = Algorithm(
     name="stationary_c:triangles",
     source=_SYRK,
     summary="ranks multiply few blocks of rows of A with each other, each fetched once, and push half of a symmetric C",
@@ -72,7 +72,7 @@ TRIANGLES = Row(
     over="k",
     result="accumulate",
     half=True,
-    fit=_fit_triangles,
+    specialize=_fit_triangles,
 )
 """Which blocks a rank has is in `rma_mm.schedule.lowering.difference_cover`."""
 
@@ -85,9 +85,9 @@ def _shares_of_k(problem: Problem) -> Layout:
     return Layout(((), (), (level,)))
 
 
-def _fit_summands(setting: Setting) -> Row | str:
+def _fit_summands(setting: Setting) -> Algorithm | str:
     is_half = setting.symmetry is not None and not isinstance(_fit_triangles(setting), str)
-    return replace(SUMMANDS, half=is_half, fit=None)
+    return replace(SUMMANDS, half=is_half, specialize=None)
 
 
 SUMMANDS = replace(
@@ -98,11 +98,11 @@ SUMMANDS = replace(
     work=_shares_of_k,
     order="plain",
     result="accumulate",
-    fit=_fit_summands,
+    specialize=_fit_summands,
 )
 
 
-def _form(text: str) -> Row | str:
+def _form(text: str) -> Algorithm | str:
     forms = {"syrk": SYRK, "triangles": TRIANGLES, "summands": SUMMANDS}
     known = "stationary_c has the forms :summands and, for a C that is known to be symmetric, :syrk and :triangles"
     return forms.get(text, known)
@@ -110,7 +110,7 @@ def _form(text: str) -> Row | str:
 
 STATIONARY_C = replace(_ANY_C, form=_form)
 
-STATIONARY_A = Row(
+STATIONARY_A = Algorithm(
     name="stationary_a",
     source=_SOURCE,
     summary="owners of A pull B and push partial C by accumulate; any placements",
@@ -119,7 +119,7 @@ STATIONARY_A = Row(
     result="accumulate",
 )
 
-STATIONARY_B = Row(
+STATIONARY_B = Algorithm(
     name="stationary_b",
     source=_SOURCE,
     summary="owners of B pull A and push partial C by accumulate; any placements",

@@ -9,31 +9,31 @@ k→i, m→j: its owners then join the groups that want their slices. In PUMMA, 
 places, it is brought upright first.
 """
 
-from rma_mm.algorithms.survey import surveyed
+from rma_mm.algorithms.from_table import algorithm_from_table
 
 _SUMMA = "van de Geijn and Watts 1997"
 _FLAME = "Schatz, van de Geijn and Poulson 2016"
 
-SUMMA_C = surveyed(
+SUMMA_C = algorithm_from_table(
     "summa_c", _SUMMA, "C stationary; panels of A are broadcast along rows of the mesh, of B along columns",
     axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", order="plain", grouped="AB",
-    turned="AB",
+    accepts_transposed="AB",
 )
 
-SUMMA_A = surveyed(
+SUMMA_A = algorithm_from_table(
     "summa_a", _FLAME, "A stationary; panels of B are broadcast along columns of the mesh, of C summed along rows",
     axes=2, a="m→i, k→j", b="k→j, n→i", c="m→i, n→j", work="m→i, k→j", over="n", order="plain", result="reduce",
-    grouped="ABC", turned="AB",
+    grouped="ABC", accepts_transposed="AB",
 )
 
-SUMMA_B = surveyed(
+SUMMA_B = algorithm_from_table(
     "summa_b", _FLAME, "B stationary; panels of A are broadcast along rows of the mesh, of C summed along columns",
     axes=2, a="m→j, k→i", b="k→i, n→j", c="m→i, n→j", work="k→i, n→j", over="m", order="plain", result="reduce",
-    grouped="ABC", turned="AB",
+    grouped="ABC", accepts_transposed="AB",
 )
 
-PUMMA = surveyed(
+PUMMA = algorithm_from_table(
     "pumma", "Choi, Dongarra and Walker 1994", "C stationary; blocks of A are broadcast, those of B roll upwards",
-    axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", by=("i",), grouped="AB",
-    turned="AB",
+    axes=2, a="m→i, k→j", b="k→i, n→j", c="m→i, n→j", work="m→i, n→j", over="k", rotate_by=("i",), grouped="AB",
+    accepts_transposed="AB",
 )

@@ -19,13 +19,13 @@ from functools import cache, lru_cache
 from math import prod
 from typing import Literal
 
+from rma_mm.algorithms.from_table import whole_numbers
 from rma_mm.algorithms.search.t10_points import Point, best_point, least_moving
-from rma_mm.algorithms.survey import whole_numbers
 from rma_mm.geometry.layout import Layout
-from rma_mm.schedule.row import Row, Setting, in_pieces
+from rma_mm.schedule.algorithm import Algorithm, Setting, in_pieces
 
 
-def row_of(point: Point, setting: Setting) -> Row:
+def row_of(point: Point, setting: Setting) -> Algorithm:
     """The row of a plan. Operands that are placed otherwise are brought to where it wants them."""
     a, b, c = point.layouts()
     wanted = setting.unless_given((a, b, c))
@@ -35,11 +35,20 @@ def row_of(point: Point, setting: Setting) -> Row:
     factors = point.factors(setting.shape).items()
     notes = [f"{x}           f_s {space}, f_t {time}, rp {pace}" for x, (space, time, pace) in factors]
     return replace(
-        T10_ROTATE, found_as=str(point), notes=(f"T10's plan  {point}", *notes),
-        placements=lambda _: wanted, work=lambda _: point.work(),
-        over=over, order="rotated" if by else "plain", by=by, own_last=over == "n",
+        T10_ROTATE,
+        found_as=str(point),
+        notes=(f"T10's plan  {point}", *notes),
+        placements=lambda _: wanted,
+        work=lambda _: point.work(),
+        over=over,
+        order="rotated" if by else "plain",
+        rotate_by=by,
+        end_at_owner=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
-        stage=lambda _: {"A": a, "B": b}, grains=in_pieces(point.pieces(setting.shape[2])), fit=None, form=None,
+        staged_to=lambda _: {"A": a, "B": b},
+        granularity=in_pieces(point.pieces(setting.shape[2])),
+        specialize=None,
+        form=None,
     )
 
 
@@ -51,7 +60,7 @@ def _refused(setting: Setting) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _fit(setting: Setting) -> Row | str:
+def _fit(setting: Setting) -> Algorithm | str:
     if refused := _refused(setting):
         return refused
     point = _best(setting)
@@ -69,7 +78,7 @@ def _best(setting: Setting) -> Point | str:
     return best_point(setting, seconds)
 
 
-def _form(text: str) -> Row | str:
+def _form(text: str) -> Algorithm | str:
     """The row of the plan that `text` names."""
     parts = text.split("/")
     ranks, rings = (whole_numbers(part, 3) for part in [*parts, "", ""][:2])
@@ -78,7 +87,7 @@ def _form(text: str) -> Row | str:
         return "t10_rotate takes F_op and the rings of A, B and C, as t10_rotate:2,2,1/2,2,1, and a pace, as …/64"
     point = Point((ranks[0], ranks[1], ranks[2]), (rings[0], rings[1], rings[2]), pace[0] or None)
 
-    def fit(setting: Setting) -> Row | str:
+    def fit(setting: Setting) -> Algorithm | str:
         size = setting.mesh.size
         if prod(point.ranks) != size:
             fault = f"F_op {point.ranks} is for {prod(point.ranks)} ranks, and there are {size}"
@@ -90,16 +99,16 @@ def _form(text: str) -> Row | str:
             return f"{fault}; t10_rotate:{_best(replace(setting, memory=None))} would fit"
         return replace(row_of(point, setting), name=f"t10_rotate:{text}")
 
-    return replace(T10_ROTATE, name=f"t10_rotate:{text}", fit=fit, form=None)
+    return replace(T10_ROTATE, name=f"t10_rotate:{text}", specialize=fit, form=None)
 
 
-T10_ROTATE = Row(
+T10_ROTATE = Algorithm(
     name="t10_rotate",
     source="Liu et al. 2024 (T10)",
     summary="compute-shift: operands rotate in rings of any length, from all copied to each element once",
     work=lambda problem: Layout(((), (), ())),
     over="k",
     grouped="ABC",
-    fit=_fit,
+    specialize=_fit,
     form=_form,
 )

@@ -14,10 +14,10 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, grids
 from rma_mm.geometry.shares import cuts_by_speed, slices
-from rma_mm.schedule.row import Row, Setting, Wanted, stationary
+from rma_mm.schedule.algorithm import Algorithm, Setting, Wanted, stationary
 
 
-def _fit(by_columns: bool, setting: Setting) -> Row:
+def _fit(by_columns: bool, setting: Setting) -> Algorithm:
     """Rows, or columns, by weight; of an A, or B, that is placed already, the work stays with its parts."""
     placed, c, mesh = setting.layouts[by_columns], setting.layouts[2], setting.mesh
     layout = placed or _cut(by_columns, setting)
@@ -25,8 +25,8 @@ def _fit(by_columns: bool, setting: Setting) -> Row:
     is_here = is_cut_so and c in (None, layout)
     own, sums = None if placed else layout, layout if is_here else None
     wanted: Wanted = (None, own, sums) if by_columns else (own, None, sums)
-    row = COLUMNS if by_columns else ROWS
-    return replace(row, placements=lambda _: wanted, result="here" if is_here else "accumulate", fit=None)
+    algorithm = COLUMNS if by_columns else ROWS
+    return replace(algorithm, placements=lambda _: wanted, result="here" if is_here else "accumulate", specialize=None)
 
 
 def _cut(by_columns: bool, setting: Setting) -> Layout:
@@ -38,25 +38,25 @@ def _cut(by_columns: bool, setting: Setting) -> Layout:
     return Layout(((), cut) if by_columns else (cut, ()), grid=None if grid is mesh else grid)
 
 
-ROWS = Row(
+ROWS = Algorithm(
     name="weighted",
     source="Kalinov and Lastovetsky 2001",
     summary="rows of A and C in proportion to the speeds of the ranks; B is pulled, C pushed where it lies elsewhere",
     work=stationary("A"),
     over="k",
     result="accumulate",
-    fit=partial(_fit, False),
+    specialize=partial(_fit, False),
 )
 COLUMNS = replace(
     ROWS,
     name="weighted:columns",
     summary="columns of B and C in proportion to the speeds of ranks; A is pulled, C pushed where it lies elsewhere",
     work=stationary("B"),
-    fit=partial(_fit, True),
+    specialize=partial(_fit, True),
 )
 
 
-def _fit_blocks(setting: Setting) -> Row:
+def _fit_blocks(setting: Setting) -> Algorithm:
     """Blocks of C by speed, on the grid on which ranks pull least; of a C that is placed already, the parts it has."""
     m, n, _ = setting.shape
     mesh, c = setting.mesh, setting.layouts[2]
@@ -65,7 +65,7 @@ def _fit_blocks(setting: Setting) -> Row:
     even = tuple((Level((axis,)),) for axis in grid.names)
     cut = cuts_by_speed(even, (m, n), grid, setting.speeds or (1.0,) * mesh.size)
     layout = None if c else Layout(cut, grid=None if grid is mesh else grid)
-    return replace(BLOCKS, placements=lambda _: (None, None, layout), fit=None)
+    return replace(BLOCKS, placements=lambda _: (None, None, layout), specialize=None)
 
 
 BLOCKS = replace(
@@ -73,11 +73,11 @@ BLOCKS = replace(
     name="weighted:2d",
     source="Kalinov and Lastovetsky 2001; Beaumont, Boudet, Rastello and Robert 2001",
     summary="C in columns of ranks, as wide as those are fast together, cut by the speeds of each; A and B are pulled",
-    fit=_fit_blocks,
+    specialize=_fit_blocks,
 )
 
 
-def _form(text: str) -> Row | str:
+def _form(text: str) -> Algorithm | str:
     forms = {"rows": ROWS, "columns": COLUMNS, "2d": BLOCKS}
     return forms.get(text, "weighted has the forms :rows (as it is), :columns and :2d")
 

@@ -20,7 +20,7 @@ def text(options: RunOptions) -> str:
         width = max(map(len, FLAVOURS))
         return "\n".join(f"{name:<{width}}  {each.summary}{_absence(name)}" for name, each in FLAVOURS.items())
     width = max(map(len, ALGORITHMS))
-    lines = (f"{name:<{width}}  {row.summary} ({row.source})" for name, row in ALGORITHMS.items())
+    lines = (f"{name:<{width}}  {algorithm.summary} ({algorithm.source})" for name, algorithm in ALGORITHMS.items())
     return "\n".join(lines) if options.list else ""
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from rma_mm.algorithms.survey import place
+from rma_mm.algorithms.from_table import place
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.schedule.row import Problem
+from rma_mm.schedule.algorithm import Problem
 
 Grid = tuple[int, ...]
 Extents = tuple[int, int, int]

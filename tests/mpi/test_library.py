@@ -235,7 +235,7 @@ def needs_of_every_plan(comm, mesh, a, b, name):
     trial = memory.Fitting(mesh, plan.given, request, found, plan.settled.chosen)
     found = {}
     for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:
-        schedule = lower(plan.settled.chosen.row, trial.problem, tuning)
+        schedule = lower(plan.settled.chosen.algorithm, trial.problem, tuning)
         found[tuning] = comm.allreduce(peak_bytes(mesh, schedule, plan.given), MPI.MAX)
     return found
 
@@ -334,7 +334,7 @@ def test_ranks_price_rows_together(comm):
         assert comm.bcast(str(found)) == str(found)
         candidates._known.clear()
         again = candidates.candidates(plan.settled.request)
-        assert [(each.row.name, each.layouts, each.bill, each.rejected) for each in again] == found
+        assert [(each.algorithm.name, each.layouts, each.bill, each.rejected) for each in again] == found
         if comm.rank == 0:
             candidates._known.clear()
         rma_mm.plan(*operands, mesh)  # which one rank has forgotten

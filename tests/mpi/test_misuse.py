@@ -124,7 +124,7 @@ def test_a_mesh_wants_an_open_intracommunicator(comm):
 def test_rows_that_differ_between_ranks(comm):
     x, odd = np.eye(8), comm.rank == 1
     known, base = dict(ALGORITHMS), ALGORITHMS["stationary_c"]
-    texts = [in_text(row) for row in known.values()]
+    texts = [in_text(algorithm) for algorithm in known.values()]
     assert comm.allgather(texts) == [texts] * comm.size
     assert len(set(texts)) == len(known)
     with Mesh((comm.size,), comm) as mesh:

@@ -81,13 +81,13 @@ def test_advice_is_given_where_seconds_are_at_stake(comm):
         A = rma_mm.DistMatrix.from_numpy(a, mesh, "i, j")
         plan = rma_mm.plan(A, A, mesh, layout="i, j")
         predicted = plan.predicted_seconds
-        two_sided = [each.row.name for each in plan.settled.found if each.kind == "two-sided"]
+        two_sided = [each.algorithm.name for each in plan.settled.found if each.kind == "two-sided"]
         assert late_note(plan.settled, [0.01 + predicted, 3.0]) == ""
         note = late_note(plan.settled, [2.0, 3.0])
         assert f"try {two_sided[0]}" in note and "times the seconds predicted" in note
         assert late_note(plan.settled, [LATE * predicted]) == ""
         half = rma_mm.plan(A, A, mesh, layout="i, j", transpose_b=True, symmetric=True).settled
-        halves = [each for each in half.found if each.row.half and each.kind == "one-sided" and not each.rejected]
+        halves = [each for each in half.found if each.algorithm.half and each.kind == "one-sided" and not each.rejected]
         assert late_note(replace(half, chosen=halves[0]), [2.0]) == ""
 
 
@@ -125,7 +125,7 @@ def test_plans_and_chains_change_over_where_they_may(comm):
         assert sum("times the seconds predicted" in note for note in mesh.fallbacks) == sum(changes.values())
         assert mesh.metrics.tally.plan_changes == sum(changes.values())
         for plan, text in ((placed, placed.explain()), *((each, str(chain)) for each in chain.plans)):
-            assert plan.algorithm in text and plan.settled.chosen.row.name == plan.algorithm
+            assert plan.algorithm in text and plan.settled.chosen.algorithm.name == plan.algorithm
         placed.adapt = comm.rank == 0
         with pytest.raises(DisagreementError, match="adapt: "):
             placed.execute(A, B)

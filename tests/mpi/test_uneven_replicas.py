@@ -21,9 +21,9 @@ from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import CheckError, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.algorithm import Algorithm, Problem
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.verify.checker import verify
 from tests.launch import parallel
 from tests.mpi.test_checks import switched
@@ -40,9 +40,9 @@ WRONG = ["summa_c", "summa_c:pull", "pumma", "cannon:pull"]
 def put_back(with_proof: bool = False) -> Iterator[None]:
     """Rows are fitted without a look at where C is computed, and plans made without a proof unless `with_proof`."""
 
-    def of(row: Row, problem: Problem, width: int = WIDTH) -> Fitted:
-        read, staged = placed_for(row, problem.summed)
-        return Fitted(row, problem, read, staged, row.work(read), width)
+    def of(algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Fitted:
+        read, staged = placed_for(algorithm, problem.summed)
+        return Fitted(algorithm, problem, read, staged, algorithm.work(read), width)
 
     with mock.patch.object(Fitted, "of", of), nullcontext() if with_proof else mock.patch.object(maker, "prove"):
         yield

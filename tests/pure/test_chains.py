@@ -349,8 +349,8 @@ def test_what_is_between_two_products_is_cut_by_speed(
     (m, n), (_, p) = (1024, 4096), shapes["W2"]
     for step, shape in zip(answer.steps, [(m, n, 1536), (m, p, n)], strict=True):
         request = Request(shape, mesh, step.layouts, tariff=tariff)
-        best = next(each for each in candidates(request) if each.row.order != "ticket")
-        work = Fitted.of(best.row, problem_of(request, step.layouts)).work
+        best = next(each for each in candidates(request) if each.algorithm.order != "ticket")
+        work = Fitted.of(best.algorithm, problem_of(request, step.layouts)).work
         late = [work.region(shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
         assert max(late) * total / prod(shape) <= 1.05
     shares = [answer.steps[0].layouts[2].region((m, n), mesh, rank).size for rank in mesh.ranks]

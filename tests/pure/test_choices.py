@@ -31,9 +31,9 @@ def test_the_choice_is_what_was_fastest(at: int) -> None:
     given = MEASURED[at]
     machine, mesh = Machine.from_json(given["machine"]), MeshShape(tuple(given["mesh"]), nodes=tuple(given["nodes"]))
     request = Request(tuple(given["shape"]), mesh, tariff=Tariff(machine), shares=True)
-    found, seconds = [each for each in candidates(request) if each.row.name in given["seconds"]], given["seconds"]
-    off = [abs(each.seconds / seconds[each.row.name] - 1) for each in found]
-    assert seconds[found[0].row.name] <= REGRET * min(seconds.values())
+    found, seconds = [each for each in candidates(request) if each.algorithm.name in given["seconds"]], given["seconds"]
+    off = [abs(each.seconds / seconds[each.algorithm.name] - 1) for each in found]
+    assert seconds[found[0].algorithm.name] <= REGRET * min(seconds.values())
     assert off[0] <= CHOSEN
     assert sum(each <= CLOSE for each in off) >= SHARE * len(off)
 
@@ -58,17 +58,17 @@ def test_the_choice_is_among_the_fastest_simulated(
 ) -> None:
     mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(grid[0] * grid[1])))
     request = Request(shape, mesh, tariff=Tariff(CLUSTERS[cluster]), shares=True)
-    found = [each for each in candidates(request) if not each.rejected and each.row.order != "ticket"]
+    found = [each for each in candidates(request) if not each.rejected and each.algorithm.order != "ticket"]
     rivals = {(*map(str, each.layouts or ()), each.kind): each for each in reversed(found[:12])}
-    seconds = {each.row.name: simulated(each, request) for each in rivals.values()}
-    assert seconds[found[0].row.name] <= REGRET * min(seconds.values()), seconds
+    seconds = {each.algorithm.name: simulated(each, request) for each in rivals.values()}
+    assert seconds[found[0].algorithm.name] <= REGRET * min(seconds.values()), seconds
 
 
 def simulated(candidate: Candidate, request: Request) -> float:
     """Return what a candidate takes, operation by operation."""
     assert candidate.layouts is not None
     problem = problem_of(request, candidate.layouts, candidate.copied)
-    schedule = lower(candidate.row, problem, Tuning(width=candidate.width))
+    schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
 
 

@@ -14,11 +14,11 @@ import pytest
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, single_layouts
+from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import foreign
-from rma_mm.schedule.row import Layouts, Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from tests.closed_forms import FORMS, MESHES, TURNED, Extents, Form, Grid, even_shape, skewing
 from tests.pure.test_schedules import limits, run
@@ -35,8 +35,8 @@ def meshes_of(label: str) -> Sequence[Grid]:
 
 def is_grouped(form: Form) -> bool:
     """Whether it moves by groups, and has a one-sided form beside."""
-    row = find_algorithm(form.name)
-    return bool(row.form and row.grouped)
+    algorithm = find_algorithm(form.name)
+    return bool(algorithm.form and algorithm.grouped)
 
 
 def zeros(problem: Problem) -> dict[str, list[Matrix]]:
@@ -221,7 +221,10 @@ def test_totals_of_a_stationary_a(grid: Grid) -> None:
 
 # -- no row is another by mistake -----------------------------------------------------------------
 
-NAMES = [*ALGORITHMS, *(f"{name}:pull" for name, row in ALGORITHMS.items() if row.grouped and not row.fit)]
+NAMES = [
+    *ALGORITHMS,
+    *(f"{name}:pull" for name, algorithm in ALGORITHMS.items() if algorithm.grouped and not algorithm.specialize),
+]
 SHAPE = (24, 24, 48)
 
 SAME: dict[int, list[set[str]]] = {
@@ -238,16 +241,16 @@ SEARCHED = {(4, 4): [{"cannon", "t10_rotate"}]}
 """Mesh → rows of which one is the best that the other's search finds: rings of A and B on a square are Cannon's."""
 
 
-def settled(name: str, mesh: MeshShape) -> tuple[Row, Layouts] | None:
+def settled(name: str, mesh: MeshShape) -> tuple[Algorithm, Layouts] | None:
     """A row and the placements that it asks for, or blocks where any will do; None where it cannot use the mesh."""
-    row, request = find_algorithm(name), Request(SHAPE, mesh, algorithm=name)
-    if row.fit:
+    algorithm, request = find_algorithm(name), Request(SHAPE, mesh, algorithm=name)
+    if algorithm.specialize:
         best = candidates(request)[0]
-        return (best.row, best.layouts) if best.layouts else None
-    if row.placements is None:
+        return (best.algorithm, best.layouts) if best.layouts else None
+    if algorithm.placements is None:
         blocks = next(single_layouts(mesh))
-        return row, (blocks, blocks, blocks)
-    return None if isinstance(row.placements(mesh), str) else (row, placements_taken(row, request)[0])
+        return algorithm, (blocks, blocks, blocks)
+    return None if isinstance(algorithm.placements(mesh), str) else (algorithm, placements_taken(algorithm, request)[0])
 
 
 def programs(name: str, mesh: MeshShape) -> str:
@@ -282,11 +285,11 @@ COUNTS = (1, 2, 3, 6, 8)
 UNEVEN = (7, 9, 10)
 
 
-def usable(name: str, count: int) -> list[tuple[MeshShape, Row, Layouts]]:
+def usable(name: str, count: int) -> list[tuple[MeshShape, Algorithm, Layouts]]:
     """The meshes of `count` ranks on which the planner can take a row, and how: the row, and its placements."""
     requests = [Request(UNEVEN, MeshShape(grid), algorithm=name) for axes in (1, 2, 3) for grid in grids(count, axes)]
     best = [(request.mesh, candidates(request)[0]) for request in requests]
-    return [(mesh, found.row, found.layouts) for mesh, found in best if found.layouts]
+    return [(mesh, found.algorithm, found.layouts) for mesh, found in best if found.layouts]
 
 
 @pytest.mark.parametrize("count", usually(1, sorted(COUNTS, key=lambda count: abs(count - 6)), rest=nightly))
@@ -294,8 +297,8 @@ def usable(name: str, count: int) -> list[tuple[MeshShape, Row, Layouts]]:
 def test_every_row_runs_on_so_many_ranks(name: str, count: int) -> None:
     meshes = usable(name, count)
     assert meshes
-    for mesh, row, layouts in meshes:
-        run(Case(row, Problem(UNEVEN, mesh, layouts, in_place=""), Tuning(), 1, 0, "", count))
+    for mesh, algorithm, layouts in meshes:
+        run(Case(algorithm, Problem(UNEVEN, mesh, layouts, in_place=""), Tuning(), 1, 0, "", count))
 
 
 @pytest.mark.parametrize("name", ["cannon", "pumma", "summa_c", "summa_a", "summa_b"])

@@ -31,7 +31,7 @@ def test_a_decision_is_a_value(mesh: MeshShape, shape: tuple[int, int, int], alg
         assert algorithm != "auto"
         return
     found = candidates(request)
-    assert made.algorithm == found[0].row.name == made.chosen.algorithm
+    assert made.algorithm == found[0].algorithm.name == made.chosen.algorithm
     assert made.chosen.seconds == found[0].seconds
     assert sum(1 + len(each.also) for each in made.considered) + len(made.refused) == len(found)
     assert Decision.from_json(json.loads(json.dumps(made.as_json()))) == made == decide(request)

@@ -20,12 +20,12 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue import activations, epilogue
 from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.interpret import Matrix, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.fused_finish import closing
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Barrier, Finish, Multiply, Op, Ref, Scale
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import collect, distribute, expected, nothing, whole_numbers
 from tests.strategies import Case, cases, pure

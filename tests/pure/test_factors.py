@@ -30,7 +30,7 @@ def trials() -> tuple[Trial, ...]:
             request = Request(shape, MeshShape((2, 2)), algorithm=name)
             found = candidates(request)[0]
             assert found.layouts is not None
-            walk = account(found.row, problem_of(request, found.layouts), found.width)
+            walk = account(found.algorithm, problem_of(request, found.layouts), found.width)
             made.append(Trial(walk, Tariff(HERE), bill(walk, Tariff(HERE)).seconds))
     return tuple(made)
 

@@ -5,9 +5,9 @@ import pytest
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Multiply
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 

@@ -28,7 +28,7 @@ from tests.strategies import Case, cases, pure
 CLASSES = [each for each in (vars(ops) | vars(mirror_ops)).values() if isinstance(each, type) and issubclass(each, Op)]
 TYPES = {each for each in CLASSES if "kind" in vars(each)}
 """All types of operations."""
-GROUPED = [row for row in ALGORITHMS.values() if row.grouped and not row.fit]
+GROUPED = [algorithm for algorithm in ALGORITHMS.values() if algorithm.grouped and not algorithm.specialize]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_every_reader_knows_every_operation(table: dict[type[Op], object], absen
 
 
 @pure(40)
-@given(st.sampled_from(GROUPED).flatmap(lambda row: cases(row, max_ranks=12)))
+@given(st.sampled_from(GROUPED).flatmap(lambda algorithm: cases(algorithm, max_ranks=12)))
 def test_what_one_rank_sends_in_a_group_another_expects(case: Case) -> None:
     """Both name the same movement, route, operand and box, and each move counts on one of them."""
     schedule = lower(case.row, case.problem, case.tuning)
@@ -65,7 +65,7 @@ def test_what_one_rank_sends_in_a_group_another_expects(case: Case) -> None:
 
 
 @pure(40)
-@given(st.sampled_from(list(ALGORITHMS.values())).flatmap(lambda row: cases(row, max_ranks=6)))
+@given(st.sampled_from(list(ALGORITHMS.values())).flatmap(lambda algorithm: cases(algorithm, max_ranks=6)))
 def test_an_operation_on_other_slots(case: Case) -> None:
     """Slots are renamed wherever they stand, others' in a reduction apart, and nothing else is changed."""
     schedule = lower(case.row, case.problem, case.tuning)

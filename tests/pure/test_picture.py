@@ -12,13 +12,13 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken
+from rma_mm.schedule.algorithm import Algorithm, Problem
 from rma_mm.schedule.drawing import page as picture_html
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import WIDTH, Labels, drawn, place, scenes
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Accumulate, Copy, Multiply, Reduce, Shift, foreign
-from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule, expand
 from tests.reference import kept
 from tests.thorough import COVERING, covering, nightly, usually
@@ -93,16 +93,16 @@ Turn 3 of 3
 └───────────────────────┴───────────────────────┴───────────────────────┘"""
 
 
-def made(row: Row, shape: tuple[int, int, int], mesh: MeshShape) -> Iterator[Schedule]:
+def made(algorithm: Algorithm, shape: tuple[int, int, int], mesh: MeshShape) -> Iterator[Schedule]:
     """The row's schedules on the placements that it takes on a mesh, if any; the cheapest where it leaves them open."""
-    request = Request(shape, mesh, algorithm=row.name)
-    if row.fit or row.placements is None:
+    request = Request(shape, mesh, algorithm=algorithm.name)
+    if algorithm.specialize or algorithm.placements is None:
         best = candidates(request)[0]
-        row, layouts = best.row, [best.layouts] if best.layouts else []
+        algorithm, layouts = best.algorithm, [best.layouts] if best.layouts else []
     else:
-        layouts = [] if isinstance(row.placements(mesh), str) else [*placements_taken(row, request)]
+        layouts = [] if isinstance(algorithm.placements(mesh), str) else [*placements_taken(algorithm, request)]
     for each in layouts:
-        yield kept(lower(row, Problem(shape, mesh, each)))
+        yield kept(lower(algorithm, Problem(shape, mesh, each)))
 
 
 def named(name: str, shape: tuple[int, int, int], mesh: MeshShape) -> Schedule:

@@ -27,8 +27,8 @@ from rma_mm.policy.planner.candidates import (
     single_layouts,
 )
 from rma_mm.policy.planner.tables import explain, table
+from rma_mm.schedule.algorithm import same_place
 from rma_mm.schedule.lowering.lower import lower
-from rma_mm.schedule.row import same_place
 from rma_mm.schedule.verify.checker import verify
 from tests.strategies import layouts, meshes, pure, some_mesh
 
@@ -46,7 +46,7 @@ def texts(layouts: tuple[Layout, Layout, Layout] | None) -> list[str]:
 
 def test_squares_on_one_node_are_read_in_place() -> None:
     best, *_ = choose(Request((512, 512, 512), NODE))
-    assert best.row.name == "stationary_c"
+    assert best.algorithm.name == "stationary_c"
     assert texts(best.layouts) == ["P('i', 'j')"] * 3
     words = best.traffic
     assert (words.between, words.within, words.messages) == (0, 0, 0)
@@ -59,9 +59,9 @@ def test_a_dominant_k_is_split_over_all_ranks() -> None:
     assert best.layouts
     for layout, text, extent in zip(best.layouts, ("*, (i, j)", "(i, j)"), ((64, 65536), (65536, 64)), strict=False):
         assert same_place(layout, parse_layout(text, TWO_NODES), extent, TWO_NODES)
-    assert best.row.result in ("accumulate", "reduce")
+    assert best.algorithm.result in ("accumulate", "reduce")
     assert best.traffic.between + best.traffic.within == 15 * 64 * 64
-    assert min(c.seconds for c in others if c.row.name == "stationary_c") > 5 * best.seconds
+    assert min(c.seconds for c in others if c.algorithm.name == "stationary_c") > 5 * best.seconds
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_dominant_k_is_split_over_all_ranks() -> None:
 def test_the_largest_operand_stays(shape: tuple[int, int, int], name: str, kept: int) -> None:
     """With blocks of all three given, the owner of the largest works."""
     place = parse_layout("i, j", TWO_NODES)
-    found = {c.row.name: c.seconds for c in choose(Request(shape, APART, (place,) * 3))}
+    found = {c.algorithm.name: c.seconds for c in choose(Request(shape, APART, (place,) * 3))}
     forms = [f"stationary_{x}" for x in "abc"]
     assert min(forms, key=found.__getitem__) == name == forms[kept]
 
@@ -88,8 +88,8 @@ def test_given_placements_are_kept() -> None:
 
 def test_deterministic_excludes_accumulation() -> None:
     found = choose(Request((64, 64, 65536), TWO_NODES, deterministic=True))
-    assert found[0].row.reproducible
-    rejected = {c.row.name for c in found if "deterministic=True" in c.rejected}
+    assert found[0].algorithm.reproducible
+    rejected = {c.algorithm.name for c in found if "deterministic=True" in c.rejected}
     assert rejected >= {"stationary_a", "stationary_b", "queue", "cosma:pull"}
     assert not rejected & {"stationary_c", "cosma", "row_parallel", "gemm_scatter"}
     with pytest.raises(AlgorithmError, match=r"queue: accumulates in no fixed order"):
@@ -105,7 +105,7 @@ def test_srumma_says_what_would_fit() -> None:
     for word in ("needs A placed as P('i', 'j')", "it is P('i', None)", "redistribute"):
         assert word in str(error.value)
     blocks = parse_layout("i, j", NODE)
-    assert choose(Request((8, 8, 8), NODE, (blocks, None, blocks), algorithm="srumma"))[0].row.name == "srumma"
+    assert choose(Request((8, 8, 8), NODE, (blocks, None, blocks), algorithm="srumma"))[0].algorithm.name == "srumma"
 
 
 def test_unknown_algorithm_lists_the_names() -> None:
@@ -133,7 +133,7 @@ def test_long_thin_matrices_are_cut_into_few_runs(shape: tuple[int, int, int]) -
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_named_algorithm_is_the_only_candidate(name: str) -> None:
     found = choose(Request((8, 8, 8), some_mesh(ALGORITHMS[name]), algorithm=name))
-    assert [c.row.name for c in found] == [name]
+    assert [c.algorithm.name for c in found] == [name]
 
 
 @st.composite
@@ -153,17 +153,17 @@ def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
         return
     found = choose(request)
     serving = [c for c in found if not c.rejected]
-    assert {c.row.name for c in found} >= set(ALGORITHMS)
+    assert {c.algorithm.name for c in found} >= set(ALGORITHMS)
     least, closeness = min(c.seconds for c in serving), CLOSE if request.mesh.is_one_node else 1.0
     first = [c for c in serving if c.seconds <= closeness * least]
-    listed = [row.name for row in every_form()]
-    assert serving[: len(first)] == sorted(first, key=lambda c: listed.index(c.row.name))
+    listed = [algorithm.name for algorithm in every_form()]
+    assert serving[: len(first)] == sorted(first, key=lambda c: listed.index(c.algorithm.name))
     assert [c.seconds for c in serving[len(first) :]] == sorted(c.seconds for c in serving[len(first) :])
     assert found[0].layouts
     for given_layout, layout in zip(request.layouts, found[0].layouts, strict=True):
         assert given_layout in (None, layout)
         assert given_layout or layout.is_single(request.mesh)
-    verify(lower(found[0].row, problem_of(request, found[0].layouts)))
+    verify(lower(found[0].algorithm, problem_of(request, found[0].layouts)))
 
 
 # -- meshes and placements ------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_the_table_has_every_row_and_a_reason() -> None:
     same = [row for row in rows if row.startswith("the same as ")]
     rows = rows[: len(rows) - len(same)]
     also = [name for row in same for name in row.partition(": ")[2].split(", ")]
-    assert {*(row.split()[0] for row in rows), *also} == {c.row.name for c in found} >= set(list_algorithms())
+    assert {*(row.split()[0] for row in rows), *also} == {c.algorithm.name for c in found} >= set(list_algorithms())
     assert len(rows) + len(also) == len(found)
     assert all(len(row) > head.index("why") for row in rows)
     assert "chosen: the fastest" in rows[0]
@@ -240,4 +240,4 @@ def test_a_c_that_is_everywhere_is_so_however_it_says_it(name: str, text: str) -
     request = Request((6, 6, 6), mesh, (a, None, parse_layout(text, mesh)), algorithm=name)
     found = choose(request)[0]
     assert found.layouts
-    verify(lower(found.row, problem_of(request, found.layouts)))
+    verify(lower(found.algorithm, problem_of(request, found.layouts)))

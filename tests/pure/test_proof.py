@@ -14,10 +14,10 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.algorithm import Algorithm, Problem
 from rma_mm.schedule.lowering.fitted import Fitted, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale
-from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
@@ -101,12 +101,12 @@ def test_no_fault_that_spoils_the_result_passes(case: Case, changed: dict[str, i
 # -- C wanted in other copies than the work is cut ------------------------------------------------
 
 
-def cut_as_a_is(row: Row, problem: Problem, width: int) -> Fitted:
+def cut_as_a_is(algorithm: Algorithm, problem: Problem, width: int) -> Fitted:
     """The fault that was here: a C that is everywhere is computed in even parts, while the work is cut as A is."""
-    needed = row.placements(problem.mesh)
+    needed = algorithm.placements(problem.mesh)
     computed = replace(problem, computed=needed[2])
-    read, staged = placed_for(row, computed.summed)
-    return Fitted(row, computed, read, staged, row.work(read), width)
+    read, staged = placed_for(algorithm, computed.summed)
+    return Fitted(algorithm, computed, read, staged, algorithm.work(read), width)
 
 
 @pytest.mark.parametrize("name", ["summa_c", "pumma", "summa_c:pull", "mixed_2d"])
@@ -114,9 +114,9 @@ def test_a_c_that_is_wanted_everywhere_is_computed_where_the_work_is(name: str, 
     mesh = MeshShape((2, 2))
     a, b, c = (parse_layout(text, mesh) for text in ("P('i:bounds(0,2,7)', 'j')", "P('i', 'j')", "P(None, None)"))
     base, _, form = name.partition(":")
-    row = ALGORITHMS[base]
-    row = row.form(form) if form else row
-    case = Case(row, Problem((7, 5, 12), mesh, (a, b, c)), Tuning(), 1, 0, "", 0)
+    algorithm = ALGORITHMS[base]
+    algorithm = algorithm.form(form) if form else algorithm
+    case = Case(algorithm, Problem((7, 5, 12), mesh, (a, b, c)), Tuning(), 1, 0, "", 0)
     for is_planted in (False, True):
         if is_planted:
             monkeypatch.setattr(Fitted, "of", cut_as_a_is)

@@ -24,7 +24,7 @@ NAMES = [
 
 def test_all_names_of_the_survey_are_there() -> None:
     assert sorted(list_algorithms()) == sorted(NAMES)
-    assert all(row.source and row.summary for row in ALGORITHMS.values())
+    assert all(algorithm.source and algorithm.summary for algorithm in ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ALGORITHMS[name].form])
@@ -71,9 +71,9 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
     for grid in ((2, 2, 2), (7,), (2, 3)):
         for found in candidates(Request((96, 96, 96), MeshShape(grid))):
             if not found.rejected and found.layouts:
-                assert not any(layout.pins for layout in found.layouts), found.row.name
+                assert not any(layout.pins for layout in found.layouts), found.algorithm.name
                 problem = problem_of(Request((96, 96, 96), MeshShape(grid)), found.layouts)
-                work = Fitted.of(found.row, problem).work
+                work = Fitted.of(found.algorithm, problem).work
                 assert work.mesh(problem.mesh).size == problem.mesh.size
 
 
@@ -82,7 +82,7 @@ def test_a_row_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request((8, 8, 8), MeshShape((2, 2)), algorithm="mine")
     best = choose(request)[0]
     assert best.layouts is not None
-    verify(lower(best.row, problem_of(request, best.layouts)))
+    verify(lower(best.algorithm, problem_of(request, best.layouts)))
     for name in ("mine", "cannon", "a:b", "auto"):
         with pytest.raises(AlgorithmError, match="register: got the name"):
             register(CANNON.row(name))

@@ -21,13 +21,13 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, problem_of
+from rma_mm.schedule.algorithm import Algorithm, Problem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
 from rma_mm.schedule.passes import leading, sources
-from rma_mm.schedule.row import Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.reference import Matrix, collect, distribute, expected, kept, nothing, prove, whole_numbers
@@ -113,15 +113,20 @@ def test_meshes_of_four_axes() -> None:
     """What the planner finds for sixteen ranks, and words that name every axis, whatever they are called."""
     mesh, shape = MeshShape((2, 2, 2, 2)), (9, 10, 11)
     found = [each for each in candidates(Request(shape, mesh)) if not each.rejected]
-    assert {"stationary_c", "queue", "t10_rotate", "gather_gemm"} <= {each.row.name for each in found}
+    assert {"stationary_c", "queue", "t10_rotate", "gather_gemm"} <= {each.algorithm.name for each in found}
     for each in found:
         assert each.layouts
-        run(Case(each.row, Problem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
+        run(Case(each.algorithm, Problem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
     loops = product(A="xy->xy*x", B="xy->*yx*", C="xy->xy00").distribute(m="i", n="j", k=("l", "p"))
-    row = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
+    algorithm = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
     renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), nodes=[rank // 5 for rank in range(16)])
     for each in (mesh, renamed):
-        run(Case(row, Problem(shape, each, placements_taken(row, Request(shape, each))[0]), Tuning(), 1, 0, "", 0))
+        run(
+            Case(
+                algorithm, Problem(shape, each, placements_taken(algorithm, Request(shape, each))[0]), Tuning(), 1, 0,
+                "", 0,
+            )
+        )
 
 
 @pure(30)
@@ -213,12 +218,12 @@ def test_redistribution_to_where_it_is_moves_nothing(
 # -- words ----------------------------------------------------------------------------------------
 
 
-def words(row: Row, problem: Problem, tuning: Tuning | None = None) -> Outcome:
+def words(algorithm: Algorithm, problem: Problem, tuning: Tuning | None = None) -> Outcome:
     """What interpreting a product of zeros moves."""
     homes = {x: nothing(problem.layout(x), problem.mesh, problem.extent(x)) for x in "ABC"}
     for x in "AB":
         homes[x] = [np.zeros_like(tile) for tile in homes[x]]
-    return interpret(lower(row, problem, tuning), homes)
+    return interpret(lower(algorithm, problem, tuning), homes)
 
 
 def blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout]:
@@ -227,15 +232,18 @@ def blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout]:
     return place, place, place
 
 
-def assert_price_is_exact(row: Row, problem: Problem) -> None:
-    outcome, price = words(row, problem), traffic(account(row, problem))
-    if not (row.grouped and row.order == "rotated"):  # in a ring words come from a neighbour and not from their owner
+def assert_price_is_exact(algorithm: Algorithm, problem: Problem) -> None:
+    outcome, price = words(algorithm, problem), traffic(account(algorithm, problem))
+    # in a ring words come from a neighbour and not from their owner
+    if not (algorithm.grouped and algorithm.order == "rotated"):
         assert price.between == pytest.approx(outcome.words_between_nodes)
     if not problem.shares:  # what is shared is read in place by all but the rank that holds the frame
         assert price.between + price.within + price.in_place == pytest.approx(sum(outcome.words))
 
 
-@pytest.mark.parametrize("name", covering(name for name, row in ALGORITHMS.items() if row.order != "ticket"))
+@pytest.mark.parametrize(
+    "name", covering(name for name, algorithm in ALGORITHMS.items() if algorithm.order != "ticket")
+)
 def test_the_planner_prices_the_words_that_move(name: str) -> None:
     """Exact on any placements of up to 16 ranks, on larger meshes only some ranks are priced.
 
@@ -246,12 +254,12 @@ def test_the_planner_prices_the_words_that_move(name: str) -> None:
 
     @pure(50)
     @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31), recut=False))
-    def check(drawn: tuple[Row, Problem]) -> None:
+    def check(drawn: tuple[Algorithm, Problem]) -> None:
         assert_price_is_exact(*drawn)
 
     @pure(50)
     @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31)))
-    def check_recut(drawn: tuple[Row, Problem]) -> None:
+    def check_recut(drawn: tuple[Algorithm, Problem]) -> None:
         assert_price_is_exact(drawn[0], replace(drawn[1], in_place=""))
 
     check()
@@ -279,9 +287,9 @@ def test_columns_of_ranks_that_cut_their_rows_each_in_another_way(name: str) -> 
 @pytest.mark.parametrize("name", ["row_parallel:pull", "johnson_3d:pull"])
 def test_sums_over_a_long_k_are_pushed_once(name: str) -> None:
     """However many panels it takes."""
-    mesh, row = MeshShape((2, 1, 2)), find_algorithm(name)
+    mesh, algorithm = MeshShape((2, 1, 2)), find_algorithm(name)
     request = Request((4, 4, 5000), mesh, in_place="", algorithm=name)
-    assert_price_is_exact(row, problem_of(request, placements_taken(row, request)[0]))
+    assert_price_is_exact(algorithm, problem_of(request, placements_taken(algorithm, request)[0]))
 
 
 def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
@@ -394,7 +402,7 @@ def test_scattered_owners_do_not_scatter_the_c_that_is_multiplied_into(transpose
     mesh = MeshShape((3,), nodes=(0, 1, 2))
     dealt, whole = parse_layout("i:cyclic(1)", mesh), parse_layout("*, i", mesh)
     placed = (dealt, whole, whole) if not transposed else (whole.T, dealt.T, whole.T)
-    row = find_algorithm("gather_gemm:pull")
-    taken = row.fit(Request((400, 400, 5), mesh, placed)) if row.fit else row
-    assert isinstance(taken, Row)
+    algorithm = find_algorithm("gather_gemm:pull")
+    taken = algorithm.specialize(Request((400, 400, 5), mesh, placed)) if algorithm.specialize else algorithm
+    assert isinstance(taken, Algorithm)
     verify(lower(taken, Problem((400, 400, 5), mesh, placed)))

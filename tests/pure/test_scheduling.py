@@ -21,9 +21,9 @@ from rma_mm.algorithms.scheduling import (
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Broadcast, Copy, Multiply, Reduce, Shift
-from rma_mm.schedule.row import Layouts, Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.pure.test_schedules import LIMITS, assert_price_is_exact, limits, placed, run
@@ -63,15 +63,15 @@ TESSERACT = (
 )
 
 
-def programs(row: Row, problem: Problem) -> list[list[str]]:
+def programs(algorithm: Algorithm, problem: Problem) -> list[list[str]]:
     """Every rank's operations as text."""
-    schedule = lower(row, problem)
+    schedule = lower(algorithm, problem)
     return [[str(op) for op in schedule.program(rank)] for rank in problem.mesh.ranks]
 
 
-def needed(row: Row, mesh: MeshShape) -> Layouts:
+def needed(algorithm: Algorithm, mesh: MeshShape) -> Layouts:
     """The placements that a row asks for."""
-    found = row.placements(mesh) if row.placements else ""
+    found = algorithm.placements(mesh) if algorithm.placements else ""
     assert not isinstance(found, str)
     a, b, c = found
     assert a and b and c
@@ -103,14 +103,16 @@ def test_the_same_schedule_as_the_registry(
     name: str, loops: Loops, grid: tuple[int, ...], shape: tuple[int, int, int]
 ) -> None:
     """Cannon on plain blocks (which it skews) and on skewed ones; the others where the registry's rows want them."""
-    mesh, row, known = MeshShape(grid), loops.row("mine"), ALGORITHMS[name]
+    mesh, algorithm, known = MeshShape(grid), loops.row("mine"), ALGORITHMS[name]
     if len(grid) != len(loops.axes):
         assert known.placements
-        assert isinstance(known.placements(mesh), str) and isinstance(row.placements and row.placements(mesh), str)
+        assert isinstance(known.placements(mesh), str) and isinstance(
+            algorithm.placements and algorithm.placements(mesh), str
+        )
         return
-    for layouts in (needed(known, mesh), needed(row, mesh)):
+    for layouts in (needed(known, mesh), needed(algorithm, mesh)):
         problem = Problem(shape, mesh, layouts)
-        assert programs(row, problem) == programs(known, problem)
+        assert programs(algorithm, problem) == programs(known, problem)
 
 
 def test_what_the_passes_make_of_them() -> None:
@@ -124,11 +126,11 @@ def test_what_the_passes_make_of_them() -> None:
 
 def test_solomonik_as_the_paper_has_it() -> None:
     """Every layer does Cannon's algorithm on windows of its own part of k, which come from layer 0."""
-    mesh, row = MeshShape((2, 2, 2)), SOLOMONIK_ROTATED.row("x")
-    assert row.also
-    assert row.also(mesh)["A"] == parse_layout("i, (l, j:skew(i))", mesh)
-    assert row.also(mesh)["B"] == parse_layout("(l, i:skew(j)), j", mesh)
-    schedule = lower(row, Problem((8, 8, 16), mesh, needed(row, mesh)))
+    mesh, algorithm = MeshShape((2, 2, 2)), SOLOMONIK_ROTATED.row("x")
+    assert algorithm.also_accepts
+    assert algorithm.also_accepts(mesh)["A"] == parse_layout("i, (l, j:skew(i))", mesh)
+    assert algorithm.also_accepts(mesh)["B"] == parse_layout("(l, i:skew(j)), j", mesh)
+    schedule = lower(algorithm, Problem((8, 8, 16), mesh, needed(algorithm, mesh)))
     verify(schedule)
     assert [operations(schedule, kind) for kind in (Broadcast, Shift, Reduce)] == [0, 16, 8]
 
@@ -136,11 +138,11 @@ def test_solomonik_as_the_paper_has_it() -> None:
 def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
     mesh = MeshShape((2, 3), ("l", "i"))
     problem = Problem((6, 6, 12), mesh, placed(mesh, "l, i", "l, i", "l, i"))
-    row = CANNON.row("x")
-    assert row.also
-    assert row.also(mesh)["A"] == parse_layout("l, i:skew(l)", mesh)
-    assert row.also(mesh)["B"] == parse_layout("l:skew(i), i", mesh)
-    assert programs(row, problem) == programs(ALGORITHMS["cannon"], problem)
+    algorithm = CANNON.row("x")
+    assert algorithm.also_accepts
+    assert algorithm.also_accepts(mesh)["A"] == parse_layout("l, i:skew(l)", mesh)
+    assert algorithm.also_accepts(mesh)["B"] == parse_layout("l:skew(i), i", mesh)
+    assert programs(algorithm, problem) == programs(ALGORITHMS["cannon"], problem)
 
 
 def test_divided_into_parts_there_are_more_messages() -> None:
@@ -159,8 +161,8 @@ def test_what_is_fetched_whole_comes_at_once() -> None:
 
 def fetched(loops: Loops, mesh: MeshShape, shape: tuple[int, int, int], rank: int, x: str) -> list[tuple[int, ...]]:
     """Sizes of what a rank gets of an operand from others, in order, in the one-sided form."""
-    row = loops.row("x").pulled
-    ops = lower(row, Problem(shape, mesh, needed(row, mesh), in_place="")).program(rank)
+    algorithm = loops.row("x").pulled
+    ops = lower(algorithm, Problem(shape, mesh, needed(algorithm, mesh), in_place="")).program(rank)
     pulled = [op for op in ops if isinstance(op, Copy) and op.dst.operand == x and op.src.rank != rank]
     return [tuple(map(len, op.src.region)) for op in pulled]
 
@@ -188,13 +190,13 @@ def test_operands_move_at_the_loop_where_they_are_communicated() -> None:
 def test_panels_of_a_size_are_broadcast_one_by_one() -> None:
     mesh, shape = MeshShape((2, 2)), (8, 8, 4096)
     loops = product().distribute(m="i", n="j").split("k", 1500).reorder("ko").communicate("A", "B", at="ko")
-    row = loops.row("x")
-    program = lower(row, Problem(shape, mesh, needed(row, mesh))).program(0)
+    algorithm = loops.row("x")
+    program = lower(algorithm, Problem(shape, mesh, needed(algorithm, mesh))).program(0)
     moved = [op for op in program if isinstance(op, Broadcast) and op.parts[0].operand == "A"]
     assert [[len(ref.region[1]) for ref in op.parts] for op in moved] == [[1500], [548], [952], [1096]]
     steps = [op.step for op in program if isinstance(op, Multiply)]
     assert steps == [0, 1500, 3000]
-    start = lower(loops.communicate("A", at="no").row("x"), Problem(shape, mesh, needed(row, mesh))).program(0)
+    start = lower(loops.communicate("A", at="no").row("x"), Problem(shape, mesh, needed(algorithm, mesh))).program(0)
     assert {op.step for op in start if isinstance(op, Broadcast) and op.parts[0].operand == "A"} == {0}
 
 
@@ -238,8 +240,8 @@ def loops_of(draw: st.DrawFn) -> Loops:
 @pure(200)
 @given(st.data(), loops_of(), LIMITS, st.booleans())
 def test_any_words_multiply_as_numpy(data: st.DataObject, loops: Loops, changed: dict[str, int], pulls: bool) -> None:
-    row = loops.row("any")
-    case = data.draw(cases(row.pulled if pulls else row, max_ranks=12))
+    algorithm = loops.row("any")
+    case = data.draw(cases(algorithm.pulled if pulls else algorithm, max_ranks=12))
     with limits(changed):
         run(case, case.seed)
 
@@ -247,10 +249,12 @@ def test_any_words_multiply_as_numpy(data: st.DataObject, loops: Loops, changed:
 @pure(100)
 @given(st.data(), loops_of(), st.booleans())
 def test_any_words_are_priced_to_the_word(data: st.DataObject, loops: Loops, pulls: bool) -> None:
-    row = loops.row("any")
-    row, problem = data.draw(problems(row.pulled if pulls else row, 12, extents=range(1, 31), recut=False))
-    assert row is not None
-    assert_price_is_exact(row, replace(problem, in_place=""))
+    algorithm = loops.row("any")
+    algorithm, problem = data.draw(
+        problems(algorithm.pulled if pulls else algorithm, 12, extents=range(1, 31), recut=False)
+    )
+    assert algorithm is not None
+    assert_price_is_exact(algorithm, replace(problem, in_place=""))
 
 
 @pytest.mark.parametrize(
@@ -354,9 +358,9 @@ def test_statements_that_are_no_product_of_two_matrices(text: str, column: int, 
 
 
 def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
-    row = SUMMA.row("x")
-    assert row.placements
-    assert "this one is 2x2x2" in str(row.placements(MeshShape((2, 2, 2))))
+    algorithm = SUMMA.row("x")
+    assert algorithm.placements
+    assert "this one is 2x2x2" in str(algorithm.placements(MeshShape((2, 2, 2))))
     far = product(A="xy->xy3", B="xy->xy*", C="xy->xy0").distribute(m="i", n="j", k="l").row("x")
     assert far.placements
     assert "got l=3; the axis has coordinates 0 to 1" in str(far.placements(MeshShape((2, 2, 2))))

@@ -13,13 +13,13 @@ from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.node_fetch import sharings
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Slot
 from rma_mm.schedule.passes import frame_sizes
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from tests.pure.test_schedules import LIMITS, limits, run

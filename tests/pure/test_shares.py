@@ -48,7 +48,7 @@ def slowest(candidate: Candidate, request: Request) -> float:
     """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
     assert candidate.layouts is not None
     mesh, found = request.mesh, problem_of(request, candidate.layouts)
-    work = Fitted.of(candidate.row, found).work
+    work = Fitted.of(candidate.algorithm, found).work
     speeds = request.speeds or (1.0,) * mesh.size
     times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
     return max(times) * mesh.size / (request.shape[0] * request.shape[1] * request.shape[2])
@@ -111,12 +111,12 @@ def test_loads_are_as_speeds_are(grid: tuple[int, ...], speeds: tuple[float, ...
     """Within 5 % of the ideal, and an even cut takes as much more as the slowest rank is slower than the mean."""
     request = uneven(shape, MeshShape(grid), speeds)
     best = candidates(request)[0]
-    assert best.row.order == "ticket" or slowest(best, request) <= 1.05
+    assert best.algorithm.order == "ticket" or slowest(best, request) <= 1.05
     flat = Request(shape, MeshShape(grid), tariff=Tariff(PLENTY))
-    even = next(c for c in candidates(flat) if c.row.order != "ticket" and not c.rejected)
+    even = next(c for c in candidates(flat) if c.algorithm.order != "ticket" and not c.rejected)
     assert slowest(even, request) >= 1.3
     assert even.layouts is not None
-    by_speed = bill(account(even.row, problem_of(request, even.layouts)), request.tariff)
+    by_speed = bill(account(even.algorithm, problem_of(request, even.layouts)), request.tariff)
     assert by_speed.multiplying > 1.25 * even.bill.multiplying
     assert best.bill.multiplying < by_speed.multiplying
 
@@ -133,7 +133,9 @@ def test_speeds_that_hardly_differ_change_nothing() -> None:
     mesh, shape = MeshShape((2, 2)), (2048, 2048, 2048)
     flat = candidates(Request(shape, mesh, tariff=Tariff(PLENTY)))
     near = candidates(uneven(shape, mesh, (1, 1.1, 1.05, 0.95)))
-    assert [(c.row.name, c.layouts, c.seconds) for c in flat] == [(c.row.name, c.layouts, c.seconds) for c in near]
+    assert [(c.algorithm.name, c.layouts, c.seconds) for c in flat] == [
+        (c.algorithm.name, c.layouts, c.seconds) for c in near
+    ]
 
 
 def test_a_grid_is_chosen_by_speed() -> None:
@@ -155,7 +157,7 @@ def test_every_candidate_is_a_right_schedule(mesh: MeshShape, data: st.DataObjec
     assert chosen.layouts is not None
     for layout, extents in zip(chosen.layouts, [(shape[0], shape[2]), (shape[2], shape[1]), shape[:2]], strict=True):
         layout.check(extents, mesh)
-    prove(lower(chosen.row, problem_of(request, chosen.layouts, chosen.copied), Tuning(width=chosen.width)))
+    prove(lower(chosen.algorithm, problem_of(request, chosen.layouts, chosen.copied), Tuning(width=chosen.width)))
 
 
 @pytest.mark.parametrize("name", ["stationary_c", "summa_c", "srumma", "column_parallel"])
@@ -169,9 +171,9 @@ def test_prices_are_near_the_simulated_time(name: str, cut: str) -> None:
         layouts = candidates(Request(shape, mesh, algorithm=name, tariff=Tariff(PLENTY)))[0].layouts
     assert layouts is not None
     problem = problem_of(request, layouts)
-    schedule = lower(best.row, problem, Tuning(width=best.width))
+    schedule = lower(best.algorithm, problem, Tuning(width=best.width))
     seconds = simulate(schedule, request.tariff.machine).seconds
-    assert 0.8 < bill(account(best.row, problem, best.width), request.tariff).seconds / seconds < 1.25
+    assert 0.8 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.25
 
 
 # -- how they are known ---------------------------------------------------------------------------
@@ -213,7 +215,7 @@ def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int
     request = Request(shape, TWO_KINDS, shares=True, tariff=Tariff(het()))
     best = candidates(request)[0]
     flat = candidates(replace(request, tariff=Tariff(replace(het(), speeds=()))))
-    priced = [(bill(account(c.row, problem_of(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
+    priced = [(bill(account(c.algorithm, problem_of(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
               for n, c in enumerate(flat) if c.layouts is not None and not c.rejected]
     assert min(priced)[0] > 1.3 * best.seconds
     if shape[0] == shape[1]:
@@ -223,7 +225,7 @@ def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int
 def simulated(candidate: Candidate, request: Request) -> float:
     assert candidate.layouts is not None
     problem = problem_of(request, candidate.layouts, candidate.copied)
-    schedule = lower(candidate.row, problem, Tuning(width=candidate.width))
+    schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
 
 
@@ -339,13 +341,13 @@ def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
             (cut,) = layout.splits[at]
             assert cut.args == (0, extent / 2, 3 * extent / 4, extent)
             assert not layout.splits[1 - at]
-        prove(lower(best.row, problem_of(uneven(shape, mesh, ()), best.layouts)))
+        prove(lower(best.algorithm, problem_of(uneven(shape, mesh, ()), best.layouts)))
     given = (None, parse_layout("*, *", mesh), None)
     elsewhere = uneven(shape, mesh, (2, 1, 1), algorithm="weighted:columns", layouts=given)
     best = candidates(elsewhere)[0]
-    assert best.row.result == "accumulate"
+    assert best.algorithm.result == "accumulate"
     assert best.layouts is not None
-    prove(lower(best.row, problem_of(elsewhere, best.layouts)))
+    prove(lower(best.algorithm, problem_of(elsewhere, best.layouts)))
     with pytest.raises(AlgorithmError, match=r"forms :rows .*, :columns and :2d"):
         find_algorithm("weighted:3d")
 
@@ -365,7 +367,7 @@ def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], column
     cuts = slices(2000, columns, floor=1)
     found = {best.layouts[2].region(shape[:2], mesh, rank)[1].runs for rank in mesh.ranks}
     assert sorted(found) == [((a, b),) for a, b in pairwise(cuts)]
-    schedule = lower(best.row, problem_of(request, best.layouts), Tuning(width=best.width))
+    schedule = lower(best.algorithm, problem_of(request, best.layouts), Tuning(width=best.width))
     prove(schedule)
     assert 0.8 < best.seconds / simulate(schedule, request.tariff.machine).seconds < 1.25
     c = parse_layout("*, " + ", ".join(f"{axis}=0" for axis in mesh.names), mesh)

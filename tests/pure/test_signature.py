@@ -15,8 +15,8 @@ from rma_mm.geometry.notations.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, placements_taken
+from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
 from rma_mm.schedule.lowering.lower import Tuning
-from rma_mm.schedule.row import Layouts, Problem, Row
 from tests.pure.test_schedules import LIMITS, limits, run, words
 from tests.strategies import Case, cases, pure
 from tests.thorough import thorough, usually
@@ -25,13 +25,13 @@ SHAPE = (5, 7, 6)
 MESHES = [MeshShape((2,)), MeshShape((2, 2)), MeshShape((2, 2, 2))]
 
 
-def taken(row: Row, mesh: MeshShape) -> list[Layouts]:
-    return placements_taken(row, Request(SHAPE, mesh))
+def taken(algorithm: Algorithm, mesh: MeshShape) -> list[Layouts]:
+    return placements_taken(algorithm, Request(SHAPE, mesh))
 
 
-def needed(row: Row, mesh: MeshShape) -> Layouts:
+def needed(algorithm: Algorithm, mesh: MeshShape) -> Layouts:
     """The placements that a row asks for."""
-    found = row.placements(mesh) if row.placements else ""
+    found = algorithm.placements(mesh) if algorithm.placements else ""
     assert not isinstance(found, str)
     a, b, c = found
     assert a and b and c
@@ -51,12 +51,12 @@ def as_deduced(c: Sbp, layouts: Layouts, mesh: MeshShape) -> Layouts:
 def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> None:
     """On the placements of the signature itself."""
     for n, (a, b, c) in enumerate(signatures(mesh)):
-        row = signed(a, b, summed=summed)
-        layouts = needed(row, mesh)
+        algorithm = signed(a, b, summed=summed)
+        layouts = needed(algorithm, mesh)
         assert layouts[:2] == (sbp_to_layout(a, mesh), sbp_to_layout(b, mesh))
         if not summed:
             layouts = as_deduced(c, layouts, mesh)
-        run(Case(row, Problem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
+        run(Case(algorithm, Problem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
 
 
 @thorough
@@ -64,9 +64,9 @@ def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> N
 def test_on_every_placement_that_is_taken(mesh: MeshShape) -> None:
     """C in equal shares, with copies along B·B, and everywhere; A and B with each element held once, too."""
     for n, (a, b, _) in enumerate(signatures(mesh)):
-        row = signed(a, b, summed=bool(n % 3))
-        for layouts in dict.fromkeys(taken(row, mesh)):
-            run(Case(row, Problem(SHAPE, mesh, layouts), Tuning(), 1, 0, "", n), n)
+        algorithm = signed(a, b, summed=bool(n % 3))
+        for layouts in dict.fromkeys(taken(algorithm, mesh)):
+            run(Case(algorithm, Problem(SHAPE, mesh, layouts), Tuning(), 1, 0, "", n), n)
 
 
 @pure(120)
@@ -74,8 +74,8 @@ def test_on_every_placement_that_is_taken(mesh: MeshShape) -> None:
 def test_any_mesh_and_shape(data: st.DataObject, changed: dict[str, int], summed: bool, pulls: bool) -> None:
     mesh = data.draw(st.sampled_from(MESHES))
     a, b, _ = data.draw(st.sampled_from(list(signatures(mesh))))
-    row = signed(a, b, summed=summed)
-    case = data.draw(cases(row.pulled if pulls else row, max_ranks=12))
+    algorithm = signed(a, b, summed=summed)
+    case = data.draw(cases(algorithm.pulled if pulls else algorithm, max_ranks=12))
     with limits(changed):
         run(case, case.seed)
 
@@ -88,27 +88,27 @@ def test_split_operands_move_nothing(mesh: MeshShape) -> None:
     """As SBP promises: where no operand comes in summands, C is made where `deduce` has it. B·B shares C out."""
     for a, b, c in signatures(mesh):
         if "P" not in (*a, *b) and "B" not in c:
-            row = signed(a, b, summed=False)
-            layouts = as_deduced(c, needed(row, mesh), mesh)
-            assert layouts in taken(row, mesh)
-            assert sum(words(row, Problem(SHAPE, mesh, layouts)).words) == 0
+            algorithm = signed(a, b, summed=False)
+            layouts = as_deduced(c, needed(algorithm, mesh), mesh)
+            assert layouts in taken(algorithm, mesh)
+            assert sum(words(algorithm, Problem(SHAPE, mesh, layouts)).words) == 0
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_summands_that_are_not_added_stay_where_they_are(mesh: MeshShape) -> None:
     """Where no placement of C is asked for: split operands move nothing then."""
     for a, b, c in signatures(mesh):
-        row = signed(a, b, summed=False)
-        layouts = taken(row, mesh)[0]
+        algorithm = signed(a, b, summed=False)
+        layouts = taken(algorithm, mesh)[0]
         assert layouts[2].partial == tuple(axis for axis, x in zip(mesh.names, c, strict=True) if x == "P")
         if "P" not in (*a, *b) and "B" not in c:
-            a_and_b = needed(row, mesh)[:2]
-            assert sum(words(row, Problem(SHAPE, mesh, (*a_and_b, layouts[2]))).words) == 0
+            a_and_b = needed(algorithm, mesh)[:2]
+            assert sum(words(algorithm, Problem(SHAPE, mesh, (*a_and_b, layouts[2]))).words) == 0
 
 
 def test_summands_of_c_are_reduced_and_scattered() -> None:
-    mesh, row = MeshShape((3,)), signed("S(1)", "S(0)")
-    outcome = words(row, Problem((6, 4, 3), mesh, needed(row, mesh)))
+    mesh, algorithm = MeshShape((3,)), signed("S(1)", "S(0)")
+    outcome = words(algorithm, Problem((6, 4, 3), mesh, needed(algorithm, mesh)))
     assert outcome.words == [2 * 6 * 4 // 3] * 3  # each is sent its rows by the two others
 
 
@@ -125,15 +125,15 @@ def test_summands_of_c_are_reduced_and_scattered() -> None:
 )
 def test_the_registry_comes_out_of_signatures(name: str, a: str, b: str, mesh: MeshShape) -> None:
     """The same placements are taken, and the same words moved on each; one word is for a mesh of one axis."""
-    known, row = ALGORITHMS[name], signed(a, b)
-    assert row.placements
-    if isinstance(row.placements(mesh), str):
+    known, algorithm = ALGORITHMS[name], signed(a, b)
+    assert algorithm.placements
+    if isinstance(algorithm.placements(mesh), str):
         return
-    assert needed(row, mesh) == needed(known, mesh)
+    assert needed(algorithm, mesh) == needed(known, mesh)
     for layouts in dict.fromkeys(taken(known, mesh)):
         problem = Problem(SHAPE, mesh, layouts)
-        assert words(row, problem).words == words(known, problem).words
-        assert traffic(account(row, problem)) == traffic(account(known, problem))
+        assert words(algorithm, problem).words == words(known, problem).words
+        assert traffic(account(algorithm, problem)) == traffic(account(known, problem))
 
 
 # -- what there is not ----------------------------------------------------------------------------
@@ -170,19 +170,19 @@ def test_texts_that_are_no_signature(a: str, b: str, reason: str) -> None:
 
 
 def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
-    row = signed("S(0), B", "B, S(1)")
-    assert row.placements
-    assert "this one is 2x2x2" in str(row.placements(MESHES[2]))
+    algorithm = signed("S(0), B", "B, S(1)")
+    assert algorithm.placements
+    assert "this one is 2x2x2" in str(algorithm.placements(MESHES[2]))
 
 
 def test_the_name_is_the_signature() -> None:
-    row = signed(("S(0)", "B"), ("B", "S(1)"))
-    assert row.name == f"{sbp_text(('S(0)', 'B'))}·{sbp_text(('B', 'S(1)'))}"
+    algorithm = signed(("S(0)", "B"), ("B", "S(1)"))
+    assert algorithm.name == f"{sbp_text(('S(0)', 'B'))}·{sbp_text(('B', 'S(1)'))}"
     assert signed("B", "B", name="shared").name == "shared"
 
 
 def test_replicas_of_both_share_the_rows_of_c() -> None:
     mesh = MeshShape((2, 2))
-    row = signed("B, S(0)", "B, B")
-    work = row.work(Problem((8, 4, 4), mesh, (everywhere(), everywhere(), needed(row, mesh)[2])))
+    algorithm = signed("B, S(0)", "B, B")
+    work = algorithm.work(Problem((8, 4, 4), mesh, (everywhere(), everywhere(), needed(algorithm, mesh)[2])))
     assert str(work) == "P(('j', 'i'), None, None)"

@@ -34,8 +34,8 @@ from rma_mm.policy.planner import sweep as scaling
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
 from rma_mm.policy.planner.sweep import SweepRequest, prices, strong, weak
 from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.algorithm import Algorithm
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.row import Row
 from rma_mm.simulate import main
 from tests.processes import ROOT, clean_environment
 from tests.strategies import EXTENTS, layouts, meshes, pure
@@ -172,7 +172,7 @@ def on_nodes(grid: tuple[int, ...], per_node: int) -> MeshShape:
 def figures(candidate: Candidate, request: Request) -> dict[str, float]:
     """What a row takes on its placements, from the ranks that are looked at now."""
     assert candidate.layouts is not None
-    found = account(candidate.row, problem_of(request, candidate.layouts), candidate.width)
+    found = account(candidate.algorithm, problem_of(request, candidate.layouts), candidate.width)
     kinds = ("between", "within", "in_place", "messages", "busiest", "held")
     moved = {kind: float(getattr(traffic(found), kind)) for kind in kinds}
     total = sum(moved[kind] for kind in ("between", "within", "in_place"))
@@ -189,9 +189,9 @@ def deviations(few: dict[str, float], all_: dict[str, float]) -> dict[str, float
 def of_all(
     grid: tuple[int, ...], per_node: int, shape: tuple[int, int, int], shares: bool
 ) -> list[tuple[Candidate, dict[str, float]]]:
-    """Every row, from all ranks."""
+    """Every algorithm, from all ranks."""
     request = Request(shape, on_nodes(grid, per_node), shares=shares)
-    found = [candidates(replace(request, algorithm=row.name))[0] for row in every_form()]
+    found = [candidates(replace(request, algorithm=algorithm.name))[0] for algorithm in every_form()]
     return [(candidate, figures(candidate, request)) for candidate in found if not candidate.rejected]
 
 
@@ -206,7 +206,7 @@ def test_a_few_ranks_stand_for_all(
     mesh = on_nodes(grid, per_node)
     assert spread.rank_sample(mesh).count < mesh.size
     off = {
-        (candidate.row.name, shape, kind): value
+        (candidate.algorithm.name, shape, kind): value
         for shape, found in exact.items() for candidate, meant in found
         for kind, value in deviations(figures(candidate, Request(shape, mesh, shares=shares)), meant).items()
     }
@@ -257,17 +257,19 @@ of 64 ranks it comes to half.
 """
 
 
-FORMS = [row for start in range(3) for row in every_form()[start::3]]
+FORMS = [algorithm for start in range(3) for algorithm in every_form()[start::3]]
 
 
-@pytest.mark.parametrize("row", usually(len(FORMS) // 3, FORMS, rest=nightly), ids=lambda row: row.name)
-def test_prices_are_near_what_all_operations_take(row: Row) -> None:
+@pytest.mark.parametrize("algorithm", usually(len(FORMS) // 3, FORMS, rest=nightly), ids=lambda row: row.name)
+def test_prices_are_near_what_all_operations_take(algorithm: Algorithm) -> None:
     on = from_toml(table()).machine
     for grid, per_node in (((3, 5), 5), ((2, 2, 3), 4)):
-        asked = Request((1009, 2003, 503), on_nodes(grid, per_node), algorithm=row.name, tariff=Tariff(on), shares=True)
+        asked = Request(
+            (1009, 2003, 503), on_nodes(grid, per_node), algorithm=algorithm.name, tariff=Tariff(on), shares=True
+        )
         found = candidates(asked)[0]
         if found.layouts is not None:
-            schedule = lower(found.row, problem_of(asked, found.layouts), Tuning(found.width))
+            schedule = lower(found.algorithm, problem_of(asked, found.layouts), Tuning(found.width))
             least = FACES if any(layout.pins for layout in found.layouts) else AGREED[0]
             assert least < found.seconds / simulate(schedule, on).seconds < AGREED[1]
 
@@ -407,7 +409,7 @@ def question(**changed: object) -> SweepRequest:
 
 def test_prices_are_in_order_and_of_every_row() -> None:
     found = prices(question())
-    assert {price.algorithm for price in found} == {row.name for row in every_form()}
+    assert {price.algorithm for price in found} == {algorithm.name for algorithm in every_form()}
     fitting = [price for price in found if not price.why_not]
     assert len(fitting) == len(found)
     assert [price.seconds for price in fitting] == sorted(price.seconds for price in fitting)
@@ -547,7 +549,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.row import Row
+from rma_mm.schedule.algorithm import Algorithm
 from rma_mm.simulate import main
 code = main(sys.argv[1:])
 with open("/proc/self/status") as lines:  # what getrusage says counts the process too that this one was forked from
@@ -610,7 +612,7 @@ def test_nobody_need_read_what_a_command_says(closing: str, line: str, code: int
 
 @thorough
 def test_a_hundred_thousand_ranks_without_mpi(tmp_path: Path) -> None:
-    """Every row, on six grids. A million took 20 s of processor time and 340 MiB."""
+    """Every algorithm, on six grids. A million took 20 s of processor time and 340 MiB."""
     file = tmp_path / "prices.json"
     example = alone("--example")
     assert example.returncode == 0

@@ -13,11 +13,11 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.simulator.simulate import Simulated, simulate
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Accumulate, Barrier, Broadcast, Copy, Multiply, Op, Reduce, Scale, foreign
 from rma_mm.schedule.passes import frame_sizes
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.schedule import Schedule, expand
 from tests.pure.test_schedules import LIMITS, limits
 from tests.reference import Matrix, kept, nothing
@@ -185,7 +185,7 @@ def test_half_as_fast_in_everything_takes_twice_as_long(case: Case, on: Machine)
     assert slow.ranks == tuple(2 * end for end in fast.ranks)
 
 
-SETTLED = [row for row in ALGORITHMS.values() if row.order != "ticket"]
+SETTLED = [algorithm for algorithm in ALGORITHMS.values() if algorithm.order != "ticket"]
 """Rows that settle beforehand which rank does what."""
 ANOMALY = 0.95
 """What is delayed may let pass on a shared processor, or wire, what the others wait for: then all end a little earlier.
@@ -193,7 +193,7 @@ Of 2000 cases seven did, the most by 1.5 %."""
 
 
 @pure(40)
-@given(st.sampled_from(SETTLED).flatmap(lambda row: cases(row, max_ranks=12)), machines())
+@given(st.sampled_from(SETTLED).flatmap(lambda algorithm: cases(algorithm, max_ranks=12)), machines())
 def test_slower_links_do_not_make_it_faster(case: Case, on: Machine) -> None:
     schedule = lowered(case)
     assert simulate(schedule, scaled(on, 1, 2, 1)).seconds >= simulate(schedule, on).seconds * ANOMALY
@@ -201,7 +201,9 @@ def test_slower_links_do_not_make_it_faster(case: Case, on: Machine) -> None:
 
 @pure(40)
 @given(
-    st.sampled_from([row for row in SETTLED if not row.grouped]).flatmap(lambda row: cases(row, max_ranks=12)),
+    st.sampled_from([algorithm for algorithm in SETTLED if not algorithm.grouped]).flatmap(
+        lambda algorithm: cases(algorithm, max_ranks=12)
+    ),
     machines(),
     st.sampled_from(((2, 1, 1), (1, 2, 1), (1, 1, 2))),
 )

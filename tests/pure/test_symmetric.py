@@ -24,12 +24,12 @@ from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
 from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.algorithm import Algorithm, Files, Problem
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.difference_cover import difference_cover, pairs
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Barrier, Copy, Finish, Multiply, Op, Ref, Slot
-from rma_mm.schedule.row import Files, Problem, Row
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.symmetry import Symmetry
 from rma_mm.schedule.verify.checker import verify
@@ -39,7 +39,7 @@ from tests.strategies import ROLES, layouts, meshes, pure, seeds
 
 WHOLE = [role for role in ROLES if role != "sum"]
 SUMMANDS = replace(stationary.SUMMANDS, half=True)
-HALVES = pytest.mark.parametrize("row", [SYRK, TRIANGLES, SUMMANDS], ids=lambda row: row.name)
+HALVES = pytest.mark.parametrize("algorithm", [SYRK, TRIANGLES, SUMMANDS], ids=lambda row: row.name)
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,25 @@ def grams(draw: st.DrawFn, is_own: bool) -> Gram:
 
 
 @HALVES
-def test_half_is_multiplied_and_all_is_there(row: Row) -> None:
+def test_half_is_multiplied_and_all_is_there(algorithm: Algorithm) -> None:
     """Where A is given twice, or A and B are any two: what a rank does not multiply it mirrors."""
 
     @pure(150)
-    @given(grams(row is not SYRK), LIMITS)
+    @given(grams(algorithm is not SYRK), LIMITS)
     def check(gram: Gram, changed: dict[str, int]) -> None:
         with limits(changed):
-            assert_right(row, gram)
+            assert_right(algorithm, gram)
 
     check()
 
 
-def assert_right(row: Row, gram: Gram) -> None:
+def assert_right(algorithm: Algorithm, gram: Gram) -> None:
     problem = gram.problem
     mesh, (m, _, k), place = problem.mesh, problem.shape, problem.layout("C")
-    schedule = kept(lower(row, problem, gram.tuning))
+    schedule = kept(lower(algorithm, problem, gram.tuning))
     verify(schedule)
     prove(schedule)
-    found = traffic(account(row, problem))
+    found = traffic(account(algorithm, problem))
     rng = np.random.default_rng(gram.seed)
     a, c = whole_numbers(rng, (m, k)), whole_numbers(rng, (m, m))
     homes = {
@@ -227,16 +227,16 @@ def _zeros(problem: Problem) -> dict[str, list[np.ndarray]]:
     ("grid", "layout"),
     [((1,), "i"), ((2,), "i"), ((3,), "i"), ((4,), "i"), ((6,), "i"), ((5,), "*,i"), ((2, 2), "i,j"), ((2, 3), "i,j")],
 )
-def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[int, int], row: Row) -> None:
+def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[int, int], algorithm: Algorithm) -> None:
     """No rank does more than its part of half, be the products as they are cut with BLAS in mind."""
     mesh, (m, k) = MeshShape(grid), shape
     c = parse_layout(layout, mesh, 2)
     a = parse_layout("i", mesh, 2)
     problem = Problem((m, m, k), mesh, (a, a.T, c), symmetry=Symmetry(is_own=True))
-    schedule = lower(row, problem)
+    schedule = lower(algorithm, problem)
     work = [_points(schedule, rank) for rank in mesh.ranks]
     assert sum(map(sum, work)) == k * m * (m + 1) / 2
-    share = ceil(k / mesh.size) / k if row is SUMMANDS else 1.05 / mesh.size  # of k, whole indices
+    share = ceil(k / mesh.size) / k if algorithm is SUMMANDS else 1.05 / mesh.size  # of k, whole indices
     assert max(map(sum, work)) <= share * k * m * (m + 1) / 2
 
 
@@ -294,11 +294,12 @@ FAULTS = [without(Mirror), without(Multiply), twice, unequal, conjugated, togeth
 
 
 @pytest.mark.parametrize(
-    ("row", "fault"), [(SYRK, in_a_circle), *((row, fault) for row in (SYRK, TRIANGLES) for fault in FAULTS)]
+    ("algorithm", "fault"),
+    [(SYRK, in_a_circle), *((algorithm, fault) for algorithm in (SYRK, TRIANGLES) for fault in FAULTS)],
 )
-def test_no_fault_passes(row: Row, fault: Callable[[list[Op], int], list[Op]]) -> None:
+def test_no_fault_passes(algorithm: Algorithm, fault: Callable[[list[Op], int], list[Op]]) -> None:
     with limits({"NARROW": 2}):
-        right = kept(lower(row, syrk(3)))
+        right = kept(lower(algorithm, syrk(3)))
         wrong = replace(right, program=lambda rank: fault(right.program(rank), rank))
         prove(right)
         for show in (verify, prove):
@@ -315,9 +316,9 @@ def test_a_is_both_factors_only_where_b_is_known_to_be_its_transpose(known: Symm
 
 
 @HALVES
-def test_half_a_square_is_found_where_nothing_is_mirrored(row: Row) -> None:
+def test_half_a_square_is_found_where_nothing_is_mirrored(algorithm: Algorithm) -> None:
     """As of a rank alone, which has no other box."""
-    right = kept(lower(row, syrk(1)))
+    right = kept(lower(algorithm, syrk(1)))
     for show in (verify, prove):
         with pytest.raises(ScheduleError, match="mirrored"):
             show(replace(right, program=lambda rank: never(right.program(rank), rank)))
@@ -364,28 +365,28 @@ def test_the_planner_prices_it_beside_the_others() -> None:
     known = Symmetry(is_own=True)
     request = Request((4096, 4096, 4096), mesh, (rows, rows.T, rows), symmetry=known)
     best, *rest = choose(request)
-    general = next(each for each in rest if each.row.name == "stationary_c")
-    assert best.row.name == SYRK.name and best.seconds < 0.65 * general.seconds
-    assert SYRK.name not in [each.row.name for each in candidates(replace(request, symmetry=None))]
+    general = next(each for each in rest if each.algorithm.name == "stationary_c")
+    assert best.algorithm.name == SYRK.name and best.seconds < 0.65 * general.seconds
+    assert SYRK.name not in [each.algorithm.name for each in candidates(replace(request, symmetry=None))]
     for fill, keeps_c in (("lower", False), ("both", True)):
         for is_own, able in ((True, [SUMMANDS.name, SYRK.name, TRIANGLES.name]), (False, [SYRK.name])):
             lower_only = replace(request, symmetry=Symmetry(fill=fill, is_own=is_own), keeps_c=keeps_c)
-            assert sorted(each.row.name for each in choose(lower_only) if not each.rejected) == able
+            assert sorted(each.algorithm.name for each in choose(lower_only) if not each.rejected) == able
 
 
 @pytest.mark.parametrize(
-    ("row", "c", "known", "words"),
+    ("algorithm", "c", "known", "words"),
     [
         (SYRK, "i", None, "symmetric=True"),
-        *((row, "*,*,i=sum", Symmetry(is_own=True), "summands") for row in (SYRK, TRIANGLES)),
+        *((algorithm, "*,*,i=sum", Symmetry(is_own=True), "summands") for algorithm in (SYRK, TRIANGLES)),
         *((TRIANGLES, "i", known, "one matrix and its transpose") for known in (None, Symmetry())),
         (TRIANGLES, "P('i:cyclic(1)', None)", Symmetry(is_own=True), "dealt out"),
     ],
 )
-def test_what_it_does_not_take(row: Row, c: str, known: Symmetry | None, words: str) -> None:
+def test_what_it_does_not_take(algorithm: Algorithm, c: str, known: Symmetry | None, words: str) -> None:
     mesh = MeshShape((2,))
     layout = parse_layout(c, mesh, 2)
-    request = Request((8, 8, 8), mesh, (None, None, layout), symmetry=known, algorithm=row.name)
+    request = Request((8, 8, 8), mesh, (None, None, layout), symmetry=known, algorithm=algorithm.name)
     with pytest.raises(AlgorithmError, match=words):
         choose(request)
 
@@ -397,21 +398,21 @@ def over_hosts(count: int, shape: tuple[int, int]) -> Request:
     return Request((m, m, k), mesh, (rows, rows.T, rows), in_place="", symmetry=Symmetry(is_own=True))
 
 
-@pytest.mark.parametrize(("count", "row"), [(2, SYRK), (7, TRIANGLES), (12, TRIANGLES)])
-def test_triangle_blocks_are_chosen_where_they_move_less(count: int, row: Row) -> None:
+@pytest.mark.parametrize(("count", "algorithm"), [(2, SYRK), (7, TRIANGLES), (12, TRIANGLES)])
+def test_triangle_blocks_are_chosen_where_they_move_less(count: int, algorithm: Algorithm) -> None:
     """Between several nodes; not of two, nor on one, where memory is read where it lies."""
     request = over_hosts(count, (4096, 8192))
-    assert choose(request)[0].row.name == row.name
+    assert choose(request)[0].algorithm.name == algorithm.name
     together = replace(request, mesh=MeshShape((count,)), in_place="AB")
-    assert choose(together)[0].row.name == SYRK.name
+    assert choose(together)[0].algorithm.name == SYRK.name
 
 
 @HALVES
 @pytest.mark.parametrize(("count", "m", "k"), [(6, 3000, 3000), (7, 1400, 5000), (12, 2400, 2400)])
-def test_prices_are_near_the_simulated_time(row: Row, count: int, m: int, k: int) -> None:
-    request = replace(over_hosts(count, (m, k)), algorithm=row.name)
+def test_prices_are_near_the_simulated_time(algorithm: Algorithm, count: int, m: int, k: int) -> None:
+    request = replace(over_hosts(count, (m, k)), algorithm=algorithm.name)
     best = choose(request)[0]
     assert best.layouts is not None
     problem = problem_of(request, best.layouts)
-    seconds = simulate(lower(best.row, problem, Tuning(width=best.width)), request.tariff.machine).seconds
-    assert 0.75 < bill(account(best.row, problem, best.width), request.tariff).seconds / seconds < 1.3
+    seconds = simulate(lower(best.algorithm, problem, Tuning(width=best.width)), request.tariff.machine).seconds
+    assert 0.75 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.3

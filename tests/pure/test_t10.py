@@ -13,9 +13,9 @@ from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, placements_taken, problem_of
 from rma_mm.policy.simulator.simulate import simulate
+from rma_mm.schedule.algorithm import Algorithm
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Copy, Multiply
-from rma_mm.schedule.row import Row
 from tests.thorough import nightly, thorough, usually
 
 SHAPES = ((1024, 1024, 1024), (4096, 256, 1024), (256, 256, 16384), (100, 2000, 3000))
@@ -31,11 +31,11 @@ def request_for(size: int, nodes: int, shape: tuple[int, int, int], memory: int 
     return Request(shape, mesh, memory=memory, algorithm="t10_rotate")
 
 
-def chosen(request: Request) -> Row:
-    assert T10_ROTATE.fit
-    row = T10_ROTATE.fit(request)
-    assert isinstance(row, Row)
-    return row
+def chosen(request: Request) -> Algorithm:
+    assert T10_ROTATE.specialize
+    algorithm = T10_ROTATE.specialize(request)
+    assert isinstance(algorithm, Algorithm)
+    return algorithm
 
 
 @pytest.mark.parametrize(("size", "nodes", "shape"), usually(12, CASES, rest=nightly))
@@ -67,16 +67,16 @@ def test_the_choice_is_as_fast_as_the_best_of_all_simulated(size: int, nodes: in
 def test_on_many_ranks_it_is_as_fast_as_those_that_are_predicted_alike(size: int, nodes: int) -> None:
     """Within 5 % of the best of all plans whose prediction is at most 12 % above its own: the others take too long."""
     request = request_for(size, nodes, SHAPES[0])
-    row = chosen(request)
+    algorithm = chosen(request)
     every = [row_of(point, request) for point in points(size)]
-    near = [each for each in every if request.seconds(each) <= 1.12 * request.seconds(row)]
-    assert simulated(row, request) <= 1.05 * min(simulated(each, request) for each in near)
+    near = [each for each in every if request.seconds(each) <= 1.12 * request.seconds(algorithm)]
+    assert simulated(algorithm, request) <= 1.05 * min(simulated(each, request) for each in near)
 
 
-def simulated(row: Row, request: Request) -> float:
+def simulated(algorithm: Algorithm, request: Request) -> float:
     """Seconds of a row on its placements."""
-    layouts = placements_taken(row, request)[0]
-    return simulate(lower(row, problem_of(request, layouts)), TYPICAL).seconds
+    layouts = placements_taken(algorithm, request)[0]
+    return simulate(lower(algorithm, problem_of(request, layouts)), TYPICAL).seconds
 
 
 @pytest.mark.parametrize("size", [6, 8])
@@ -84,10 +84,10 @@ def test_products_are_counted_as_ranks_make_them(size: int) -> None:
     """Also where groups sum C up, of which a rank has one sum for each owner, and where windows are narrow."""
     request = request_for(size, 1, (240, 240, 240))
     for point in points(size):
-        row = row_of(point, request)
-        problem = problem_of(request, placements_taken(row, request)[0])
-        schedule = lower(row, problem)
-        walk = next(phase.work for phase in account(row, problem).phases if phase.work)
+        algorithm = row_of(point, request)
+        problem = problem_of(request, placements_taken(algorithm, request)[0])
+        schedule = lower(algorithm, problem)
+        walk = next(phase.work for phase in account(algorithm, problem).phases if phase.work)
         priced = [float(prod(cuts[rank] for cuts in walk.pieces)) for rank in range(size)]
         made = [sum(isinstance(op, Multiply) for op in schedule.program(rank)) for rank in range(size)]
         assert max(made) - 1 <= max(priced) <= max(made) + 2, point
@@ -98,8 +98,8 @@ def test_products_are_counted_as_ranks_make_them(size: int) -> None:
 def test_what_a_rank_has_for_itself_is_read_where_it_lies() -> None:
     """B's part of k is one rank's own, and wider than a panel: no copy of what goes round its end."""
     request = request_for(8, 4, SHAPES[3])
-    row = row_of(Point((1, 4, 2), (4, 1, 1)), request)
-    schedule = lower(row, problem_of(request, placements_taken(row, request)[0]))
+    algorithm = row_of(Point((1, 4, 2), (4, 1, 1)), request)
+    schedule = lower(algorithm, problem_of(request, placements_taken(algorithm, request)[0]))
     assert not any(isinstance(op, Copy) for rank in range(8) for op in schedule.program(rank))
 
 
@@ -110,8 +110,8 @@ def test_a_plan_fits_the_memory() -> None:
     for memory in (leanest, leanest * 3 // 2):
         plan = chosen(request_for(6, 1, shape, memory)).notes[0].split()[-1]
         assert next(point for point in points(6) if plan.startswith(str(point))).held(shape) <= memory
-    assert T10_ROTATE.fit
-    assert f"needs {leanest} elements a rank" in str(T10_ROTATE.fit(request_for(6, 1, shape, leanest - 1)))
+    assert T10_ROTATE.specialize
+    assert f"needs {leanest} elements a rank" in str(T10_ROTATE.specialize(request_for(6, 1, shape, leanest - 1)))
 
 
 def test_the_factors_of_the_worked_case() -> None:

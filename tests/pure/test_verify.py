@@ -14,6 +14,7 @@ from rma_mm.errors import Fault, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import (
@@ -31,7 +32,6 @@ from rma_mm.schedule.ops import (
     Shift,
     Slot,
 )
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.checker import verify
 from rma_mm.schedule.verify.coverage import covers_union
@@ -428,12 +428,12 @@ def _without(schedule: Schedule, rank: int, task: int | None, at: int) -> Schedu
     return replace(schedule, pool=replace(pool, program=program))
 
 
-ALONE = [row for row in ALGORITHMS.values() if not row.grouped]
+ALONE = [algorithm for algorithm in ALGORITHMS.values() if not algorithm.grouped]
 """Rows that move nothing by groups."""
 
 
 @pure(60)
-@given(st.sampled_from(ALONE).flatmap(lambda row: cases(row, max_ranks=12)), st.data())
+@given(st.sampled_from(ALONE).flatmap(lambda algorithm: cases(algorithm, max_ranks=12)), st.data())
 def test_no_barrier_is_redundant(case: Case, data: st.DataObject) -> None:
     """Leaving out any one barrier on all ranks is found, where there are products and no partial operand.
 
@@ -450,12 +450,12 @@ def test_no_barrier_is_redundant(case: Case, data: st.DataObject) -> None:
 
 # -- groups ---------------------------------------------------------------------------------------
 
-TOGETHER = [row for row in ALGORITHMS.values() if row.grouped and not row.fit]
+TOGETHER = [algorithm for algorithm in ALGORITHMS.values() if algorithm.grouped and not algorithm.specialize]
 """Rows that move operands by groups."""
 
 
 @pure(60)
-@given(st.sampled_from(TOGETHER).flatmap(lambda row: cases(row, max_ranks=12)), st.data())
+@given(st.sampled_from(TOGETHER).flatmap(lambda algorithm: cases(algorithm, max_ranks=12)), st.data())
 def test_a_group_call_that_one_rank_leaves_out_is_found(case: Case, data: st.DataObject) -> None:
     """By the check of all ranks together, and by what each brings of its own."""
     schedule = lower(case.row, case.problem, case.tuning)

@@ -14,7 +14,7 @@ from itertools import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
-from rma_mm.schedule.row import Setting
+from rma_mm.schedule.algorithm import Setting
 
 PRICED, RINGED = 64, 12
 """Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""

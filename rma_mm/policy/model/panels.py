@@ -15,10 +15,10 @@ from rma_mm.policy.model.joint_cuts import together
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
 from rma_mm.policy.model.traffic import LocalWork
+from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
 from rma_mm.schedule.lowering.halves import Halves, halves_of
-from rma_mm.schedule.row import OPERAND_DIMS, OWNERS
 
 UNCUT = 1e12
 """Indices of a panel that is never cut."""
@@ -56,7 +56,8 @@ class WorkBoxes:
 
     def spread(self, x: str) -> Spread:
         """Where ranks find what their boxes want of an operand."""
-        who = self.has_place if x == "C" and self.fitted.row.result == "reduce" else self.has_work  # it may add zeros
+        # it may add zeros
+        who = self.has_place if x == "C" and self.fitted.algorithm.result == "reduce" else self.has_work
         return self.sample.spread(self.fitted.layout(x), self.fitted.given.extent(x), self.face(x), who)
 
     def sharers(self, x: str) -> Figures | float:
@@ -99,7 +100,7 @@ def summed_apart(boxes: WorkBoxes, pieces: Pieces) -> Pieces:
     """The pieces where groups sum C up, for which a rank has one sum for each owner of a part that is a block."""
     fitted, (m, n, k) = boxes.fitted, pieces
     found = boxes.spread("C")
-    if "C" not in fitted.row.grouped or any((found.turns[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)):
+    if "C" not in fitted.algorithm.grouped or any((found.turns[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)):
         return pieces
     down, across = (np.maximum(1.0, found.cuts[at]) if at != fitted.dim else np.ones_like(m) for at in (0, 1))
     return m * down, n * across, k
@@ -178,5 +179,5 @@ class _Cutter:
         """The most indices of a panel: as many as there are where all is read in place."""
         fitted = self.boxes.fitted
         is_whole = fitted.loads_all and not any(spread.between.any() for spread in self.spreads.values())
-        by_owner = [x for x in self.spreads if x not in fitted.row.whole and OWNERS in fitted.grain(x)]
+        by_owner = [x for x in self.spreads if x not in fitted.algorithm.prefetch_all and OWNERS in fitted.grain(x)]
         return UNCUT if is_whole or not by_owner else float(fitted.width)

@@ -15,9 +15,9 @@ from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
+from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, Problem
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
-from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cut, Problem, Row
 
 PANELS = 3
 """Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
@@ -25,16 +25,16 @@ AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
 
 
-def account(row: Row, problem: Problem, width: int = WIDTH) -> Account:
+def account(algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Account:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
-    found = _Volumes(Fitted.of(row, problem, width)).account()
-    return replace(found, on=lambda mesh: account(row, replace(problem, mesh=mesh, shares=False), width))
+    found = _Volumes(Fitted.of(algorithm, problem, width)).account()
+    return replace(found, on=lambda mesh: account(algorithm, replace(problem, mesh=mesh, shares=False), width))
 
 
-def distance(row: Row, problem: Problem) -> float:
+def distance(algorithm: Algorithm, problem: Problem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
-    boxes = WorkBoxes(Fitted.of(row, problem))
-    return sum(boxes.sample.distance(boxes.spread(x)) for x in row.operands + "C" * (not boxes.fitted.is_here))
+    boxes = WorkBoxes(Fitted.of(algorithm, problem))
+    return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.fitted.is_here))
 
 
 def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
@@ -75,13 +75,13 @@ class _Volumes:
 
     def __init__(self, fitted: Fitted) -> None:
         self.fitted = fitted
-        self.row, self.given, self.mesh, self.dim = fitted.row, fitted.given, fitted.given.mesh, fitted.dim
+        self.algorithm, self.given, self.mesh, self.dim = fitted.algorithm, fitted.given, fitted.given.mesh, fitted.dim
         self.boxes = WorkBoxes(fitted)
         self.sample = self.boxes.sample
         self.zero = np.zeros(self.sample.count)
 
     def account(self) -> Account:
-        partial = [x for x in self.row.operands if self.given.layout(x).partial]
+        partial = [x for x in self.algorithm.operands if self.given.layout(x).partial]
         phases = [summed(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
         if self.fitted.staged:
             staged = self.fitted.staged.items()
@@ -143,14 +143,14 @@ class _Volumes:
 
     def walk(self) -> list[Phase]:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
-        spreads = {x: self.boxes.spread(x) for x in self.row.operands}
+        spreads = {x: self.boxes.spread(x) for x in self.algorithm.operands}
         work, steps, repacked = cut(self.boxes, spreads)
         if self.boxes.halves:
             work = half_of(self.boxes, work)
             repacked = repacked if self.fitted.is_here else dict.fromkeys(spreads, self.zero + 1)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
-            (before if x in self.row.whole else phase).moved += self.fetched(x, found, steps, repacked)
+            (before if x in self.algorithm.prefetch_all else phase).moved += self.fetched(x, found, steps, repacked)
         first = [before] if before.moved else []
         if self.fitted.is_here:
             if self.given.keeps_c:
@@ -174,9 +174,9 @@ class _Volumes:
             return [Moved(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
         rows, cols = found.cuts
         owners = rows * cols
-        if x in self.row.grouped:
+        if x in self.algorithm.grouped:
             group, how = self.group(x), "shift" if self.fitted.is_ring(x) else "broadcast"
-            how = "all-gather" if x in self.row.whole else how
+            how = "all-gather" if x in self.algorithm.prefetch_all else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
             run = self.run(x, found, steps) if found.between.any() else found.run
             if how == "shift" and self.is_together(x, found):
@@ -243,10 +243,10 @@ class _Volumes:
         found = self.boxes.spread("C")
         run = self.run("C", found, steps) if found.between.any() else found.run
         rows, cols = found.cuts
-        owners, is_reduced = rows * cols, self.row.result == "reduce"
-        group = self.group("C") if is_reduced and "C" in self.row.grouped else 1
+        owners, is_reduced = rows * cols, self.algorithm.result == "reduce"
+        group = self.group("C") if is_reduced and "C" in self.algorithm.grouped else 1
         if group > 1:
-            if self.row.own_last:
+            if self.algorithm.end_at_owner:
                 return [self.shifted("C", found.foreign, np.maximum(1.0, owners), group, run)]
             how = "reduce-scatter" if rows.max() * cols.max() > 1 else "reduce"
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)

@@ -18,7 +18,7 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import Machine
-from rma_mm.schedule.row import same_place
+from rma_mm.schedule.algorithm import same_place
 
 MATRIX = {"A": "mk", "B": "kn", "C": "mn"}
 """Which of m, n and k are the rows and columns of op(A), op(B) and C."""

@@ -23,8 +23,8 @@ from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
+from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, Problem, Setting, is_placed_as
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
-from rma_mm.schedule.row import OPERAND_DIMS, Files, Layouts, Problem, Row, Setting, is_placed_as
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
@@ -89,9 +89,9 @@ class Request(Setting):
         """Whether a row was asked for by name."""
         return self.algorithm != "auto"
 
-    def seconds(self, row: Row) -> float:
+    def seconds(self, algorithm: Algorithm) -> float:
         """What a row would take on its cheapest placements; infinite where it cannot be taken."""
-        found = _best(row, self)
+        found = _best(algorithm, self)
         return float("inf") if "rejected" in found else float(found["bill"].seconds)
 
 
@@ -99,7 +99,7 @@ class Request(Setting):
 class Candidate:
     """One way to do the product."""
 
-    row: Row
+    algorithm: Algorithm
     layouts: Layouts | None
     traffic: Traffic = NO_TRAFFIC
     bill: Bill = NOTHING
@@ -145,44 +145,44 @@ def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
     each: who prices them, which takes most of the time; this process where it is not given. It then remembers what was
     found for a request before.
     """
-    rows = _rows(request)
-    if each is not None or (request, rows) not in _known:
+    algorithms = _algorithms(request)
+    if each is not None or (request, algorithms) not in _known:
         each = each or _here
-        priced = each(lambda n: _best(rows[n], request), len(rows))
-        listed = [_candidate(row, what, request) for row, what in zip(rows, priced, strict=True)]
+        priced = each(lambda n: _best(algorithms[n], request), len(algorithms))
+        listed = [_candidate(algorithm, what, request) for algorithm, what in zip(algorithms, priced, strict=True)]
         found = sorted(listed, key=by_seconds)
         finer = each(lambda n: _refined(found[n], request), min(REFINED, len(found)))
         refined = {id(candidate): replace(candidate, **what) for candidate, what in zip(found, finer, strict=False)}
-        _known[request, rows] = _preferred([refined.get(id(each), each) for each in listed], request)
+        _known[request, algorithms] = _preferred([refined.get(id(each), each) for each in listed], request)
         if len(_known) > KNOWN:
             _known.popitem(last=False)
-    _known.move_to_end((request, rows))
-    return list(_known[request, rows])
+    _known.move_to_end((request, algorithms))
+    return list(_known[request, algorithms])
 
 
 def needs_pricing(request: Request) -> bool:
     """Whether there is enough to price for several processes, and none of it was remembered."""
-    rows = _rows(request)
-    return len(rows) > 1 and (request, rows) not in _known
+    algorithms = _algorithms(request)
+    return len(algorithms) > 1 and (request, algorithms) not in _known
 
 
-def _rows(request: Request) -> tuple[Row, ...]:
+def _algorithms(request: Request) -> tuple[Algorithm, ...]:
     if request.algorithm != "auto":
         return (find_algorithm(request.algorithm),)
     further = SYMMETRIC if request.symmetry else (SUMMANDS,) if request.files else ()
     return (*every_form(), *map(find_algorithm, further))
 
 
-_known: OrderedDict[tuple[Request, tuple[Row, ...]], list[Candidate]] = OrderedDict()
+_known: OrderedDict[tuple[Request, tuple[Algorithm, ...]], list[Candidate]] = OrderedDict()
 
 
-def every_form() -> list[Row]:
+def every_form() -> list[Algorithm]:
     """The rows of the registry, and the one-sided forms of those that move by groups."""
-    rows = []
-    for row in ALGORITHMS.values():
-        pulled = row.form(PULL) if row.form and row.grouped else None
-        rows += [row, pulled] if isinstance(pulled, Row) else [row]
-    return rows
+    algorithms = []
+    for algorithm in ALGORITHMS.values():
+        pulled = algorithm.form(PULL) if algorithm.form and algorithm.grouped else None
+        algorithms += [algorithm, pulled] if isinstance(pulled, Algorithm) else [algorithm]
+    return algorithms
 
 
 def by_seconds(candidate: Candidate) -> tuple[bool, float]:
@@ -203,7 +203,7 @@ def _refined(candidate: Candidate, request: Request) -> Priced:
     if candidate.rejected or candidate.layouts is None or request.files:  # of which wide panels are read faster
         return {}
     problem = problem_of(request, candidate.layouts, candidate.copied)
-    found = {width: account(candidate.row, problem, width) for width in NARROWER}
+    found = {width: account(candidate.algorithm, problem, width) for width in NARROWER}
     bills = {width: bill(each, request.tariff) for width, each in found.items()}
     width = min(bills, key=lambda each: bills[each].seconds)
     if bills[width].seconds >= candidate.bill.seconds:
@@ -217,7 +217,7 @@ def choose(request: Request, each: Each | None = None) -> list[Candidate]:
     if found[0].rejected:
         if len(found) > 1 and any(each.rejected == EXCLUDED for each in found):
             raise AlgorithmError(UNSERVED)
-        raise AlgorithmError("; ".join(f"{c.row.name}: {c.rejected}" for c in found))
+        raise AlgorithmError("; ".join(f"{c.algorithm.name}: {c.rejected}" for c in found))
     return found
 
 
@@ -236,48 +236,53 @@ def about_seconds(request: Request) -> float:
     return min(float(each["bill"].seconds * each["correction"]) for each in found)
 
 
-def _taken_as(row: Row, request: Request) -> tuple[Row, str]:
+def _taken_as(algorithm: Algorithm, request: Request) -> tuple[Algorithm, str]:
     """The row as it fits the request, and why it does not."""
-    fitted = row.fit(request) if row.fit is not None else row
-    return (row, fitted) if isinstance(fitted, str) else (fitted, "")
+    fitted = algorithm.specialize(request) if algorithm.specialize is not None else algorithm
+    return (algorithm, fitted) if isinstance(fitted, str) else (fitted, "")
 
 
-def _candidate(row: Row, what: Priced, request: Request) -> Candidate:
+def _candidate(algorithm: Algorithm, what: Priced, request: Request) -> Candidate:
     """The row that was priced, maybe by another rank, whose search is not repeated."""
     form = what.pop("found_as", "")
-    if form and row.form is not None:
-        named = row.form(form)
-        assert isinstance(named, Row)
-        return Candidate(replace(_taken_as(named, request)[0], name=row.name), **what)
-    return Candidate(_taken_as(row, request)[0], **what)
+    if form and algorithm.form is not None:
+        named = algorithm.form(form)
+        assert isinstance(named, Algorithm)
+        return Candidate(replace(_taken_as(named, request)[0], name=algorithm.name), **what)
+    return Candidate(_taken_as(algorithm, request)[0], **what)
 
 
-def _best(row: Row, request: Request) -> Priced:
+def _best(algorithm: Algorithm, request: Request) -> Priced:
     """`row`, as it fits the request, on the cheapest placements that this leaves open."""
-    row, misfit = _taken_as(row, request)
+    algorithm, misfit = _taken_as(algorithm, request)
     if misfit:
         return _rejected(misfit)
     known = request.symmetry
-    if known is not None and not row.half and (known.fill == "lower" or request.keeps_c):
+    if known is not None and not algorithm.half and (known.fill == "lower" or request.keeps_c):
         return _rejected("multiplies all of C, of which only the lower triangle is wanted, or counts as it was")
-    if request.deterministic and (not row.reproducible or adds_in_any_order(request.mesh, request.layouts)):
-        what = "adds up summands of A or B" if row.reproducible else "accumulates"
+    if request.deterministic and (not algorithm.reproducible or adds_in_any_order(request.mesh, request.layouts)):
+        what = "adds up summands of A or B" if algorithm.reproducible else "accumulates"
         return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
-    pushes_once = row.over == "k" and row.order != "ticket"
-    if request.files and (row.grouped or row.placements or row.stage or not (row.result == "here" or pushes_once)):
+    pushes_once = algorithm.over == "k" and algorithm.order != "ticket"
+    if request.files and (
+        algorithm.grouped
+        or algorithm.placements
+        or algorithm.staged_to
+        or not (algorithm.result == "here" or pushes_once)
+    ):
         return _rejected(FROM_FILES)
-    if not (request.pushes or row.reproducible):
+    if not (request.pushes or algorithm.reproducible):
         return _rejected(f"accumulates, and {NO_PUSHES}")
-    options = _placements(row, request)
+    options = _placements(algorithm, request)
     if isinstance(options, str):
         return _rejected(options)
     if len(options) > CLOSEST:
-        options = sorted(options, key=lambda layouts: distance(row, problem_of(request, layouts)))[:CLOSEST]
+        options = sorted(options, key=lambda layouts: distance(algorithm, problem_of(request, layouts)))[:CLOSEST]
     if request.speeds:
-        options += [cut for layouts in options for cut in _by_speed(row, request, layouts)]
-    copies = ("", request.copyable) if request.copyable and not row.grouped else ("",)
+        options += [cut for layouts in options for cut in _by_speed(algorithm, request, layouts)]
+    copies = ("", request.copyable) if request.copyable and not algorithm.grouped else ("",)
     ways = list(product(copies, options))
-    found = [account(row, problem_of(request, layouts, copied)) for copied, layouts in ways]
+    found = [account(algorithm, problem_of(request, layouts, copied)) for copied, layouts in ways]
     able = [n for n, each in enumerate(found) if request.prefer != TWO_SIDED or not pulls_or_pushes(each)]
     if not able:
         return _rejected(EXCLUDED)
@@ -291,7 +296,7 @@ def _best(row: Row, request: Request) -> Priced:
     correction = request.tariff.machine.corrections.get(kind, 1.0)
     return {
         "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
-        "correction": correction, "found_as": row.found_as,
+        "correction": correction, "found_as": algorithm.found_as,
     }
 
 
@@ -300,25 +305,27 @@ def _rejected(why: str) -> Priced:
     return {"layouts": None, "rejected": why}
 
 
-def _placements(row: Row, request: Request) -> list[Layouts] | str:
+def _placements(algorithm: Algorithm, request: Request) -> list[Layouts] | str:
     """The placements that `row` may take, or why there are none."""
-    if row.placements is None:
+    if algorithm.placements is None:
         a, b, c = (_open(request, given) for given in request.layouts)
         return list(product(a, b, c))
-    needed = row.placements(request.mesh)
+    needed = algorithm.placements(request.mesh)
     if isinstance(needed, str):
         return needed
     options: list[list[Layout]] = []
     for x, given, wanted in zip("ABC", request.layouts, needed, strict=True):
-        taken = _taken(row, request, x, wanted)
+        taken = _taken(algorithm, request, x, wanted)
         if given is None or wanted is None:
             options.append(taken[:1] or _open(request, given))
-        elif any(is_placed_as(given, layout, request.extent(x), request.mesh, not row.grouped) for layout in taken):
-            is_named = request.algorithm != "auto" and x in row.grouped
+        elif any(
+            is_placed_as(given, layout, request.extent(x), request.mesh, not algorithm.grouped) for layout in taken
+        ):
+            is_named = request.algorithm != "auto" and x in algorithm.grouped
             if is_named and given.split_axes and given.mesh(request.mesh) != wanted.mesh(request.mesh):
                 return (
                     f"moves {x} by groups along one axis of all ranks, and {x} is placed as {given} over several; "
-                    f"leave its placement to the plan, use a mesh of one axis, or name {row.name}:pull, one-sided"
+                    f"leave its placement to the plan, use a mesh of one axis, or name {algorithm.name}:pull, one-sided"
                 )
             options.append([given])
         else:
@@ -333,15 +340,15 @@ def _placements(row: Row, request: Request) -> list[Layouts] | str:
     return list(product(a, b, c))
 
 
-def _by_speed(row: Row, request: Request, layouts: Layouts) -> list[Layouts]:
+def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[Layouts]:
     """The same placements, of which those that are open cut m, n and k by the speeds of who multiplies what.
 
     Where operands move one by one also by column: their groups want the same slices.
     """
-    work = row.work(problem_of(request, layouts).summed)
+    work = algorithm.work(problem_of(request, layouts).summed)
     grid, order = work.mesh(request.mesh), (0, 2, 1)
     old, extents = tuple(work.splits[dim] for dim in order), tuple(request.shape[dim] for dim in order)
-    ways = (False, True) if not row.grouped and not any(layout.skew_axes for layout in layouts) else (False,)
+    ways = (False, True) if not algorithm.grouped and not any(layout.skew_axes for layout in layouts) else (False,)
     found = []
     for by_column in ways:
         new = cuts_by_speed(old, extents, grid, request.speeds, NARROW, by_column)
@@ -360,13 +367,13 @@ def _recut(x: str, layout: Layout, changed: Sequence[tuple[int, Split, Split]]) 
     return replace(layout, splits=tuple(to.get((dim, split), split) for dim, split in splits))
 
 
-def placements_taken(row: Row, request: Request) -> list[Layouts]:
+def placements_taken(algorithm: Algorithm, request: Request) -> list[Layouts]:
     """Every combination of placements that `row` takes where it asks for some; raises AlgorithmError where none."""
-    needed = row.placements(request.mesh) if row.placements else "takes any placements"
+    needed = algorithm.placements(request.mesh) if algorithm.placements else "takes any placements"
     if isinstance(needed, str):
-        raise AlgorithmError(f"{row.name}: {needed}")
+        raise AlgorithmError(f"{algorithm.name}: {needed}")
     taken = (
-        _taken(row, request, x, wanted) or _open(request, given)
+        _taken(algorithm, request, x, wanted) or _open(request, given)
         for x, wanted, given in zip("ABC", needed, request.layouts, strict=True)
     )
     a, b, c = (dict.fromkeys(each) for each in taken)
@@ -378,7 +385,7 @@ def _open(request: Request, given: Layout | None) -> list[Layout]:
     return [given] if given else list(single_layouts(request.mesh))
 
 
-def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
+def _taken(algorithm: Algorithm, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
     """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once.
 
     Unless the row leaves C in summands, as one by SBP does that is told so.
@@ -386,9 +393,9 @@ def _taken(row: Row, request: Request, x: str, wanted: Layout | None) -> list[La
     if wanted is None:
         return []
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
-    others = row.also(request.mesh) if row.also else {}
+    others = algorithm.also_accepts(request.mesh) if algorithm.also_accepts else {}
     more = [others[x]] if x in others else []
-    more += [layout.turned for layout in (more or [wanted]) if x in row.turned]
+    more += [layout.turned for layout in (more or [wanted]) if x in algorithm.accepts_transposed]
     dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
     found = [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
     return sorted(found, key=lambda layout: not (x in others and others[x].partial and layout == others[x]))

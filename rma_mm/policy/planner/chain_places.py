@@ -19,8 +19,8 @@ from rma_mm.policy.model.volumes import summed
 from rma_mm.policy.planner.candidates import Request, about_seconds, single_layouts
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
+from rma_mm.schedule.algorithm import same_place
 from rma_mm.schedule.lowering.fitted import NARROW
-from rma_mm.schedule.row import same_place
 
 
 def placements(

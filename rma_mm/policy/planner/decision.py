@@ -83,9 +83,9 @@ class Decision:
         every = list(found)
         groups = alike([each for each in every if each.layouts is not None and not each.rejected], chosen)
         return cls(
-            shape, mesh, asked, chosen.row.name, chosen.width,
+            shape, mesh, asked, chosen.algorithm.name, chosen.width,
             tuple(_considered(group, chosen, asked, every) for group in groups),
-            tuple(Refused(each.row.name, each.rejected) for each in every if each.rejected),
+            tuple(Refused(each.algorithm.name, each.rejected) for each in every if each.rejected),
         )
 
     @property
@@ -135,11 +135,13 @@ def decide(request: Request) -> Decision:
 def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: list[Candidate]) -> Considered:
     """A candidate that can serve, the first of those that are alike."""
     candidate = group[0]
-    words, layouts, others = candidate.traffic, candidate.layouts or (), tuple(each.row.name for each in group[1:])
+    words, layouts, others = (
+        candidate.traffic, candidate.layouts or (), tuple(each.algorithm.name for each in group[1:]),
+    )
     placements = tuple(_placed(x, layout, candidate.copied) for x, layout in zip("ABC", layouts, strict=True))
     return Considered(
-        candidate.row.name, candidate.seconds, words.between, words.within, words.in_place, words.messages, words.held,
-        placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
+        candidate.algorithm.name, candidate.seconds, words.between, words.within, words.in_place, words.messages,
+        words.held, placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
     )
 
 

@@ -23,8 +23,8 @@ from rma_mm.policy.model.price import Tariff, of_each
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
 from rma_mm.policy.planner.tables import seconds_text, table
+from rma_mm.schedule.algorithm import OPERAND_DIMS
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.row import OPERAND_DIMS
 from rma_mm.schedule.schedule import Schedule
 
 MOST = 2**24
@@ -126,7 +126,7 @@ class Price:
         if memory is None or not rooms or candidate.layouts is None:
             return self.held, memory
         problem = problem_of(self.request, candidate.layouts, candidate.copied)
-        found = account(candidate.row, problem, candidate.width)
+        found = account(candidate.algorithm, problem, candidate.width)
         each = of_each(rooms, found.sample.ranks[: found.sample.count], 1.0)
         at = int(np.argmax(found.held / each))
         return float(found.held[at]) * self.question.element, memory * float(each[at])
@@ -136,7 +136,7 @@ class Price:
         candidate = self.candidate
         assert candidate.layouts is not None
         problem = problem_of(self.request, candidate.layouts, candidate.copied)
-        return lower(candidate.row, problem, Tuning(candidate.width))
+        return lower(candidate.algorithm, problem, Tuning(candidate.width))
 
     def as_json(self) -> dict[str, Any]:
         """Plain figures; None where there are none."""
@@ -167,7 +167,7 @@ def prices(question: SweepRequest) -> list[Price]:
 
     Raises RmaError where no mesh goes with the placements that are given.
     """
-    names = [row.name for row in every_form()] if question.algorithm == "auto" else [question.algorithm]
+    names = [algorithm.name for algorithm in every_form()] if question.algorithm == "auto" else [question.algorithm]
     best: dict[str, Price] = {}
     for request in _requests(question):
         for name in names:

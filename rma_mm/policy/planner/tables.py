@@ -54,8 +54,8 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
             layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
             counts = (words.between, words.within, words.in_place, words.messages, words.held)
             figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
-        rows.append([candidate.row.name, *layouts, *figures, why_lost(candidate, chosen, asked, found)])
-    return "\n".join([table(rows), *same_lines([each.row.name for each in group] for group in groups)])
+        rows.append([candidate.algorithm.name, *layouts, *figures, why_lost(candidate, chosen, asked, found)])
+    return "\n".join([table(rows), *same_lines([each.algorithm.name for each in group] for group in groups)])
 
 
 def why_lost(candidate: Candidate, chosen: Candidate, asked: str, found: Sequence[Candidate]) -> str:

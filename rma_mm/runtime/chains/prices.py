@@ -196,7 +196,7 @@ class Prices:
             if all(isinf(self.price(number, layouts)) for layouts in places):
                 best = candidates(self.request(number, places[0]))[0]
                 step = self.chain.steps[number]
-                return f"steps: '{step}' can be done on no placements; {best.row.name}: {best.rejected}"
+                return f"steps: '{step}' can be done on no placements; {best.algorithm.name}: {best.rejected}"
         return ""
 
 

@@ -17,7 +17,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.policy.planner.preference import check_preference
-from rma_mm.schedule.row import Files
+from rma_mm.schedule.algorithm import Files
 from rma_mm.schedule.schedule import STAGE, Schedule
 from rma_mm.schedule.symmetry import FINISHED
 

@@ -85,7 +85,7 @@ class Adaptation:
             self._watch = None
             return None
         chosen = other.chosen
-        text = watch.change(chosen.row.name, chosen.kind, chosen.seconds)
+        text = watch.change(chosen.algorithm.name, chosen.kind, chosen.seconds)
         self.mesh.metrics.changed_plan(text)
         return replace(other, instead=text)
 
@@ -107,8 +107,8 @@ class Adaptation:
         other = self._other(now)
         if other is None:
             return None
-        name = now.chosen.row.name
-        seconds = min((each.seconds for each in other.found if each.row.name == name), default=0.0)
+        name = now.chosen.algorithm.name
+        seconds = min((each.seconds for each in other.found if each.algorithm.name == name), default=0.0)
         text = f"{name} takes longer as ranks have become slow"
         return replace(other, instead=text) if seconds > WORTH * other.chosen.seconds else None
 
@@ -130,7 +130,7 @@ class Adaptation:
 
 
 def _watch(chosen: Candidate, changes: int = 0) -> Watch:
-    watch = Watch(chosen.row.name, chosen.kind, chosen.seconds)
+    watch = Watch(chosen.algorithm.name, chosen.kind, chosen.seconds)
     watch.changes = changes
     return watch
 
@@ -145,7 +145,9 @@ def late_note(settled: Settled, seconds: Sequence[float]) -> str:
         return ""
     here, is_half = chosen.layouts and chosen.layouts[2], settled.request.symmetry is not None
     others = (c for c in settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
-    better = next((c for c in others if not c.rejected and c.row.half == is_half), None)
+    better = next((c for c in others if not c.rejected and c.algorithm.half == is_half), None)
     if better is None or took - better.seconds < AT_STAKE:
         return ""
-    return f"{chosen.row.name}: took {took / predicted:.2f} times the seconds predicted; try {better.row.name}"
+    return (
+        f"{chosen.algorithm.name}: took {took / predicted:.2f} times the seconds predicted; try {better.algorithm.name}"
+    )

@@ -20,10 +20,10 @@ from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, 
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
+from rma_mm.schedule.algorithm import DIMS, Problem
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
-from rma_mm.schedule.row import DIMS, Problem
 from rma_mm.schedule.schedule import Schedule, remembered
 from rma_mm.windows.hosts.room import memory_free
 from rma_mm.windows.waiting import largest
@@ -146,13 +146,13 @@ class Fitting:
         layouts, width = self.candidate.layouts, self.candidate.width
         assert layouts is not None
         self.problem = problem_of(self.request, layouts, self.candidate.copied)
-        dim = DIMS.index(self.candidate.row.over)
+        dim = DIMS.index(self.candidate.algorithm.over)
         grain = self.problem.together(dim)
         if self.problem.files:
             width = max(width, READ_AT_ONCE // max(1, sum(self.problem.shape) - self.problem.shape[dim]))
         width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))
         others += [each for each in WIDTHS if each < grain]  # by which chunks are read several times
-        schedule = lower(self.candidate.row, self.problem, Tuning(width))
+        schedule = lower(self.candidate.algorithm, self.problem, Tuning(width))
         self.standing = standing_bytes(self.mesh, schedule, self.operands)
         self.walked = self.problem.shape[dim]
         self.tasks = schedule.pool.tasks if schedule.pool else 1
@@ -162,7 +162,7 @@ class Fitting:
     @cached_property
     def reads(self) -> Fitted:
         """The row on the problem, which is the same for every tuning: who reads what of whom."""
-        return Fitted.of(self.candidate.row, self.problem)
+        return Fitted.of(self.candidate.algorithm, self.problem)
 
     def panels(self, width: int) -> int:
         """Panels of a rank to which every task falls, where none of its own needs none."""
@@ -187,7 +187,7 @@ class Fitting:
 
     def look(self, tuning: Tuning) -> tuple[Schedule, bool]:
         """Make a schedule and note what it needs; with it, whether its sums have a fixed order. Collective."""
-        schedule = remembered(lower(self.candidate.row, self.problem, tuning))
+        schedule = remembered(lower(self.candidate.algorithm, self.problem, tuning))
         ops = all_ops(schedule, self.mesh)
         scratch = scratch_used(self.mesh, schedule, self.operands, ops)
         others = [each for each in self.tunings if each.width <= tuning.width and each.depth >= tuning.depth]
@@ -239,7 +239,7 @@ def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
     while True:
         able = [(n, trial) for n, trial in enumerate(trials) if not trial.unfit]
         if not able:
-            raise AlgorithmError(f"{trials[-1].candidate.row.name}: {trials[-1].unfit}")
+            raise AlgorithmError(f"{trials[-1].candidate.algorithm.name}: {trials[-1].unfit}")
         need, is_guess, n, at = min(
             (trial.least[each], each not in trial.seen, n, -at)
             for n, trial in able
@@ -247,7 +247,7 @@ def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
         )
         trial, tuning = trials[n], trials[n].tunings[-at]
         if not is_guess or work > WORK:
-            return trial.candidate.row.name, need, not is_guess
+            return trial.candidate.algorithm.name, need, not is_guess
         wide = Tuning(trial.candidate.width, DEPTHS[-1])
         tuning = tuning if wide in trial.seen else wide
         work += trial.panels(tuning.width)

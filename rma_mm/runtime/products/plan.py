@@ -133,7 +133,7 @@ class Plan:
     @property
     def algorithm(self) -> str:
         """Name of the row."""
-        return self.settled.chosen.row.name
+        return self.settled.chosen.algorithm.name
 
     @property
     def why(self) -> str:
@@ -350,7 +350,9 @@ class Plan:
         try:
             self._put(settled)
         except RmaError as error:  # the same on every rank, as in memory that is not there
-            self.mesh.fallbacks.append(f"{settled.chosen.row.name}: {error}; {before.chosen.row.name} goes on")
+            self.mesh.fallbacks.append(
+                f"{settled.chosen.algorithm.name}: {error}; {before.chosen.algorithm.name} goes on"
+            )
             self.adapt = False
             self._put(before)
         self.watch = ProductWatch(self.mesh.metrics, self.given.kind)

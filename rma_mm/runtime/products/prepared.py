@@ -54,7 +54,7 @@ class Prepared:
         self.tickets = Tickets(self._added["ticket"].block) if settled.schedule.pool else None
         if self.shared and self.shared.blocks and settled.given.files:
             mesh.progress.look_out()  # panels are asked for as soon as there is room, also while a rank multiplies
-        if (settled.chosen.row.grouped or settled.shares) and mesh.is_member:
+        if (settled.chosen.algorithm.grouped or settled.shares) and mesh.is_member:
             mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
         prove(mesh, settled.schedule, "plan")
 
@@ -101,7 +101,7 @@ class Prepared:
             self.shared,
         )
         may_push = settled.request.pushes
-        sums = Sums(settled.given.semiring, may_push and settled.chosen.row.result != "here", may_push)
+        sums = Sums(settled.given.semiring, may_push and settled.chosen.algorithm.result != "here", may_push)
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, settled.given.kernel, sums, o.epilogue)
         machine = settled.request.tariff.machine
         return Executable(settled.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)

@@ -14,9 +14,9 @@ from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import explain, files_line, how_fast, seconds_text, words_line, written
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import is_known
+from rma_mm.schedule.algorithm import Problem
 from rma_mm.schedule.lowering.lower import Tuning
 from rma_mm.schedule.ops import Copy
-from rma_mm.schedule.row import Problem
 from rma_mm.schedule.schedule import STAGE, Schedule, expand
 from rma_mm.schedule.verify.checker import verify
 
@@ -69,13 +69,13 @@ class Settled:
 
     def is_like(self, other: Settled) -> bool:
         """Whether another one is the same but for prices."""
-        mine, theirs = ((x.chosen.row.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
+        mine, theirs = ((x.chosen.algorithm.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
         return mine == theirs
 
     @property
     def shares(self) -> bool:
         """Whether ranks of a node fetch together what lies on other nodes."""
-        return self.request.shares and not self.chosen.row.grouped
+        return self.request.shares and not self.chosen.algorithm.grouped
 
     @cached_property
     def bytes_read(self) -> int:
@@ -138,7 +138,7 @@ class Settled:
         lines = [
             f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] {how}",
             *([f"epilogue    {self.epilogue}"] if self.epilogue else []),
-            f"algorithm   {self.chosen.row.name}: {self.chosen.row.summary} ({self.why})",
+            f"algorithm   {self.chosen.algorithm.name}: {self.chosen.algorithm.summary} ({self.why})",
             *(f"{name}           {'stays in its file' if x.chunks else x.layout}" for name, x in self.operands.items()),
             f"kernel      {self.given.kernel}{self._why_kernel()}",
             f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
@@ -155,7 +155,7 @@ class Settled:
         lines = [
             str(self),
             *self._about_machine(),
-            *self.chosen.row.notes,
+            *self.chosen.algorithm.notes,
             f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
             words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
             *([files_line(self.bytes_read, self.least_read)] if self.given.files else []),

@@ -105,4 +105,4 @@ def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
     tariff = Tariff(machine, plan.given.summed.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
     problem = problem_of(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
-    return Trial(account(chosen.row, problem, plan.settled.tuning.width), tariff, seconds)
+    return Trial(account(chosen.algorithm, problem, plan.settled.tuning.width), tariff, seconds)

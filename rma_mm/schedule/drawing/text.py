@@ -16,9 +16,9 @@ from textwrap import wrap
 
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS
 from rma_mm.schedule.lowering.boxes import disjoint
 from rma_mm.schedule.ops import Barrier, Move, Multiply, Op, Ref, Shift, counted
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS
 from rma_mm.schedule.schedule import Schedule, expand
 
 RANKS, TURNS = 9, 12

@@ -13,10 +13,10 @@ from functools import reduce
 from itertools import product
 
 from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.algorithm import OPERAND_DIMS, side
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import Fitted, longest_piece, repackings, touched
 from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot
-from rma_mm.schedule.row import OPERAND_DIMS, side
 from rma_mm.schedule.schedule import held
 
 

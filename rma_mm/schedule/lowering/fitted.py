@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, Problem, same_place
 from rma_mm.schedule.ops import Ref
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, OWNERS, Cuts, Problem, Row, same_place
 from rma_mm.schedule.schedule import STAGE
 
 WIDTH = 1024
@@ -40,7 +40,7 @@ Figure = TypeVar("Figure", int, NDArray[np.float64])
 class Fitted:
     """A row on a problem: what is settled before any operation is made."""
 
-    row: Row
+    algorithm: Algorithm
     given: Problem
     """As it was asked, with where replicas of C compute it."""
     read: Problem
@@ -53,51 +53,51 @@ class Fitted:
     """Indices along the walked dimension in one panel, where slots are needed."""
 
     @classmethod
-    def of(cls, row: Row, problem: Problem, width: int = WIDTH) -> Fitted:
+    def of(cls, algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Fitted:
         """Where `row` computes C, where it reads A and B, and who multiplies what."""
-        problem = replace(problem, computed=problem.computed or _computed(row, problem))
-        read, staged = placed_for(row, problem.summed)
-        work = row.work(read)
-        if row.result == "here":
+        problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
+        read, staged = placed_for(algorithm, problem.summed)
+        work = algorithm.work(read)
+        if algorithm.result == "here":
             if problem.computed and _is_contiguous(work):  # C is all there: nothing need be cut otherwise than the work
                 problem = replace(problem, computed=_face(work))
                 read = replace(read, computed=problem.computed)
             if not same_place(_face(work), read.share, read.extent("C"), read.mesh):
                 work = Layout((*read.share.splits, work.splits[2]), read.share.pins, grid=read.share.grid)
-        return cls(row, problem, read, staged, work, width)
+        return cls(algorithm, problem, read, staged, work, width)
 
     # -- the walk ---------------------------------------------------------------------------------
 
     @property
     def dim(self) -> int:
         """Which of m, n and k a rank walks in time."""
-        return DIMS.index(self.row.over)
+        return DIMS.index(self.algorithm.over)
 
     @property
     def is_here(self) -> bool:
         """Whether C is multiplied into where it lives."""
-        return self.row.result == "here"
+        return self.algorithm.result == "here"
 
     @property
     def is_queue(self) -> bool:
         """Whether tasks go to whoever is free."""
-        return self.row.order == "ticket"
+        return self.algorithm.order == "ticket"
 
     @property
     def by_chunks(self) -> bool:
         """Whether every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
         has_grain = any(OWNERS not in self.grain(x) for x in "ABC")
-        return bool(self.row.grouped) or has_grain or (not self.is_here and self.row.over == "k")
+        return bool(self.algorithm.grouped) or has_grain or (not self.is_here and self.algorithm.over == "k")
 
     def cuts(self, x: str, dim: int) -> bool:
         """Whether pieces along a dimension end where an operand's owners change."""
         if dim not in OPERAND_DIMS[x] or (x == "C" and (self.is_here or dim != self.dim)):
             return False
-        return x not in (self.row.whole if dim == self.dim else self.row.grouped)
+        return x not in (self.algorithm.prefetch_all if dim == self.dim else self.algorithm.grouped)
 
     def grain(self, x: str) -> Cuts:
         """How the walked dimension is cut into what moves at once of an operand, in numbers."""
-        cuts, mesh = self.row.grains["ABC".index(x)], self.given.mesh
+        cuts, mesh = self.algorithm.granularity["ABC".index(x)], self.given.mesh
         return tuple(
             replace(cut, parts=mesh.shape[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
             for cut in cuts
@@ -106,11 +106,11 @@ class Fitted:
     @property
     def start_axes(self) -> tuple[str, ...]:
         """The axes of the work's grid by whose coordinates starts are rotated."""
-        if self.row.order != "rotated":
+        if self.algorithm.order != "rotated":
             return ()
         mesh = self.given.mesh
         named = dict(zip(AXIS_NAMES, mesh.names, strict=False)) if self.work.grid is None else {}
-        return tuple(named.get(axis, axis) for axis in self.row.by) or self.work.mesh(mesh).names
+        return tuple(named.get(axis, axis) for axis in self.algorithm.rotate_by) or self.work.mesh(mesh).names
 
     # -- where operands are -----------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Fitted:
     @cached_property
     def sources(self) -> dict[str, str]:
         """Operands that are read → the home that the product reads: A, or A+ where it was summed or staged."""
-        is_added = {x: self.given.layout(x).partial or x in self.staged for x in self.row.operands}
+        is_added = {x: self.given.layout(x).partial or x in self.staged for x in self.algorithm.operands}
         return {x: x + STAGE if is_added[x] else x for x in is_added}
 
     @property
@@ -133,7 +133,7 @@ class Fitted:
     def reaches(self, rank: int, owner: int, x: str) -> bool:
         """Whether `rank` can multiply out of `owner`'s part of an operand in place."""
         is_own = rank == owner and x not in self.given.chunks
-        return is_own or (x not in self.row.grouped and self.read.reaches(rank, owner, x))
+        return is_own or (x not in self.algorithm.grouped and self.read.reaches(rank, owner, x))
 
     def is_far(self, rank: int, src: Ref) -> bool:
         """Whether what a rank copies comes from another node, or from a file."""
@@ -143,7 +143,7 @@ class Fitted:
     @property
     def loads_all(self) -> bool:
         """Whether ranks read all of A and B that is on their node where it lies, and so C."""
-        return self.is_here and self.read.in_place == "AB" and not self.row.grouped
+        return self.is_here and self.read.in_place == "AB" and not self.algorithm.grouped
 
     @property
     def is_in_reach(self) -> bool:
@@ -172,7 +172,9 @@ class Fitted:
     def is_grouped(self, x: str) -> bool:
         """Whether ranks walk in step because some of them work on the same slices of an operand, or add to the same."""
         grid = self.work.mesh(self.given.mesh)
-        return x in self.row.grouped and (self.joins(x) or any(grid.axis_size(axis) > 1 for axis in self.group_axes(x)))
+        return x in self.algorithm.grouped and (
+            self.joins(x) or any(grid.axis_size(axis) > 1 for axis in self.group_axes(x))
+        )
 
     def joins(self, x: str) -> bool:
         """Whether owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
@@ -180,8 +182,8 @@ class Fitted:
         That is so where what it does not walk of the operand is cut otherwise than the work, as of one that lies
         transposed.
         """
-        layout, row = self.layout(x), self.row
-        if x not in row.grouped or x == "C" or x in row.whole or self.start_axes or self.is_queue:
+        layout, algorithm = self.layout(x), self.algorithm
+        if x not in algorithm.grouped or x == "C" or x in algorithm.prefetch_all or self.start_axes or self.is_queue:
             return False
         if layout.mesh(self.given.mesh) != self.work.mesh(self.given.mesh):
             return False
@@ -193,12 +195,14 @@ class Fitted:
 
         On one node it is read where it lies, which is quicker.
         """
-        return x in self.row.grouped and x in self.row.turned and not self.given.mesh.is_one_node
+        return (
+            x in self.algorithm.grouped and x in self.algorithm.accepts_transposed and not self.given.mesh.is_one_node
+        )
 
     def copy_axes(self, x: str, to: Layout, source: Layout) -> tuple[str, ...]:
         """The axes along which ranks get the same part of an operand by groups, from `source` to `to`, as a whole."""
         grid = to.mesh(self.given.mesh)
-        if x not in self.row.grouped:
+        if x not in self.algorithm.grouped:
             return ()
         if not to.split_axes and not to.pins and not to.partial:
             return grid.names
@@ -214,7 +218,7 @@ class Fitted:
     def may_share(self) -> bool:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         is_far = bool(self.given.files) or not self.given.mesh.is_one_node
-        return self.given.shares and is_far and not self.row.grouped and not self.is_queue
+        return self.given.shares and is_far and not self.algorithm.grouped and not self.is_queue
 
     # -- how large --------------------------------------------------------------------------------
 
@@ -252,26 +256,26 @@ def longest_piece(box: Region, dim: int) -> int:
     return max(1, LONGEST * len(box[dim]) // max(1, box.size))
 
 
-def placed_for(row: Row, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
+def placed_for(algorithm: Algorithm, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
     """The problem with A and B placed as the multiplies of `row` read them, and the placements they are brought to."""
-    staged = {x: problem.layout(x) for x in problem.copied if x in row.operands}
+    staged = {x: problem.layout(x) for x in problem.copied if x in algorithm.operands}
     if staged:
         problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))
-    for x, layout in (row.stage(problem) if row.stage else {}).items():
+    for x, layout in (algorithm.staged_to(problem) if algorithm.staged_to else {}).items():
         if not same_place(problem.layout(x), layout, problem.extent(x), problem.mesh):
             staged[x] = layout
             problem = problem.placed(x, layout)
     return problem, staged
 
 
-def _computed(row: Row, problem: Problem) -> Layout | None:
+def _computed(algorithm: Algorithm, problem: Problem) -> Layout | None:
     """Where `row` computes a C that is wanted everywhere; None for where it lies."""
     c = problem.layout("C")
     grid = c.mesh(problem.mesh)
     is_cut = any(grid.axis_size(axis) > 1 for axis in (*c.split_axes, *(axis for axis, _ in c.pins)))
-    if row.placements is None or is_cut or c.partial or grid.size < problem.mesh.size:
+    if algorithm.placements is None or is_cut or c.partial or grid.size < problem.mesh.size:
         return None
-    needed = row.placements(problem.mesh)
+    needed = algorithm.placements(problem.mesh)
     return None if isinstance(needed, str) else needed[2]
 
 

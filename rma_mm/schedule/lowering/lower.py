@@ -13,6 +13,7 @@ from itertools import product
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
+from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Problem, side
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
@@ -25,7 +26,6 @@ from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
 from rma_mm.schedule.lowering.walk import Turn, turns
 from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Finish, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.passes import frames, prefetch
-from rma_mm.schedule.row import OPERAND_DIMS, Problem, Row, side
 from rma_mm.schedule.schedule import Home, Pool, Schedule, held
 
 
@@ -39,13 +39,13 @@ class Tuning:
     """How many panels ahead Copies are issued."""
 
 
-def lower(row: Row, problem: Problem, tuning: Tuning | None = None) -> Schedule:
+def lower(algorithm: Algorithm, problem: Problem, tuning: Tuning | None = None) -> Schedule:
     """The schedule of `row` for `problem`. Pure: the operations of a rank cost O(its own steps).
 
     Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
     """
     tuning = tuning or Tuning()
-    return _Lowering(Fitted.of(row, problem, tuning.width), tuning.depth).schedule()
+    return _Lowering(Fitted.of(algorithm, problem, tuning.width), tuning.depth).schedule()
 
 
 class _Lowering:
@@ -53,7 +53,9 @@ class _Lowering:
 
     def __init__(self, fitted: Fitted, depth: int) -> None:
         self.fitted, self.depth = fitted, depth
-        self.row, self.given, self.work, self.mesh = fitted.row, fitted.given, fitted.work, fitted.given.mesh
+        self.algorithm, self.given, self.work, self.mesh = (
+            fitted.algorithm, fitted.given, fitted.work, fitted.given.mesh,
+        )
         self.boxes, self.halves = Boxes(fitted), halves_of(fitted)
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
@@ -74,7 +76,7 @@ class _Lowering:
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
-        for x in self.row.operands:
+        for x in self.algorithm.operands:
             if self.given.layout(x).partial:
                 ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
         for x, layout in self.fitted.staged.items():
@@ -107,9 +109,12 @@ class _Lowering:
         return [*ops, *(Finish(part, 0) for part in mine)]
 
     def passes(self, ops: list[Op], rank: int) -> list[Op]:
-        for x in self.row.grouped:
+        for x in self.algorithm.grouped:
             group = self.along(self.work, self.fitted.group_axes(x), rank)
-            pulling, pushing = partial(pulls, at_once=x in self.row.whole), partial(pushes, is_dense=self.is_dense)
+            pulling, pushing = (
+                partial(pulls, at_once=x in self.algorithm.prefetch_all),
+                partial(pushes, is_dense=self.is_dense),
+            )
             ops = self.by_group(ops, rank, ("walk", x, group), self.walk, pushing if x == "C" else pulling)
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
@@ -214,7 +219,7 @@ class _Lowering:
         at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
         if at is None or not extent:
             return 0
-        ahead = self.row.own_last
+        ahead = self.algorithm.end_at_owner
         return sum((at[axis] + ahead) * extent // grid.axis_size(axis) for axis in self.fitted.start_axes) % extent
 
     def panelled(self, rank: int, box: Region) -> Iterator[Op]:
@@ -253,7 +258,7 @@ class _Lowering:
             if is_here or "C" in turn.ends:
                 yield from made if is_here else self.pushed(sums, made, begun)
                 made, sums = [], sums if is_here else []
-        if not box[dim] and self.row.result == "reduce":  # a rank without a share of k has zeros to add
+        if not box[dim] and self.algorithm.result == "reduce":  # a rank without a share of k has zeros to add
             yield from self.pushed(self.sums(rank, face, 0), [], 0)
 
     def turn(
@@ -262,12 +267,12 @@ class _Lowering:
         """One turn: the Copies of chunks that are wanted for the first time, and the Multiplies."""
         dim = self.fitted.dim
         ops: list[Op] = []
-        for x in self.row.operands:
+        for x in self.algorithm.operands:
             key = x, turn.chunks[x]
             if key not in fetched:
                 region = with_span(side(box, x), x, dim, turn.chunks[x])
                 fetched[key] = self.boxes.operand(rank, x, region, turn.step, str(turn.step), ops)
-        a, *others = (fetched[x, turn.chunks[x]] for x in self.row.operands)
+        a, *others = (fetched[x, turn.chunks[x]] for x in self.algorithm.operands)
         for c in sums:
             m, n = c.region & with_span(c.region, "C", dim, turn.span)
             whole = Region((m, n, turn.span if dim == 2 else box[2]))
@@ -275,7 +280,7 @@ class _Lowering:
                 m, n, k = with_dim(whole, dim, piece)
                 left, part = replace(a, region=Region((m, k))), replace(c, region=Region((m, n)))
                 right = replace(others[0], region=Region((k, n))) if others else replace(a, region=Region((n, k)))
-                is_half = self.row.half and m == n
+                is_half = self.algorithm.half and m == n
                 ops.append(Multiply(left, right, part, False, turn.step, is_half, turned=not others))
         return ops
 
@@ -290,7 +295,7 @@ class _Lowering:
         Of a half one for each of its boxes.
         """
         parts = [part for _, part in self.boxes.found(rank, "C", face)]
-        if "C" not in self.row.grouped or not all(face.locate(part).is_contiguous for part in parts):
+        if "C" not in self.algorithm.grouped or not all(face.locate(part).is_contiguous for part in parts):
             parts = self.faces(rank) or [face]
         return [Ref(rank, Slot(f"C{step}.{n}", part), part) for n, part in enumerate(parts)]
 

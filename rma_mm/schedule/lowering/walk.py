@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rma_mm.geometry.span import Region, Span, even_part
+from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Cuts, side
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, from_multiples
-from rma_mm.schedule.row import OPERAND_DIMS, OWNERS, Cuts, side
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,16 @@ Interval = tuple[int, int]
 def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
     """The turns of a rank's box, whose walk starts `start` indices into it. All ranks that walk alike cut alike."""
     fitted = boxes.fitted
-    dim, row = fitted.dim, fitted.row
+    dim, algorithm = fitted.dim, fitted.algorithm
     extent = len(box[dim])
-    edges = {x: _edges(boxes, rank, x, box, start) for x in (*row.operands, "C")}
+    edges = {x: _edges(boxes, rank, x, box, start) for x in (*algorithm.operands, "C")}
     if any(narrow for _, narrow in edges.values()):
         common = _fused(sorted({edge for found, _ in edges.values() for edge in found}))
-        keep = [x for x in edges if dim not in OPERAND_DIMS[x] or x in row.whole or OWNERS not in fitted.grain(x)]
+        keep = [
+            x
+            for x in edges
+            if dim not in OPERAND_DIMS[x] or x in algorithm.prefetch_all or OWNERS not in fitted.grain(x)
+        ]
         edges = {x: (found if x in keep else common, True) for x, (found, _) in edges.items()}
 
     def at(begin: int, end: int) -> Span:

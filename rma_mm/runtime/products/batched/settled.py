@@ -26,7 +26,7 @@ from rma_mm.runtime.matrices.move import scratch_bytes
 from rma_mm.runtime.products.prices import tariff_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.row import same_place
+from rma_mm.schedule.algorithm import same_place
 from rma_mm.windows.waiting import largest, reduced
 
 SHOWN = 5

@@ -21,21 +21,21 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, divisors
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.row import DIMS, OPERAND_DIMS, Problem, Row, Setting, Wanted, WorkMap, is_placed_as
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, Algorithm, Problem, Setting, Wanted, WorkMap, is_placed_as
 
 _ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}
 
 
-def surveyed(
+def algorithm_from_table(
     name: str, source: str, summary: str, *, axes: int, a: str | None, b: str | None, c: str, work: str,
     over: Literal["m", "n", "k"],
-    also: Mapping[str, str] | None = None, brought: Mapping[str, str] | None = None, **more: Any,
-) -> Row:
+    also_accepts: Mapping[str, str] | None = None, staged_to: Mapping[str, str] | None = None, **more: Any,
+) -> Algorithm:
     """A row for meshes of `axes` axes from the placements of A, B and C, and the work map, in the survey's words.
 
     also: further placements that it takes, by operand; it needs no other. brought: placements that A or B is brought
-    to before the product. A `None` placement is any. The rest goes to `Row`.
+    to before the product. A `None` placement is any. The rest goes to `Algorithm`.
     """
 
     def placements(mesh: MeshShape) -> Wanted | str:
@@ -45,7 +45,7 @@ def surveyed(
         return placed[0], placed[1], place(c, _FACES["C"], mesh, axes)
 
     def others(mesh: MeshShape) -> dict[str, Layout]:
-        return {x: place(text, _FACES[x], mesh, axes) for x, text in (also or {}).items()}
+        return {x: place(text, _FACES[x], mesh, axes) for x, text in (also_accepts or {}).items()}
 
     def stage(problem: Problem) -> dict[str, Layout]:
         def outline(layout: Layout) -> tuple[object, ...]:
@@ -54,26 +54,28 @@ def surveyed(
         texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
         upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
         found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.turned)}
-        return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (brought or {}).items()}
+        return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (staged_to or {}).items()}
 
-    turned = more.get("turned", "") if more.get("order") != "plain" else ""
-    row = Row(
-        name, source, summary, placed_work(work, axes), over, placements=placements, also=others if also else None,
-        stage=stage if brought or turned else None, **more,
+    turned = more.get("accepts_transposed", "") if more.get("order") != "plain" else ""
+    algorithm = Algorithm(
+        name, source, summary, placed_work(work, axes), over, placements=placements,
+        also_accepts=others if also_accepts else None, staged_to=stage if staged_to or turned else None, **more,
     )
-    return replace(row, form=one_sided(row)) if row.grouped else row
+    return replace(algorithm, form=one_sided(algorithm)) if algorithm.grouped else algorithm
 
 
-def one_sided(row: Row) -> Callable[[str], Row | str]:
+def one_sided(algorithm: Algorithm) -> Callable[[str], Algorithm | str]:
     """The form `pull` of a row that moves operands by groups."""
-    return lambda form: row.pulled if form == "pull" else f"{row.name} has the form {row.name}:pull (one-sided)"
+    return lambda form: (
+        algorithm.pulled if form == "pull" else f"{algorithm.name} has the form {algorithm.name}:pull (one-sided)"
+    )
 
 
-def best_placed(rows: Sequence[Row], setting: Setting) -> Row:
+def best_placed(algorithms: Sequence[Algorithm], setting: Setting) -> Algorithm:
     """The row that takes most of the placements that are given; of equals the first."""
 
-    def taken(row: Row) -> int:
-        wanted = row.placements(setting.mesh) if row.placements else ""
+    def taken(algorithm: Algorithm) -> int:
+        wanted = algorithm.placements(setting.mesh) if algorithm.placements else ""
         if isinstance(wanted, str):
             return 0
         return sum(
@@ -81,7 +83,7 @@ def best_placed(rows: Sequence[Row], setting: Setting) -> Row:
             for x, given, layout in zip("ABC", setting.layouts, wanted, strict=True)
         )
 
-    return max(rows, key=taken)
+    return max(algorithms, key=taken)
 
 
 def whole_numbers(text: str, count: int) -> list[int] | None:

@@ -146,7 +146,7 @@ class Setting:
         """Whether the row was asked for by name: then it may search for long, and leave ranks idle."""
         return True
 
-    def seconds(self, row: Row) -> float:
+    def seconds(self, algorithm: Algorithm) -> float:
         """What a row would take; 0 where plans are compared by words alone."""
         return 0.0
 
@@ -183,7 +183,7 @@ def in_pieces(parts: int) -> Grains:
 
 
 @dataclass(frozen=True)
-class Row:
+class Algorithm:
     """One algorithm of the literature, as the survey's table has it."""
 
     name: str
@@ -198,25 +198,25 @@ class Row:
     """The dimension that a rank walks in time."""
     order: Literal["rotated", "plain", "ticket"] = "rotated"
     """Where a rank starts on it; `ticket` hands out boxes by fetch-and-add."""
-    by: tuple[str, ...] = ()
+    rotate_by: tuple[str, ...] = ()
     """The axes of the work's grid by whose coordinates starts are rotated; all of them when none is named."""
-    own_last: bool = False
+    end_at_owner: bool = False
     """Whether rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it."""
     result: Literal["here", "accumulate", "reduce"] = "here"
     """Whether C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
     placements: Callable[[MeshShape], Wanted | str] | None = None
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
-    also: Callable[[MeshShape], dict[str, Layout]] | None = None
+    also_accepts: Callable[[MeshShape], dict[str, Layout]] | None = None
     """Further placements that it takes, by operand."""
-    turned: str = ""
+    accepts_transposed: str = ""
     """The operands that may lie transposed on the same grid."""
-    stage: Callable[[Problem], Mapping[str, Layout]] | None = None
+    staged_to: Callable[[Problem], Mapping[str, Layout]] | None = None
     """Placements that A or B is brought to before the product, unless it lies so already."""
     grouped: str = ""
     """The operands whose transfers become broadcasts, shifts or reductions wherever a pass proves them equal."""
-    whole: str = ""
+    prefetch_all: str = ""
     """The operands that a rank fetches all at once, before it multiplies."""
-    grains: Grains = ((OWNERS,),) * 3
+    granularity: Grains = ((OWNERS,),) * 3
     """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
     a piece is wider than a panel."""
     half: bool = False
@@ -226,9 +226,9 @@ class Row:
     """The form that gives this row without the search that found it."""
     notes: tuple[str, ...] = ()
     """Lines for `--explain`: what was chosen within the row."""
-    fit: Callable[[Setting], Row | str] | None = None
+    specialize: Callable[[Setting], Algorithm | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
-    form: Callable[[str], Row | str] | None = None
+    form: Callable[[str], Algorithm | str] | None = None
     """The row in another form, named behind a colon (or what forms there are)."""
 
     @property
@@ -242,18 +242,27 @@ class Row:
         return "A" if self.half and self.result != "here" else "AB"
 
     @cached_property
-    def pulled(self) -> Row:
+    def pulled(self) -> Algorithm:
         """Its one-sided form: the same placements and work, every slice pulled by who needs it, in rotated order."""
-        a, b, c = (cuts if OWNERS not in cuts else (OWNERS,) for cuts in self.grains)
+        a, b, c = (cuts if OWNERS not in cuts else (OWNERS,) for cuts in self.granularity)
         return replace(
-            self, name=f"{self.name}:pull", order="rotated", by=(), own_last=False, grouped="", whole="",
-            grains=(a, b, c), stage=None, result="accumulate" if self.result == "reduce" else self.result, form=None,
+            self,
+            name=f"{self.name}:pull",
+            order="rotated",
+            rotate_by=(),
+            end_at_owner=False,
+            grouped="",
+            prefetch_all="",
+            granularity=(a, b, c),
+            staged_to=None,
+            result="accumulate" if self.result == "reduce" else self.result,
+            form=None,
             summary=f"{self.summary} (one-sided form: pulls and accumulates)",
-            fit=partial(_pulled, self.fit) if self.fit else None,
+            specialize=partial(_pulled, self.specialize) if self.specialize else None,
         )
 
 
-def _pulled(fit: Callable[[Setting], Row | str], setting: Setting) -> Row | str:
+def _pulled(fit: Callable[[Setting], Algorithm | str], setting: Setting) -> Algorithm | str:
     """The one-sided form of the row that `fit` gives."""
     fitted = fit(setting)
     return fitted if isinstance(fitted, str) else fitted.pulled
