@@ -104,7 +104,7 @@ class Case:
         m, n, k = self.shape
         settled = self.plan.settled
         words = sum(self.mesh.comm.allgather(self.plan.words.words_intra + self.plan.words.words_inter))
-        work = settled.chosen.algorithm.work(settled.problem.summed)
+        work = settled.chosen.algorithm.work(settled.problem.reduced)
         most = max(work.region(self.shape, self.mesh.shape, rank).size for rank in range(self.mesh.size))
         took = median(samples)
         return {

@@ -21,7 +21,7 @@ from rma_mm.geometry.span import Span
 from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, placements_taken
-from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
+from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning
 
 NIGHT = os.environ.get("RMA_MM_TEST_KEPT")
@@ -206,7 +206,7 @@ def problems(
     max_ranks: int = 64,
     extents: Sequence[int] = EXTENTS,
     recut: bool = True,
-) -> tuple[Algorithm | None, Problem]:
+) -> tuple[Algorithm | None, PlacedProblem]:
     """Products that `row` can serve, and the row fitted to them: on placements that it takes, or on any.
 
     The row is None where any may serve. recut: whether placements that it takes are also cut elsewhere.
@@ -215,7 +215,9 @@ def problems(
     mesh = draw(meshes(max_ranks, axes=axes_of(algorithm) if algorithm else (1, 2, 3, 4)))
     algorithm, placed = draw(placements(algorithm, (m, n, k), mesh, recut))
     in_place = draw(st.sampled_from(("", "A", "B", "AB")))
-    return algorithm, Problem((m, n, k), mesh, placed, draw(st.booleans()), in_place, shares=draw(st.booleans()))
+    return algorithm, PlacedProblem(
+        (m, n, k), mesh, placed, draw(st.booleans()), in_place, fetches_together=draw(st.booleans())
+    )
 
 
 @st.composite
@@ -278,7 +280,7 @@ class Case:
     """A product with everything that a test needs to run it."""
 
     row: Algorithm
-    problem: Problem
+    problem: PlacedProblem
     tuning: Tuning
     alpha: int
     beta: int

@@ -16,7 +16,7 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.planner.candidates import Request, every_form, placements_taken
-from rma_mm.schedule.algorithm import Algorithm, Setting
+from rma_mm.schedule.algorithm import Algorithm, Problem
 
 EXTENTS = (0, 1, 1, 2, 3, 5, 7, 7, 8, 11, 12, 13, 17, 23, 31, 40)
 """Lengths of m, n and k: nothing, one, primes, and some that divide."""
@@ -363,7 +363,7 @@ def _extents(shape: tuple[int, int, int]) -> tuple[Shape, Shape, Shape]:
 def _taken(rng: Random, algorithm: Algorithm, mesh: MeshShape, shape: tuple[int, int, int]) -> Placed | None:
     """Placements that `row` takes on this mesh, half of them cut elsewhere; None where it cannot use the mesh."""
     if algorithm.specialize is not None:
-        fitted = algorithm.specialize(Setting(shape, mesh))
+        fitted = algorithm.specialize(Problem(shape, mesh))
         if isinstance(fitted, str):
             return None
         algorithm = fitted

@@ -12,7 +12,7 @@ from dataclasses import replace
 from rma_mm.algorithms.from_table import algorithm_from_table, place, whole_numbers
 from rma_mm.algorithms.search.cosma_grids import Grid, best_grid
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
-from rma_mm.schedule.algorithm import DIMS, Algorithm, Setting
+from rma_mm.schedule.algorithm import DIMS, Algorithm, Problem
 
 _WORK = "m→i, n→j, k→l"
 _ON_GRID = algorithm_from_table(
@@ -22,20 +22,20 @@ _ON_GRID = algorithm_from_table(
 )
 
 
-def on_grid(grid: Grid, setting: Setting) -> Algorithm:
+def on_grid(grid: Grid, problem: Problem) -> Algorithm:
     """The row on a grid of its own; what is placed already stays where it is."""
     shape = MeshShape(grid, AXIS_NAMES[:3])
     native = _ON_GRID.placements(shape) if _ON_GRID.placements else ""
     assert not isinstance(native, str)
     a, b, c = (layout and replace(layout, grid=shape) for layout in native)
-    wanted = setting.unless_given((a, b, c))
+    wanted = problem.unless_given((a, b, c))
     work = replace(place(_WORK, DIMS, shape, 3), grid=shape)
     return replace(_ON_GRID, placements=lambda _: wanted, work=lambda _: work, specialize=None, form=None)
 
 
-def _fit(setting: Setting) -> Algorithm | str:
-    grid = best_grid(setting.shape, setting.mesh.size, setting.memory, setting.is_named)
-    return grid if isinstance(grid, str) else on_grid(grid, setting)
+def _fit(problem: Problem) -> Algorithm | str:
+    grid = best_grid(problem.shape, problem.mesh.size, problem.memory, problem.is_named)
+    return grid if isinstance(grid, str) else on_grid(grid, problem)
 
 
 def _form(text: str) -> Algorithm | str:
@@ -46,12 +46,12 @@ def _form(text: str) -> Algorithm | str:
         return "cosma takes a grid, as cosma:2,2,1, or cosma:pull"
     grid = (sizes[0], sizes[1], sizes[2])
 
-    def fit(setting: Setting) -> Algorithm | str:
+    def fit(problem: Problem) -> Algorithm | str:
         needed = grid[0] * grid[1] * grid[2]
-        if needed > setting.mesh.size:
-            best = ",".join(map(str, best_grid(setting.shape, setting.mesh.size)))
-            return f"the grid {grid} needs {needed} ranks, and there are {setting.mesh.size}; cosma:{best} would fit"
-        return replace(on_grid(grid, setting), name=f"cosma:{text}")
+        if needed > problem.mesh.size:
+            best = ",".join(map(str, best_grid(problem.shape, problem.mesh.size)))
+            return f"the grid {grid} needs {needed} ranks, and there are {problem.mesh.size}; cosma:{best} would fit"
+        return replace(on_grid(grid, problem), name=f"cosma:{text}")
 
     return replace(COSMA, name=f"cosma:{text}", specialize=fit, form=None)
 

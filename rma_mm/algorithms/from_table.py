@@ -21,7 +21,16 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, divisors
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, Algorithm, Problem, Setting, Wanted, WorkMap, is_placed_as
+from rma_mm.schedule.algorithm import (
+    DIMS,
+    OPERAND_DIMS,
+    Algorithm,
+    PlacedProblem,
+    Problem,
+    Wanted,
+    WorkMap,
+    is_placed_as,
+)
 
 _ENTRY = re.compile(r"([mnk])→(\((?:[^()]|\([^()]*\))*\)|[^,()]+(?:\([^)]*\))?)|(\w=\w+)")
 _FACES = {"A": "mk", "B": "kn", "C": "mn"}
@@ -47,7 +56,7 @@ def algorithm_from_table(
     def others(mesh: MeshShape) -> dict[str, Layout]:
         return {x: place(text, _FACES[x], mesh, axes) for x, text in (also_accepts or {}).items()}
 
-    def stage(problem: Problem) -> dict[str, Layout]:
+    def stage(problem: PlacedProblem) -> dict[str, Layout]:
         def outline(layout: Layout) -> tuple[object, ...]:
             return layout.outline(problem.mesh)
 
@@ -71,16 +80,16 @@ def one_sided(algorithm: Algorithm) -> Callable[[str], Algorithm | str]:
     )
 
 
-def best_placed(algorithms: Sequence[Algorithm], setting: Setting) -> Algorithm:
+def best_placed(algorithms: Sequence[Algorithm], problem: Problem) -> Algorithm:
     """The row that takes most of the placements that are given; of equals the first."""
 
     def taken(algorithm: Algorithm) -> int:
-        wanted = algorithm.placements(setting.mesh) if algorithm.placements else ""
+        wanted = algorithm.placements(problem.mesh) if algorithm.placements else ""
         if isinstance(wanted, str):
             return 0
         return sum(
-            given is not None and layout is not None and is_placed_as(given, layout, setting.extent(x), setting.mesh)
-            for x, given, layout in zip("ABC", setting.layouts, wanted, strict=True)
+            given is not None and layout is not None and is_placed_as(given, layout, problem.extent(x), problem.mesh)
+            for x, given, layout in zip("ABC", problem.layouts, wanted, strict=True)
         )
 
     return max(algorithms, key=taken)
@@ -118,14 +127,14 @@ def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
 def placed_work(text: str, axes: int) -> WorkMap:
     """The work map that `text` describes. Where an operand is cut over the same axes, the work is cut as it is."""
 
-    def work(problem: Problem) -> Layout:
+    def work(problem: PlacedProblem) -> Layout:
         plan = place(text, DIMS, problem.mesh, axes)
         return replace(plan, splits=tuple(_as_placed(problem, plan, dim) for dim in range(3)))
 
     return work
 
 
-def _as_placed(problem: Problem, plan: Layout, dim: int) -> Split:
+def _as_placed(problem: PlacedProblem, plan: Layout, dim: int) -> Split:
     """The cut of a dimension by C, A or B over the axes that `plan` names, with its blocks or weights."""
     split = plan.splits[dim]
     axes = [level.axes for level in split]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rma_mm.algorithms.from_table import algorithm_from_table, one_sided, whole_numbers
-from rma_mm.schedule.algorithm import Algorithm, Setting
+from rma_mm.schedule.algorithm import Algorithm, Problem
 
 BLOCK = 64
 """Rows and columns of a block, on matrices that have several for every rank."""
@@ -29,11 +29,11 @@ def _blocks(m: int, n: int, k: int) -> Algorithm:
     )
 
 
-def _fit(setting: Setting) -> Algorithm:
+def _fit(problem: Problem) -> Algorithm:
     """Blocks so small that every rank has two along each dimension, and no smaller; larger along a long dimension."""
-    longest = max(setting.mesh.shape)
-    size = min(BLOCK, min(setting.shape) // (2 * longest))
-    return _blocks(*(max(1, size, -(-extent // (MOST_BLOCKS * longest))) for extent in setting.shape))
+    longest = max(problem.mesh.shape)
+    size = min(BLOCK, min(problem.shape) // (2 * longest))
+    return _blocks(*(max(1, size, -(-extent // (MOST_BLOCKS * longest))) for extent in problem.shape))
 
 
 def _form(text: str) -> Algorithm | str:

@@ -39,7 +39,7 @@ from functools import partial
 from math import prod
 
 from rma_mm.algorithms.from_table import algorithm_from_table, best_placed
-from rma_mm.schedule.algorithm import Algorithm, Setting, in_pieces
+from rma_mm.schedule.algorithm import Algorithm, Problem, in_pieces
 
 _ring = partial(algorithm_from_table, source="cuBLASMp 2024; Wang et al. 2023", axes=1, granularity=in_pieces(2))
 _of_a = partial(_ring, b="n→i", c="n→i", work="n→i", grouped="A")
@@ -80,9 +80,9 @@ def _by_placement(forms: dict[str, Algorithm]) -> Algorithm:
     """The row that is whichever of `forms` suits the placements; of equals the one that moves the smaller operand."""
     first = next(iter(forms.values()))
 
-    def fit(setting: Setting) -> Algorithm:
-        algorithms = sorted(forms.values(), key=lambda algorithm: prod(setting.extent(algorithm.grouped)))
-        return replace(best_placed(algorithms, setting), name=first.name)
+    def fit(problem: Problem) -> Algorithm:
+        algorithms = sorted(forms.values(), key=lambda algorithm: prod(problem.extent(algorithm.grouped)))
+        return replace(best_placed(algorithms, problem), name=first.name)
 
     def form(text: str) -> Algorithm | str:
         name, _, pull = text.rpartition(":") if text.endswith(":pull") else (text, "", "")

@@ -10,7 +10,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.distal import parse_distal
-from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, Problem, Wanted
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, PlacedProblem, Wanted
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PlacedLoops:
                 found[x] = first if spare else brought
         return found
 
-    def stage(self, problem: Problem) -> dict[str, Layout]:
+    def stage(self, problem: PlacedProblem) -> dict[str, Layout]:
         """The placements that A and B are brought to."""
         wanted = {x: self.brought(x, problem.mesh) for x in "AB"}
         return {x: layout for x, layout in wanted.items() if layout is not None}

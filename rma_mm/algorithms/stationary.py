@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
-from rma_mm.schedule.algorithm import Algorithm, Problem, Setting, stationary
+from rma_mm.schedule.algorithm import Algorithm, PlacedProblem, Problem, stationary
 
 _SOURCE = "Brock and Golin 2025; van de Geijn and Watts 1997"
 _SYRK = "Beaumont, Eyraud-Dubois, Vérité and Langou 2022; Al Daas, Ballard, Grigori, Kumar and Rouse 2023"
@@ -31,10 +31,10 @@ _ANY_C = Algorithm(
 )
 
 
-def _fit(setting: Setting) -> Algorithm | str:
-    if setting.symmetry is None:
+def _fit(problem: Problem) -> Algorithm | str:
+    if problem.symmetry is None:
         return "multiplies half of a symmetric C; pass one matrix and its transpose, or say symmetric=True"
-    if setting.layouts[2] is not None and setting.layouts[2].partial:
+    if problem.layouts[2] is not None and problem.layouts[2].partial:
         return "takes no C in summands; place C without sum"
     return replace(SYRK, specialize=None)
 
@@ -50,16 +50,16 @@ SYRK = replace(
 """Who multiplies which half is in `rma_mm.schedule.lowering.halves`."""
 
 
-def _fit_triangles(setting: Setting) -> Algorithm | str:
-    fitted, c = _fit(setting), setting.layouts[2]
-    if setting.symmetry is None or not setting.symmetry.is_own:
+def _fit_triangles(problem: Problem) -> Algorithm | str:
+    fitted, c = _fit(problem), problem.layouts[2]
+    if problem.symmetry is None or not problem.symmetry.is_own:
         return "reads A as both factors: pass one matrix and its transpose, and to plan() neither symmetric nor fill"
     if c is not None and any(level.kind == "cyclic" or level.fold for split in c.splits for level in split):
         return "takes no C that is dealt out, which the diagonal cuts too often; place one block of it on each rank"
     return fitted if isinstance(fitted, str) else replace(TRIANGLES, specialize=None)
 
 
-def _in_order(problem: Problem) -> Layout:
+def _in_order(problem: PlacedProblem) -> Layout:
     """A block of rows for each rank, to which triangle blocks add others."""
     return Layout(((Level(problem.mesh.names),), (), ()))
 
@@ -77,16 +77,16 @@ TRIANGLES = Algorithm(
 """Which blocks a rank has is in `rma_mm.schedule.lowering.difference_cover`."""
 
 
-def _shares_of_k(problem: Problem) -> Layout:
+def _shares_of_k(problem: PlacedProblem) -> Layout:
     """Even shares; of files no two ranks read what these keep together."""
-    axes, together = problem.mesh.names, problem.together(2)
+    axes, together = problem.mesh.names, problem.chunk_multiple(2)
     share = -(-problem.shape[2] // (together * problem.mesh.size)) * together
     level = Level(axes, "cyclic", (share,)) if together > 1 else Level(axes)
     return Layout(((), (), (level,)))
 
 
-def _fit_summands(setting: Setting) -> Algorithm | str:
-    is_half = setting.symmetry is not None and not isinstance(_fit_triangles(setting), str)
+def _fit_summands(problem: Problem) -> Algorithm | str:
+    is_half = problem.symmetry is not None and not isinstance(_fit_triangles(problem), str)
     return replace(SUMMANDS, half=is_half, specialize=None)
 
 

@@ -22,17 +22,17 @@ from typing import Literal
 from rma_mm.algorithms.from_table import whole_numbers
 from rma_mm.algorithms.search.t10_points import Point, best_point, least_moving
 from rma_mm.geometry.layout import Layout
-from rma_mm.schedule.algorithm import Algorithm, Setting, in_pieces
+from rma_mm.schedule.algorithm import Algorithm, Problem, in_pieces
 
 
-def row_of(point: Point, setting: Setting) -> Algorithm:
+def row_of(point: Point, problem: Problem) -> Algorithm:
     """The row of a plan. Operands that are placed otherwise are brought to where it wants them."""
     a, b, c = point.layouts()
-    wanted = setting.unless_given((a, b, c))
+    wanted = problem.unless_given((a, b, c))
     over: Literal["k", "n"] = "n" if point.sums_rotate else "k"
     ring_axes = ("a", "b") if over == "k" else ("c",)
     by = tuple(axis for axis in ring_axes if axis in point.grid.names)
-    factors = point.factors(setting.shape).items()
+    factors = point.factors(problem.shape).items()
     notes = [f"{x}           f_s {space}, f_t {time}, rp {pace}" for x, (space, time, pace) in factors]
     return replace(
         T10_ROTATE,
@@ -46,36 +46,36 @@ def row_of(point: Point, setting: Setting) -> Algorithm:
         end_at_owner=over == "n",
         result="here" if point.ranks[2] == 1 and wanted[2] else "reduce",
         staged_to=lambda _: {"A": a, "B": b},
-        granularity=in_pieces(point.pieces(setting.shape[2])),
+        granularity=in_pieces(point.pieces(problem.shape[2])),
         specialize=None,
         form=None,
     )
 
 
-def _refused(setting: Setting) -> str:
+def _refused(problem: Problem) -> str:
     """Why there is no plan; empty where there are."""
-    if any(layout is not None and layout.partial for layout in setting.layouts[:2]):
+    if any(layout is not None and layout.partial for layout in problem.layouts[:2]):
         return "takes no summands of A or B; redistribute them to a placement that holds each element first"
-    found = least_moving(setting.shape, setting.mesh.size, setting.memory)
+    found = least_moving(problem.shape, problem.mesh.size, problem.memory)
     return found if isinstance(found, str) else ""
 
 
-def _fit(setting: Setting) -> Algorithm | str:
-    if refused := _refused(setting):
+def _fit(problem: Problem) -> Algorithm | str:
+    if refused := _refused(problem):
         return refused
-    point = _best(setting)
-    return point if isinstance(point, str) else row_of(point, setting)
+    point = _best(problem)
+    return point if isinstance(point, str) else row_of(point, problem)
 
 
 @lru_cache(maxsize=64)
-def _best(setting: Setting) -> Point | str:
+def _best(problem: Problem) -> Point | str:
     """The plan that takes least, or why there is none."""
 
     @cache
     def seconds(point: Point) -> float:
-        return setting.seconds(row_of(point, setting))
+        return problem.seconds(row_of(point, problem))
 
-    return best_point(setting, seconds)
+    return best_point(problem, seconds)
 
 
 def _form(text: str) -> Algorithm | str:
@@ -87,17 +87,17 @@ def _form(text: str) -> Algorithm | str:
         return "t10_rotate takes F_op and the rings of A, B and C, as t10_rotate:2,2,1/2,2,1, and a pace, as …/64"
     point = Point((ranks[0], ranks[1], ranks[2]), (rings[0], rings[1], rings[2]), pace[0] or None)
 
-    def fit(setting: Setting) -> Algorithm | str:
-        size = setting.mesh.size
+    def fit(problem: Problem) -> Algorithm | str:
+        size = problem.mesh.size
         if prod(point.ranks) != size:
             fault = f"F_op {point.ranks} is for {prod(point.ranks)} ranks, and there are {size}"
-        elif refused := _refused(setting):
+        elif refused := _refused(problem):
             return refused
         else:
             fault = point.fault
         if fault:
-            return f"{fault}; t10_rotate:{_best(replace(setting, memory=None))} would fit"
-        return replace(row_of(point, setting), name=f"t10_rotate:{text}")
+            return f"{fault}; t10_rotate:{_best(replace(problem, memory=None))} would fit"
+        return replace(row_of(point, problem), name=f"t10_rotate:{text}")
 
     return replace(T10_ROTATE, name=f"t10_rotate:{text}", specialize=fit, form=None)
 

@@ -14,13 +14,13 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape, grids
 from rma_mm.geometry.shares import cuts_by_speed, slices
-from rma_mm.schedule.algorithm import Algorithm, Setting, Wanted, stationary
+from rma_mm.schedule.algorithm import Algorithm, Problem, Wanted, stationary
 
 
-def _fit(by_columns: bool, setting: Setting) -> Algorithm:
+def _fit(by_columns: bool, problem: Problem) -> Algorithm:
     """Rows, or columns, by weight; of an A, or B, that is placed already, the work stays with its parts."""
-    placed, c, mesh = setting.layouts[by_columns], setting.layouts[2], setting.mesh
-    layout = placed or _cut(by_columns, setting)
+    placed, c, mesh = problem.layouts[by_columns], problem.layouts[2], problem.mesh
+    layout = placed or _cut(by_columns, problem)
     is_cut_so = not (layout.splits[not by_columns] or layout.pins or layout.partial or layout.replicated_axes(mesh))
     is_here = is_cut_so and c in (None, layout)
     own, sums = None if placed else layout, layout if is_here else None
@@ -29,11 +29,11 @@ def _fit(by_columns: bool, setting: Setting) -> Algorithm:
     return replace(algorithm, placements=lambda _: wanted, result="here" if is_here else "accumulate", specialize=None)
 
 
-def _cut(by_columns: bool, setting: Setting) -> Layout:
+def _cut(by_columns: bool, problem: Problem) -> Layout:
     """A dimension cut by speed over all ranks in order."""
-    mesh = setting.mesh
+    mesh = problem.mesh
     grid = mesh if len(mesh.shape) == 1 else MeshShape((mesh.size,), AXIS_NAMES[:1])
-    edges = slices(setting.shape[by_columns], setting.speeds or (1.0,) * mesh.size)
+    edges = slices(problem.shape[by_columns], problem.speeds or (1.0,) * mesh.size)
     cut: Split = (Level(grid.names, "bounds", tuple(map(float, edges))),)
     return Layout(((), cut) if by_columns else (cut, ()), grid=None if grid is mesh else grid)
 
@@ -56,14 +56,14 @@ COLUMNS = replace(
 )
 
 
-def _fit_blocks(setting: Setting) -> Algorithm:
+def _fit_blocks(problem: Problem) -> Algorithm:
     """Blocks of C by speed, on the grid on which ranks pull least; of a C that is placed already, the parts it has."""
-    m, n, _ = setting.shape
-    mesh, c = setting.mesh, setting.layouts[2]
+    m, n, _ = problem.shape
+    mesh, c = problem.mesh, problem.layouts[2]
     rows, columns = min(grids(mesh.size, 2), key=lambda grid: grid[1] * m + grid[0] * n)
     grid = mesh if mesh.shape == (rows, columns) else MeshShape((rows, columns), AXIS_NAMES[:2])
     even = tuple((Level((axis,)),) for axis in grid.names)
-    cut = cuts_by_speed(even, (m, n), grid, setting.speeds or (1.0,) * mesh.size)
+    cut = cuts_by_speed(even, (m, n), grid, problem.speeds or (1.0,) * mesh.size)
     layout = None if c else Layout(cut, grid=None if grid is mesh else grid)
     return replace(BLOCKS, placements=lambda _: (None, None, layout), specialize=None)
 

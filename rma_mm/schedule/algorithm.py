@@ -35,7 +35,7 @@ LONGEST_GRAIN = 2**14
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlacedProblem:
     """C[m, n] = alpha · A[m, k] @ B[k, n] + beta · C with its placements (transposes already applied)."""
 
     shape: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Problem:
     """Whether beta ≠ 0, so that C's old value enters."""
     in_place: str = "AB"
     """The operands whose memory a rank can read on its node-mates too (else only its own)."""
-    shares: bool = False
+    fetches_together: bool = False
     """Whether ranks of a node can fetch slices from other nodes into memory that all of them read."""
     computed: Layout | None = None
     """How replicas of C share it out, where a row has its own way."""
@@ -68,7 +68,7 @@ class Problem:
         """Operand in a file → rows and columns of the pieces that it is kept in."""
         return dict(self.files)
 
-    def together(self, dim: int) -> int:
+    def chunk_multiple(self, dim: int) -> int:
         """Indices of m, n or k that files keep together, and that no panel, and no share of a rank, should cut."""
         found = [chunk[OPERAND_DIMS[x].index(dim)] for x, chunk in self.files if dim in OPERAND_DIMS[x]]
         return lcm(*found) if found and lcm(*found) <= LONGEST_GRAIN else max(found, default=1)
@@ -83,33 +83,33 @@ class Problem:
             return False
         return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
 
-    def placed(self, x: str, layout: Layout) -> Problem:
+    def placed(self, x: str, layout: Layout) -> PlacedProblem:
         """The problem with an operand placed otherwise."""
         a, b, c = (layout if name == x else old for name, old in zip("ABC", self.layouts, strict=True))
         return replace(self, layouts=(a, b, c))
 
     @property
-    def summed(self) -> Problem:
+    def reduced(self) -> PlacedProblem:
         """The problem once partial operands have been summed into placements that hold each element once."""
         a, b, c = self.layouts
         mesh = self.mesh
         return replace(self, layouts=(a.single(mesh) if a.partial else a, b.single(mesh) if b.partial else b, c))
 
     @cached_property
-    def share(self) -> Layout:
+    def output_layout(self) -> Layout:
         """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
         return self.computed or self.layout("C").unshared(self.mesh)
 
     @cached_property
     def target(self) -> Layout:
         """Where pushed products go: one rank for each element, of partial sums the first summand."""
-        share = self.share
+        share = self.output_layout
         if not share.partial:
             return share
         return replace(share, partial=(), pins=(*share.pins, *((axis, 0) for axis in share.partial)))
 
 
-WorkMap = Callable[[Problem], Layout]
+WorkMap = Callable[[PlacedProblem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
 Layouts = tuple[Layout, Layout, Layout]
 """Placements of A, B and C."""
@@ -118,7 +118,7 @@ Wanted = tuple[Layout | None, Layout | None, Layout | None]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Problem:
     """What a row may look at when it is fitted to a product."""
 
     shape: tuple[int, int, int]
@@ -210,7 +210,7 @@ class Algorithm:
     """Further placements that it takes, by operand."""
     accepts_transposed: str = ""
     """The operands that may lie transposed on the same grid."""
-    staged_to: Callable[[Problem], Mapping[str, Layout]] | None = None
+    staged_to: Callable[[PlacedProblem], Mapping[str, Layout]] | None = None
     """Placements that A or B is brought to before the product, unless it lies so already."""
     grouped: str = ""
     """The operands whose transfers become broadcasts, shifts or reductions wherever a pass proves them equal."""
@@ -226,7 +226,7 @@ class Algorithm:
     """The form that gives this row without the search that found it."""
     notes: tuple[str, ...] = ()
     """Lines for `--explain`: what was chosen within the row."""
-    specialize: Callable[[Setting], Algorithm | str] | None = None
+    specialize: Callable[[Problem], Algorithm | str] | None = None
     """The row for a product, where it depends on shape and memory (or why there is none)."""
     form: Callable[[str], Algorithm | str] | None = None
     """The row in another form, named behind a colon (or what forms there are)."""
@@ -262,9 +262,9 @@ class Algorithm:
         )
 
 
-def _pulled(fit: Callable[[Setting], Algorithm | str], setting: Setting) -> Algorithm | str:
+def _pulled(fit: Callable[[Problem], Algorithm | str], problem: Problem) -> Algorithm | str:
     """The one-sided form of the row that `fit` gives."""
-    fitted = fit(setting)
+    fitted = fit(problem)
     return fitted if isinstance(fitted, str) else fitted.pulled
 
 
@@ -305,11 +305,11 @@ def stationary(operand: Operand) -> WorkMap:
     out the dimension that the operand lacks.
     """
 
-    def work(problem: Problem) -> Layout:
+    def work(problem: PlacedProblem) -> Layout:
         layout, mesh = problem.layout(operand), problem.mesh
         spare = layout.partial
         if operand == "C":
-            layout = problem.share
+            layout = problem.output_layout
         else:
             spare = layout.replicated_axes(mesh)
         splits: list[tuple[Level, ...]] = [(), (), ()]

@@ -53,7 +53,7 @@ class Schedule:
     """That by which parts of C are mirrored rather than multiplied; None where none may be."""
 
     @property
-    def share(self) -> Layout:
+    def output_layout(self) -> Layout:
         """What each rank opens and finishes of C; the others take it from there."""
         return self.computed or self.homes["C"].layout.unshared(self.mesh)
 

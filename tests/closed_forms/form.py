@@ -8,7 +8,7 @@ from math import prod
 from rma_mm.algorithms.from_table import place
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 
 Grid = tuple[int, ...]
 Extents = tuple[int, int, int]
@@ -115,9 +115,9 @@ class Form:
         )
         return a, b, c
 
-    def problem(self, mesh: MeshShape, shape: Extents, in_place: str = "") -> Problem:
+    def problem(self, mesh: MeshShape, shape: Extents, in_place: str = "") -> PlacedProblem:
         """The product on those placements."""
-        return Problem(shape, mesh, self.layouts(mesh), in_place=in_place)
+        return PlacedProblem(shape, mesh, self.layouts(mesh), in_place=in_place)
 
 
 def none(_: Seat) -> int:

@@ -21,7 +21,7 @@ from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import CheckError, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.algorithm import Algorithm, Problem
+from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.verify.checker import verify
@@ -40,8 +40,8 @@ WRONG = ["summa_c", "summa_c:pull", "pumma", "cannon:pull"]
 def put_back(with_proof: bool = False) -> Iterator[None]:
     """Rows are fitted without a look at where C is computed, and plans made without a proof unless `with_proof`."""
 
-    def of(algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Fitted:
-        read, staged = placed_for(algorithm, problem.summed)
+    def of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Fitted:
+        read, staged = placed_for(algorithm, problem.reduced)
         return Fitted(algorithm, problem, read, staged, algorithm.work(read), width)
 
     with mock.patch.object(Fitted, "of", of), nullcontext() if with_proof else mock.patch.object(maker, "prove"):
@@ -51,7 +51,7 @@ def put_back(with_proof: bool = False) -> Iterator[None]:
 def case(name: str) -> Case:
     mesh = MeshShape((2, 2))
     a, b, c = (parse_layout(place, mesh) for place in PLACES)
-    return Case(find_algorithm(name), Problem((7, 5, 12), mesh, (a, b, c)), Tuning(), 1, 0, "", 0)
+    return Case(find_algorithm(name), PlacedProblem((7, 5, 12), mesh, (a, b, c)), Tuning(), 1, 0, "", 0)
 
 
 @pytest.mark.parametrize("check", [verify, prove])

@@ -12,7 +12,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.algorithms.search.cosma_grids import best_grid, words
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.lower_bounds import least_words, touched
-from rma_mm.schedule.algorithm import Setting
+from rma_mm.schedule.algorithm import Problem
 from tests.strategies import pure
 
 GRIDS = st.tuples(*[st.integers(1, 4)] * 3)
@@ -53,6 +53,6 @@ def test_little_memory_takes_another_grid() -> None:
     cube = (4096, 4096, 4096)
     assert best_grid(cube, 64) == (4, 4, 4)
     assert best_grid(cube, 64, 1_000_000) == (8, 8, 1)  # no room for summands of C
-    refused = algorithm.specialize(Setting(cube, MeshShape((64,)), memory=1000))
+    refused = algorithm.specialize(Problem(cube, MeshShape((64,)), memory=1000))
     assert isinstance(refused, str)
     assert "elements a rank" in refused

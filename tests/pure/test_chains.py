@@ -18,7 +18,7 @@ from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.machine import TYPICAL, described
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner import chain_search as placing
-from rma_mm.policy.planner.candidates import Request, candidates, problem_of
+from rma_mm.policy.planner.candidates import Request, candidates, placed_problem
 from rma_mm.policy.planner.chain_graph import Graph
 from rma_mm.policy.planner.chain_places import (
     all_places,
@@ -350,7 +350,7 @@ def test_what_is_between_two_products_is_cut_by_speed(
     for step, shape in zip(answer.steps, [(m, n, 1536), (m, p, n)], strict=True):
         request = Request(shape, mesh, step.layouts, tariff=tariff)
         best = next(each for each in candidates(request) if each.algorithm.order != "ticket")
-        work = Fitted.of(best.algorithm, problem_of(request, step.layouts)).work
+        work = Fitted.of(best.algorithm, placed_problem(request, step.layouts)).work
         late = [work.region(shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
         assert max(late) * total / prod(shape) <= 1.05
     shares = [answer.steps[0].layouts[2].region((m, n), mesh, rank).size for rank in mesh.ranks]

@@ -12,7 +12,7 @@ import pytest
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import Machine, described
 from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.candidates import Candidate, Request, candidates, problem_of
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, placed_problem
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
 
@@ -30,7 +30,7 @@ SHARE = 0.65
 def test_the_choice_is_what_was_fastest(at: int) -> None:
     given = MEASURED[at]
     machine, mesh = Machine.from_json(given["machine"]), MeshShape(tuple(given["mesh"]), nodes=tuple(given["nodes"]))
-    request = Request(tuple(given["shape"]), mesh, tariff=Tariff(machine), shares=True)
+    request = Request(tuple(given["shape"]), mesh, tariff=Tariff(machine), fetches_together=True)
     found, seconds = [each for each in candidates(request) if each.algorithm.name in given["seconds"]], given["seconds"]
     off = [abs(each.seconds / seconds[each.algorithm.name] - 1) for each in found]
     assert seconds[found[0].algorithm.name] <= REGRET * min(seconds.values())
@@ -57,7 +57,7 @@ def test_the_choice_is_among_the_fastest_simulated(
     cluster: str, shape: tuple[int, int, int], grid: tuple[int, int]
 ) -> None:
     mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(grid[0] * grid[1])))
-    request = Request(shape, mesh, tariff=Tariff(CLUSTERS[cluster]), shares=True)
+    request = Request(shape, mesh, tariff=Tariff(CLUSTERS[cluster]), fetches_together=True)
     found = [each for each in candidates(request) if not each.rejected and each.algorithm.order != "ticket"]
     rivals = {(*map(str, each.layouts or ()), each.kind): each for each in reversed(found[:12])}
     seconds = {each.algorithm.name: simulated(each, request) for each in rivals.values()}
@@ -67,7 +67,7 @@ def test_the_choice_is_among_the_fastest_simulated(
 def simulated(candidate: Candidate, request: Request) -> float:
     """Return what a candidate takes, operation by operation."""
     assert candidate.layouts is not None
-    problem = problem_of(request, candidate.layouts, candidate.copied)
+    problem = placed_problem(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
 

@@ -14,7 +14,7 @@ import pytest
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, single_layouts
-from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
+from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -39,14 +39,14 @@ def is_grouped(form: Form) -> bool:
     return bool(algorithm.form and algorithm.grouped)
 
 
-def zeros(problem: Problem) -> dict[str, list[Matrix]]:
+def zeros(problem: PlacedProblem) -> dict[str, list[Matrix]]:
     """Local arrays of A, B and C."""
     return {
         x: [np.nan_to_num(tile) for tile in nothing(problem.layout(x), problem.mesh, problem.extent(x))] for x in "ABC"
     }
 
 
-def counted(name: str, problem: Problem) -> tuple[Outcome, list[int]]:
+def counted(name: str, problem: PlacedProblem) -> tuple[Outcome, list[int]]:
     """What a product moves, and the messages of each rank."""
     schedule = kept(lower(find_algorithm(name), problem))
     return interpret(schedule, zeros(problem)), messages(schedule)
@@ -256,7 +256,7 @@ def settled(name: str, mesh: MeshShape) -> tuple[Algorithm, Layouts] | None:
 def programs(name: str, mesh: MeshShape) -> str:
     """The operations of all ranks; nothing where the row cannot use the mesh."""
     found = settled(name, mesh)
-    return "\n".join(listed(lower(found[0], Problem(SHAPE, mesh, found[1], in_place="")))) if found else ""
+    return "\n".join(listed(lower(found[0], PlacedProblem(SHAPE, mesh, found[1], in_place="")))) if found else ""
 
 
 def listed(schedule: Schedule) -> Iterator[str]:
@@ -298,7 +298,7 @@ def test_every_row_runs_on_so_many_ranks(name: str, count: int) -> None:
     meshes = usable(name, count)
     assert meshes
     for mesh, algorithm, layouts in meshes:
-        run(Case(algorithm, Problem(UNEVEN, mesh, layouts, in_place=""), Tuning(), 1, 0, "", count))
+        run(Case(algorithm, PlacedProblem(UNEVEN, mesh, layouts, in_place=""), Tuning(), 1, 0, "", count))
 
 
 @pytest.mark.parametrize("name", ["cannon", "pumma", "summa_c", "summa_a", "summa_b"])

@@ -20,7 +20,7 @@ from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue import activations, epilogue
 from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import Matrix, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.fused_finish import closing
@@ -74,10 +74,10 @@ def test_every_row_closes_every_element_once(name: str) -> None:
     check()
 
 
-def problem() -> Problem:
+def problem() -> PlacedProblem:
     mesh = MeshShape((2, 2))
     layout = parse_layout("i,j", mesh)
-    return Problem((8, 8, 8), mesh, (layout, layout, layout), False, "")
+    return PlacedProblem((8, 8, 8), mesh, (layout, layout, layout), False, "")
 
 
 @pytest.mark.parametrize("name", ["stationary_c", "srumma", "cannon", "summa_c"])

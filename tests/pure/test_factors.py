@@ -13,7 +13,7 @@ from rma_mm.policy.model.fit import MOST, Trial, fitted, kind_of, kinds, scaled
 from rma_mm.policy.model.machine import COPY, Machine, described
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Request, candidates, problem_of
+from rma_mm.policy.planner.candidates import Request, candidates, placed_problem
 from tests.thorough import usually
 
 HERE = described("here", cores=2, gflops=90, memory_rate=9e9, latency=2e-5, bandwidth=1e9, node_latency=5e-6)
@@ -30,7 +30,7 @@ def trials() -> tuple[Trial, ...]:
             request = Request(shape, MeshShape((2, 2)), algorithm=name)
             found = candidates(request)[0]
             assert found.layouts is not None
-            walk = account(found.algorithm, problem_of(request, found.layouts), found.width)
+            walk = account(found.algorithm, placed_problem(request, found.layouts), found.width)
             made.append(Trial(walk, Tariff(HERE), bill(walk, Tariff(HERE)).seconds))
     return tuple(made)
 

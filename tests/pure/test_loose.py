@@ -5,7 +5,7 @@ import pytest
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Copy, Multiply
 from rma_mm.schedule.schedule import Schedule
@@ -17,7 +17,7 @@ MESH = MeshShape((2, 2))
 def schedule(shape: tuple[int, int, int], a: str, b: str, width: int = 1024) -> Schedule:
     c = b if "None, (" in b else a
     places = parse_layout(a, MESH), parse_layout(b, MESH), parse_layout(c, MESH)
-    found = lower(ALGORITHMS["stationary_c"], Problem(shape, MESH, places), Tuning(width=width))
+    found = lower(ALGORITHMS["stationary_c"], PlacedProblem(shape, MESH, places), Tuning(width=width))
     verify(found)
     return found
 

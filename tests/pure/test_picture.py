@@ -12,7 +12,7 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken
-from rma_mm.schedule.algorithm import Algorithm, Problem
+from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.drawing import page as picture_html
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import WIDTH, Labels, drawn, place, scenes
@@ -102,7 +102,7 @@ def made(algorithm: Algorithm, shape: tuple[int, int, int], mesh: MeshShape) -> 
     else:
         layouts = [] if isinstance(algorithm.placements(mesh), str) else [*placements_taken(algorithm, request)]
     for each in layouts:
-        yield kept(lower(algorithm, Problem(shape, mesh, each)))
+        yield kept(lower(algorithm, PlacedProblem(shape, mesh, each)))
 
 
 def named(name: str, shape: tuple[int, int, int], mesh: MeshShape) -> Schedule:

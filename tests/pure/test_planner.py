@@ -23,7 +23,7 @@ from rma_mm.policy.planner.candidates import (
     default_mesh,
     every_form,
     needs_pricing,
-    problem_of,
+    placed_problem,
     single_layouts,
 )
 from rma_mm.policy.planner.tables import explain, table
@@ -163,7 +163,7 @@ def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
     for given_layout, layout in zip(request.layouts, found[0].layouts, strict=True):
         assert given_layout in (None, layout)
         assert given_layout or layout.is_single(request.mesh)
-    verify(lower(found[0].algorithm, problem_of(request, found[0].layouts)))
+    verify(lower(found[0].algorithm, placed_problem(request, found[0].layouts)))
 
 
 # -- meshes and placements ------------------------------------------------------------------------
@@ -240,4 +240,4 @@ def test_a_c_that_is_everywhere_is_so_however_it_says_it(name: str, text: str) -
     request = Request((6, 6, 6), mesh, (a, None, parse_layout(text, mesh)), algorithm=name)
     found = choose(request)[0]
     assert found.layouts
-    verify(lower(found.algorithm, problem_of(request, found.layouts)))
+    verify(lower(found.algorithm, placed_problem(request, found.layouts)))

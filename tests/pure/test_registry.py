@@ -8,7 +8,7 @@ from rma_mm.algorithms import ALGORITHMS, find_algorithm, list_algorithms, regis
 from rma_mm.algorithms.scheduling import CANNON
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
+from rma_mm.policy.planner.candidates import Request, candidates, choose, placed_problem
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.verify.checker import verify
@@ -72,7 +72,7 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
         for found in candidates(Request((96, 96, 96), MeshShape(grid))):
             if not found.rejected and found.layouts:
                 assert not any(layout.pins for layout in found.layouts), found.algorithm.name
-                problem = problem_of(Request((96, 96, 96), MeshShape(grid)), found.layouts)
+                problem = placed_problem(Request((96, 96, 96), MeshShape(grid)), found.layouts)
                 work = Fitted.of(found.algorithm, problem).work
                 assert work.mesh(problem.mesh).size == problem.mesh.size
 
@@ -82,7 +82,7 @@ def test_a_row_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request((8, 8, 8), MeshShape((2, 2)), algorithm="mine")
     best = choose(request)[0]
     assert best.layouts is not None
-    verify(lower(best.algorithm, problem_of(request, best.layouts)))
+    verify(lower(best.algorithm, placed_problem(request, best.layouts)))
     for name in ("mine", "cannon", "a:b", "auto"):
         with pytest.raises(AlgorithmError, match="register: got the name"):
             register(CANNON.row(name))

@@ -20,8 +20,8 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, problem_of
-from rma_mm.schedule.algorithm import Algorithm, Problem
+from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
+from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering import fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -116,15 +116,15 @@ def test_meshes_of_four_axes() -> None:
     assert {"stationary_c", "queue", "t10_rotate", "gather_gemm"} <= {each.algorithm.name for each in found}
     for each in found:
         assert each.layouts
-        run(Case(each.algorithm, Problem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
+        run(Case(each.algorithm, PlacedProblem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
     loops = product(A="xy->xy*x", B="xy->*yx*", C="xy->xy00").distribute(m="i", n="j", k=("l", "p"))
     algorithm = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
     renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), nodes=[rank // 5 for rank in range(16)])
     for each in (mesh, renamed):
         run(
             Case(
-                algorithm, Problem(shape, each, placements_taken(algorithm, Request(shape, each))[0]), Tuning(), 1, 0,
-                "", 0,
+                algorithm, PlacedProblem(shape, each, placements_taken(algorithm, Request(shape, each))[0]), Tuning(),
+                1, 0, "", 0,
             )
         )
 
@@ -218,7 +218,7 @@ def test_redistribution_to_where_it_is_moves_nothing(
 # -- words ----------------------------------------------------------------------------------------
 
 
-def words(algorithm: Algorithm, problem: Problem, tuning: Tuning | None = None) -> Outcome:
+def words(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Outcome:
     """What interpreting a product of zeros moves."""
     homes = {x: nothing(problem.layout(x), problem.mesh, problem.extent(x)) for x in "ABC"}
     for x in "AB":
@@ -232,12 +232,12 @@ def blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout]:
     return place, place, place
 
 
-def assert_price_is_exact(algorithm: Algorithm, problem: Problem) -> None:
+def assert_price_is_exact(algorithm: Algorithm, problem: PlacedProblem) -> None:
     outcome, price = words(algorithm, problem), traffic(account(algorithm, problem))
     # in a ring words come from a neighbour and not from their owner
     if not (algorithm.grouped and algorithm.order == "rotated"):
         assert price.between == pytest.approx(outcome.words_between_nodes)
-    if not problem.shares:  # what is shared is read in place by all but the rank that holds the frame
+    if not problem.fetches_together:  # what is shared is read in place by all but the rank that holds the frame
         assert price.between + price.within + price.in_place == pytest.approx(sum(outcome.words))
 
 
@@ -254,12 +254,12 @@ def test_the_planner_prices_the_words_that_move(name: str) -> None:
 
     @pure(50)
     @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31), recut=False))
-    def check(drawn: tuple[Algorithm, Problem]) -> None:
+    def check(drawn: tuple[Algorithm, PlacedProblem]) -> None:
         assert_price_is_exact(*drawn)
 
     @pure(50)
     @given(problems(ALGORITHMS[name], max_ranks=12, extents=range(31)))
-    def check_recut(drawn: tuple[Algorithm, Problem]) -> None:
+    def check_recut(drawn: tuple[Algorithm, PlacedProblem]) -> None:
         assert_price_is_exact(drawn[0], replace(drawn[1], in_place=""))
 
     check()
@@ -275,7 +275,7 @@ def test_columns_of_ranks_that_cut_their_rows_each_in_another_way(name: str) -> 
     def check(mesh: MeshShape, shape: tuple[int, int, int], changed: dict[str, int], seed: int, data: Any) -> None:
         m, n, k = shape
         a, b, c = (data.draw(by_column(mesh, extents) | layouts(mesh, extents)) for extents in ((m, k), (n, k), (m, n)))
-        problem = Problem(shape, mesh, (a, b.T, c), in_place="")
+        problem = PlacedProblem(shape, mesh, (a, b.T, c), in_place="")
         if name != "queue":
             assert_price_is_exact(ALGORITHMS[name], problem)
         with limits(changed):
@@ -289,7 +289,7 @@ def test_sums_over_a_long_k_are_pushed_once(name: str) -> None:
     """However many panels it takes."""
     mesh, algorithm = MeshShape((2, 1, 2)), find_algorithm(name)
     request = Request((4, 4, 5000), mesh, in_place="", algorithm=name)
-    assert_price_is_exact(algorithm, problem_of(request, placements_taken(algorithm, request)[0]))
+    assert_price_is_exact(algorithm, placed_problem(request, placements_taken(algorithm, request)[0]))
 
 
 def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
@@ -300,7 +300,7 @@ def placed(mesh: MeshShape, *texts: str) -> tuple[Layout, Layout, Layout]:
 def test_price_where_tiles_are_read_again_in_place() -> None:
     """Cut along m, A's tiles are read where they lie, and B's once for each: more than the planner's words."""
     mesh = MeshShape((3,))
-    problem = Problem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
+    problem = PlacedProblem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
     with limits({"NARROW": 1}):
         outcome, found = words(ALGORITHMS["stationary_c"], problem), account(ALGORITHMS["stationary_c"], problem)
     assert traffic(found).in_place == 24 + 36
@@ -309,18 +309,18 @@ def test_price_where_tiles_are_read_again_in_place() -> None:
 
 def test_price_of_idle_ranks() -> None:
     mesh = MeshShape((2,))
-    assert_price_is_exact(ALGORITHMS["stationary_c"], Problem((1, 1, 1), mesh, placed(mesh, "i", "i", "i")))
+    assert_price_is_exact(ALGORITHMS["stationary_c"], PlacedProblem((1, 1, 1), mesh, placed(mesh, "i", "i", "i")))
 
 
 def test_price_of_pushes_into_a_partial_c() -> None:
     mesh = MeshShape((2,))
-    problem = Problem((2, 2, 2), mesh, placed(mesh, "i", "*, *", "*, *, i=sum"))
+    problem = PlacedProblem((2, 2, 2), mesh, placed(mesh, "i", "*, *", "*, *, i=sum"))
     assert_price_is_exact(ALGORITHMS["stationary_a"], problem)
 
 
 def test_price_of_replicated_summands() -> None:
     mesh = MeshShape((2, 2))
-    problem = Problem((4, 4, 4), mesh, placed(mesh, "*, *, j=sum", "i, j", "i, j"))
+    problem = PlacedProblem((4, 4, 4), mesh, placed(mesh, "*, *, j=sum", "i, j", "i, j"))
     assert_price_is_exact(ALGORITHMS["stationary_c"], problem)
 
 
@@ -358,7 +358,7 @@ def test_rotated_readers_never_meet(grid: tuple[int, int], in_place: str) -> Non
     r, c = grid
     mesh, steps = MeshShape(grid), max(grid)
     with limits({"NARROW": 1}):
-        problem = Problem((2 * r, 2 * c, 4 * steps), mesh, blocks(mesh), in_place=in_place)
+        problem = PlacedProblem((2 * r, 2 * c, 4 * steps), mesh, blocks(mesh), in_place=in_place)
         schedule = lower(ALGORITHMS["srumma"], problem, Tuning(depth=0))
         starts = [readings(schedule, rank, "A")[0][0] for rank in mesh.ranks]
         assert starts == [4 * ((i * steps // r + j * steps // c) % steps) for i in range(r) for j in range(c)]
@@ -372,7 +372,7 @@ def test_rotated_readers_never_meet_where_panels_are_cut() -> None:
     mesh = MeshShape((2, 3))
     with limits({"NARROW": 1}):
         schedule = lower(
-            ALGORITHMS["srumma"], Problem((4, 6, 12), mesh, blocks(mesh), in_place=""), Tuning(width=2, depth=0)
+            ALGORITHMS["srumma"], PlacedProblem((4, 6, 12), mesh, blocks(mesh), in_place=""), Tuning(width=2, depth=0)
         )
         assert {len(readings(schedule, rank, "A")) for rank in mesh.ranks} == {6}
         for operand in "AB":
@@ -391,7 +391,7 @@ def test_redistribution_into_summands_verifies() -> None:
 def test_queue_on_rows_that_are_cut_differently_at_each_step() -> None:
     """Skewed rows of A change owners elsewhere in each panel of k, so that no first Multiply opens all of the slot."""
     mesh = MeshShape((2, 2))
-    problem = Problem((9, 8, 4), mesh, placed(mesh, "i:skew(j), j", "i, j", "*, *, i=0, j=0"))
+    problem = PlacedProblem((9, 8, 4), mesh, placed(mesh, "i:skew(j), j", "i, j", "*, *, i=0, j=0"))
     with limits({"NARROW": 1}):
         run(Case(ALGORITHMS["queue"], problem, Tuning(100, 0), 1, 0, "", 0))
 
@@ -405,4 +405,4 @@ def test_scattered_owners_do_not_scatter_the_c_that_is_multiplied_into(transpose
     algorithm = find_algorithm("gather_gemm:pull")
     taken = algorithm.specialize(Request((400, 400, 5), mesh, placed)) if algorithm.specialize else algorithm
     assert isinstance(taken, Algorithm)
-    verify(lower(taken, Problem((400, 400, 5), mesh, placed)))
+    verify(lower(taken, PlacedProblem((400, 400, 5), mesh, placed)))

@@ -21,7 +21,7 @@ from rma_mm.algorithms.scheduling import (
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import AXIS_NAMES, MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
+from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Broadcast, Copy, Multiply, Reduce, Shift
 from rma_mm.schedule.schedule import Schedule
@@ -63,7 +63,7 @@ TESSERACT = (
 )
 
 
-def programs(algorithm: Algorithm, problem: Problem) -> list[list[str]]:
+def programs(algorithm: Algorithm, problem: PlacedProblem) -> list[list[str]]:
     """Every rank's operations as text."""
     schedule = lower(algorithm, problem)
     return [[str(op) for op in schedule.program(rank)] for rank in problem.mesh.ranks]
@@ -111,13 +111,13 @@ def test_the_same_schedule_as_the_registry(
         )
         return
     for layouts in (needed(known, mesh), needed(algorithm, mesh)):
-        problem = Problem(shape, mesh, layouts)
+        problem = PlacedProblem(shape, mesh, layouts)
         assert programs(algorithm, problem) == programs(known, problem)
 
 
 def test_what_the_passes_make_of_them() -> None:
     mesh = MeshShape((2, 2))
-    problem = Problem((8, 8, 8), mesh, needed(SUMMA.row("x"), mesh))
+    problem = PlacedProblem((8, 8, 8), mesh, needed(SUMMA.row("x"), mesh))
     summa, cannon, pumma = (lower(loops.row("x"), problem) for loops in (SUMMA, CANNON, PUMMA))
     assert [operations(summa, kind) for kind in (Broadcast, Shift)] == [16, 0]
     assert [operations(cannon, kind) for kind in (Broadcast, Shift)] == [0, 8]
@@ -130,14 +130,14 @@ def test_solomonik_as_the_paper_has_it() -> None:
     assert algorithm.also_accepts
     assert algorithm.also_accepts(mesh)["A"] == parse_layout("i, (l, j:skew(i))", mesh)
     assert algorithm.also_accepts(mesh)["B"] == parse_layout("(l, i:skew(j)), j", mesh)
-    schedule = lower(algorithm, Problem((8, 8, 16), mesh, needed(algorithm, mesh)))
+    schedule = lower(algorithm, PlacedProblem((8, 8, 16), mesh, needed(algorithm, mesh)))
     verify(schedule)
     assert [operations(schedule, kind) for kind in (Broadcast, Shift, Reduce)] == [0, 16, 8]
 
 
 def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
     mesh = MeshShape((2, 3), ("l", "i"))
-    problem = Problem((6, 6, 12), mesh, placed(mesh, "l, i", "l, i", "l, i"))
+    problem = PlacedProblem((6, 6, 12), mesh, placed(mesh, "l, i", "l, i", "l, i"))
     algorithm = CANNON.row("x")
     assert algorithm.also_accepts
     assert algorithm.also_accepts(mesh)["A"] == parse_layout("l, i:skew(l)", mesh)
@@ -147,14 +147,14 @@ def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
 
 def test_divided_into_parts_there_are_more_messages() -> None:
     mesh = MeshShape((2, 2))
-    problem = Problem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
+    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
     whole, halves = (lower(loops.row("x"), problem) for loops in (SUMMA, SUMMA.divide("k", 4)))
     assert operations(halves, Broadcast) == 4 * operations(whole, Broadcast)
 
 
 def test_what_is_fetched_whole_comes_at_once() -> None:
     mesh = MeshShape((2, 2))
-    problem = Problem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
+    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
     schedule = lower(SUMMA.communicate("A", at="start").row("x"), problem)
     assert {op.step for op in schedule.program(1) if isinstance(op, Broadcast) and op.parts[0].buffer == "A"} == {0}
 
@@ -162,7 +162,7 @@ def test_what_is_fetched_whole_comes_at_once() -> None:
 def fetched(loops: Loops, mesh: MeshShape, shape: tuple[int, int, int], rank: int, x: str) -> list[tuple[int, ...]]:
     """Sizes of what a rank gets of an operand from others, in order, in the one-sided form."""
     algorithm = loops.row("x").pulled
-    ops = lower(algorithm, Problem(shape, mesh, needed(algorithm, mesh), in_place="")).program(rank)
+    ops = lower(algorithm, PlacedProblem(shape, mesh, needed(algorithm, mesh), in_place="")).program(rank)
     pulled = [op for op in ops if isinstance(op, Copy) and op.dst.operand == x and op.src.rank != rank]
     return [tuple(map(len, op.src.region)) for op in pulled]
 
@@ -191,12 +191,14 @@ def test_panels_of_a_size_are_broadcast_one_by_one() -> None:
     mesh, shape = MeshShape((2, 2)), (8, 8, 4096)
     loops = product().distribute(m="i", n="j").split("k", 1500).reorder("ko").communicate("A", "B", at="ko")
     algorithm = loops.row("x")
-    program = lower(algorithm, Problem(shape, mesh, needed(algorithm, mesh))).program(0)
+    program = lower(algorithm, PlacedProblem(shape, mesh, needed(algorithm, mesh))).program(0)
     moved = [op for op in program if isinstance(op, Broadcast) and op.parts[0].operand == "A"]
     assert [[len(ref.region[1]) for ref in op.parts] for op in moved] == [[1500], [548], [952], [1096]]
     steps = [op.step for op in program if isinstance(op, Multiply)]
     assert steps == [0, 1500, 3000]
-    start = lower(loops.communicate("A", at="no").row("x"), Problem(shape, mesh, needed(algorithm, mesh))).program(0)
+    start = lower(
+        loops.communicate("A", at="no").row("x"), PlacedProblem(shape, mesh, needed(algorithm, mesh))
+    ).program(0)
     assert {op.step for op in start if isinstance(op, Broadcast) and op.parts[0].operand == "A"} == {0}
 
 
@@ -206,7 +208,7 @@ def test_the_same_whatever_tensors_and_indices_are_called() -> None:
     named = product("Y(o,b) = X(b,i) * W(o,i)", X="xy->yx", W="xy->xy", Y="xy->xy").distribute(o="i", b="j")
     named = named.divide("i").reorder("i").communicate("X", "W", at="i").rotate("io", by=("oo", "bo"))
     assert (named.operands, named.options) == (("W", "X"), {"transpose_b": True})
-    problem = Problem((12, 12, 24), mesh, needed(CANNON.row("x"), mesh))
+    problem = PlacedProblem((12, 12, 24), mesh, needed(CANNON.row("x"), mesh))
     assert programs(named.row("x"), problem) == programs(CANNON.row("x"), problem)
 
 

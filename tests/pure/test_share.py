@@ -13,7 +13,7 @@ from rma_mm.algorithms import find_algorithm
 from rma_mm.errors import ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -31,7 +31,7 @@ FETCHING = ("4x1", "1x4", "2x2")
 """Meshes over two nodes of two ranks on which both ranks of a node want the same slices."""
 
 
-def problem(grid: str, shares: bool, shape: tuple[int, int, int] = (16, 16, 16)) -> Problem:
+def problem(grid: str, shares: bool, shape: tuple[int, int, int] = (16, 16, 16)) -> PlacedProblem:
     """Blocks on a mesh whose halves are nodes; on 2 × 2, node-mates want the same part of A and have all of B."""
     sizes = tuple(map(int, grid.split("x")))
     mesh = MeshShape(sizes, nodes=(0, 0, 1, 1))
@@ -39,10 +39,10 @@ def problem(grid: str, shares: bool, shape: tuple[int, int, int] = (16, 16, 16))
     b, c = parse_layout("i, j", mesh), parse_layout("i, j", mesh)
     if grid == "2x2":
         b = parse_layout("*, j", mesh)
-    return Problem(shape, mesh, (a, b, c), shares=shares)
+    return PlacedProblem(shape, mesh, (a, b, c), fetches_together=shares)
 
 
-def moved(name: str, given: Problem, tuning: Tuning | None = None) -> Outcome:
+def moved(name: str, given: PlacedProblem, tuning: Tuning | None = None) -> Outcome:
     """What a product of zeros moves, after its schedule was verified."""
     schedule = lower(find_algorithm(name), given, tuning)
     verify(schedule)
@@ -67,7 +67,8 @@ def test_summing_on_the_node_halves_the_words_between_nodes(name: str) -> None:
     mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
     places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
     alone, together = (
-        moved(name, Problem((8, 6, 16), mesh, places, shares=shares)).words_between_nodes for shares in (False, True)
+        moved(name, PlacedProblem((8, 6, 16), mesh, places, fetches_together=shares)).words_between_nodes
+        for shares in (False, True)
     )
     assert together * 2 == alone == 2 * 8 * 6
 
@@ -106,7 +107,7 @@ def fetching(depth: int = 1) -> Schedule:
 def summing() -> Schedule:
     mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
     places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
-    return lower(find_algorithm("stationary_a"), Problem((8, 6, 16), mesh, places, shares=True))
+    return lower(find_algorithm("stationary_a"), PlacedProblem((8, 6, 16), mesh, places, fetches_together=True))
 
 
 def where(schedule: Schedule, wanted: Callable[[Op], bool], change: Callable[[Op], list[Op]]) -> Schedule:

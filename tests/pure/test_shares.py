@@ -21,7 +21,7 @@ from rma_mm.policy.model.machine import TYPICAL, Cost, Machine
 from rma_mm.policy.model.machine_file import HETEROGENEOUS, from_toml
 from rma_mm.policy.model.price import Tariff, bill
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, problem_of
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, placed_problem
 from rma_mm.policy.planner.sweep import SweepRequest, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import settled
@@ -47,7 +47,7 @@ def uneven(shape: tuple[int, int, int], mesh: MeshShape, speeds: tuple[float, ..
 def slowest(candidate: Candidate, request: Request) -> float:
     """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
     assert candidate.layouts is not None
-    mesh, found = request.mesh, problem_of(request, candidate.layouts)
+    mesh, found = request.mesh, placed_problem(request, candidate.layouts)
     work = Fitted.of(candidate.algorithm, found).work
     speeds = request.speeds or (1.0,) * mesh.size
     times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
@@ -116,7 +116,7 @@ def test_loads_are_as_speeds_are(grid: tuple[int, ...], speeds: tuple[float, ...
     even = next(c for c in candidates(flat) if c.algorithm.order != "ticket" and not c.rejected)
     assert slowest(even, request) >= 1.3
     assert even.layouts is not None
-    by_speed = bill(account(even.algorithm, problem_of(request, even.layouts)), request.tariff)
+    by_speed = bill(account(even.algorithm, placed_problem(request, even.layouts)), request.tariff)
     assert by_speed.multiplying > 1.25 * even.bill.multiplying
     assert best.bill.multiplying < by_speed.multiplying
 
@@ -157,7 +157,7 @@ def test_every_candidate_is_a_right_schedule(mesh: MeshShape, data: st.DataObjec
     assert chosen.layouts is not None
     for layout, extents in zip(chosen.layouts, [(shape[0], shape[2]), (shape[2], shape[1]), shape[:2]], strict=True):
         layout.check(extents, mesh)
-    prove(lower(chosen.algorithm, problem_of(request, chosen.layouts, chosen.copied), Tuning(width=chosen.width)))
+    prove(lower(chosen.algorithm, placed_problem(request, chosen.layouts, chosen.copied), Tuning(width=chosen.width)))
 
 
 @pytest.mark.parametrize("name", ["stationary_c", "summa_c", "srumma", "column_parallel"])
@@ -170,7 +170,7 @@ def test_prices_are_near_the_simulated_time(name: str, cut: str) -> None:
     if cut == "even":
         layouts = candidates(Request(shape, mesh, algorithm=name, tariff=Tariff(PLENTY)))[0].layouts
     assert layouts is not None
-    problem = problem_of(request, layouts)
+    problem = placed_problem(request, layouts)
     schedule = lower(best.algorithm, problem, Tuning(width=best.width))
     seconds = simulate(schedule, request.tariff.machine).seconds
     assert 0.8 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.25
@@ -212,11 +212,14 @@ def het(**changes: object) -> Machine:
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (20000, 2000, 2000), (2000, 20000, 4000)])
 def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int, int, int]) -> None:
     """Eight nodes of 300 and eight of 125 GF/s a rank, on two fabrics: 1.3 times and more, simulated too."""
-    request = Request(shape, TWO_KINDS, shares=True, tariff=Tariff(het()))
+    request = Request(shape, TWO_KINDS, fetches_together=True, tariff=Tariff(het()))
     best = candidates(request)[0]
     flat = candidates(replace(request, tariff=Tariff(replace(het(), speeds=()))))
-    priced = [(bill(account(c.algorithm, problem_of(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
-              for n, c in enumerate(flat) if c.layouts is not None and not c.rejected]
+    priced = [
+        (bill(account(c.algorithm, placed_problem(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
+        for n, c in enumerate(flat)
+        if c.layouts is not None and not c.rejected
+    ]
     assert min(priced)[0] > 1.3 * best.seconds
     if shape[0] == shape[1]:
         assert simulated(flat[min(priced)[1]], request) > 1.3 * simulated(best, request)
@@ -224,7 +227,7 @@ def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int
 
 def simulated(candidate: Candidate, request: Request) -> float:
     assert candidate.layouts is not None
-    problem = problem_of(request, candidate.layouts, candidate.copied)
+    problem = placed_problem(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
     return simulate(schedule, request.tariff.machine).seconds
 
@@ -341,13 +344,13 @@ def test_rows_and_columns_by_name(grid: tuple[int, ...]) -> None:
             (cut,) = layout.splits[at]
             assert cut.args == (0, extent / 2, 3 * extent / 4, extent)
             assert not layout.splits[1 - at]
-        prove(lower(best.algorithm, problem_of(uneven(shape, mesh, ()), best.layouts)))
+        prove(lower(best.algorithm, placed_problem(uneven(shape, mesh, ()), best.layouts)))
     given = (None, parse_layout("*, *", mesh), None)
     elsewhere = uneven(shape, mesh, (2, 1, 1), algorithm="weighted:columns", layouts=given)
     best = candidates(elsewhere)[0]
     assert best.algorithm.result == "accumulate"
     assert best.layouts is not None
-    prove(lower(best.algorithm, problem_of(elsewhere, best.layouts)))
+    prove(lower(best.algorithm, placed_problem(elsewhere, best.layouts)))
     with pytest.raises(AlgorithmError, match=r"forms :rows .*, :columns and :2d"):
         find_algorithm("weighted:3d")
 
@@ -367,7 +370,7 @@ def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], column
     cuts = slices(2000, columns, floor=1)
     found = {best.layouts[2].region(shape[:2], mesh, rank)[1].runs for rank in mesh.ranks}
     assert sorted(found) == [((a, b),) for a, b in pairwise(cuts)]
-    schedule = lower(best.algorithm, problem_of(request, best.layouts), Tuning(width=best.width))
+    schedule = lower(best.algorithm, placed_problem(request, best.layouts), Tuning(width=best.width))
     prove(schedule)
     assert 0.8 < best.seconds / simulate(schedule, request.tariff.machine).seconds < 1.25
     c = parse_layout("*, " + ", ".join(f"{axis}=0" for axis in mesh.names), mesh)

@@ -15,7 +15,7 @@ from rma_mm.geometry.notations.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Request, placements_taken
-from rma_mm.schedule.algorithm import Algorithm, Layouts, Problem
+from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning
 from tests.pure.test_schedules import LIMITS, limits, run, words
 from tests.strategies import Case, cases, pure
@@ -56,7 +56,7 @@ def test_every_signature_multiplies_as_numpy(mesh: MeshShape, summed: bool) -> N
         assert layouts[:2] == (sbp_to_layout(a, mesh), sbp_to_layout(b, mesh))
         if not summed:
             layouts = as_deduced(c, layouts, mesh)
-        run(Case(algorithm, Problem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
+        run(Case(algorithm, PlacedProblem(SHAPE, mesh, layouts, keeps_c=bool(n % 2)), Tuning(), 1, n % 2, "", n), n)
 
 
 @thorough
@@ -66,7 +66,7 @@ def test_on_every_placement_that_is_taken(mesh: MeshShape) -> None:
     for n, (a, b, _) in enumerate(signatures(mesh)):
         algorithm = signed(a, b, summed=bool(n % 3))
         for layouts in dict.fromkeys(taken(algorithm, mesh)):
-            run(Case(algorithm, Problem(SHAPE, mesh, layouts), Tuning(), 1, 0, "", n), n)
+            run(Case(algorithm, PlacedProblem(SHAPE, mesh, layouts), Tuning(), 1, 0, "", n), n)
 
 
 @pure(120)
@@ -91,7 +91,7 @@ def test_split_operands_move_nothing(mesh: MeshShape) -> None:
             algorithm = signed(a, b, summed=False)
             layouts = as_deduced(c, needed(algorithm, mesh), mesh)
             assert layouts in taken(algorithm, mesh)
-            assert sum(words(algorithm, Problem(SHAPE, mesh, layouts)).words) == 0
+            assert sum(words(algorithm, PlacedProblem(SHAPE, mesh, layouts)).words) == 0
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -103,12 +103,12 @@ def test_summands_that_are_not_added_stay_where_they_are(mesh: MeshShape) -> Non
         assert layouts[2].partial == tuple(axis for axis, x in zip(mesh.names, c, strict=True) if x == "P")
         if "P" not in (*a, *b) and "B" not in c:
             a_and_b = needed(algorithm, mesh)[:2]
-            assert sum(words(algorithm, Problem(SHAPE, mesh, (*a_and_b, layouts[2]))).words) == 0
+            assert sum(words(algorithm, PlacedProblem(SHAPE, mesh, (*a_and_b, layouts[2]))).words) == 0
 
 
 def test_summands_of_c_are_reduced_and_scattered() -> None:
     mesh, algorithm = MeshShape((3,)), signed("S(1)", "S(0)")
-    outcome = words(algorithm, Problem((6, 4, 3), mesh, needed(algorithm, mesh)))
+    outcome = words(algorithm, PlacedProblem((6, 4, 3), mesh, needed(algorithm, mesh)))
     assert outcome.words == [2 * 6 * 4 // 3] * 3  # each is sent its rows by the two others
 
 
@@ -131,7 +131,7 @@ def test_the_registry_comes_out_of_signatures(name: str, a: str, b: str, mesh: M
         return
     assert needed(algorithm, mesh) == needed(known, mesh)
     for layouts in dict.fromkeys(taken(known, mesh)):
-        problem = Problem(SHAPE, mesh, layouts)
+        problem = PlacedProblem(SHAPE, mesh, layouts)
         assert words(algorithm, problem).words == words(known, problem).words
         assert traffic(account(algorithm, problem)) == traffic(account(known, problem))
 
@@ -184,5 +184,5 @@ def test_the_name_is_the_signature() -> None:
 def test_replicas_of_both_share_the_rows_of_c() -> None:
     mesh = MeshShape((2, 2))
     algorithm = signed("B, S(0)", "B, B")
-    work = algorithm.work(Problem((8, 4, 4), mesh, (everywhere(), everywhere(), needed(algorithm, mesh)[2])))
+    work = algorithm.work(PlacedProblem((8, 4, 4), mesh, (everywhere(), everywhere(), needed(algorithm, mesh)[2])))
     assert str(work) == "P(('j', 'i'), None, None)"

@@ -31,7 +31,7 @@ from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner import candidates as planner
 from rma_mm.policy.planner import sweep as scaling
-from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, placed_problem
 from rma_mm.policy.planner.sweep import SweepRequest, prices, strong, weak
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.algorithm import Algorithm
@@ -172,7 +172,7 @@ def on_nodes(grid: tuple[int, ...], per_node: int) -> MeshShape:
 def figures(candidate: Candidate, request: Request) -> dict[str, float]:
     """What a row takes on its placements, from the ranks that are looked at now."""
     assert candidate.layouts is not None
-    found = account(candidate.algorithm, problem_of(request, candidate.layouts), candidate.width)
+    found = account(candidate.algorithm, placed_problem(request, candidate.layouts), candidate.width)
     kinds = ("between", "within", "in_place", "messages", "busiest", "held")
     moved = {kind: float(getattr(traffic(found), kind)) for kind in kinds}
     total = sum(moved[kind] for kind in ("between", "within", "in_place"))
@@ -190,7 +190,7 @@ def of_all(
     grid: tuple[int, ...], per_node: int, shape: tuple[int, int, int], shares: bool
 ) -> list[tuple[Candidate, dict[str, float]]]:
     """Every algorithm, from all ranks."""
-    request = Request(shape, on_nodes(grid, per_node), shares=shares)
+    request = Request(shape, on_nodes(grid, per_node), fetches_together=shares)
     found = [candidates(replace(request, algorithm=algorithm.name))[0] for algorithm in every_form()]
     return [(candidate, figures(candidate, request)) for candidate in found if not candidate.rejected]
 
@@ -208,7 +208,7 @@ def test_a_few_ranks_stand_for_all(
     off = {
         (candidate.algorithm.name, shape, kind): value
         for shape, found in exact.items() for candidate, meant in found
-        for kind, value in deviations(figures(candidate, Request(shape, mesh, shares=shares)), meant).items()
+        for kind, value in deviations(figures(candidate, Request(shape, mesh, fetches_together=shares)), meant).items()
     }
     allowed = {key: T10_LINKS if key[0] == "t10_rotate" and key[-1] in LINKS else BOUNDS[key[-1]] for key in off}
     assert {key: value for key, value in off.items() if abs(value) > allowed[key]} == {}
@@ -265,11 +265,12 @@ def test_prices_are_near_what_all_operations_take(algorithm: Algorithm) -> None:
     on = from_toml(table()).machine
     for grid, per_node in (((3, 5), 5), ((2, 2, 3), 4)):
         asked = Request(
-            (1009, 2003, 503), on_nodes(grid, per_node), algorithm=algorithm.name, tariff=Tariff(on), shares=True
+            (1009, 2003, 503), on_nodes(grid, per_node), algorithm=algorithm.name, tariff=Tariff(on),
+            fetches_together=True,
         )
         found = candidates(asked)[0]
         if found.layouts is not None:
-            schedule = lower(found.algorithm, problem_of(asked, found.layouts), Tuning(found.width))
+            schedule = lower(found.algorithm, placed_problem(asked, found.layouts), Tuning(found.width))
             least = FACES if any(layout.pins for layout in found.layouts) else AGREED[0]
             assert least < found.seconds / simulate(schedule, on).seconds < AGREED[1]
 

@@ -13,7 +13,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
 from rma_mm.policy.simulator.simulate import Simulated, simulate
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Accumulate, Barrier, Broadcast, Copy, Multiply, Op, Reduce, Scale, foreign
@@ -47,7 +47,7 @@ def lowered(case: Case) -> Schedule:
     return kept(lower(case.row, case.problem, case.tuning))
 
 
-def zeros(problem: Problem) -> dict[str, list[Matrix]]:
+def zeros(problem: PlacedProblem) -> dict[str, list[Matrix]]:
     """Local arrays of A, B and C."""
     return {
         x: [np.nan_to_num(tile) for tile in nothing(problem.layout(x), problem.mesh, problem.extent(x))] for x in "ABC"

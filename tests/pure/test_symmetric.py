@@ -22,9 +22,9 @@ from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.price import bill
 from rma_mm.policy.model.traffic import traffic
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Request, candidates, choose, problem_of
+from rma_mm.policy.planner.candidates import Request, candidates, choose, placed_problem
 from rma_mm.policy.simulator.simulate import simulate
-from rma_mm.schedule.algorithm import Algorithm, Files, Problem
+from rma_mm.schedule.algorithm import Algorithm, Files, PlacedProblem
 from rma_mm.schedule.interpret import interpret
 from rma_mm.schedule.lowering.difference_cover import difference_cover, pairs
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -46,7 +46,7 @@ HALVES = pytest.mark.parametrize("algorithm", [SYRK, TRIANGLES, SUMMANDS], ids=l
 class Gram:
     """alpha · A @ Aᵀ + beta · C."""
 
-    problem: Problem
+    problem: PlacedProblem
     tuning: Tuning
     beta: int
     seed: int
@@ -67,7 +67,9 @@ def grams(draw: st.DrawFn, is_own: bool) -> Gram:
     beta = draw(st.sampled_from((0, 0, 3)))
     known = Symmetry(fill=draw(st.sampled_from(("both", "lower"))), is_own=is_own)
     in_place = draw(st.sampled_from(("", "A", "AB")))
-    problem = Problem((m, m, k), mesh, (a, b, c), beta != 0, in_place, draw(st.booleans()), symmetry=known, files=files)
+    problem = PlacedProblem(
+        (m, m, k), mesh, (a, b, c), beta != 0, in_place, draw(st.booleans()), symmetry=known, files=files
+    )
     return Gram(problem, Tuning(draw(st.sampled_from((2, 1024))), draw(st.integers(0, 2))), beta, draw(seeds))
 
 
@@ -104,7 +106,7 @@ def assert_right(algorithm: Algorithm, gram: Gram) -> None:
     assert np.array_equal(collect(outcome.tiles, place, mesh, (m, m)), wanted)
     told = simulate(schedule, TYPICAL)
     assert [sum(each) for each in zip(told.within, told.between, strict=True)] == outcome.words
-    if not problem.in_place and not problem.shares:
+    if not problem.in_place and not problem.fetches_together:
         assert found.between + found.within == pytest.approx(sum(outcome.words))
     assert sum(sum(_points(schedule, rank)) for rank in mesh.ranks) == k * m * (m + 1) / 2
 
@@ -113,12 +115,12 @@ def _points(schedule: Schedule, rank: int) -> list[int]:
     return [multiply_adds(op) for op in schedule.program(rank) if isinstance(op, Multiply)]
 
 
-def syrk(count: int, layout: str = "i", shape: tuple[int, int] = (24, 10), fill: str = "both") -> Problem:
+def syrk(count: int, layout: str = "i", shape: tuple[int, int] = (24, 10), fill: str = "both") -> PlacedProblem:
     """A product on rows of A and C, of which every word is copied."""
     mesh, (m, k) = MeshShape((count,)), shape
     a, c = parse_layout("i", mesh, 2), parse_layout(layout, mesh, 2)
     known = Symmetry(fill=fill, is_own=True)  # type: ignore[arg-type]
-    return Problem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=known)
+    return PlacedProblem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=known)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8, 12])
@@ -174,7 +176,7 @@ def test_words_in_summands_are_those_of_the_closed_form(count: int) -> None:
     """
     mesh, (m, k) = MeshShape((count,)), (24 * count, 40)
     a, c = parse_layout("*,i", mesh), parse_layout("i", mesh, 2)
-    problem = Problem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=Symmetry(is_own=True))
+    problem = PlacedProblem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=Symmetry(is_own=True))
     words = sum(interpret(lower(SUMMANDS, problem), _zeros(problem)).words)
     found = traffic(account(SUMMANDS, problem))
     pushed = (count - 1) * (m * m / 2 + m * m / (2 * count))
@@ -189,7 +191,9 @@ def test_a_file_is_read_once(count: int, together: int) -> None:
     mesh, (m, k) = MeshShape((count,)), (6, 100)
     files: Files = (("A", (2, together)), ("B", (together, 2)))
     layouts = everywhere(), everywhere(), parse_layout("i", mesh, 2)
-    problem = Problem((m, m, k), mesh, layouts, shares=True, symmetry=Symmetry(is_own=True), files=files)
+    problem = PlacedProblem(
+        (m, m, k), mesh, layouts, fetches_together=True, symmetry=Symmetry(is_own=True), files=files
+    )
     schedule = lower(SUMMANDS, problem, Tuning(10 // together * together or together))
     ops = [op for rank in mesh.ranks for op in schedule.program(rank) if isinstance(op, Copy)]
     read = [op.src.region for op in ops if schedule.is_in_file(op.src)]
@@ -213,7 +217,7 @@ def test_designs_are_small() -> None:
         assert {each for pair in pairs(count) for each in pair} <= set(cover)
 
 
-def _zeros(problem: Problem) -> dict[str, list[np.ndarray]]:
+def _zeros(problem: PlacedProblem) -> dict[str, list[np.ndarray]]:
     mesh = problem.mesh
     return {
         x: [np.zeros(problem.layout(x).region(problem.extent(x), mesh, rank).shape) for rank in mesh.ranks]
@@ -232,7 +236,7 @@ def test_ranks_multiply_alike(grid: tuple[int, ...], layout: str, shape: tuple[i
     mesh, (m, k) = MeshShape(grid), shape
     c = parse_layout(layout, mesh, 2)
     a = parse_layout("i", mesh, 2)
-    problem = Problem((m, m, k), mesh, (a, a.T, c), symmetry=Symmetry(is_own=True))
+    problem = PlacedProblem((m, m, k), mesh, (a, a.T, c), symmetry=Symmetry(is_own=True))
     schedule = lower(algorithm, problem)
     work = [_points(schedule, rank) for rank in mesh.ranks]
     assert sum(map(sum, work)) == k * m * (m + 1) / 2
@@ -413,6 +417,6 @@ def test_prices_are_near_the_simulated_time(algorithm: Algorithm, count: int, m:
     request = replace(over_hosts(count, (m, k)), algorithm=algorithm.name)
     best = choose(request)[0]
     assert best.layouts is not None
-    problem = problem_of(request, best.layouts)
+    problem = placed_problem(request, best.layouts)
     seconds = simulate(lower(best.algorithm, problem, Tuning(width=best.width)), request.tariff.machine).seconds
     assert 0.75 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.3

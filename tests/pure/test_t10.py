@@ -11,7 +11,7 @@ from rma_mm.algorithms.t10 import T10_ROTATE, row_of
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Request, placements_taken, problem_of
+from rma_mm.policy.planner.candidates import Request, placed_problem, placements_taken
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.algorithm import Algorithm
 from rma_mm.schedule.lowering.lower import lower
@@ -76,7 +76,7 @@ def test_on_many_ranks_it_is_as_fast_as_those_that_are_predicted_alike(size: int
 def simulated(algorithm: Algorithm, request: Request) -> float:
     """Seconds of a row on its placements."""
     layouts = placements_taken(algorithm, request)[0]
-    return simulate(lower(algorithm, problem_of(request, layouts)), TYPICAL).seconds
+    return simulate(lower(algorithm, placed_problem(request, layouts)), TYPICAL).seconds
 
 
 @pytest.mark.parametrize("size", [6, 8])
@@ -85,7 +85,7 @@ def test_products_are_counted_as_ranks_make_them(size: int) -> None:
     request = request_for(size, 1, (240, 240, 240))
     for point in points(size):
         algorithm = row_of(point, request)
-        problem = problem_of(request, placements_taken(algorithm, request)[0])
+        problem = placed_problem(request, placements_taken(algorithm, request)[0])
         schedule = lower(algorithm, problem)
         walk = next(phase.work for phase in account(algorithm, problem).phases if phase.work)
         priced = [float(prod(cuts[rank] for cuts in walk.pieces)) for rank in range(size)]
@@ -99,7 +99,7 @@ def test_what_a_rank_has_for_itself_is_read_where_it_lies() -> None:
     """B's part of k is one rank's own, and wider than a panel: no copy of what goes round its end."""
     request = request_for(8, 4, SHAPES[3])
     algorithm = row_of(Point((1, 4, 2), (4, 1, 1)), request)
-    schedule = lower(algorithm, problem_of(request, placements_taken(algorithm, request)[0]))
+    schedule = lower(algorithm, placed_problem(request, placements_taken(algorithm, request)[0]))
     assert not any(isinstance(op, Copy) for rank in range(8) for op in schedule.program(rank))
 
 

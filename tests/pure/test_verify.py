@@ -14,7 +14,7 @@ from rma_mm.errors import Fault, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import (
@@ -46,7 +46,7 @@ Change = Callable[[list[Op]], list[Op]]
 def product(name: str, a: str = "i, j", b: str = "i, j", c: str = "i, j", mesh: MeshShape = MESH) -> Schedule:
     """A 4 × 6 by 6 × 8 product that copies everything."""
     places = parse_layout(a, mesh), parse_layout(b, mesh), parse_layout(c, mesh)
-    return lower(ALGORITHMS[name], Problem((4, 8, 6), mesh, places, in_place=""), Tuning(2, 1))
+    return lower(ALGORITHMS[name], PlacedProblem((4, 8, 6), mesh, places, in_place=""), Tuning(2, 1))
 
 
 def planted(schedule: Schedule, change: Change, rank: int | None = 0) -> Schedule:

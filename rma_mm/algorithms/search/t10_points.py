@@ -14,7 +14,7 @@ from itertools import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
-from rma_mm.schedule.algorithm import Setting
+from rma_mm.schedule.algorithm import Problem
 
 PRICED, RINGED = 64, 12
 """Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
@@ -161,28 +161,28 @@ def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
     return best
 
 
-def best_point(setting: Setting, seconds: Callable[[Point], float]) -> Point | str:
+def best_point(problem: Problem, seconds: Callable[[Point], float]) -> Point | str:
     """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
     Not all are priced: of each F_op the plan that moves least, and the one that copies all; of the fastest of these the
     rings of A, then B, then C, and then finer paces. Of one row of many, and on very many ranks, only a few plans are,
     which move least.
     """
-    shape, memory = setting.shape, setting.memory
-    by_words = least_moving(shape, setting.mesh.size, memory)
+    shape, memory = problem.shape, problem.memory
+    by_words = least_moving(shape, problem.mesh.size, memory)
     if isinstance(by_words, str):
         return by_words
-    part = MANY / max(MANY, setting.mesh.size)
-    if not setting.is_named or part * PRICED < BRIEFLY:
+    part = MANY / max(MANY, problem.mesh.size)
+    if not problem.is_named or part * PRICED < BRIEFLY:
         return min(by_words[:BRIEFLY], key=seconds)
     ways = [(point, replace(point, rings=(1, 1, 1))) for point in by_words[: int(PRICED * part)]]
     fitting = [min((p for p in each if p.fits(shape, memory)), key=seconds) for each in ways]
     fastest = nsmallest(max(1, int(RINGED * part)), fitting, key=seconds)
-    found = [_ringed(point, setting, seconds) for point in fastest]
+    found = [_ringed(point, problem, seconds) for point in fastest]
     return min((paced for point in found for paced in (point, *point.paced(shape))), key=seconds)
 
 
-def _ringed(point: Point, setting: Setting, seconds: Callable[[Point], float]) -> Point:
+def _ringed(point: Point, problem: Problem, seconds: Callable[[Point], float]) -> Point:
     """The plan with other rings, each chosen by what it takes beside the others."""
     m, n, k = point.ranks
     for at, count in enumerate((n, m, k)):
@@ -190,7 +190,7 @@ def _ringed(point: Point, setting: Setting, seconds: Callable[[Point], float]) -
         others = [[ring] for ring in point.rings]
         rings = product(*others[:at], [*lengths, count], *others[at + 1 :])
         tried = [replace(point, rings=(a, b, c)) for a, b, c in rings]
-        point = min([point, *(p for p in tried if p.fits(setting.shape, setting.memory))], key=seconds)
+        point = min([point, *(p for p in tried if p.fits(problem.shape, problem.memory))], key=seconds)
     return point
 
 

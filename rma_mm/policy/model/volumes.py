@@ -15,7 +15,7 @@ from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
 from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
 from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
-from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, Problem
+from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, PlacedProblem
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
 
@@ -25,13 +25,15 @@ AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
 
 
-def account(algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Account:
+def account(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Account:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
     found = _Volumes(Fitted.of(algorithm, problem, width)).account()
-    return replace(found, on=lambda mesh: account(algorithm, replace(problem, mesh=mesh, shares=False), width))
+    return replace(
+        found, on=lambda mesh: account(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
+    )
 
 
-def distance(algorithm: Algorithm, problem: Problem) -> float:
+def distance(algorithm: Algorithm, problem: PlacedProblem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
     boxes = WorkBoxes(Fitted.of(algorithm, problem))
     return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.fitted.is_here))
@@ -85,7 +87,7 @@ class _Volumes:
         phases = [summed(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
         if self.fitted.staged:
             staged = self.fitted.staged.items()
-            phases.append(Phase([self.copied(x, to, self.given.summed.layout(x)) for x, to in staged], barriers=1))
+            phases.append(Phase([self.copied(x, to, self.given.reduced.layout(x)) for x, to in staged], barriers=1))
         found = self.queue() if self.fitted.is_queue else self.walk()
         for phase in found:
             phase.moved = [
@@ -97,7 +99,7 @@ class _Volumes:
             found[-1].barriers += 1
             found.append(mirroring(self.boxes))
         if self.fitted.is_gathered:
-            moved = self.copied("C", self.given.layout("C"), self.given.share)
+            moved = self.copied("C", self.given.layout("C"), self.given.output_layout)
             found.append(Phase([moved], barriers=int(moved.group == 1)))
         return Account(self.sample, [*phases, *found], held)
 
@@ -137,7 +139,7 @@ class _Volumes:
     @property
     def opened(self) -> Figures:
         """Words of C that ranks open and finish."""
-        return self.sample.words(self.given.share, self.given.extent("C"))
+        return self.sample.words(self.given.output_layout, self.given.extent("C"))
 
     # -- the walk ---------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import account, distance
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
-from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, Problem, Setting, is_placed_as
+from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, PlacedProblem, Problem, is_placed_as
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
 
 NARROWER = (256,)
@@ -58,13 +58,13 @@ Each = Callable[[Callable[[int], Priced], int], list[Priced]]
 
 
 @dataclass(frozen=True)
-class Request(Setting):
+class Request(Problem):
     """What is asked of the planner, which may choose the placements that are not given."""
 
     keeps_c: bool = False
     in_place: str = "AB"
     """Operands that node-mates can read where they lie."""
-    shares: bool = False
+    fetches_together: bool = False
     """Whether node-mates can fetch slices from other nodes together."""
     algorithm: str = "auto"
     deterministic: bool = False
@@ -202,7 +202,7 @@ def _refined(candidate: Candidate, request: Request) -> Priced:
     """What changes with the panel width that serves it best."""
     if candidate.rejected or candidate.layouts is None or request.files:  # of which wide panels are read faster
         return {}
-    problem = problem_of(request, candidate.layouts, candidate.copied)
+    problem = placed_problem(request, candidate.layouts, candidate.copied)
     found = {width: account(candidate.algorithm, problem, width) for width in NARROWER}
     bills = {width: bill(each, request.tariff) for width, each in found.items()}
     width = min(bills, key=lambda each: bills[each].seconds)
@@ -277,12 +277,12 @@ def _best(algorithm: Algorithm, request: Request) -> Priced:
     if isinstance(options, str):
         return _rejected(options)
     if len(options) > CLOSEST:
-        options = sorted(options, key=lambda layouts: distance(algorithm, problem_of(request, layouts)))[:CLOSEST]
+        options = sorted(options, key=lambda layouts: distance(algorithm, placed_problem(request, layouts)))[:CLOSEST]
     if request.speeds:
         options += [cut for layouts in options for cut in _by_speed(algorithm, request, layouts)]
     copies = ("", request.copyable) if request.copyable and not algorithm.grouped else ("",)
     ways = list(product(copies, options))
-    found = [account(algorithm, problem_of(request, layouts, copied)) for copied, layouts in ways]
+    found = [account(algorithm, placed_problem(request, layouts, copied)) for copied, layouts in ways]
     able = [n for n, each in enumerate(found) if request.prefer != TWO_SIDED or not pulls_or_pushes(each)]
     if not able:
         return _rejected(EXCLUDED)
@@ -345,7 +345,7 @@ def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[
 
     Where operands move one by one also by column: their groups want the same slices.
     """
-    work = algorithm.work(problem_of(request, layouts).summed)
+    work = algorithm.work(placed_problem(request, layouts).reduced)
     grid, order = work.mesh(request.mesh), (0, 2, 1)
     old, extents = tuple(work.splits[dim] for dim in order), tuple(request.shape[dim] for dim in order)
     ways = (False, True) if not algorithm.grouped and not any(layout.skew_axes for layout in layouts) else (False,)
@@ -416,11 +416,11 @@ def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool
     return any(prod(layout.mesh(mesh).axis_size(axis) for axis in layout.partial) > 2 for layout in given)
 
 
-def problem_of(request: Request, layouts: Layouts, copied: str = "") -> Problem:
+def placed_problem(request: Request, layouts: Layouts, copied: str = "") -> PlacedProblem:
     """The problem that a request becomes once its placements are settled."""
-    return Problem(
-        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.shares, copied=copied,
-        symmetry=request.symmetry, files=request.files,
+    return PlacedProblem(
+        request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.fetches_together,
+        copied=copied, symmetry=request.symmetry, files=request.files,
     )
 
 

@@ -21,7 +21,7 @@ from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.lower_bounds import least_words
 from rma_mm.policy.model.price import Tariff, of_each
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, problem_of
+from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, placed_problem
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.schedule.algorithm import OPERAND_DIMS
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -125,7 +125,7 @@ class Price:
         memory, rooms, candidate = self.question.memory, self.question.tariff.machine.rooms, self.candidate
         if memory is None or not rooms or candidate.layouts is None:
             return self.held, memory
-        problem = problem_of(self.request, candidate.layouts, candidate.copied)
+        problem = placed_problem(self.request, candidate.layouts, candidate.copied)
         found = account(candidate.algorithm, problem, candidate.width)
         each = of_each(rooms, found.sample.ranks[: found.sample.count], 1.0)
         at = int(np.argmax(found.held / each))
@@ -135,7 +135,7 @@ class Price:
         """All operations of all ranks, for a candidate that can serve."""
         candidate = self.candidate
         assert candidate.layouts is not None
-        problem = problem_of(self.request, candidate.layouts, candidate.copied)
+        problem = placed_problem(self.request, candidate.layouts, candidate.copied)
         return lower(candidate.algorithm, problem, Tuning(candidate.width))
 
     def as_json(self) -> dict[str, Any]:
@@ -209,7 +209,9 @@ def _requests(question: SweepRequest) -> list[Request]:
             refused.append(error)
             continue
         shares = nodes[-1] > 0
-        asked.append(Request(question.shape, mesh, (a, b, c), shares=shares, memory=memory, tariff=question.tariff))
+        asked.append(
+            Request(question.shape, mesh, (a, b, c), fetches_together=shares, memory=memory, tariff=question.tariff)
+        )
     if not asked:
         raise refused[0]
     return asked

@@ -14,13 +14,13 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from rma_mm.errors import AlgorithmError, MemoryLimitError
-from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, problem_of
+from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, placed_problem
 from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone
 from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.schedule.algorithm import DIMS, Problem
+from rma_mm.schedule.algorithm import DIMS, PlacedProblem
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
@@ -131,7 +131,7 @@ class Fitting:
     request: Request
     found: list[Candidate]
     candidate: Candidate
-    problem: Problem = field(init=False)
+    problem: PlacedProblem = field(init=False)
     tunings: list[Tuning] = field(init=False)
     standing: int = field(init=False)
     """Bytes of this rank's matrices, whatever the tuning."""
@@ -145,9 +145,9 @@ class Fitting:
     def __post_init__(self) -> None:
         layouts, width = self.candidate.layouts, self.candidate.width
         assert layouts is not None
-        self.problem = problem_of(self.request, layouts, self.candidate.copied)
+        self.problem = placed_problem(self.request, layouts, self.candidate.copied)
         dim = DIMS.index(self.candidate.algorithm.over)
-        grain = self.problem.together(dim)
+        grain = self.problem.chunk_multiple(dim)
         if self.problem.files:
             width = max(width, READ_AT_ONCE // max(1, sum(self.problem.shape) - self.problem.shape[dim]))
         width, *others = (max(grain, each // grain * grain) for each in (width, *WIDTHS))

@@ -14,7 +14,7 @@ from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import explain, files_line, how_fast, seconds_text, words_line, written
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.prices import is_known
-from rma_mm.schedule.algorithm import Problem
+from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning
 from rma_mm.schedule.ops import Copy
 from rma_mm.schedule.schedule import STAGE, Schedule, expand
@@ -30,7 +30,7 @@ class Settled:
     found: list[Candidate]
     """Every candidate, best first."""
     chosen: Candidate
-    problem: Problem
+    problem: PlacedProblem
     """What the chosen row is lowered for."""
     schedule: Schedule
     tuning: Tuning
@@ -75,7 +75,7 @@ class Settled:
     @property
     def shares(self) -> bool:
         """Whether ranks of a node fetch together what lies on other nodes."""
-        return self.request.shares and not self.chosen.algorithm.grouped
+        return self.request.fetches_together and not self.chosen.algorithm.grouped
 
     @cached_property
     def bytes_read(self) -> int:

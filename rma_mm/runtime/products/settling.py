@@ -70,7 +70,7 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
-        shares=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
+        fetches_together=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
         deterministic=operands.needs_order, copyable=copyable, tariff=tariff, pushes=operands.may_push(windows),
         prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
     )

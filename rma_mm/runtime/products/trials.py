@@ -14,7 +14,7 @@ from rma_mm.policy.model.fit import Factors, Trial, fitted, scaled
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.model.volumes import account
-from rma_mm.policy.planner.candidates import problem_of
+from rma_mm.policy.planner.candidates import placed_problem
 from rma_mm.policy.planner.preference import AUTO
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -104,5 +104,5 @@ def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
     flavours = tuple((x, mesh.window_flavour) for x in "ABC")
     tariff = Tariff(machine, plan.given.summed.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
-    problem = problem_of(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
+    problem = placed_problem(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
     return Trial(account(chosen.algorithm, problem, plan.settled.tuning.width), tariff, seconds)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, Problem, same_place
+from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cuts, PlacedProblem, same_place
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
@@ -41,9 +41,9 @@ class Fitted:
     """A row on a problem: what is settled before any operation is made."""
 
     algorithm: Algorithm
-    given: Problem
+    given: PlacedProblem
     """As it was asked, with where replicas of C compute it."""
-    read: Problem
+    read: PlacedProblem
     """With A and B placed as the multiplies read them."""
     staged: dict[str, Layout]
     """The placements that operands are brought to first."""
@@ -53,17 +53,19 @@ class Fitted:
     """Indices along the walked dimension in one panel, where slots are needed."""
 
     @classmethod
-    def of(cls, algorithm: Algorithm, problem: Problem, width: int = WIDTH) -> Fitted:
+    def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Fitted:
         """Where `row` computes C, where it reads A and B, and who multiplies what."""
         problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
-        read, staged = placed_for(algorithm, problem.summed)
+        read, staged = placed_for(algorithm, problem.reduced)
         work = algorithm.work(read)
         if algorithm.result == "here":
             if problem.computed and _is_contiguous(work):  # C is all there: nothing need be cut otherwise than the work
                 problem = replace(problem, computed=_face(work))
                 read = replace(read, computed=problem.computed)
-            if not same_place(_face(work), read.share, read.extent("C"), read.mesh):
-                work = Layout((*read.share.splits, work.splits[2]), read.share.pins, grid=read.share.grid)
+            if not same_place(_face(work), read.output_layout, read.extent("C"), read.mesh):
+                work = Layout(
+                    (*read.output_layout.splits, work.splits[2]), read.output_layout.pins, grid=read.output_layout.grid
+                )
         return cls(algorithm, problem, read, staged, work, width)
 
     # -- the walk ---------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class Fitted:
     def may_share(self) -> bool:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         is_far = bool(self.given.files) or not self.given.mesh.is_one_node
-        return self.given.shares and is_far and not self.algorithm.grouped and not self.is_queue
+        return self.given.fetches_together and is_far and not self.algorithm.grouped and not self.is_queue
 
     # -- how large --------------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ def longest_piece(box: Region, dim: int) -> int:
     return max(1, LONGEST * len(box[dim]) // max(1, box.size))
 
 
-def placed_for(algorithm: Algorithm, problem: Problem) -> tuple[Problem, dict[str, Layout]]:
+def placed_for(algorithm: Algorithm, problem: PlacedProblem) -> tuple[PlacedProblem, dict[str, Layout]]:
     """The problem with A and B placed as the multiplies of `row` read them, and the placements they are brought to."""
     staged = {x: problem.layout(x) for x in problem.copied if x in algorithm.operands}
     if staged:
@@ -268,7 +270,7 @@ def placed_for(algorithm: Algorithm, problem: Problem) -> tuple[Problem, dict[st
     return problem, staged
 
 
-def _computed(algorithm: Algorithm, problem: Problem) -> Layout | None:
+def _computed(algorithm: Algorithm, problem: PlacedProblem) -> Layout | None:
     """Where `row` computes a C that is wanted everywhere; None for where it lies."""
     c = problem.layout("C")
     grid = c.mesh(problem.mesh)

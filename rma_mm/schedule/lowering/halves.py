@@ -195,7 +195,9 @@ def halves_of(fitted: Fitted) -> Halves | None:
     """Those of the C of a row that multiplies half of it; None for other rows."""
     given, work = fitted.given, None if fitted.is_here else fitted.work
     return (
-        _halves_of(given.extent("C"), given.mesh, given.share, given.keeps_c, work) if fitted.algorithm.half else None
+        _halves_of(given.extent("C"), given.mesh, given.output_layout, given.keeps_c, work)
+        if fitted.algorithm.half
+        else None
     )
 
 

@@ -13,7 +13,7 @@ from itertools import product
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
-from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Problem, side
+from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, side
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
@@ -39,7 +39,7 @@ class Tuning:
     """How many panels ahead Copies are issued."""
 
 
-def lower(algorithm: Algorithm, problem: Problem, tuning: Tuning | None = None) -> Schedule:
+def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Schedule:
     """The schedule of `row` for `problem`. Pure: the operations of a rank cost O(its own steps).
 
     Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
@@ -86,7 +86,7 @@ class _Lowering:
         if self.halves and self.given.symmetry:
             ops += mirrored(self.halves, self.given.symmetry, rank, self.fitted.width, self.depth)
         if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
-            ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.share, rank)]
+            ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.output_layout, rank)]
         return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
@@ -99,7 +99,7 @@ class _Lowering:
 
     def push(self, rank: int) -> list[Op]:
         """Every partial C goes to its owner, the owner's own too: one kind of writer."""
-        home = held(self.given.share, self.given.extent("C"), self.mesh, rank)
+        home = held(self.given.output_layout, self.given.extent("C"), self.mesh, rank)
         parts = self.halves.computed(rank) if self.halves else [home]
         mine = [Ref(rank, "C", part) for part in parts if part]
         ops: list[Op] = [Scale(part, self.given.keeps_c, 0) for part in mine]

@@ -57,7 +57,7 @@ class _Witness:
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
-        self.share = schedule.share if schedule.shape else None
+        self.share = schedule.output_layout if schedule.shape else None
         self.shared = SharedSlots(rank)
 
     def look(self, op: Op) -> None:
