@@ -100,7 +100,7 @@ def measured(mesh: Mesh, algorithm: str, size: int, dtype: str, before: tuple[in
         for _ in range(3):
             c = plan.execute(a, b)
             shared.append(moment(mesh))
-    own = peak_bytes(mesh, plan.schedule, plan.given)
+    own = peak_bytes(mesh, plan.schedule, plan.spec)
     every = mesh.comm.allgather((private.peak - before[0], [x - before[1] for x in shared], own, is_right(c)))
     return record(plan, every, list(mesh.fallbacks))
 

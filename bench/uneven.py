@@ -102,14 +102,14 @@ class Case:
     def told(self, samples: list[float], ideal: float) -> dict[str, Any]:
         """What the table shows. Collective."""
         m, n, k = self.shape
-        settled = self.plan.settled
+        choice = self.plan.choice
         words = sum(self.mesh.comm.allgather(self.plan.words.words_intra + self.plan.words.words_inter))
-        work = settled.chosen.algorithm.work(settled.problem.reduced)
+        work = choice.chosen.algorithm.work(choice.problem.reduced)
         most = max(work.region(self.shape, self.mesh.shape, rank).size for rank in range(self.mesh.size))
         took = median(samples)
         return {
             "row": self.plan.algorithm, "C": str(self.plan.layouts["C"]), "ms": 1e3 * took, "of ideal": took / ideal,
-            "words": words, "share": "by ticket" if settled.chosen.algorithm.order == "ticket" else most / (m * n * k),
+            "words": words, "share": "by ticket" if choice.chosen.algorithm.order == "ticket" else most / (m * n * k),
         }
 
 

@@ -162,7 +162,7 @@ def compared(
     equal = ranks == outcome.words and inter == outcome.words_between_nodes
     return {
         **asdict(case),
-        "panels": asdict(plan.settled.tuning),
+        "panels": asdict(plan.choice.tuning),
         "words": ranks,
         "interpreted": outcome.words,
         "between_nodes": inter,

@@ -56,7 +56,7 @@ def streamed(job: dict[str, Any], comm: Any) -> Prepared:
         a, b = map(rma_mm.open, job["files"])
         plan = plan_of(a, b, mesh, memory_limit=job["limit"], transpose_a=job["turned"])
         c = plan.execute(a, b)
-        return c.to_numpy, {"algorithm": plan.algorithm, "read": plan.settled.bytes_read}
+        return c.to_numpy, {"algorithm": plan.algorithm, "read": plan.choice.bytes_read}
 
     return multiply
 

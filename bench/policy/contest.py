@@ -95,10 +95,10 @@ class Contender:
 
     def prediction(self, plan: rma_mm.Plan) -> dict[str, Any]:
         """What the plan is expected to take, of what that consists, and what it settled beside row and placements."""
-        priced = plan.settled.chosen
+        priced = plan.choice.chosen
         return {
             "predicted": plan.predicted_seconds, "bill": asdict(priced.bill), "correction": priced.correction,
-            "width": plan.settled.tuning.width, "copied": priced.copied,
+            "width": plan.choice.tuning.width, "copied": priced.copied,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -164,9 +164,9 @@ class Contest:
         start = time.perf_counter()
         auto = rma_mm.plan(self.operand("A", a), self.operand("B", b), mesh, layout=c)
         took = time.perf_counter() - start
-        for place, candidate in enumerate(auto.settled.found):
+        for place, candidate in enumerate(auto.choice.candidates):
             if not candidate.rejected and candidate.layouts is not None:
-                is_chosen = is_own and candidate is auto.settled.chosen
+                is_chosen = is_own and candidate is auto.choice.chosen
                 plan = auto if is_chosen else None
                 self.contenders.append(Contender(candidate, place, mesh, matrices, is_chosen, plan))
         if is_own:
@@ -327,7 +327,7 @@ def program(plan: rma_mm.Plan) -> tuple[object, ...]:
     """What this rank does and holds; equal for plans between which there is no difference."""
     schedule, rank = plan.schedule, plan.mesh.rank
     homes = {name: schedule.home(name, rank) for name in schedule.homes}
-    return all_ops(schedule, plan.mesh), homes, plan.settled.request.in_place, plan.shared is None, plan.kernel
+    return all_ops(schedule, plan.mesh), homes, plan.choice.request.in_place, plan.node_scratch is None, plan.kernel
 
 
 def in_place(movement: dict[str, str]) -> bool:

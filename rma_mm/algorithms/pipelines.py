@@ -16,10 +16,10 @@ round, and D (8 × 4) is cut by rows; with A (8 × 2) and B (8 × 4) cut by rows
 
     >>> from rma_mm.geometry.mesh import MeshShape
     >>> from rma_mm.schedule.lowering.lower import lower
-    >>> from rma_mm.schedule.algorithm import Problem
+    >>> from rma_mm.schedule.algorithm import PlacedProblem
     >>> def first(row, m, n, k):
     ...     mesh = MeshShape((4,))
-    ...     return lower(row, Problem((m, n, k), mesh, row.placements(mesh))).program(0)
+    ...     return lower(row, PlacedProblem((m, n, k), mesh, row.placements(mesh))).program(0)
     >>> for op in first(GATHERS["b"], 8, 4, 2)[:3]:
     ...     print(op)
     [B0]@0[0:2, 1:2] := shift from 1, B@0[0:2, 0:1] to 3

@@ -180,7 +180,7 @@ class BatchJob:
         """Print what came out, and write it. Raises FileFormatError on every rank."""
         o, comm = self.options, plan.mesh.comm
         words = sum(comm.allgather(plan.words.words_intra + plan.words.words_inter))
-        batch = plan.settled.request.batch
+        batch = plan.choice.request.batch
         work = float(np.prod([float(extent) for extent in batch.extents.values()]))
         facts = {
             "a": batch.a, "b": batch.b, "c": plan.c_shape, "dtype": plan.c_dtype.name, "mesh": plan.mesh.shape.shape,

@@ -51,7 +51,7 @@ class Check:
         c = self._c()
         if isinstance(c, Verdict):
             return c
-        given = self.plan.given
+        given = self.plan.spec
         given = replace(given, options=replace(given.options, epilogue=self._epilogue()))
         a, b = self._operand("A"), self._operand("B")
         found = verdict_of(given, a, b, c, self._before(), self.options.seed)
@@ -72,7 +72,7 @@ class Check:
 
     def _read(self, name: str) -> Strips:
         file = self.files[name]
-        stays = name != "C" and self.plan.settled.operands[name].chunks is not None
+        stays = name != "C" and self.plan.choice.operands[name].chunks is not None
         failures = self.failures if stays else None
         return reread(self.comm, file.path, file.again, file.dtype, file.shape, failures)
 
@@ -98,7 +98,7 @@ class Check:
         written = self.output
         return reread(
             self.comm, written.temporary, lambda: written.source().again(), self.plan.c_dtype, self.plan.c_shape,
-            self.failures if self.plan.given.files else None,
+            self.failures if self.plan.spec.files else None,
         )
 
 

@@ -175,7 +175,7 @@ class InBlocks:
         )
 
     def _show(self, product: BlockedProduct) -> None:
-        o, (rows, cols) = self.options, map(len, product.cut)
+        o, (rows, cols) = self.options, map(len, product.block_shape)
         with agreed(self.comm):
             if self.comm.rank == 0 and (o.explain or o.dry_run) and not o.quiet:
                 first = product.blocks[0].shape
@@ -198,7 +198,7 @@ class InBlocks:
         self.has_journal = True
         if self.comm.rank == 0:
             kept = output.kept()
-            facts = self._request() | {"cut": [list(starts) for starts in product.cut], "output": kept}
+            facts = self._request() | {"cut": [list(starts) for starts in product.block_shape], "output": kept}
             self.journal = Journal.begin(kept["final"], facts)
 
     def _whole(self, product: BlockedProduct, output: Output) -> dict[int, int]:
@@ -291,7 +291,7 @@ class InBlocks:
         facts = gather_facts(
             plan, self.mesh, self.shape, [seconds], verdict, moved, kernel=o.kernel, measure_blas=not o.quiet
         )
-        facts.json["blocks"] = {"of": [len(starts) for starts in product.cut], "resumed": before}
+        facts.json["blocks"] = {"of": [len(starts) for starts in product.block_shape], "resumed": before}
         self.job.report(facts, verdict is None or verdict.ok, self.mesh)
 
 

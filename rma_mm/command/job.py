@@ -116,14 +116,14 @@ class Job:
         plan.adapt = False  # what is reported is of one plan
         self.trace = plan.trace = Trace() if o.trace is not None else None
         self._show(plan)
-        a_shape, b_shape = (plan.settled.operands[x].shape for x in "AB")
+        a_shape, b_shape = (plan.choice.operands[x].shape for x in "AB")
         self.check_start(a_shape, b_shape, plan.c_shape, plan.c_dtype)
         if o.dry_run:
             return DONE
         self._open_output(plan)
         if o.metrics is not None:
             mesh.metrics.write(o.metrics)
-        loaded = [x for name, x in self.files.items() if name == "C" or plan.settled.operands[name].chunks is None]
+        loaded = [x for name, x in self.files.items() if name == "C" or plan.choice.operands[name].chunks is None]
         with self.moved["read"].timed(prod(x.shape) * x.dtype.itemsize for x in loaded):
             a, b, before = self._operands(mesh, plan, shape)
         c = DistMatrix.empty(plan.c_shape, plan.c_dtype, mesh, plan.layouts["C"])
@@ -135,7 +135,7 @@ class Job:
         verdict = Check(o, self.comm, plan, self.files, made, self.output).verdict() if o.is_checked else None
         self.require_unchanged()
         self.predicted = predicted_run(plan) if self.trace and self.comm.rank == 0 else []
-        if late := late_note(plan.settled, seconds):
+        if late := late_note(plan.choice, seconds):
             mesh.fallbacks.append(late)
         moved = {how: each.all_ranks(mesh) for how, each in self.moved.items()}
         moved |= {"streamed": self.streamed.all_ranks(mesh)} if self.streamed else {}
@@ -271,7 +271,7 @@ class Job:
         o = self.options
         made: list[Any] = []
         for name in "AB":
-            operand, layout = plan.settled.operands[name], plan.layouts[name]
+            operand, layout = plan.choice.operands[name], plan.layouts[name]
             if operand.chunks is not None:
                 made.append(self.files[name])
             elif name in self.files:
@@ -317,7 +317,7 @@ class Job:
         o = self.options
         seconds = []
         plan.prepare(a, b, c)
-        warmup = int(not plan.given.files) if o.warmup is None else o.warmup
+        warmup = int(not plan.spec.files) if o.warmup is None else o.warmup
         for number in range(warmup + o.repeat):
             if before is not None:
                 c.copy_from(before)

@@ -186,14 +186,14 @@ def gather_facts(
         noted.append(f"kernel {plan.kernel}, since {kernel} is not to be had")
     movement = merged(movements)
     in_place = [name for name in "ABC" if "view" in movement[name].split("+")]
-    if in_place and (plan.given.options.prefer or mesh.prefer) == TWO_SIDED:
+    if in_place and (plan.spec.options.prefer or mesh.prefer) == TWO_SIDED:
         noted.append(f"messages between nodes alone: ranks of a node read {' and '.join(in_place)} in place")
     m, n, k = shape
-    flops = (8 if plan.given.product_dtype.kind == "c" else 2) * m * n * k
+    flops = (8 if plan.spec.product_dtype.kind == "c" else 2) * m * n * k
     report = {
         "shape": [m, n, k],
         "dtype": plan.c_dtype.name,
-        "semiring": plan.given.semiring.name,
+        "semiring": plan.spec.semiring.name,
         "epilogue": plan.epilogue,
         "ranks": mesh.size,
         "nodes": mesh.nodes,
@@ -204,7 +204,7 @@ def gather_facts(
         "window": mesh.window_flavour,
         "kernel": plan.kernel,
         "threads": mesh.threads,
-        "speeds": list(plan.settled.request.speeds),
+        "speeds": list(plan.choice.request.speeds),
         "fallbacks": noted,
         "seconds": seconds,
         "gflops": flops / min(seconds) / 1e9,
@@ -223,7 +223,7 @@ def gather_facts(
         "verified_rows": None if verdict is None else verdict.rows,
         "verified_how": None if verdict is None else verdict.how,
     }
-    rate = blas_rate(mesh, shape, plan.given.summed) if measure_blas and plan.given.semiring == PLUS_TIMES else None
+    rate = blas_rate(mesh, shape, plan.spec.summed) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
 
 

@@ -138,7 +138,7 @@ def predicted_run(plan: Plan) -> list[Record]:
     """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
     if plan.mesh.shape.size > SIMULATED:
         return []
-    return predicted_records(simulated_by(plan.schedule, plan.settled.request.tariff), plan.mesh.size)
+    return predicted_records(simulated_by(plan.schedule, plan.choice.request.tariff), plan.mesh.size)
 
 
 def simulated_by(schedule: Schedule, tariff: Tariff) -> Simulated:

@@ -220,7 +220,7 @@ class _Machine:
         concerned = [x for x in rank.pending if isinstance(op, ops.Barrier) or _frame(x) in names]
         return all(map(self.is_here, concerned))
 
-    def settle(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
+    def complete(self, rank: _Rank, refs: tuple[Ref, ...]) -> None:
         """Land what is under way to or from the scratch that `refs` name, before it is used again."""
         names = {ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)}
         self.land(rank, [op for op in rank.pending if _frame(op) in names])
@@ -240,7 +240,7 @@ class _Machine:
 
     @steps.on(ops.Scale)
     def scale(self, op: ops.Scale, rank: _Rank) -> None:
-        self.settle(rank, op.refs)
+        self.complete(rank, op.refs)
         self.occupy(op.c)
         nothing = self.arithmetic.identity(np.dtype(np.float64))
         self.write(op.c, self.beta * self.read(op.c) if op.keep else np.full(op.c.region.shape, nothing))
@@ -268,7 +268,7 @@ class _Machine:
 
     @steps.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: _Rank) -> None:
-        self.settle(rank, op.refs)
+        self.complete(rank, op.refs)
         b = self.read(op.b)
         product = self.product(self.read(op.a), b.T if op.turned else b)
         if op.first:
@@ -280,7 +280,7 @@ class _Machine:
 
     @steps.on(Mirror)
     def mirror(self, op: Mirror, rank: _Rank) -> None:
-        self.settle(rank, op.refs)
+        self.complete(rank, op.refs)
         values = self.read(op.src)
         self.write(op.c, np.where(above(op.c), values.T, values) if op.is_diagonal else values.T)
 
@@ -306,19 +306,19 @@ class _Machine:
 
     @steps.on(ops.Copy, ops.Accumulate)
     def begin(self, op: ops.OneSidedOp, rank: _Rank) -> None:
-        (self.settle_copies if op.adds else self.make_room)(rank, op.local)
+        (self.land_copies if op.adds else self.make_room)(rank, op.local)
         rank.pending.append(op)
 
     def make_room(self, rank: _Rank, dst: Ref) -> None:
         """Give a slot over to its new content, once what concerns the old one is done."""
         if isinstance(dst.buffer, Slot):
             if self.ranks[dst.rank].slots.get(dst.buffer.frame, (None, None))[0] != dst.buffer:
-                self.settle(rank, (dst,))
+                self.complete(rank, (dst,))
             self.occupy(dst)
 
     @steps.on(ops.Reduce)
     def reduce(self, op: ops.Reduce, rank: _Rank) -> None:
-        self.settle(rank, op.srcs)
+        self.complete(rank, op.srcs)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
             if dst.rank == rank.number:
                 self.make_room(rank, dst)
@@ -332,7 +332,7 @@ class _Machine:
         for move in op.moves(rank.number):
             route = move.source, move.to, move.ref.operand
             if move.source == rank.number and move.src:
-                self.settle_copies(rank, move.src)
+                self.land_copies(rank, move.src)
                 rank.sent.append(_Letter(move.src))
                 self.letters[route].append(rank.sent[-1])
             else:
@@ -340,7 +340,7 @@ class _Machine:
                 rank.pending.append(_Arrival(route, self.awaited[route], move.ref, move.adds))
                 self.awaited[route] += 1
 
-    def settle_copies(self, rank: _Rank, ref: Ref) -> None:
+    def land_copies(self, rank: _Rank, ref: Ref) -> None:
         filling = [op for op in rank.pending if isinstance(op, ops.Copy | _Arrival) and op.dst.buffer == ref.buffer]
         self.land(rank, [op for op in filling if isinstance(ref.buffer, Slot)])
 

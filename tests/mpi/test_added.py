@@ -78,8 +78,8 @@ def test_what_is_added_to_other_views_and_under_checks(comm):
             made = rma_mm.matmul(a, b, mesh, beta=3, c=C, out=D, algorithm="stationary_c", check=True)
             assert np.array_equal(made.to_numpy(), a @ b + 3 * c)
             with rma_mm.plan(a, b, mesh, layout=C.layout, beta=3) as plan:
-                assert np.shares_memory(as_before(plan.given, D, C).tile, C.tile)
-                assert not np.shares_memory(as_before(plan.given, D, None).tile, D.tile)
+                assert np.shares_memory(as_before(plan.spec, D, C).tile, C.tile)
+                assert not np.shares_memory(as_before(plan.spec, D, None).tile, D.tile)
             C.tile[...] = np.nan
             assert np.array_equal(rma_mm.matmul(a, b, mesh, c=C, out=D).to_numpy(), a @ b)
 

@@ -182,12 +182,12 @@ def test_arrays_and_plans(comm):
         with rma_mm.plan(a, b) as plan:  # a batch that is cut over all ranks moves nothing
             assert str(plan.layouts["C"]) == "P(('i', 'j'), None, None)"
             assert (plan.execute(a, b).to_numpy() == 6).all()
-            assert plan.words.words_intra == plan.settled.share.words == 0
+            assert plan.words.words_intra == plan.choice.load.words == 0
             assert "batch axis 0 over i, j" in plan.explain()
             check_repeated(comm, plan, a, b)
         with rma_mm.plan(a, b.redistribute("P('i')")) as plan:  # what the plan counts is what is moved
             assert (plan.execute(a, b.redistribute("P('i')")).to_numpy() == 6).all()
-            assert plan.words.words_intra <= plan.settled.share.words
+            assert plan.words.words_intra <= plan.choice.load.words
         job = BatchJob(parse(["--shape", "8,4,6,4"]), None)
         c = a @ b
         assert job._is_right(a, b, c)
@@ -261,7 +261,7 @@ def test_switches_of_the_environment_are_those_of_batches(comm):
             a = DistArray.from_numpy(x, mesh)
             with rma_mm.plan(a, a, mesh, transpose_b=True) as plan:
                 assert np.array_equal(plan.execute(a, a).to_numpy(), x @ x.swapaxes(1, 2))
-                assert plan.words.words_intra == plan.settled.share.words == 0
+                assert plan.words.words_intra == plan.choice.load.words == 0
             by_rows = DistArray.from_numpy(x, mesh, "P(None, 'i')")
             call = lambda prefer: rma_mm.matmul(a, by_rows, transpose_b=True, prefer=prefer)  # noqa: E731
             same_error(comm, OptionError, lambda: call(None), "RMA_MM_PREFER", "every way to cut")

@@ -53,7 +53,7 @@ def drop(plan: Plan, rank: int, is_fault: Callable[[Op], bool]) -> None:
     lost = [op for op in program(rank) if is_fault(op)][-1]
     ops = [op for op in program(rank) if op is not lost]
     schedule = replace(plan.schedule, program=lambda r: ops if r == rank else program(r))
-    plan.prepared.settled = replace(plan.settled, schedule=schedule)
+    plan.prepared.choice = replace(plan.choice, schedule=schedule)
 
 
 def some(mesh: Mesh, shape=(13, 11), dtype=float, layout=None, seed=0) -> DistMatrix:

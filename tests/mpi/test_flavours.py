@@ -133,7 +133,7 @@ def test_products(comm: MPI.Intracomm, flavour: Flavour) -> None:
             C = plan.execute(A, B)
             np.testing.assert_array_equal(C.to_numpy(), a @ b, err_msg=algorithm)
             assert verify(A, B, C).ok
-            assert set(plan.settled.request.in_place) <= ({"A", "B"} if flavour.loads_on_node else set())
+            assert set(plan.choice.request.in_place) <= ({"A", "B"} if flavour.loads_on_node else set())
             C.tile[:1, :1] += comm.rank == 0
             assert not verify(A, B, C).ok
         assert not mesh.fallbacks or absent("ucx_arrays")
@@ -262,11 +262,11 @@ def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intrac
             for algorithm in ("stationary_a", "queue"):
                 plan = rma_mm.plan(x, x, mesh, algorithm=algorithm)
                 assert (plan.execute(x, x).to_numpy() == 1500).all()
-                assert (plan.settled.request.in_place, plan.shared) == ("", None)
+                assert (plan.choice.request.in_place, plan.node_scratch) == ("", None)
         assert (mesh.window_flavour, mesh.flavour) == ("parcel", COMMON)
         assert [note[: note.index(":", 9)] for note in mesh.fallbacks] == ["window: parcel in place of common"]
         with mock.patch.object(maker, "_made", wraps=maker._made) as choosing:
-            assert rma_mm.plan(small, small, mesh).settled.request.in_place == "AB"  # it still lies where it lay
+            assert rma_mm.plan(small, small, mesh).choice.request.in_place == "AB"  # it still lies where it lay
         assert choosing.call_count == 1
     alone = replace(COMMON, when_too_small=None)
     with registered(alone), Mesh((2,), comm, window="common") as mesh, scarce:

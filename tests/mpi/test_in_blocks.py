@@ -86,7 +86,7 @@ def test_blocks_of_several_shapes_are_not_held_at_once(comm, here):
             files = [rma_mm.open(here / name) for name in ("A.npy", "B.zarr")]
             product = BlockedProduct(mesh, *files, (M, N, K), None, None, None, memory_limit=limit * 2**10)
             assert len({region.shape for region in product.blocks}) > 1
-            assert product.first.settled.reproducible
+            assert product.first.choice.reproducible
             for region in product.blocks:
                 c = product.multiply(region)
                 held = sum(block.local.nbytes for block in mesh.arena.blocks)

@@ -25,7 +25,7 @@ from rma_mm.policy.model.price import TYPICALLY
 from rma_mm.policy.planner import candidates
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
-from rma_mm.runtime.products import memory, settling
+from rma_mm.runtime.products import choosing, memory
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.launch import parallel
@@ -218,8 +218,8 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
                     same_error(comm, MemoryLimitError, call, f"needs {min(every.values())},", "more")
                 else:
                     fits = next(tuning for tuning, need in every.items() if need <= limit)
-                    settled = rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).settled
-                    assert settled.tuning == fits, (name, limit)
+                    choice = rma_mm.plan(a, b, mesh, algorithm=name, memory_limit=limit).choice
+                    assert choice.tuning == fits, (name, limit)
         big = Operand((4096, 4096), np.dtype("f4"))
         with mock.patch.object(memory, "lower", wraps=memory.lower) as lowered:
             same_error(comm, MemoryLimitError, lambda: rma_mm.plan(big, big, mesh, memory_limit=1024), "more")
@@ -230,13 +230,13 @@ def test_a_memory_limit_is_met_or_refused_after_few_looks_and_as_a_look_at_every
 def needs_of_every_plan(comm, mesh, a, b, name):
     """Tuning → bytes of a rank, of all plans of an algorithm, each lowered."""
     plan = rma_mm.plan(a, b, mesh, algorithm=name)
-    widths = [plan.settled.tuning.width, *(width for width in memory.WIDTHS if width < plan.settled.tuning.width)]
-    request, found = settling.request_of(mesh, plan.given, TYPICALLY), plan.settled.found
-    trial = memory.Fitting(mesh, plan.given, request, found, plan.settled.chosen)
+    widths = [plan.choice.tuning.width, *(width for width in memory.WIDTHS if width < plan.choice.tuning.width)]
+    request, found = choosing.request_of(mesh, plan.spec, TYPICALLY), plan.choice.candidates
+    trial = memory.MemoryTrial(mesh, plan.spec, request, found, plan.choice.chosen)
     found = {}
     for tuning in [Tuning(width, depth) for width in widths for depth in memory.DEPTHS]:
-        schedule = lower(plan.settled.chosen.algorithm, trial.problem, tuning)
-        found[tuning] = comm.allreduce(peak_bytes(mesh, schedule, plan.given), MPI.MAX)
+        schedule = lower(plan.choice.chosen.algorithm, trial.problem, tuning)
+        found[tuning] = comm.allreduce(peak_bytes(mesh, schedule, plan.spec), MPI.MAX)
     return found
 
 

@@ -22,7 +22,7 @@ def test_ranks_beyond_the_grid_join_what_a_node_shares(comm, shape):
     with Mesh(shape, comm) as mesh:
         left, right = (DistMatrix.from_numpy(x, mesh, f"P('{mesh.shape.names[0]}', None)") for x in (a, b))
         plan = rma_mm.plan(left, right, algorithm="stationary_c")
-        assert plan.shared is not None and plan.shared.counts
+        assert plan.node_scratch is not None and plan.node_scratch.counts
         for _ in range(3):
             np.testing.assert_array_equal(plan.execute(left, right).to_numpy(), a @ b)
 

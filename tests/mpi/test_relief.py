@@ -135,7 +135,7 @@ def test_what_is_placed_stays_and_who_multiplies_follows(comm):
             assert [(plan.algorithm, plan.layouts) for plan in (ordered, kept)] == before[1:]
             assert free.layouts == before[0][1]
             again = rma_mm.plan(A, B, mesh, layout="i, None", deterministic=True)
-            assert again.settled.request.tariff == ordered.settled.request.tariff  # whose bits are those of before
+            assert again.choice.request.tariff == ordered.choice.request.tariff  # whose bits are those of before
         assert len(mesh.fallbacks) == 1 and "rank 1 on host" in mesh.fallbacks[0]
 
 

@@ -25,10 +25,10 @@ def test_shares_follow_speeds(comm, beta):
         with rma_mm.plan(a, b, mesh) as plan:
             out = DistMatrix.from_numpy(c0, mesh, plan.layouts["C"])
             work = [
-                plan.settled.chosen.algorithm.work(plan.settled.problem.reduced).region(SHAPE, mesh.shape, rank).size
+                plan.choice.chosen.algorithm.work(plan.choice.problem.reduced).region(SHAPE, mesh.shape, rank).size
                 for rank in range(mesh.size)
             ]
-        if plan.settled.chosen.algorithm.order != "ticket":
+        if plan.choice.chosen.algorithm.order != "ticket":
             assert max(work[1:]) * 2 < work[0] < 5 * min(work[1:])
         rma_mm.matmul(a, b, mesh, out=out, beta=beta)
         assert np.array_equal(out.to_numpy(), a @ b + beta * c0)

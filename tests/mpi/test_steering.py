@@ -61,7 +61,7 @@ def test_a_late_product_changes_to_groups(comm):
             C = rma_mm.matmul(A, B, mesh, layout="i, j")
             assert np.array_equal(C.to_numpy(), a @ b)
             plan = next(iter(PlanCache.of(mesh).plans.values()))
-            kinds.append(plan.settled.chosen.kind)
+            kinds.append(plan.choice.chosen.kind)
             algorithms.append(plan.algorithm)
         changes = sum(one != other for one, other in pairwise(algorithms))
         assert kinds[0] == "one-sided"
@@ -81,13 +81,15 @@ def test_advice_is_given_where_seconds_are_at_stake(comm):
         A = rma_mm.DistMatrix.from_numpy(a, mesh, "i, j")
         plan = rma_mm.plan(A, A, mesh, layout="i, j")
         predicted = plan.predicted_seconds
-        two_sided = [each.algorithm.name for each in plan.settled.found if each.kind == "two-sided"]
-        assert late_note(plan.settled, [0.01 + predicted, 3.0]) == ""
-        note = late_note(plan.settled, [2.0, 3.0])
+        two_sided = [each.algorithm.name for each in plan.choice.candidates if each.kind == "two-sided"]
+        assert late_note(plan.choice, [0.01 + predicted, 3.0]) == ""
+        note = late_note(plan.choice, [2.0, 3.0])
         assert f"try {two_sided[0]}" in note and "times the seconds predicted" in note
-        assert late_note(plan.settled, [LATE * predicted]) == ""
-        half = rma_mm.plan(A, A, mesh, layout="i, j", transpose_b=True, symmetric=True).settled
-        halves = [each for each in half.found if each.algorithm.half and each.kind == "one-sided" and not each.rejected]
+        assert late_note(plan.choice, [LATE * predicted]) == ""
+        half = rma_mm.plan(A, A, mesh, layout="i, j", transpose_b=True, symmetric=True).choice
+        halves = [
+            each for each in half.candidates if each.algorithm.half and each.kind == "one-sided" and not each.rejected
+        ]
         assert late_note(replace(half, chosen=halves[0]), [2.0]) == ""
 
 
@@ -125,7 +127,7 @@ def test_plans_and_chains_change_over_where_they_may(comm):
         assert sum("times the seconds predicted" in note for note in mesh.fallbacks) == sum(changes.values())
         assert mesh.metrics.tally.plan_changes == sum(changes.values())
         for plan, text in ((placed, placed.explain()), *((each, str(chain)) for each in chain.plans)):
-            assert plan.algorithm in text and plan.settled.chosen.algorithm.name == plan.algorithm
+            assert plan.algorithm in text and plan.choice.chosen.algorithm.name == plan.algorithm
         placed.adapt = comm.rank == 0
         with pytest.raises(DisagreementError, match="adapt: "):
             placed.execute(A, B)
@@ -151,11 +153,11 @@ def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
     with late(comm) as mesh:
         A = rma_mm.DistMatrix.from_numpy(np.eye(48), mesh, "i, j")
         plan, watch = rma_mm.plan(A, A, mesh, layout="i, j"), ProductWatch(mesh.metrics, "these")
-        adaptation, watch.last_seconds = Adaptation(mesh, plan.settled), 1.0
+        adaptation, watch.last_seconds = Adaptation(mesh, plan.choice), 1.0
         for watch.heard, watch.was_slow in enumerate([True] * 3 * LOOKS + [False] * LOOKS, 1):
-            assert adaptation.next(plan.settled, watch) is None
+            assert adaptation.next(plan.choice, watch) is None
         watch.heard += 1
-        assert adaptation.next(plan.settled, watch).chosen.kind == "two-sided"
+        assert adaptation.next(plan.choice, watch).chosen.kind == "two-sided"
 
 
 @parallel(ranks=(2,), env=("nolocal",))

@@ -7,7 +7,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.machine import TYPICAL
-from rma_mm.policy.planner.batches import Batch, BatchPrices, best, candidates, named, share
+from rma_mm.policy.planner.batches import Batch, BatchPrices, batch_load, best, candidates, cuts_text
 
 MESH = MeshShape((2, 2))
 BYTES, SHARED = dict.fromkeys("ABC", 4), dict.fromkeys("ABC", "shared")
@@ -18,8 +18,8 @@ def shares(batch, layouts=None, may_sum=True):
     """What the busiest rank has to do for each way to cut a product, by its name."""
     found = {}
     for cuts in candidates(batch, MESH, layouts or {}, may_sum):
-        each = [share(batch, MESH, rank, cuts, layouts or {}, PRICES) for rank in MESH.ranks]
-        found[named(cuts, batch)] = max(each, key=lambda one: (one.words, one.seconds))
+        each = [batch_load(batch, MESH, rank, cuts, layouts or {}, PRICES) for rank in MESH.ranks]
+        found[cuts_text(cuts, batch)] = max(each, key=lambda one: (one.words, one.seconds))
     return found
 
 
@@ -40,7 +40,7 @@ def test_a_batch_that_is_cut_over_all_ranks_moves_nothing() -> None:
     whole = found["batch axis 0 over i, j"]
     assert whole.words == 0
     assert whole.seconds == min(each.seconds for each in found.values())
-    assert whole.held == 3 * 2 * 16 * 16 * 4
+    assert whole.nbytes == 3 * 2 * 16 * 16 * 4
     assert found["batch axis 0 over i; rows over j"].words > 0
 
 
@@ -54,7 +54,9 @@ def test_few_large_products_are_cut_themselves() -> None:
 def test_sums_are_cut_where_they_may_be_and_then_pushed() -> None:
     batch = Batch((1, 4, 64), (1, 64, 4))
     assert not any("sums" in name for name in shares(batch, may_sum=False))
-    cuts = next(cuts for cuts in candidates(batch, MESH, {}, may_sum=True) if named(cuts, batch) == "sums over i, j")
+    cuts = next(
+        cuts for cuts in candidates(batch, MESH, {}, may_sum=True) if cuts_text(cuts, batch) == "sums over i, j"
+    )
     assert batch.layout("C", cuts) == Layout(((), (), ()), partial=("i", "j"))
     assert batch.lying("C", cuts, MESH).is_single(MESH)
     assert shares(batch)["sums over i, j"].words > 0
@@ -70,5 +72,5 @@ def test_the_fastest_that_fits_is_taken() -> None:
     found = list(shares(Batch((8, 16, 16), (8, 16, 16))).values())
     assert best(found, None) is not None
     assert best(found, 0) is None
-    least = min(range(len(found)), key=lambda n: (found[n].held, found[n].seconds))
-    assert found[best(found, found[least].held)].held == found[least].held
+    least = min(range(len(found)), key=lambda n: (found[n].nbytes, found[n].seconds))
+    assert found[best(found, found[least].nbytes)].nbytes == found[least].nbytes

@@ -87,7 +87,7 @@ def test_frames_are_taken_in_turn() -> None:
 def test_sharing_never_moves_more_between_nodes(case: Case, changed: dict[str, int]) -> None:
     with limits(changed):
         alone, together = (
-            run(replace(case, problem=replace(case.problem, shares=shares)), case.seed).words_between_nodes
+            run(replace(case, problem=replace(case.problem, fetches_together=shares)), case.seed).words_between_nodes
             for shares in (False, True)
         )
     assert case.row.order == "ticket" or together <= alone
@@ -196,7 +196,7 @@ def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
     given = problem("2x2", True, (4, 4, 4))
     fitted = Fitted.of(find_algorithm("stationary_c"), given)
     with limits({"NARROW": 1}):
-        walk = lower(find_algorithm("stationary_c"), replace(given, shares=False), Tuning(2, 0)).program
+        walk = lower(find_algorithm("stationary_c"), replace(given, fetches_together=False), Tuning(2, 0)).program
 
     def member(rank: int) -> list[Op]:
         copies = [op for op in walk(0) if isinstance(op, Copy)]

@@ -24,7 +24,7 @@ from rma_mm.policy.model.volumes import account
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, placed_problem
 from rma_mm.policy.planner.sweep import SweepRequest, prices
 from rma_mm.policy.simulator.simulate import simulate
-from rma_mm.runtime.calibration.speeds import settled
+from rma_mm.runtime.calibration.speeds import steady_speeds
 from rma_mm.schedule.lowering.fitted import Fitted
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
@@ -181,11 +181,11 @@ def test_prices_are_near_the_simulated_time(name: str, cut: str) -> None:
 
 def test_two_rounds_must_agree() -> None:
     first, like, other = (2.0, 1.0, 1.0), (1.9, 1.05, 0.95), (1.0, 2.0, 1.0)
-    assert settled([first, other]) is None
-    assert settled([first, other, (1.5, 1.5, 1.0)]) is None
-    found = settled([first, other, like])
+    assert steady_speeds([first, other]) is None
+    assert steady_speeds([first, other, (1.5, 1.5, 1.0)]) is None
+    found = steady_speeds([first, other, like])
     assert found == pytest.approx((1.481, 0.778, 0.741), abs=1e-3)
-    assert settled([(1.0, 1.05), (1.05, 1.0)]) == ()
+    assert steady_speeds([(1.0, 1.05), (1.05, 1.0)]) == ()
 
 
 def test_a_machine_keeps_them() -> None:

@@ -176,20 +176,20 @@ class BatchPrices:
 
 
 @dataclass(frozen=True)
-class BatchShare:
+class BatchLoad:
     """What a rank has to do for a product of batches, if it is cut in some way."""
 
     seconds: float
     words: int
     """Elements that it takes from other ranks, or adds to theirs."""
-    held: int
+    nbytes: int
     """Bytes of operands, result, and what is brought or summed beside them; of the way that is taken scratch, too."""
 
 
-def share(
+def batch_load(
     batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], layouts: Mapping[str, Layout | None],
     prices: BatchPrices,
-) -> BatchShare:
+) -> BatchLoad:
     """What `rank` has to do. layouts: where A, B and C lie, None for wherever the product wants them."""
     link = "own" if mesh.size == 1 else "node" if len(set(mesh.nodes)) == 1 else "between"
     machine = prices.machine
@@ -208,7 +208,7 @@ def share(
         cost = machine.cost(link, "accumulate" if (inner if x == "C" else outer).partial else "get", prices.flavours[x])
         copied = machine.cost("own", "copy").seconds((wanted - moved) * itemsize)
         seconds += cost.seconds(moved * itemsize, 2) + copied + 2 * machine.meet(mesh.size)
-    return BatchShare(seconds, words, held)
+    return BatchLoad(seconds, words, held)
 
 
 def box(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split]) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ def _moved(here: Region, there: Region, inner: Layout, outer: Layout, x: str) ->
     return wanted.size - common + summed, wanted.size + summed
 
 
-def named(cuts: Mapping[str, Split], batch: Batch) -> str:
+def cuts_text(cuts: Mapping[str, Split], batch: Batch) -> str:
     """Which axes cut what, in words."""
     said = [
         f"{_name(dim)} over {', '.join('+'.join(level.axes) for level in cuts[dim])}"
@@ -246,13 +246,13 @@ def _name(dim: str) -> str:
     return f"batch axis {dim}" if dim.isdecimal() else {"m": "rows", "n": "columns", "k": "sums"}[dim]
 
 
-def best(shares: Iterable[BatchShare], limit: int | None, rests: bool = False) -> int | None:
+def best(shares: Iterable[BatchLoad], limit: int | None, rests: bool = False) -> int | None:
     """The number of the fastest whose memory fits, the first of equal ones; None where none fits.
 
     rests: whether those are excluded that move words.
     """
     able = [
         (each.seconds, n) for n, each in enumerate(shares)
-        if (limit is None or each.held <= limit) and not (rests and each.words)
+        if (limit is None or each.nbytes <= limit) and not (rests and each.words)
     ]
     return min(able)[1] if able else None

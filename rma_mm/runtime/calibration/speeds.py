@@ -65,7 +65,7 @@ def round_of(comm: MPI.Intracomm, site: Site) -> Speeds:
     return tuple(fmean(pools[pool]) for pool in site.pool_of)
 
 
-def settled(rounds: Sequence[Speeds]) -> Speeds | None:
+def steady_speeds(rounds: Sequence[Speeds]) -> Speeds | None:
     """Speeds over their mean, of two rounds that agree on each rank; none where ranks hardly differ.
 
     None where no two rounds agree: then they are not to be believed.
@@ -80,6 +80,6 @@ def settled(rounds: Sequence[Speeds]) -> Speeds | None:
 def measured(comm: MPI.Intracomm, site: Site, first: Speeds) -> Speeds | None:
     """`settled`, after a first round some time ago and as many more as it takes, up to ROUNDS. Collective."""
     rounds = [first]
-    while len(rounds) < ROUNDS and (len(rounds) == 1 or settled(rounds) is None):
+    while len(rounds) < ROUNDS and (len(rounds) == 1 or steady_speeds(rounds) is None):
         rounds.append(round_of(comm, site))
-    return settled(rounds)
+    return steady_speeds(rounds)

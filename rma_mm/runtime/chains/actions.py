@@ -106,7 +106,7 @@ class Multiplication(StepPlaces, Action):
     @property
     def bill(self) -> Bill:  # type: ignore[override]  # it follows the plan
         """See `Action`."""
-        chosen = self.plan.settled.chosen
+        chosen = self.plan.choice.chosen
         bill, factor = chosen.bill, chosen.correction
         return Bill(bill.multiplying * factor, bill.moving * factor, bill.meeting * factor)
 

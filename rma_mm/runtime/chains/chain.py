@@ -28,7 +28,7 @@ from rma_mm.runtime.chains.actions import (
     StepPlaces,
 )
 from rma_mm.runtime.chains.asked import Chain
-from rma_mm.runtime.chains.memory import Frontier, shared_out
+from rma_mm.runtime.chains.memory import Frontier, divide_memory
 from rma_mm.runtime.chains.overlapped import Overlapped
 from rma_mm.runtime.chains.prices import Prices, nbytes
 from rma_mm.runtime.chains.told import seconds_line, step_table
@@ -187,7 +187,7 @@ class ChainPlan:
         if not step.is_product:
             return "sums" if step.axes else "element-wise", placed.seconds
         plan = next(plans, None)
-        return ("", placed.seconds) if plan is None else (plan.algorithm, plan.settled.chosen.seconds)
+        return ("", placed.seconds) if plan is None else (plan.algorithm, plan.choice.chosen.seconds)
 
     @property
     def _seconds(self) -> float:
@@ -321,7 +321,7 @@ class ChainPlan:
             self._add(StepPlaces(step, placed.layouts), placed.seconds, products.get(number))
         for each in self.answer.last:
             self._convert((each.name, each.source), (each.name, each.target), each.seconds)
-        extras = sum(each.extra(plan.settled) for each, plan in zip(products.values(), self.plans, strict=True))
+        extras = sum(each.extra(plan.choice) for each, plan in zip(products.values(), self.plans, strict=True))
         (most,) = largest(self.mesh.comm, [taken + extras])
         return most
 
@@ -377,7 +377,7 @@ class ChainPlan:
             plan = product.plan()
             self.plans.append(plan)
             pairs = zip("AB", placed.reads, strict=False)
-            self._in_place |= {place for x, place in pairs if plan.settled.reads_in_place(x)}
+            self._in_place |= {place for x, place in pairs if plan.choice.reads_in_place(x)}
             self._actions.append(Multiplication(step, layouts, plan))
         elif step.axes:
             self._add_sums(placed, Bill(seconds))
@@ -409,7 +409,7 @@ class ChainPlan:
             operands = replace(given, a=a, b=b, c=replace(given.c, layout=placed.layouts[-1]))
             products[number] = Frontier(self.mesh, str(step), operands, own)
         if limit is not None:
-            shared_out(self.mesh, list(products.values()), taken, limit)
+            divide_memory(self.mesh, list(products.values()), taken, limit)
         return products
 
     # -- in words ---------------------------------------------------------------------------------

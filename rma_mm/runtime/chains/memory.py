@@ -11,11 +11,11 @@ from rma_mm.errors import MemoryLimitError
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operands
+from rma_mm.runtime.products.choosing import memory_trials_of
 from rma_mm.runtime.products.make_plan import plan_of, planned
-from rma_mm.runtime.products.memory import Fitting, fitted
+from rma_mm.runtime.products.memory import MemoryTrial, fit_memory
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.settled import Settled
-from rma_mm.runtime.products.settling import trials_of
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
 
@@ -33,62 +33,62 @@ class Frontier:
     """Where they are to lie."""
     own: int
     """Bytes of this rank's parts of A, B and C."""
-    found: list[Settled] = field(default_factory=list)
+    choices: list[PlanChoice] = field(default_factory=list)
     at: int = 0
     """Which of them is taken."""
     lacks: str = ""
     """Why there is none that takes less than the last; empty where that is not known."""
 
     @property
-    def taken(self) -> Settled:
+    def taken(self) -> PlanChoice:
         """What is taken."""
-        return self.found[self.at]
+        return self.choices[self.at]
 
-    def extra(self, settled: Settled) -> int:
+    def extra(self, choice: PlanChoice) -> int:
         """Bytes that this rank needs beside its parts of A, B and C."""
-        return max(0, peak_bytes(self.mesh, settled.schedule, settled.given) - self.own)
+        return max(0, peak_bytes(self.mesh, choice.schedule, choice.spec) - self.own)
 
     def look(self) -> bool:
         """Find the next, which takes less memory than the last; whether there is one. Collective."""
-        if self.at + 1 < len(self.found):
+        if self.at + 1 < len(self.choices):
             return True
         if self.lacks:
             return False
         limit = self.operands.options.memory_limit
-        if self.found:
-            (peak, own) = self.found[-1].peak_bytes, *largest(self.mesh.comm, [self.own])
+        if self.choices:
+            (peak, own) = self.choices[-1].peak_bytes, *largest(self.mesh.comm, [self.own])
             limit = min(peak - 1, own + int(STEP * (peak - own)))
         try:
-            self.found.append(self.settled(limit))
+            self.choices.append(self.choose(limit))
         except MemoryLimitError as error:  # the same on every rank
             self.lacks = str(error)
-            if self.found and 0 < error.need < self.found[-1].peak_bytes:
-                self.found.append(self.settled(error.need))
-        return self.at + 1 < len(self.found) or not self.lacks
+            if self.choices and 0 < error.need < self.choices[-1].peak_bytes:
+                self.choices.append(self.choose(error.need))
+        return self.at + 1 < len(self.choices) or not self.lacks
 
     @cached_property
-    def trials(self) -> list[Fitting]:
+    def trials(self) -> list[MemoryTrial]:
         """The ways that there are. Collective when first asked for."""
-        return trials_of(self.mesh, self.operands)
+        return memory_trials_of(self.mesh, self.operands)
 
-    def settled(self, limit: int | None) -> Settled:
+    def choose(self, limit: int | None) -> PlanChoice:
         """The fastest way within a limit. Collective. Raises MemoryLimitError."""
         with using_threads(self.mesh.threads):
-            return fitted(self.trials, limit)
+            return fit_memory(self.trials, limit)
 
     def plan(self) -> Plan:
         """The plan of what is taken, or of the fastest where nothing is. Collective."""
         o, options = self.operands, self.operands.options
-        if self.found:
+        if self.choices:
             options = replace(options, memory_limit=self.taken.peak_bytes)  # what it goes over to takes no more
-            plan = plan_of(self.mesh, replace(self.taken, given=replace(self.taken.given, options=options)))
+            plan = plan_of(self.mesh, replace(self.taken, spec=replace(self.taken.spec, options=options)))
             if not plan.prepared.is_outdated:
                 return plan
             plan.close()
         return cast(Plan, planned(o.a, o.b, self.mesh, o.c.layout, options))  # no step multiplies batches
 
 
-def shared_out(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
+def divide_memory(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
     """Take of each frontier what together fits the limit, at least loss of time. Collective.
 
     taken: bytes that this rank holds of everything else. Raises MemoryLimitError where nothing fits.
@@ -105,8 +105,8 @@ def shared_out(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int
             last = max(frontiers, key=lambda each: each.taken.peak_bytes)
             raise _too_little(limit, last.name, f"the leanest plans of all steps need {most}, {most - limit} more")
         saved = largest(mesh.comm, [each.extra(each.taken) for each in steps])
-        left = largest(mesh.comm, [each.extra(each.found[each.at + 1]) for each in steps])
-        costs = [each.found[each.at + 1].chosen.seconds - each.taken.chosen.seconds for each in steps]
+        left = largest(mesh.comm, [each.extra(each.choices[each.at + 1]) for each in steps])
+        costs = [each.choices[each.at + 1].chosen.seconds - each.taken.chosen.seconds for each in steps]
         rates = [cost / max(1, a - b) for cost, a, b in zip(costs, saved, left, strict=True)]
         steps[min(range(len(steps)), key=rates.__getitem__)].at += 1
 

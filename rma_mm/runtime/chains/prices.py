@@ -28,9 +28,9 @@ from rma_mm.policy.planner.chain_search import Answer, Places, Question, greedil
 from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.runtime.chains.asked import Chain
 from rma_mm.runtime.execution.operands import Operand, Operands
+from rma_mm.runtime.products.choosing import request_of
 from rma_mm.runtime.products.make_plan import operands_of, with_kernel
 from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
-from rma_mm.runtime.products.settling import request_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier, reduced

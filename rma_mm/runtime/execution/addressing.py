@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.geometry.span import Region
-from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.schedule.ops import Ref, Slot
 from rma_mm.schedule.schedule import STAGE, Schedule
@@ -50,7 +50,7 @@ class Memory:
     """Scratch memory by frame, flat."""
     tickets: Tickets | None = None
     """For a schedule with a pool."""
-    shared: Shared | None = None
+    node_scratch: NodeScratch | None = None
     """Where ranks of a node fetch slices together."""
 
 
@@ -83,8 +83,8 @@ class Places:
         """The memory of a slot, flat."""
         assert isinstance(ref.buffer, Slot)
         if ref.buffer.group:
-            assert self.memory.shared is not None
-            return self.memory.shared.memory(ref)
+            assert self.memory.node_scratch is not None
+            return self.memory.node_scratch.memory(ref)
         return self.memory.frames[ref.buffer.frame][: ref.buffer.region.size]
 
     def box(self, ref: Ref) -> Box:

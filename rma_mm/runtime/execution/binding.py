@@ -24,7 +24,7 @@ from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Box, Places, slots
 from rma_mm.runtime.execution.collectives import Bound, bind_broadcast, bind_reduce, bind_shift
 from rma_mm.runtime.execution.epilogue import Closings
-from rma_mm.runtime.execution.node_slots import Fetch, Shared
+from rma_mm.runtime.execution.node_slots import Fetch, NodeScratch
 from rma_mm.runtime.execution.poisoned_slots import Slots
 from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, itemsize, op_noted, transfer_noted
 from rma_mm.runtime.execution.unpacking import Unpacked, is_packed
@@ -147,7 +147,7 @@ class Binding:
         Not what stands behind more barriers than `behind`: other ranks may not take part in that yet.
         """
         for op in self.gates:
-            meeting = partial(self.setup.mesh.progress.wait, self.shared.is_due(op))
+            meeting = partial(self.setup.mesh.progress.wait, self.node_scratch.is_due(op))
             self.act(timed(self.setup.mesh.metrics.tally, meeting, NODE), op)
         self.gates = []
         for key in keys:
@@ -283,15 +283,15 @@ class Binding:
     # -- what ranks of a node fetch together ------------------------------------------------------
 
     @property
-    def shared(self) -> Shared:
+    def node_scratch(self) -> NodeScratch:
         """What the ranks of this node share."""
-        assert self.places.memory.shared is not None
-        return self.places.memory.shared
+        assert self.places.memory.node_scratch is not None
+        return self.places.memory.node_scratch
 
     def fetch(self, slot: Slot) -> Fetch:
         """The fetch of a slice, held back by what was awaited just before it."""
         if slot.name not in self.fetches:
-            self.fetches[slot.name] = Fetch(self.shared, [self.shared.is_due(op) for op in self.gates])
+            self.fetches[slot.name] = Fetch(self.node_scratch, [self.node_scratch.is_due(op) for op in self.gates])
             self.gates = []
         return self.fetches[slot.name]
 
@@ -304,7 +304,7 @@ class Binding:
     def post(self, op: ops.Post) -> None:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
-            self.act(partial(self.shared.post, op.event), op)
+            self.act(partial(self.node_scratch.post, op.event), op)
             return
         fetch = self.fetch(op.filled)
         fetch.event, fetch.number = op.event, sum(each.event == op.event for each in self.fetches.values())

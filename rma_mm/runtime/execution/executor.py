@@ -58,7 +58,7 @@ class Executable:
             mesh, places, scalars, meet, self.claim, self.count_work, [], [], trace=trace, machine=machine
         )
         self.program = Binding(self.setup, schedule.program(mesh.rank) if mesh.is_member else [])
-        self.program.actions.append(call_noted(trace, self.settle, "flush"))
+        self.program.actions.append(call_noted(trace, self.flush, "flush"))
         if pushes is not None:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
             self.program.opening = slice(0)
@@ -92,8 +92,8 @@ class Executable:
         """Begin what waits for nothing but A and B, which are there. opening: actions that are done before it."""
         self.progress, self.done_work, self.claims = progress, 0.0, []
         self.sync()
-        if self.memory.shared is not None and self.memory.shared.blocks:
-            self.memory.shared.begin()
+        if self.memory.node_scratch is not None and self.memory.node_scratch.blocks:
+            self.memory.node_scratch.begin()
         self.call(self.program.actions[opening])
         self.call(self.program.actions[: self.program.head])
         self.worked = opening.stop or self.program.head
@@ -117,7 +117,7 @@ class Executable:
         for window in self.windows:
             window.sync()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Complete what this rank started at its targets, and make its stores seen."""
         for window in self.windows:
             window.flush()
@@ -159,7 +159,7 @@ class Executable:
         """A barrier of the schedule: everything before it is visible after it."""
         if not self.is_met:
             return
-        self.settle()
+        self.flush()
         CELLS[DOING] = BARRIER
         barrier(self.mesh.active)
         self.sync()

@@ -19,7 +19,7 @@ from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Transfer
 
 
-class Shared:
+class NodeScratch:
     """What a plan shares within each node. Collective to make; the memory goes back to the arena when it is dropped."""
 
     def __init__(self, mesh: Mesh, schedule: Schedule, operands: Operands) -> None:
@@ -97,8 +97,8 @@ class Shared:
 class Fetch:
     """A rank's piece of a shared slice: begun when the frame is free, and posted when it has landed."""
 
-    def __init__(self, shared: Shared, gates: Sequence[Callable[[], bool]]) -> None:
-        self.shared, self.gates = shared, gates
+    def __init__(self, shared: NodeScratch, gates: Sequence[Callable[[], bool]]) -> None:
+        self.scratch, self.gates = shared, gates
         self.transfers: list[Transfer] = []
         self.event = ""
         self.number = 0
@@ -106,14 +106,14 @@ class Fetch:
 
     def start(self) -> None:
         """Begin, or see to it that it begins when the frame is free; from then on everything happens by itself."""
-        self.shared.mesh.progress.when(lambda: all(gate() for gate in self.gates), self._begin)
+        self.scratch.mesh.progress.when(lambda: all(gate() for gate in self.gates), self._begin)
 
     def _begin(self) -> None:
         for transfer in self.transfers:
             transfer.start()
-        self.shared.mesh.progress.when(self._is_over, lambda: self.shared.post(self.event))
+        self.scratch.mesh.progress.when(self._is_over, lambda: self.scratch.post(self.event))
 
     def _is_over(self) -> bool:
         at = EVENTS.index(self.event)
-        posted = self.shared.counts[self.shared.mesh.rank][at] - self.shared.begun[at]
+        posted = self.scratch.counts[self.scratch.mesh.rank][at] - self.scratch.begun[at]
         return bool(posted == self.number) and all(transfer.done() for transfer in self.transfers)

@@ -12,8 +12,8 @@ from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.adaptation import LATE, Watch
 from rma_mm.policy.planner.candidates import Candidate
 from rma_mm.runtime.calibration import remember_correction
-from rma_mm.runtime.products.settled import Settled
-from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.choosing import choose_plan
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
@@ -30,18 +30,18 @@ class Adaptation:
     One with deterministic=True is kept: another gives other bits.
     """
 
-    def __init__(self, mesh: Mesh, settled: Settled) -> None:
+    def __init__(self, mesh: Mesh, choice: PlanChoice) -> None:
         self.mesh = mesh
-        seconds = settled.predicted_seconds
+        seconds = choice.predicted_seconds
         self._watch: Watch | None = None
         """None where nothing is to change."""
-        options = settled.given.options
+        options = choice.spec.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
-            self._watch = _watch(settled.chosen)
+            self._watch = _watch(choice.chosen)
         self._heard, self._is_due = 0, False
         """Which product was looked at, and whether it is time to act since then."""
         self._steps = self._first_steps = mesh.metrics.relief.steps
-        self._usual = self._set_aside = settled
+        self._usual = self._set_aside = choice
         """What is in force with the shares of the first execution; and what was left as it was late."""
 
     def is_due(self, watch: ProductWatch) -> bool:
@@ -49,7 +49,7 @@ class Adaptation:
         follows = self._steps != self.mesh.metrics.relief.steps
         return self._watch is not None and (follows or self._looked(watch, self._watch))
 
-    def next(self, now: Settled, watch: ProductWatch) -> Settled | None:
+    def next(self, now: PlanChoice, watch: ProductWatch) -> PlanChoice | None:
         """What is to go on in place of `now`; None as a rule. Called once a product; collective where it changes.
 
         watch: of the products that were done so. A change is reported in the mesh's `fallbacks`.
@@ -70,7 +70,7 @@ class Adaptation:
                 self._is_due = watch.is_new or watch.should_change() or watch.should_return()
         return self._is_due
 
-    def _judged(self, now: Settled, watch: Watch) -> Settled | None:
+    def _judged(self, now: PlanChoice, watch: Watch) -> PlanChoice | None:
         """Learn from what was seen, and go over where that is better. Collective."""
         if watch.is_new:
             self._learn(now, watch)
@@ -79,7 +79,7 @@ class Adaptation:
             return self._late(self._other(now, "two-sided"), watch)
         return self._late(self._set_aside, watch) if watch.should_return() else None
 
-    def _late(self, other: Settled | None, watch: Watch) -> Settled | None:
+    def _late(self, other: PlanChoice | None, watch: Watch) -> PlanChoice | None:
         """Go over to `other` as what is in force is late; where there is none, keep that for good."""
         if other is None:
             self._watch = None
@@ -89,7 +89,7 @@ class Adaptation:
         self.mesh.metrics.changed_plan(text)
         return replace(other, instead=text)
 
-    def _following(self, now: Settled) -> Settled | None:
+    def _following(self, now: PlanChoice) -> PlanChoice | None:
         """Go over to what is best by the shares that slow ranks are left with now. Collective."""
         if self._steps == self._first_steps:
             self._usual = now
@@ -102,26 +102,26 @@ class Adaptation:
         self.mesh.metrics.changed_plan()
         return other
 
-    def _better(self, now: Settled) -> Settled | None:
+    def _better(self, now: PlanChoice) -> PlanChoice | None:
         """What takes so much less than `now`, by the present shares, that the change is worth it. Collective."""
         other = self._other(now)
         if other is None:
             return None
         name = now.chosen.algorithm.name
-        seconds = min((each.seconds for each in other.found if each.algorithm.name == name), default=0.0)
+        seconds = min((each.seconds for each in other.candidates if each.algorithm.name == name), default=0.0)
         text = f"{name} takes longer as ranks have become slow"
         return replace(other, instead=text) if seconds > WORTH * other.chosen.seconds else None
 
-    def _other(self, now: Settled, kind: str = "") -> Settled | None:
+    def _other(self, now: PlanChoice, kind: str = "") -> PlanChoice | None:
         """The best on the placements of `now`, of one `kind` if given; None where there is none. Collective."""
         try:
-            other = settle(self.mesh, now.placed, kind)
+            other = choose_plan(self.mesh, now.placed, kind)
         except (AlgorithmError, MemoryLimitError):
             return None
         new = [x for x in "AB" if other.reads_in_place(x) and not now.reads_in_place(x)]
         return None if any(other.operands[x].in_place is None for x in new) else other  # may come from anywhere
 
-    def _learn(self, now: Settled, watch: Watch) -> None:
+    def _learn(self, now: PlanChoice, watch: Watch) -> None:
         """Correct the calibration by what was observed. Collective."""
         mesh, corrected = self.mesh, watch.correction(now.chosen.correction)
         if corrected is not None:
@@ -135,16 +135,16 @@ def _watch(chosen: Candidate, changes: int = 0) -> Watch:
     return watch
 
 
-def late_note(settled: Settled, seconds: Sequence[float]) -> str:
+def late_note(choice: PlanChoice, seconds: Sequence[float]) -> str:
     """Return advice for a one-sided plan that was chosen and late: another that moves by groups; nothing as a rule.
 
     It is one that was priced for this request, and by its price would have saved `AT_STAKE` seconds.
     """
-    predicted, chosen, took = settled.predicted_seconds, settled.chosen, min(seconds)
+    predicted, chosen, took = choice.predicted_seconds, choice.chosen, min(seconds)
     if predicted is None or chosen.kind != "one-sided" or took <= LATE * predicted:
         return ""
-    here, is_half = chosen.layouts and chosen.layouts[2], settled.request.symmetry is not None
-    others = (c for c in settled.found if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
+    here, is_half = chosen.layouts and chosen.layouts[2], choice.request.symmetry is not None
+    others = (c for c in choice.candidates if c.kind == "two-sided" and c.layouts and c.layouts[2] == here)
     better = next((c for c in others if not c.rejected and c.algorithm.half == is_half), None)
     if better is None or took - better.seconds < AT_STAKE:
         return ""

@@ -27,7 +27,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, FileWindow
 from rma_mm.runtime.products.make_plan import make_plan, plan_of
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 
@@ -68,26 +68,26 @@ class BlockedProduct:
         self.executing = 0.0
         """In which blocks were computed."""
         self._nbytes, self._under_way = 0, list[FileWindow]()
-        self._held: Plan | None = None
+        self._kept: Plan | None = None
         self._result: DistMatrix | None = None
         """In memory for blocks of one shape at a time."""
-        self._settled: dict[tuple[int, ...], Settled] = {}
+        self._choices: dict[tuple[int, ...], PlanChoice] = {}
         self._reading: dict[str, float] = {}
         self._heeds_chunks = True
-        self.cut = cut or self._chosen()
+        self.block_shape = cut or self._chosen()
         self.first = self._plan(self.blocks[0])
         """The plan of the first block, which is the largest."""
 
     @property
     def blocks(self) -> list[Region]:
         """Regions of C in the order in which they are computed: there and back, for B's columns are cached still."""
-        rows, cols = (_spans(starts, extent) for starts, extent in zip(self.cut, self.shape, strict=False))
+        rows, cols = (_spans(starts, extent) for starts, extent in zip(self.block_shape, self.shape, strict=False))
         return [Region((row, col)) for n, row in enumerate(rows) for col in (cols[::-1] if n % 2 else cols)]
 
     @property
     def bytes_read(self) -> int:
         """What all ranks read of A and B together."""
-        (m, n, k), (rows, cols) = self.shape, map(len, self.cut)
+        (m, n, k), (rows, cols) = self.shape, map(len, self.block_shape)
         a, b = (self.files[x].dtype.itemsize for x in "AB")
         return k * (m * cols * a + n * rows * b)
 
@@ -122,10 +122,10 @@ class BlockedProduct:
 
     def close(self) -> None:
         """Give the memory back, once all ranks have. Local."""
-        for held in (self._held, self._result):
+        for held in (self._kept, self._result):
             if held is not None:
                 held.close()
-        self._held = self._result = None
+        self._kept = self._result = None
 
     def _operand(self, x: str, region: Region) -> FileMatrix:
         """What a block takes of an operand."""
@@ -136,12 +136,12 @@ class BlockedProduct:
 
     def _plan(self, region: Region) -> Plan:
         """The plan of blocks of such a shape, in memory that those of other shapes have given back. Collective."""
-        if self._held is None or self._held.c_shape != region.shape:
+        if self._kept is None or self._kept.c_shape != region.shape:
             self.close()
-            settled = self._settled.get(region.shape)
-            self._held = self._made(region) if settled is None else plan_of(self.mesh, settled)
-            self._settled[region.shape] = self._held.settled
-        return self._held
+            choice = self._choices.get(region.shape)
+            self._kept = self._made(region) if choice is None else plan_of(self.mesh, choice)
+            self._choices[region.shape] = self._kept.choice
+        return self._kept
 
     def _made(self, region: Region) -> Plan:
         """A plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
@@ -161,13 +161,13 @@ class BlockedProduct:
         for spared, self._heeds_chunks in product((min(BESIDE, limit // 12), 0), (True, False)):
             self.options = {**self.options, "memory_limit": limit - spared}
             for counts in self._by_bytes():
-                self.cut = self._evenly(counts)
+                self.block_shape = self._evenly(counts)
                 try:
                     self._plan(self.blocks[0])
                 except MemoryLimitError as error:  # the same on every rank
                     failure = error
                     continue
-                return self.cut
+                return self.block_shape
         raise failure
 
     def _evenly(self, counts: tuple[int, int]) -> Cut:

@@ -27,12 +27,12 @@ from rma_mm.runtime.matrices.arguments import checked_extents, checked_shape, pl
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands
+from rma_mm.runtime.products.batched.batch_choice import BatchRequest, batch_request, choose_batch
 from rma_mm.runtime.products.batched.plan import BatchPlan
-from rma_mm.runtime.products.batched.settled import BatchRequest, batch_request, settle_batch
+from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.memory import require_homes, require_memory
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.settled import Settled
-from rma_mm.runtime.products.settling import settle
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.symmetry import checked_symmetry, with_symmetry
 from rma_mm.runtime.products.workspace import check_workspace
 from rma_mm.runtime.ranks.agreement import agreed
@@ -120,7 +120,7 @@ def planned(
     require_homes(mesh, request.operands if request else operands)
     operands = with_kernel(mesh, operands)
     if request:
-        return BatchPlan(mesh, settle_batch(mesh, replace(request, operands=operands)))
+        return BatchPlan(mesh, choose_batch(mesh, replace(request, operands=operands)))
     while (plan := _made(mesh, operands, before, workspace)).prepared.is_outdated:
         plan.close()
     return plan
@@ -138,23 +138,23 @@ def _batch_of(
 
 def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
     """The plan that is best on the memory that the mesh has now. Collective."""
-    settled = settle(mesh, operands)
-    if before is not None and settled.is_like(before.settled):
+    choice = choose_plan(mesh, operands)
+    if before is not None and choice.is_like(before.choice):
         return before
-    return plan_of(mesh, settled, workspace)
+    return plan_of(mesh, choice, workspace)
 
 
-def plan_of(mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> Plan:
+def plan_of(mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> Plan:
     """The plan of a product as it was settled. Collective."""
-    require_memory(mesh, settled)
-    operands, later = settled.given, []
+    require_memory(mesh, choice)
+    operands, later = choice.spec, []
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
-            problem = settled.problem
+            problem = choice.problem
             parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
-    return Plan(mesh, settled, workspace)
+    return Plan(mesh, choice, workspace)
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:

@@ -18,7 +18,7 @@ from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, plac
 from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone
 from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
-from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.algorithm import DIMS, PlacedProblem
 from rma_mm.schedule.lowering.fitted import Fitted
@@ -43,22 +43,22 @@ WORK = 256
 """Panels that are looked at, in all, to say how much the leanest plan needs."""
 
 
-def fittings(
+def memory_trials(
     mesh: Mesh, operands: Operands, request: Request, found: list[Candidate], able: list[Candidate]
-) -> list[Fitting]:
+) -> list[MemoryTrial]:
     """A product by each candidate that can serve. Collective over all of the mesh.
 
     found: all candidates; able: those of them that may be taken.
     """
     able = [each for each in able if not each.rejected and each.layouts is not None]
-    trials = [Fitting(mesh, operands, request, found, each) for each in able]
+    trials = [MemoryTrial(mesh, operands, request, found, each) for each in able]
     if operands.options.memory_limit is not None:
         for trial, least in zip(trials, largest(mesh.comm, [trial.standing for trial in trials]), strict=True):
             trial.least = dict.fromkeys(trial.tunings, least)
     return trials
 
 
-def fitted(trials: list[Fitting], limit: int | None) -> Settled:
+def fit_memory(trials: list[MemoryTrial], limit: int | None) -> PlanChoice:
     """The product with the first candidate and tuning whose memory fits the limit. Collective over all of the mesh.
 
     limit: bytes, at most the limit that the trials were made with. What is found out of them is kept for other limits.
@@ -94,14 +94,14 @@ def require_homes(mesh: Mesh, operands: Operands) -> None:
         )
 
 
-def require_memory(mesh: Mesh, settled: Settled) -> None:
+def require_memory(mesh: Mesh, choice: PlanChoice) -> None:
     """Raise MemoryLimitError on every rank if the ranks of a node need more memory than is free there. Collective.
 
     Else the system would end a rank without a word, after a long time. Operands that are there count no more.
     """
-    if settled.peak_bytes * mesh.size < CHECKED:
+    if choice.peak_bytes * mesh.size < CHECKED:
         return
-    given, schedule = settled.given, settled.schedule
+    given, schedule = choice.spec, choice.schedule
     own = peak_bytes(mesh, schedule, given)
     for x, operand in (("A", given.a), ("B", given.b), ("C", given.c)):
         if operand.in_place is not None and mesh.is_member:
@@ -123,13 +123,13 @@ def require_free(comm: MPI.Intracomm, node_of: Sequence[int], own: int) -> None:
 
 
 @dataclass
-class Fitting:
+class MemoryTrial:
     """A candidate in each of its tunings, and what is known of the memory that they need."""
 
     mesh: Mesh
     operands: Operands
     request: Request
-    found: list[Candidate]
+    candidates: list[Candidate]
     candidate: Candidate
     problem: PlacedProblem = field(init=False)
     tunings: list[Tuning] = field(init=False)
@@ -168,7 +168,7 @@ class Fitting:
         """Panels of a rank to which every task falls, where none of its own needs none."""
         return self.tasks * ceil(self.walked / width)
 
-    def first(self, limit: int | None) -> Settled | None:
+    def first(self, limit: int | None) -> PlanChoice | None:
         """The hungriest tuning that fits, None where none does. Collective."""
         for tuning in self.tunings:
             if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
@@ -179,8 +179,8 @@ class Fitting:
             if self.unfit:
                 return None
             if limit is None or self.least[tuning] <= limit:
-                return Settled(
-                    self.operands, self.request, self.found, self.candidate, self.problem, schedule, tuning,
+                return PlanChoice(
+                    self.operands, self.request, self.candidates, self.candidate, self.problem, schedule, tuning,
                     self.least[tuning], is_ordered, self.mesh.granted(self.mesh.flavour),
                 )
         return None
@@ -230,7 +230,7 @@ class Fitting:
         return sum(size * frame_dtype(self.operands, schedule, frame).itemsize for frame, size in frames.items())
 
 
-def _leanest(trials: list[Fitting]) -> tuple[str, int, bool]:
+def _leanest(trials: list[MemoryTrial]) -> tuple[str, int, bool]:
     """Who needs least, how much that is, and whether it is exact or the least that it can be. Collective.
 
     Looks at the most promising tuning time and again, until that is one it has looked at, or has looked at enough.

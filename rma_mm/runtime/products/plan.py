@@ -15,16 +15,16 @@ from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
 from rma_mm.runtime.execution.executor import Executable, Listener, Progress, Running
 from rma_mm.runtime.execution.needs import movement
-from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.files.opened import Opened
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, check_memory, copy_in
 from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
+from rma_mm.runtime.products.choosing import choose_plan
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.prepared import OWN, Latest, Prepared
-from rma_mm.runtime.products.settled import Settled
-from rma_mm.runtime.products.settling import settle
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import Ballot, Told, digest, disagree, in_words
@@ -50,21 +50,21 @@ class Plan:
     deterministic=True does, and a workspace.
     """
 
-    def __init__(self, mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> None:
-        self.mesh, self.options, self.workspace = mesh, settled.given.options, workspace
-        self.prepared = Prepared(mesh, settled, workspace)
+    def __init__(self, mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> None:
+        self.mesh, self.options, self.workspace = mesh, choice.spec.options, workspace
+        self.prepared = Prepared(mesh, choice, workspace)
         """What is in force."""
-        self._adaptation = Adaptation(mesh, settled)
-        self._adapt, self._may_adapt = workspace is None and not settled.given.files, False
+        self._adaptation = Adaptation(mesh, choice)
+        self._adapt, self._may_adapt = workspace is None and not choice.spec.files, False
         """What was set, and whether ranks have agreed on it."""
-        self.layouts = settled.layouts
+        self.layouts = choice.layouts
         """Placements of A, B and C, each in its own orientation."""
         self.serial = mesh.next_serial()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
-        self.watch = ProductWatch(mesh.metrics, self.given.kind)
+        self.watch = ProductWatch(mesh.metrics, self.spec.kind)
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self.trace: Trace | None = None
@@ -87,28 +87,28 @@ class Plan:
 
     @adapt.setter
     def adapt(self, value: bool) -> None:
-        can = self.workspace is None and not self.given.files
+        can = self.workspace is None and not self.spec.files
         self._adapt, self._may_adapt, self._latest = bool(value) and can, False, None
 
     @property
-    def settled(self) -> Settled:
+    def choice(self) -> PlanChoice:
         """What was asked, what the planner found, and what was taken."""
-        return self.prepared.settled
+        return self.prepared.choice
 
     @property
-    def given(self) -> Operands:
+    def spec(self) -> Operands:
         """What was asked."""
-        return self.settled.given
+        return self.choice.spec
 
     @property
     def schedule(self) -> Schedule:
         """The operations of all ranks."""
-        return self.settled.schedule
+        return self.choice.schedule
 
     @property
     def peak_bytes(self) -> int:
         """What the fullest rank holds while the product runs."""
-        return self.settled.peak_bytes
+        return self.choice.peak_bytes
 
     @property
     def scratch_bytes(self) -> int:
@@ -123,48 +123,48 @@ class Plan:
     @property
     def predicted_seconds(self) -> float | None:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
-        return self.settled.predicted_seconds
+        return self.choice.predicted_seconds
 
     @property
-    def shared(self) -> Shared | None:
+    def node_scratch(self) -> NodeScratch | None:
         """Scratch for what ranks of a node fetch together; None where nothing is."""
-        return self.prepared.shared
+        return self.prepared.node_scratch
 
     @property
     def algorithm(self) -> str:
         """Name of the row."""
-        return self.settled.chosen.algorithm.name
+        return self.choice.chosen.algorithm.name
 
     @property
     def why(self) -> str:
         """Why it was chosen."""
-        return self.settled.why
+        return self.choice.why
 
     @property
     def c_shape(self) -> tuple[int, int]:
         """(m, n)."""
-        rows, cols = self.given.c.shape
+        rows, cols = self.spec.c.shape
         return rows, cols
 
     @property
     def c_dtype(self) -> np.dtype[Any]:
         """Element type of the result."""
-        return self.given.c.dtype
+        return self.spec.c.dtype
 
     @property
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
-        return self.settled.reproducible
+        return self.choice.reproducible
 
     @property
     def kernel(self) -> str:
         """The local kernel."""
-        return self.given.kernel
+        return self.spec.kernel
 
     @property
     def epilogue(self) -> str | None:
         """What becomes of each element of C once it is summed, in words; None for nothing."""
-        return self.settled.epilogue
+        return self.choice.epilogue
 
     @property
     def movement(self) -> dict[str, str]:
@@ -174,18 +174,18 @@ class Plan:
     @property
     def decision(self) -> Decision:
         """What was considered, what each candidate would take and move, and why it lost."""
-        return self.settled.decision
+        return self.choice.decision
 
     def explain(self, every: bool = False) -> str:
         """The decision as a table, of 100 columns; of `every` candidate, with its placements, as a wide one.
 
         The whole schedule, all ranks', is verified on the way.
         """
-        return self.settled.explain(every)
+        return self.choice.explain(every)
 
     def frontier(self) -> str:
         """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
-        return frontier_table(self.given.shape, self.mesh.shape.size)
+        return frontier_table(self.spec.shape, self.mesh.shape.size)
 
     def picture(self) -> str:
         """The schedule drawn as text: who multiplies what when, and who moves what to whom. Small meshes only."""
@@ -196,7 +196,7 @@ class Plan:
         return page(self.schedule, str(self))
 
     def __str__(self) -> str:
-        return str(self.settled)
+        return str(self.choice)
 
     # -- executing --------------------------------------------------------------------------------
 
@@ -307,15 +307,15 @@ class Plan:
 
     def follow(self) -> None:
         """Go over to another way of doing the same where that is due. Collective; ranks have agreed that it may."""
-        if not self._is_closed and (other := self._adaptation.next(self.settled, self.watch)):
+        if not self._is_closed and (other := self._adaptation.next(self.choice, self.watch)):
             self._go_over(other)
 
     def checked(
         self, A: DistMatrix, B: DistMatrix, C: DistMatrix, added: DistMatrix | None = None
     ) -> AbstractContextManager[None]:
         """Around the next product, where something is checked. added: what beta adds, where that is not C."""
-        if self.mesh.checks is not None and not self.given.files:
-            return checked_product(self.algorithm, self.given, self.serial, A, B, C, added)
+        if self.mesh.checks is not None and not self.spec.files:
+            return checked_product(self.algorithm, self.spec, self.serial, A, B, C, added)
         self._done += 1
         if not self.options.check or self._done % self.options.checked_every:
             return nullcontext()
@@ -327,7 +327,7 @@ class Plan:
 
         Where many products are checked it is done so that it costs little (`screen`), of few as `rma_mm.verify` does.
         """
-        given, seed, before = self.given, self.mesh.next_serial(), as_before(self.given, C, added)
+        given, seed, before = self.spec, self.mesh.next_serial(), as_before(self.spec, C, added)
         yield
         with read_again(A, B) as (a, b):
             required(self.algorithm, given, seed, a, b, C, before, quick=given.options.checked_every < SELDOM)
@@ -344,28 +344,28 @@ class Plan:
         running.end()
         self.claims, self.words = running.executable.claims, running.words
 
-    def _go_over(self, settled: Settled) -> None:
+    def _go_over(self, choice: PlanChoice) -> None:
         """Do the product as `settled` from now on; as before where that cannot be prepared. Collective."""
-        before = self.settled
+        before = self.choice
         try:
-            self._put(settled)
+            self._put(choice)
         except RmaError as error:  # the same on every rank, as in memory that is not there
             self.mesh.fallbacks.append(
-                f"{settled.chosen.algorithm.name}: {error}; {before.chosen.algorithm.name} goes on"
+                f"{choice.chosen.algorithm.name}: {error}; {before.chosen.algorithm.name} goes on"
             )
             self.adapt = False
             self._put(before)
-        self.watch = ProductWatch(self.mesh.metrics, self.given.kind)
+        self.watch = ProductWatch(self.mesh.metrics, self.spec.kind)
 
-    def _put(self, settled: Settled) -> None:
+    def _put(self, choice: PlanChoice) -> None:
         """Prepare `settled` in place of what was prepared, whose memory may be needed. Collective."""
         while True:
             self._latest = None
             self.prepared.close()
-            self.prepared = Prepared(self.mesh, settled)
+            self.prepared = Prepared(self.mesh, choice)
             if not self.prepared.is_outdated:
                 break
-            settled = settle(self.mesh, settled.placed)
+            choice = choose_plan(self.mesh, choice.placed)
 
     def close(self) -> None:
         """Give the plan's memory back, once all ranks have; its own C lives on while in use. Local; may be repeated."""
@@ -398,7 +398,7 @@ class Plan:
 
     def _allocated(self, name: str) -> DistMatrix:
         """A new matrix for an operand, or for C. Collective."""
-        x = self.settled.operands[name]
+        x = self.choice.operands[name]
         assert x.layout is not None
         return DistMatrix.allocated(self.mesh, x.shape, x.dtype, x.layout)
 
@@ -414,10 +414,10 @@ class Plan:
 
     def _check(self, name: str, matrix: DistMatrix, said: str) -> None:
         """Raise where a matrix, which the caller calls `said`, is not A, B or C (`name`) of this plan."""
-        operand = self.settled.operands[name]
+        operand = self.choice.operands[name]
         assert operand.layout is not None
         if isinstance(matrix, FileMatrix) != bool(operand.chunks):
             where = "stays in a file" if operand.chunks else "is in memory"
             raise LayoutError(f"{said}: this plan was made for one that {where}; make a plan for it")
         facts = (operand.dtype, operand.shape, operand.layout)
-        check_matrix(said, matrix, self.mesh, facts, self.settled.reads_in_place(name), "plan")
+        check_matrix(said, matrix, self.mesh, facts, self.choice.reads_in_place(name), "plan")

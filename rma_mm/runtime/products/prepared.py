@@ -15,12 +15,12 @@ from rma_mm.runtime.execution.addressing import Memory, Tickets
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
 from rma_mm.runtime.execution.needs import groups_of
-from rma_mm.runtime.execution.node_slots import Shared
+from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.workspace import check_room, cut, frames, nbytes
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
@@ -37,10 +37,10 @@ OWN = "the plan's own C"
 class Prepared:
     """A settled product on a mesh. Collective to make; raises ScheduleError where it would not be right."""
 
-    def __init__(self, mesh: Mesh, settled: Settled, workspace: NDArray[np.uint8] | None = None) -> None:
+    def __init__(self, mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> None:
         """workspace: the caller's memory for what this rank needs beside its matrices, and shares with no other."""
-        self.mesh, self.settled = mesh, settled
-        sizes = frames(mesh, settled)
+        self.mesh, self.choice = mesh, choice
+        sizes = frames(mesh, choice)
         self.scratch_bytes = nbytes(sizes)
         """What a workspace has to hold on this rank."""
         if workspace is not None:
@@ -48,15 +48,15 @@ class Prepared:
                 check_room(self.scratch_bytes, workspace, mesh.rank)
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._added: dict[str, DistMatrix] = self._allocate()
-        self.shared = Shared(mesh, settled.schedule, settled.given) if settled.shares else None
+        self.node_scratch = NodeScratch(mesh, choice.schedule, choice.spec) if choice.fetches_together else None
         """Scratch for what ranks of a node fetch together; None where nothing is."""
         self.frames = cut(sizes, workspace)
-        self.tickets = Tickets(self._added["ticket"].block) if settled.schedule.pool else None
-        if self.shared and self.shared.blocks and settled.given.files:
+        self.tickets = Tickets(self._added["ticket"].block) if choice.schedule.pool else None
+        if self.node_scratch and self.node_scratch.blocks and choice.spec.files:
             mesh.progress.look_out()  # panels are asked for as soon as there is room, also while a rank multiplies
-        if (settled.chosen.algorithm.grouped or settled.shares) and mesh.is_member:
-            mesh.open_channels(groups_of(settled.schedule, mesh) | {tuple(mesh.shape.ranks)})
-        prove(mesh, settled.schedule, "plan")
+        if (choice.chosen.algorithm.grouped or choice.fetches_together) and mesh.is_member:
+            mesh.open_channels(groups_of(choice.schedule, mesh) | {tuple(mesh.shape.ranks)})
+        prove(mesh, choice.schedule, "plan")
 
     @property
     def window_bytes(self) -> int:
@@ -64,14 +64,16 @@ class Prepared:
 
         Operands that are summed or brought elsewhere, sums of C in another type, tickets, slots that a node shares.
         """
-        blocks = [matrix.block for matrix in self._added.values()] + (self.shared.blocks if self.shared else [])
+        blocks = [matrix.block for matrix in self._added.values()] + (
+            self.node_scratch.blocks if self.node_scratch else []
+        )
         return sum(block.local.nbytes for block in blocks)
 
     @property
     def is_outdated(self) -> bool:
         """Whether the memory that it was chosen for turned out too small, and other took over."""
-        settled = self.settled
-        return self.mesh.window_flavour != settled.flavour.name and bool(settled.request.in_place or self.shared)
+        choice = self.choice
+        return self.mesh.window_flavour != choice.flavour.name and bool(choice.request.in_place or self.node_scratch)
 
     def executable(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
         """The operations on these operands, bound when first wanted. trace: where to note what this rank does when."""
@@ -86,7 +88,7 @@ class Prepared:
         return found
 
     def _bind(self, A: DistMatrix, B: DistMatrix, C: DistMatrix, trace: Trace | None) -> Executable:
-        settled, o = self.settled, self.settled.given.options
+        choice, o = self.choice, self.choice.spec.options
         # a bound plan must not keep a dropped matrix alive, so it holds the memory and not the blocks
         homes: dict[str, Block] = {name: x.block.unheld() for name, x in (("A", A), ("B", B), ("C", C))}
         homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
@@ -98,13 +100,13 @@ class Prepared:
             frozenset(name for name, flipped in flips.items() if flipped),
             self.frames,
             self.tickets,
-            self.shared,
+            self.node_scratch,
         )
-        may_push = settled.request.pushes
-        sums = Sums(settled.given.semiring, may_push and settled.chosen.algorithm.result != "here", may_push)
-        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, settled.given.kernel, sums, o.epilogue)
-        machine = settled.request.tariff.machine
-        return Executable(settled.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
+        may_push = choice.request.pushes
+        sums = Sums(choice.spec.semiring, may_push and choice.chosen.algorithm.result != "here", may_push)
+        scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, choice.spec.kernel, sums, o.epilogue)
+        machine = choice.request.tariff.machine
+        return Executable(choice.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
 
     def refresh_bias(self) -> None:
         """Let what is bound add the values that the epilogue's bias has now."""
@@ -122,13 +124,13 @@ class Prepared:
             executable.close()
         self.bound.clear()
         self.frames.clear()
-        self.shared = None
+        self.node_scratch = None
         for matrix in self._added.values():
             matrix.close()
 
     def _allocate(self) -> dict[str, DistMatrix]:
         """What it needs in windows: summed or copied operands, C's shadow, the ticket. Collective."""
-        added, given, schedule = {}, self.settled.given, self.settled.schedule
+        added, given, schedule = {}, self.choice.spec, self.choice.schedule
         for name in "AB":
             if name + STAGE in schedule.homes:
                 home = schedule.homes[name + STAGE]

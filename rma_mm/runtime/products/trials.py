@@ -18,9 +18,9 @@ from rma_mm.policy.planner.candidates import placed_problem
 from rma_mm.policy.planner.preference import AUTO
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix
+from rma_mm.runtime.products.choosing import request_of
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.products.settling import request_of
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier, reduced
 
@@ -78,7 +78,7 @@ def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
     """A, B and C where the plan wants them."""
     found = []
     for name in "ABC":
-        operand = plan.settled.operands[name]
+        operand = plan.choice.operands[name]
         assert operand.layout is not None
         matrix = DistMatrix.allocated(plan.mesh, operand.shape, operand.dtype, operand.layout)
         matrix.tile.fill(1)
@@ -100,9 +100,9 @@ def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
 
 
 def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
-    mesh, chosen = plan.mesh, plan.settled.chosen
+    mesh, chosen = plan.mesh, plan.choice.chosen
     flavours = tuple((x, mesh.window_flavour) for x in "ABC")
-    tariff = Tariff(machine, plan.given.summed.name, plan.kernel, 4, 4, flavours)
+    tariff = Tariff(machine, plan.spec.summed.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
-    problem = placed_problem(request_of(mesh, plan.given, tariff), chosen.layouts, chosen.copied)
-    return Trial(account(chosen.algorithm, problem, plan.settled.tuning.width), tariff, seconds)
+    problem = placed_problem(request_of(mesh, plan.spec, tariff), chosen.layouts, chosen.copied)
+    return Trial(account(chosen.algorithm, problem, plan.choice.tuning.width), tariff, seconds)

@@ -13,7 +13,7 @@ from rma_mm.runtime.execution.addressing import COPIED
 from rma_mm.runtime.execution.needs import frames_of
 from rma_mm.runtime.execution.operands import frame_dtype
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.products.settled import Settled
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import STAGE
 
@@ -23,9 +23,9 @@ Frames = dict[str, tuple[int, np.dtype[Any]]]
 """Frame → its elements and their type."""
 
 
-def frames(mesh: Mesh, settled: Settled) -> Frames:
+def frames(mesh: Mesh, choice: PlanChoice) -> Frames:
     """The frames of this rank: of its slots, and of summands that are cast before they are added up."""
-    given, schedule = settled.given, settled.schedule
+    given, schedule = choice.spec, choice.schedule
     found = {frame: (n, frame_dtype(given, schedule, frame)) for frame, n in frames_of(schedule, mesh).items()}
     for x in "AB":
         if mesh.is_member and x + STAGE in schedule.homes and given.dtype(x + STAGE) != given.dtype(x):

@@ -20,8 +20,8 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
 from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.products.batched.batch_choice import BatchChoice
 from rma_mm.runtime.products.batched.checked import checked_batch
-from rma_mm.runtime.products.batched.settled import SettledBatch
 from rma_mm.runtime.products.prepared import OWN, Latest
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -38,7 +38,7 @@ Given = DistArray | DistMatrix | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class BoundBatch:
     """What a rank does for a product on given memory."""
 
     product: Call
@@ -70,25 +70,25 @@ class BatchPlan:
 
     algorithm = "batch"
 
-    def __init__(self, mesh: Mesh, settled: SettledBatch) -> None:
-        self.mesh, self.settled = mesh, settled
-        self.layouts = settled.layouts
+    def __init__(self, mesh: Mesh, choice: BatchChoice) -> None:
+        self.mesh, self.choice = mesh, choice
+        self.layouts = choice.layouts
         """Placements of A, B and C."""
-        batch, operands = settled.request.batch, settled.request.operands
+        batch, operands = choice.request.batch, choice.request.operands
         self.options = operands.options
         each = (("A", operands.a), ("B", operands.b), ("C", operands.c))
-        self._wanted = {x: (operand.dtype, batch.shape(x), settled.layouts[x]) for x, operand in each}
+        self._wanted = {x: (operand.dtype, batch.shape(x), choice.layouts[x]) for x, operand in each}
         """Element type, shape and placement of A, B and C."""
         self.serial = mesh.next_serial()
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
         """What this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
-        self._latest: Latest[DistArray | DistMatrix, Share] | None = None
-        self._bound: OrderedDict[tuple[object, ...], Share] = OrderedDict()
+        self._latest: Latest[DistArray | DistMatrix, BoundBatch] | None = None
+        self._bound: OrderedDict[tuple[object, ...], BoundBatch] = OrderedDict()
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         self._own_c: DistArray | None = None
-        self._moving, self._brought = self._prepared()
+        self._moving, self._redistributed = self._prepared()
         self._work = prod(map(self._extent, batch.extents))
         self._is_closed = False
         mesh.prepared.add(self)
@@ -98,34 +98,34 @@ class BatchPlan:
     @property
     def c_shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        return self.settled.request.batch.shape("C")
+        return self.choice.request.batch.shape("C")
 
     @property
     def c_dtype(self) -> np.dtype[Any]:
         """Element type of the result."""
-        return self.settled.request.operands.c.dtype
+        return self.choice.request.operands.c.dtype
 
     @property
     def kernel(self) -> str:
         """The local kernel."""
-        return self.settled.request.operands.kernel
+        return self.choice.request.operands.kernel
 
     @property
     def peak_bytes(self) -> int:
         """What the fullest rank holds while the product runs."""
-        return self.settled.share.held
+        return self.choice.load.nbytes
 
     @property
     def predicted_seconds(self) -> float:
         """What an execution is expected to take."""
-        return self.settled.share.seconds
+        return self.choice.load.seconds
 
     def explain(self, every: bool = False) -> str:
         """How the product is cut, what that moves, and what other ways would take."""
-        return self.settled.explain()
+        return self.choice.explain()
 
     def __str__(self) -> str:
-        return str(self.settled)
+        return str(self.choice)
 
     # -- executing --------------------------------------------------------------------------------
 
@@ -157,12 +157,12 @@ class BatchPlan:
         """What is checked of the next products."""
         if self.mesh.checks is None:
             return nullcontext()
-        request = self.settled.request
+        request = self.choice.request
         return checked_batch(request.batch, request.operands, self.mesh.next_serial(), a, b, made, added)
 
     def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
-    ) -> Latest[DistArray | DistMatrix, Share]:
+    ) -> Latest[DistArray | DistMatrix, BoundBatch]:
         """The operands, checked and bound, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
@@ -187,7 +187,7 @@ class BatchPlan:
         hashed = digest(facts)
         self._vote(facts, hashed, error)
         made = out if out is not None else self._c()
-        return Latest((left, right, made, c), self._share(as_array(left), as_array(right), made), facts, hashed)
+        return Latest((left, right, made, c), self._bind_once(as_array(left), as_array(right), made), facts, hashed)
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
@@ -195,7 +195,7 @@ class BatchPlan:
             disagree(self.ballot, in_words(dict(zip(("plan", "A", "B", "c", "C"), facts, strict=False))), error)
         self.watch.hears(self.ballot.told)
 
-    def _run(self, mine: Share, a: DistArray, b: DistArray, c: DistArray) -> None:
+    def _run(self, mine: BoundBatch, a: DistArray, b: DistArray, c: DistArray) -> None:
         before, seen, begun = mine.traffic(), self.mesh.metrics.now(), clock()
         CELLS[PRODUCT] = self.mesh.metrics.tally.products + 1
         for x, matrix in (("A", a), ("B", b)):
@@ -218,11 +218,11 @@ class BatchPlan:
 
     def _move_c(self, c: DistArray) -> None:
         """What ranks have multiplied, brought to where C lies, and added to what is there."""
-        moving, made = self._moving["C"], self._brought["C"]
+        moving, made = self._moving["C"], self._redistributed["C"]
         made.folded.block.window.sync()
         barrier(self.mesh.comm)  # everyone's products are there
         moving.run(made.folded)
-        tile, add = c.folded.tile, self.settled.request.operands.semiring.add
+        tile, add = c.folded.tile, self.choice.request.operands.semiring.add
         with np.errstate(all="ignore"):
             if self.options.beta == 0:
                 tile[...] = moving.result
@@ -272,36 +272,36 @@ class BatchPlan:
     def _prepared(self) -> tuple[dict[str, Moving], dict[str, DistArray]]:
         """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
         moving, brought = {}, {}
-        for x, (shape, dtype, source, target) in self.settled.moves.items():
+        for x, (shape, dtype, source, target) in self.choice.moves.items():
             if x == "C":
-                brought[x] = DistArray.allocated(self.mesh, self.c_shape, dtype, self.settled.inner[x])
+                brought[x] = DistArray.allocated(self.mesh, self.c_shape, dtype, self.choice.inner[x])
             result = np.empty(target.region(shape, self.mesh.shape, self.mesh.rank).shape, dtype)
             moving[x] = Moving(self.mesh, shape, dtype, source, target, result, None)
         return moving, brought
 
     def _extent(self, dim: str) -> int:
         """Indices of a dimension that this rank multiplies."""
-        request, mesh = self.settled.request, self.mesh
+        request, mesh = self.choice.request, self.mesh
         x = next(x for x in "CAB" if dim in request.batch.dims(x))
-        region = self.settled.inner[x].region(request.batch.shape(x), mesh.shape, mesh.rank)
+        region = self.choice.inner[x].region(request.batch.shape(x), mesh.shape, mesh.rank)
         return len(region[request.batch.dims(x).index(dim)])
 
-    def _share(self, a: DistArray, b: DistArray, c: DistArray) -> Share:
+    def _bind_once(self, a: DistArray, b: DistArray, c: DistArray) -> BoundBatch:
         """What this rank does with these operands, bound when first wanted."""
         key = tuple((*x.block.key, x.folded.flipped) for x in (a, b, c))
         if key not in self._bound:
             if len(self._bound) >= BOUND:
                 self._bound.popitem(last=False)
-            moved = {x.block.window for x in (a, b, *self._brought.values())} if self._moving else set()
+            moved = {x.block.window for x in (a, b, *self._redistributed.values())} if self._moving else set()
             moved |= {block.window for moving in self._moving.values() for block in moving.blocks.values()}
             windows = frozenset(x.block.window for x in (a, b, c))
             with using_threads(self.mesh.threads):  # products are cut for them
-                self._bound[key] = Share(self._bind(a, b, c), windows, frozenset(moved))
+                self._bound[key] = BoundBatch(self._bind(a, b, c), windows, frozenset(moved))
         self._bound.move_to_end(key)
         return self._bound[key]
 
     def _bind(self, a: DistArray, b: DistArray, c: DistArray) -> Call:
-        o, operands = self.options, self.settled.request.operands
+        o, operands = self.options, self.choice.request.operands
         left, right, made = (self._local(x, array) for x, array in (("A", a), ("B", b), ("C", c)))
         if o.transpose_a:
             left = left.swapaxes(-1, -2)
@@ -313,10 +313,10 @@ class BatchPlan:
 
     def _local(self, x: str, given: DistArray) -> NDArray[Any]:
         """This rank's part of an operand where it is needed, without keeping a matrix alive."""
-        extents = self.settled.inner[x].region(self._wanted[x][1], self.mesh.shape, self.mesh.rank).shape
+        extents = self.choice.inner[x].region(self._wanted[x][1], self.mesh.shape, self.mesh.rank).shape
         if x in "AB" and x in self._moving:
             return self._moving[x].result.reshape(extents)
-        folded = self._brought.get(x, given).folded
+        folded = self._redistributed.get(x, given).folded
         local = folded.block.unheld().local
         return local.T if folded.flipped else local.reshape(extents)
 
@@ -330,7 +330,7 @@ class BatchPlan:
         self._bound.clear()
         for moving in self._moving.values():
             moving.close()
-        for array in (*self._arrays.values(), *self._brought.values()):
+        for array in (*self._arrays.values(), *self._redistributed.values()):
             array.close()
         self._own_c = None
 

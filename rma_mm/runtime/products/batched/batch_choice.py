@@ -17,7 +17,7 @@ from rma_mm.geometry.level import Split
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.batched import scratch_bytes as batch_bytes
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.planner.batches import Batch, BatchPrices, BatchShare, best, box, candidates, named, share
+from rma_mm.policy.planner.batches import Batch, BatchLoad, BatchPrices, batch_load, best, box, candidates, cuts_text
 from rma_mm.policy.planner.candidates import adds_in_any_order
 from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.policy.planner.tables import seconds_text
@@ -64,13 +64,13 @@ Move = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
 
 
 @dataclass(frozen=True, eq=False)
-class SettledBatch:
+class BatchChoice:
     """What was asked, and a way to cut it."""
 
     request: BatchRequest
     mesh: Mesh
     cuts: Mapping[str, Split]
-    share: BatchShare
+    load: BatchLoad
     """Of the slowest, busiest and fullest rank."""
     beside: tuple[str, ...] = ()
     """Other ways to cut it in words, the fastest first."""
@@ -114,13 +114,14 @@ class SettledBatch:
         batch, operands = self.request.batch, self.request.operands
         a, b, c = (list(batch.shape(x)) for x in "ABC")
         how = f"{operands.semiring.note}in {operands.c.dtype} on a mesh of {self.mesh.shape}"
+        why = f"the fastest, predicted {seconds_text(self.load.seconds)}"
         lines = [
             f"C{c} = A{a} @ B{b} {how}",
-            f"algorithm   batch: {named(self.cuts, batch)} (the fastest, predicted {seconds_text(self.share.seconds)})",
+            f"algorithm   batch: {cuts_text(self.cuts, batch)} ({why})",
             *(f"{x}           {self.layouts[x]}{self._moves(x)}" for x in "ABC"),
             f"kernel      {operands.kernel}",
-            f"words       {self.share.words} of the busiest rank",
-            f"peak memory {self.share.held} bytes on the fullest rank",
+            f"words       {self.load.words} of the busiest rank",
+            f"peak memory {self.load.nbytes} bytes on the fullest rank",
         ]
         return "\n".join(lines)
 
@@ -157,7 +158,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
     return BatchRequest(batch, replace(operands, kernel=kernel), {"A": a.layout, "B": b.layout, "C": layout})
 
 
-def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
+def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
     """The fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
 
     Collective; raises AlgorithmError, OptionError, MemoryLimitError.
@@ -173,22 +174,22 @@ def settle_batch(mesh: Mesh, request: BatchRequest) -> SettledBatch:
     figures = np.zeros((len(found), 3))
     with agreed(mesh.comm, "plan"):
         if mesh.is_member:
-            mine = [share(batch, shape, mesh.rank, cuts, request.layouts, prices) for cuts in found]
-            figures[:] = [(each.seconds, each.words, each.held) for each in mine]
+            mine = [batch_load(batch, shape, mesh.rank, cuts, request.layouts, prices) for cuts in found]
+            figures[:] = [(each.seconds, each.words, each.nbytes) for each in mine]
     reduced(mesh.comm, figures, "MAX")
-    shares = [BatchShare(float(seconds), int(words), int(held)) for seconds, words, held in figures]
-    settled = _fitting(mesh, request, found, shares)
-    others = [n for n, cuts in enumerate(found) if cuts is not settled.cuts]
+    shares = [BatchLoad(float(seconds), int(words), int(held)) for seconds, words, held in figures]
+    choice = _fastest_that_fits(mesh, request, found, shares)
+    others = [n for n, cuts in enumerate(found) if cuts is not choice.cuts]
     nearest = sorted(others, key=lambda n: (shares[n].seconds, n))[:SHOWN]
     beside = tuple(
-        f"{seconds_text(shares[n].seconds):>8}, {shares[n].words} words: {named(found[n], batch)}" for n in nearest
+        f"{seconds_text(shares[n].seconds):>8}, {shares[n].words} words: {cuts_text(found[n], batch)}" for n in nearest
     )
-    return replace(settled, beside=beside)
+    return replace(choice, beside=beside)
 
 
-def _fitting(
-    mesh: Mesh, request: BatchRequest, found: list[dict[str, Split]], shares: list[BatchShare]
-) -> SettledBatch:
+def _fastest_that_fits(
+    mesh: Mesh, request: BatchRequest, found: list[dict[str, Split]], shares: list[BatchLoad]
+) -> BatchChoice:
     """The fastest of the ways `found` that fits with its scratch memory, which is looked at where the rest fits.
 
     Collective; raises OptionError, MemoryLimitError.
@@ -198,14 +199,14 @@ def _fitting(
     if rests and all(each.words for each in shares):
         raise OptionError(UNSERVED)
     while (taken := best(shares, limit, rests)) is not None:
-        settled = SettledBatch(request, mesh, found[taken], shares[taken])
+        choice = BatchChoice(request, mesh, found[taken], shares[taken])
         with using_threads(mesh.threads), agreed(mesh.comm, "plan"):
-            scratch = settled.scratch_bytes
-        held = shares[taken].held + largest(mesh.comm, [scratch])[0]
-        shares[taken] = replace(shares[taken], held=held)
+            scratch = choice.scratch_bytes
+        held = shares[taken].nbytes + largest(mesh.comm, [scratch])[0]
+        shares[taken] = replace(shares[taken], nbytes=held)
         if limit is None or held <= limit:
-            return replace(settled, share=shares[taken])
-    least = min(each.held for each in shares if not (rests and each.words))
+            return replace(choice, load=shares[taken])
+    least = min(each.nbytes for each in shares if not (rests and each.words))
     raise MemoryLimitError(
         f"memory_limit: got {limit} bytes; this product of batches needs at least {least} on the fullest rank: allow "
         f"more, or use more ranks"

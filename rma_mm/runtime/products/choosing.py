@@ -9,26 +9,26 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
 from rma_mm.runtime.execution.operands import Operands
-from rma_mm.runtime.products.memory import Fitting, fitted, fittings
+from rma_mm.runtime.products.memory import MemoryTrial, fit_memory, memory_trials
+from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.prices import tariff_of
-from rma_mm.runtime.products.settled import Settled
 from rma_mm.runtime.ranks.agreement import shared_out
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
 
 
-def settle(mesh: Mesh, operands: Operands, kind: str = "") -> Settled:
+def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
     """The best on the memory that the mesh has now; of candidates of one `kind` only, if given. Collective.
 
     Alike on all ranks, which have agreed on everything that it rests on. Raises AlgorithmError where none can serve,
     MemoryLimitError where none fits.
     """
-    trials = trials_of(mesh, operands, kind)
+    trials = memory_trials_of(mesh, operands, kind)
     with using_threads(mesh.threads):  # of which each has scratch
-        return fitted(trials, operands.options.memory_limit)
+        return fit_memory(trials, operands.options.memory_limit)
 
 
-def trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[Fitting]:
+def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[MemoryTrial]:
     """The candidates of a product, whose memory is still to be looked at. As `settle`."""
     request = request_of(mesh, operands, tariff_of(mesh, operands))
     found = choose(request, _priced_by(mesh, request))
@@ -36,7 +36,7 @@ def trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[Fitting]:
     if not able:
         raise AlgorithmError(f"no {kind} plan can serve")
     with using_threads(mesh.threads):
-        return fittings(mesh, operands, request, found, able)
+        return memory_trials(mesh, operands, request, found, able)
 
 
 def _priced_by(mesh: Mesh, request: Request) -> Each | None:

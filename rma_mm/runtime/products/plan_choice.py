@@ -22,12 +22,12 @@ from rma_mm.schedule.verify.checker import verify
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
+class PlanChoice:
     """What was asked, what the planner found, and the candidate, schedule and tuning that were taken."""
 
-    given: Operands
+    spec: Operands
     request: Request
-    found: list[Candidate]
+    candidates: list[Candidate]
     """Every candidate, best first."""
     chosen: Candidate
     problem: PlacedProblem
@@ -47,40 +47,40 @@ class Settled:
     def layouts(self) -> dict[str, Layout]:
         """Placements of A, B and C, each in its own orientation."""
         a, b, c = self.problem.layouts
-        options = self.given.options
+        options = self.spec.options
         return {"A": a.T if options.transpose_a else a, "B": b.T if options.transpose_b else b, "C": c}
 
     @cached_property
     def operands(self) -> dict[str, Operand]:
         """A, B and C where they are to lie."""
-        each = zip("ABC", (self.given.a, self.given.b, self.given.c), strict=True)
+        each = zip("ABC", (self.spec.a, self.spec.b, self.spec.c), strict=True)
         return {name: replace(x, layout=self.layouts[name]) for name, x in each}
 
     @property
     def placed(self) -> Operands:
         """What was asked, with A, B and C where they are to lie."""
         each = self.operands
-        return replace(self.given, a=each["A"], b=each["B"], c=each["C"])
+        return replace(self.spec, a=each["A"], b=each["B"], c=each["C"])
 
     @property
     def predicted_seconds(self) -> float | None:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
-        return self.chosen.seconds if is_known(self.request.tariff, self.given) else None
+        return self.chosen.seconds if is_known(self.request.tariff, self.spec) else None
 
-    def is_like(self, other: Settled) -> bool:
+    def is_like(self, other: PlanChoice) -> bool:
         """Whether another one is the same but for prices."""
         mine, theirs = ((x.chosen.algorithm.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
         return mine == theirs
 
     @property
-    def shares(self) -> bool:
+    def fetches_together(self) -> bool:
         """Whether ranks of a node fetch together what lies on other nodes."""
         return self.request.fetches_together and not self.chosen.algorithm.grouped
 
     @cached_property
     def bytes_read(self) -> int:
         """What all ranks together read from files."""
-        schedule, given = self.schedule, self.given
+        schedule, given = self.schedule, self.spec
         ops = (op for rank in schedule.mesh.ranks for op in expand(schedule, rank) if isinstance(op, Copy))
         return sum(
             op.src.region.size * given.dtype(op.src.operand).itemsize for op in ops if schedule.is_in_file(op.src)
@@ -89,10 +89,10 @@ class Settled:
     @property
     def least_read(self) -> float:
         """Bytes of it that no way to multiply does without, in the memory that the ranks of all nodes may take."""
-        names, limit = "".join(x for x, _ in self.given.files), self.given.options.memory_limit
-        itemsize = max(self.given.dtype(x).itemsize for x in names)
+        names, limit = "".join(x for x, _ in self.spec.files), self.spec.options.memory_limit
+        itemsize = max(self.spec.dtype(x).itemsize for x in names)
         memory = None if limit is None else limit * self.schedule.mesh.size / itemsize
-        return least_read(self.given.shape, names, memory) * itemsize
+        return least_read(self.spec.shape, names, memory) * itemsize
 
     def reads_in_place(self, name: str) -> bool:
         """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
@@ -102,7 +102,7 @@ class Settled:
     def reproducible(self) -> bool:
         """Whether the same operands give the same bits again."""
         free = adds_in_any_order(self.schedule.mesh, self.problem.layouts)
-        return self.given.semiring.in_any_order or (self.is_ordered and not free)
+        return self.spec.semiring.in_any_order or (self.is_ordered and not free)
 
     # -- in words ---------------------------------------------------------------------------------
 
@@ -111,36 +111,36 @@ class Settled:
         """Why it was chosen."""
         if self.instead:
             return self.instead
-        if self.given.options.algorithm != "auto":
+        if self.spec.options.algorithm != "auto":
             return "it was named"
-        first = self.found[0]
+        first = self.candidates[0]
         known = "" if self.predicted_seconds is None else f", predicted {seconds_text(self.predicted_seconds)}"
         if self.chosen is not first:
             return f"the fastest that fits the memory limit{known}"
-        return f"{how_fast(first, self.found)}{known}"
+        return f"{how_fast(first, self.candidates)}{known}"
 
     @property
     def epilogue(self) -> str | None:
         """What becomes of each element of C once it is summed; None for nothing."""
-        asked = self.given.options.epilogue
-        return None if asked is None else asked.words(self.given.c.dtype, self.given.summed)
+        asked = self.spec.options.epilogue
+        return None if asked is None else asked.words(self.spec.c.dtype, self.spec.summed)
 
     @property
     def decision(self) -> Decision:
         """What was considered, what each candidate would take and move, and why it lost."""
-        asked = self.given.options.algorithm
-        return Decision.of(self.given.shape, self.schedule.mesh.shape, self.found, self.chosen, asked)
+        asked = self.spec.options.algorithm
+        return Decision.of(self.spec.shape, self.schedule.mesh.shape, self.candidates, self.chosen, asked)
 
     def __str__(self) -> str:
         """What is multiplied, how, and in how much memory."""
-        m, n, k = self.given.shape
-        how = f"{self.given.semiring.note}in {self.given.c.dtype} on a mesh of {self.schedule.mesh}"
+        m, n, k = self.spec.shape
+        how = f"{self.spec.semiring.note}in {self.spec.c.dtype} on a mesh of {self.schedule.mesh}"
         lines = [
             f"C[{m}, {n}] = A[{m}, {k}] @ B[{k}, {n}] {how}",
             *([f"epilogue    {self.epilogue}"] if self.epilogue else []),
             f"algorithm   {self.chosen.algorithm.name}: {self.chosen.algorithm.summary} ({self.why})",
             *(f"{name}           {'stays in its file' if x.chunks else x.layout}" for name, x in self.operands.items()),
-            f"kernel      {self.given.kernel}{self._why_kernel()}",
+            f"kernel      {self.spec.kernel}{self._why_kernel()}",
             f"panels      {self.tuning.width} wide, fetched {self.tuning.depth} ahead",
             f"peak memory {self.peak_bytes} bytes on the fullest rank",
         ]
@@ -150,19 +150,19 @@ class Settled:
         """The decision as a table, of `every` candidate a wide one; the whole schedule is verified on the way."""
         report = verify(self.schedule)
         itemsize = max(x.dtype.itemsize for x in self.operands.values())
-        limit = self.given.options.memory_limit
+        limit = self.spec.options.memory_limit
         shapes = {name: x.shape for name, x in self.operands.items()}
         lines = [
             str(self),
             *self._about_machine(),
             *self.chosen.algorithm.notes,
             f"verified    {sum(report.steps)} operations of all ranks: every point multiplied once",
-            words_line(report.words, self.given.shape, None if limit is None else limit // itemsize),
-            *([files_line(self.bytes_read, self.least_read)] if self.given.files else []),
+            words_line(report.words, self.spec.shape, None if limit is None else limit // itemsize),
+            *([files_line(self.bytes_read, self.least_read)] if self.spec.files else []),
             "",
             written(self.layouts, self.schedule.mesh, shapes),
             "",
-            explain(self.found, self.chosen, self.given.options.algorithm) if every else str(self.decision),
+            explain(self.candidates, self.chosen, self.spec.options.algorithm) if every else str(self.decision),
         ]
         return "\n".join(lines)
 
@@ -176,7 +176,7 @@ class Settled:
 
     def _why_kernel(self) -> str:
         """What was measured of the local kernels, where anything was."""
-        given = self.given
+        given = self.spec
         dtype = given.operand_dtype or given.summed
         is_named = given.options.kernel != "auto"
         why = "it was named" if is_named else reason(given.kernel, dtype, *given.shape, given.semiring)
