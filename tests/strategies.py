@@ -18,8 +18,8 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL
-from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning
@@ -231,7 +231,7 @@ def placements(
         whole = [layouts(mesh, e, roles=ROLES[:-1]) for e in ((m, k), (k, n))]  # one that chooses takes no summands
         given = tuple(draw(st.none() | each) for each in (*whole, free[2]))
         uneven = replace(TYPICAL, speeds=tuple(draw(st.floats(0.5, 4)) for _ in mesh.ranks))
-        fitted = algorithm.specialize(Request(shape, mesh, given, tariff=Tariff(uneven)))
+        fitted = algorithm.specialize(Request(shape, mesh, given, cost_model=CostModel(uneven)))
         assert isinstance(fitted, Algorithm), fitted
         taken = placements_taken(fitted, Request(shape, mesh, given))
         return fitted, draw(_recut(taken, shape, mesh, given) if recut else st.sampled_from(taken))

@@ -97,7 +97,7 @@ class Contender:
         """What the plan is expected to take, of what that consists, and what it settled beside row and placements."""
         priced = plan.choice.chosen
         return {
-            "predicted": plan.predicted_seconds, "bill": asdict(priced.bill), "correction": priced.correction,
+            "predicted": plan.predicted_seconds, "bill": asdict(priced.cost), "correction": priced.correction,
             "width": plan.choice.tuning.width, "copied": priced.copied,
         }
 

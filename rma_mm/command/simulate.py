@@ -22,10 +22,10 @@ from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
 from rma_mm.errors import OptionError, named, quoted
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, HETEROGENEOUS, TYPICALLY, Description, read_machine
-from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.planner.sweep import Price, SweepRequest, draw, price_table, prices, strong, sweep_table, weak
+from rma_mm.policy.planner.sweep import Price, SweepProblem, draw, price_table, prices, strong, sweep_table, weak
 from rma_mm.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
@@ -125,7 +125,7 @@ def run(options: SimulateOptions, frame: Frame) -> int:
     found = [prices(question) for question in questions(options)]
     first = found[-1][0].question
     shape = "x".join(map(str, options.shape or ()))
-    title = f"{shape} {options.dtype} on {first.tariff.machine.name}, {first.per_node} ranks a node"
+    title = f"{shape} {options.dtype} on {first.cost_model.machine.name}, {first.per_node} ranks a node"
     kind = "strong scaling: " if options.strong else "weak scaling from " if options.weak else f"{first.ranks} ranks: "
     frame.say(kind + title, sweep_table(found) if options.strong or options.weak else price_table(found[0]))
     made: dict[str, str | bytes] = {}
@@ -144,7 +144,7 @@ def run(options: SimulateOptions, frame: Frame) -> int:
     return DONE
 
 
-def questions(options: SimulateOptions) -> list[SweepRequest]:
+def questions(options: SimulateOptions) -> list[SweepProblem]:
     """What is to be priced: one question, or one for each number of ranks. Raises RmaError."""
     assert options.shape is not None
     known = TYPICALLY if options.machine == "typical" else read_machine(options.machine)
@@ -154,8 +154,8 @@ def questions(options: SimulateOptions) -> list[SweepRequest]:
     if options.algorithm != "auto":
         find_algorithm(options.algorithm)
     machine = replace(known.machine, rooms=()) if options.memory_limit else known.machine
-    question = SweepRequest(
-        options.shape, _most(options, known), _tariff(machine, options.dtype), known.ranks_per_node,
+    question = SweepProblem(
+        options.shape, _most(options, known), _cost_model(machine, options.dtype), known.ranks_per_node,
         options.mesh, options.algorithm, (options.layout_a, options.layout_b, options.layout_c),
         options.memory_limit or known.machine.memory,
     )
@@ -180,7 +180,7 @@ def _most(options: SimulateOptions, known: Description) -> int:
     return wanted
 
 
-def _tariff(machine: Machine, dtype: str) -> Tariff:
+def _cost_model(machine: Machine, dtype: str) -> CostModel:
     """What a product of this type is priced by. Raises OptionError where nothing is known of it."""
     element = parse_dtype(dtype)
     summed = accumulator(element)
@@ -188,14 +188,14 @@ def _tariff(machine: Machine, dtype: str) -> Tariff:
     if not kernels:
         known = ", ".join(dict.fromkeys(name.split()[0] for name in machine.kernels))
         raise OptionError(f"--dtype: got {dtype}; {machine.name} has no figures for it, but for {known}")
-    return Tariff(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
+    return CostModel(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
 
 
 def _document(options: SimulateOptions, found: list[list[Price]]) -> dict[str, Any]:
     """All figures."""
     first = found[-1][0].question
     return {
-        "machine": first.tariff.machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,
+        "machine": first.cost_model.machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,
         "prices": [price.as_json() for each in found for price in each],
     }
 
@@ -207,7 +207,7 @@ def _timeline(price: Price) -> dict[str, Any]:
         raise OptionError(f"--timeline: got {ranks} ranks; every operation is simulated of up to {SIMULATED}")
     if price.why_not:
         raise OptionError(f"--timeline: {price.algorithm}: {price.why_not}")
-    simulated = simulated_by(price.schedule(), price.question.tariff)
+    simulated = simulated_by(price.schedule(), price.question.cost_model)
     mesh = price.request.mesh
     facts = {"algorithm": price.algorithm, "seconds": simulated.seconds, "priced": price.seconds} | price.as_json()
     return timeline(predicted_records(simulated, ranks), mesh, mesh.nodes, facts)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.runtime.execution.tracing import Trace, TraceEvent
 from rma_mm.schedule.schedule import Schedule
@@ -138,13 +138,19 @@ def predicted_run(plan: Plan) -> list[Record]:
     """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
     if plan.mesh.shape.size > SIMULATED:
         return []
-    return predicted_records(simulated_by(plan.schedule, plan.choice.request.tariff), plan.mesh.size)
+    return predicted_records(simulated_by(plan.schedule, plan.choice.request.cost_model), plan.mesh.size)
 
 
-def simulated_by(schedule: Schedule, tariff: Tariff) -> Simulated:
+def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:
     """A schedule on the machine that it was priced for, with notes of what its ranks do when."""
     return simulate(
-        schedule, tariff.machine, tariff.itemsize, tariff.dtype, tariff.kernel, dict(tariff.flavours), tariff.summed,
+        schedule,
+        cost_model.machine,
+        cost_model.itemsize,
+        cost_model.dtype,
+        cost_model.kernel,
+        dict(cost_model.flavours),
+        cost_model.accum_itemsize,
         is_noted=True,
     )
 

@@ -26,7 +26,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 import rma_mm
 from rma_mm.errors import DtypeError, MachineError
 from rma_mm.kernels.cache import cache_folder
-from rma_mm.policy.model.machine import SCATTERED, TOGETHER, TYPICAL, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, SCATTERED, TYPICAL, Machine
 from rma_mm.runtime.calibration import cache, lookup, machine_of, measure, remember_correction
 from rma_mm.runtime.calibration.overlap import Overlap
 from rma_mm.runtime.calibration.sampling import scatter, typical
@@ -64,7 +64,7 @@ def check_link(costs, flavours):
     for name in [*(f"{flavour}.{move}" for flavour in flavours for move in ("get", "accumulate", "fetch_add"))]:
         assert costs[name].seconds(2**20) > 0
         assert costs[f"{name} busy"].seconds(2**20) > 0
-    for name in TOGETHER:
+    for name in COLLECTIVES:
         assert costs[name].seconds(2**20) >= costs[name].seconds(2**10) > 0
 
 
@@ -461,7 +461,7 @@ def test_the_command(tmp_path, pretended):
     assert list(machine.kernels) == [f"{dtype} blas" for dtype in ("float32", "float64", "complex64", "complex128")]
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
     links = ["node", "between"] if pretended else ["node"]
-    for name in (*TOGETHER, "shared.get", "created.accumulate", "shared.fetch_add"):
+    for name in (*COLLECTIVES, "shared.get", "created.accumulate", "shared.fetch_add"):
         assert [link for link, *more in rows if more == [name]] == ["own"] * name.endswith("accumulate") + links
     assert "allocated" not in done.stdout
     assert ("behind a multiply" in done.stdout) == pretended

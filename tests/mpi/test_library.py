@@ -21,7 +21,7 @@ from rma_mm.errors import (
     ShapeError,
     WindowError,
 )
-from rma_mm.policy.model.price import TYPICALLY
+from rma_mm.policy.model.cost_model import TYPICALLY
 from rma_mm.policy.planner import candidates
 from rma_mm.runtime.execution.needs import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
@@ -330,11 +330,11 @@ def test_ranks_price_rows_together(comm):
         names = {call.args[0].name for call in priced.call_args_list}  # T10's row prices its points under its name
         assert sum(comm.allgather(len(names))) == len(candidates.every_form())
         assert comm.size == 1 or len(names) <= len(candidates.every_form()) / 2
-        found = [(each.row.name, each.layouts, each.bill, each.rejected) for each in plan.settled.found]
+        found = [(each.algorithm.name, each.layouts, each.bill, each.rejected) for each in plan.choice.candidates]
         assert comm.bcast(str(found)) == str(found)
         candidates._known.clear()
-        again = candidates.candidates(plan.settled.request)
-        assert [(each.algorithm.name, each.layouts, each.bill, each.rejected) for each in again] == found
+        again = candidates.candidates(plan.choice.request)
+        assert [(each.algorithm.name, each.layouts, each.cost, each.rejected) for each in again] == found
         if comm.rank == 0:
             candidates._known.clear()
         rma_mm.plan(*operands, mesh)  # which one rank has forgotten

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import rma_mm
 from rma_mm.errors import DisagreementError, FileFormatError
-from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.ranks import metrics as module
 from rma_mm.runtime.watching.slowness import LONG, SEEN
@@ -31,7 +31,7 @@ from tests.launch import parallel
 
 def fast(beta: float) -> Machine:
     """A machine on which a byte takes so many seconds on the way, and nothing else takes any."""
-    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *TOGETHER], Cost(1e-9, beta))
+    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *COLLECTIVES], Cost(1e-9, beta))
     costs = {"own": {"copy": Cost(1e-9, beta)}, "node": moves, "between": moves}
     return Machine("fast", costs, {"float64 blas": Kernel(1e-9, 1e-18)}, 64, operation=0, meeting=1e-9, measured=True)
 

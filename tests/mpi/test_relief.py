@@ -20,7 +20,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm.geometry.shares import relative
-from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import prices
 from rma_mm.runtime.products.matmul import PlanCache
@@ -38,7 +38,7 @@ MOST = 120
 
 def multiplying() -> Machine:
     """A machine on which multiplies take most of the time."""
-    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *TOGETHER], Cost(1e-5, 1e-9))
+    moves = dict.fromkeys([*(f"{x}.{move}" for x in FLAVOURS for move in ONE_SIDED), *COLLECTIVES], Cost(1e-5, 1e-9))
     costs = {"own": {"copy": Cost(1e-9, 1e-15)}, "node": moves, "between": moves}
     kernels = {"float64 blas": Kernel(1e-9, 1e-8)}
     return Machine("multiplying", costs, kernels, 64, operation=0, meeting=1e-9)
@@ -135,7 +135,8 @@ def test_what_is_placed_stays_and_who_multiplies_follows(comm):
             assert [(plan.algorithm, plan.layouts) for plan in (ordered, kept)] == before[1:]
             assert free.layouts == before[0][1]
             again = rma_mm.plan(A, B, mesh, layout="i, None", deterministic=True)
-            assert again.choice.request.tariff == ordered.choice.request.tariff  # whose bits are those of before
+            # whose bits are those of before
+            assert again.choice.request.cost_model == ordered.choice.request.cost_model
         assert len(mesh.fallbacks) == 1 and "rank 1 on host" in mesh.fallbacks[0]
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 
 import rma_mm
 from rma_mm.errors import DisagreementError, WindowError
-from rma_mm.policy.model.machine import FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
 from rma_mm.policy.planner.adaptation import LATE, LOOKS
 from rma_mm.runtime.calibration.lookup import VARIABLE
 from rma_mm.runtime.products import plan as plans
@@ -32,7 +32,7 @@ from tests.launch import parallel
 def too_fast() -> Machine:
     """A machine that no product can keep up with, on which pulls are better than what groups do."""
     pulls = {f"{flavour}.{move}": Cost(1e-9, 1e-15) for flavour in FLAVOURS for move in ONE_SIDED}
-    moves = pulls | dict.fromkeys(TOGETHER, Cost(1e-6, 1e-10))
+    moves = pulls | dict.fromkeys(COLLECTIVES, Cost(1e-6, 1e-10))
     costs = {"own": {"copy": Cost(1e-9, 1e-15)}, "node": moves, "between": moves}
     kernels = {"float64 blas": Kernel(1e-9, 1e-18)}
     return Machine("too fast", costs, kernels, 64, operation=0, meeting=1e-9, piece=0, packed=0, measured=True)

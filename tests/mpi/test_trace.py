@@ -66,7 +66,7 @@ def check_trace(plan, trace, ops):
     counting = multiplies + trace.transfers
     words = [sum(event.facts["words"][where] for event in counting) for where in ("intra_node", "inter_node")]
     assert words == [plan.words.words_intra, plan.words.words_inter]
-    itemsizes = {x: plan.settled.operands[x].dtype.itemsize for x in "AB"} | {"C": accumulator(plan.c_dtype).itemsize}
+    itemsizes = {x: plan.choice.operands[x].dtype.itemsize for x in "AB"} | {"C": accumulator(plan.c_dtype).itemsize}
     for event in trace.transfers:
         counted = sum(event.facts["words"].values())
         assert event.facts["bytes"] == counted * itemsizes[event.facts["operand"]] or not counted

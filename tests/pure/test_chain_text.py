@@ -17,7 +17,7 @@ from rma_mm.kernels.epilogue.pointwise import apply, summed
 from rma_mm.policy.planner import chain_gradients
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Graph
-from rma_mm.policy.planner.chain_steps import Factor, Step, asked, steps_of
+from rma_mm.policy.planner.chain_steps import Factor, Step, requested_results, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
 
 SHAPES = {"X": (7, 3), "W": (3, 5), "b": (1, 5), "V": (5, 3), "dY": (7, 3), "c": (7, 1)}
@@ -36,7 +36,7 @@ def read(
         if name in named:
             graph.input(name, shape, np.dtype(dtype))
     names = graph_of(steps, graph, numbers)
-    return steps_of(graph, asked(graph, names, outputs, only), fuses)[0]
+    return steps_of(graph, requested_results(graph, names, outputs, only), fuses)[0]
 
 
 def texts(*args: object, **options: object) -> list[str]:
@@ -155,7 +155,9 @@ def test_random_programs_are_grouped_right() -> None:
         graph = Graph()
         for name, x in program.inputs.items():
             graph.input(name, x.shape, x.dtype)
-        steps, nodes = steps_of(graph, asked(graph, graph_of(program.steps, graph, {}), None, None), bool(seed % 2))
+        steps, nodes = steps_of(
+            graph, requested_results(graph, graph_of(program.steps, graph, {}), None, None), bool(seed % 2)
+        )
         results = {step.result: graph.nodes[nodes[step.result]] for step in steps}
         made = {name: np.empty(node.shape, node.dtype) for name, node in results.items()}
         found, wanted = run(steps, program.inputs, made), by_numpy(program.steps, program.inputs)

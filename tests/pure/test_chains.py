@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, described
-from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner import chain_search as placing
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem
 from rma_mm.policy.planner.chain_graph import Graph
@@ -27,7 +27,7 @@ from rma_mm.policy.planner.chain_places import (
     product_seconds,
 )
 from rma_mm.policy.planner.chain_search import Question, greedily, jointly
-from rma_mm.policy.planner.chain_steps import Factor, Step, asked, steps_of
+from rma_mm.policy.planner.chain_steps import Factor, Step, requested_results, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
 from rma_mm.schedule.lowering.fitted import Fitted
 from tests.strategies import meshes, pure
@@ -42,7 +42,7 @@ def steps_read(texts: list[str], shapes: dict[str, tuple[int, int]], dtype: str 
     for name, shape in shapes.items():
         graph.input(name, shape, np.dtype(dtype))
     read = graph_of(texts, graph, {})
-    found, nodes = steps_of(graph, asked(graph, read, None, None))
+    found, nodes = steps_of(graph, requested_results(graph, read, None, None))
     return found, shapes | {step.result: graph.nodes[nodes[step.result]].shape for step in found}
 
 
@@ -263,25 +263,25 @@ def test_greedy_loses_where_a_first_step_is_a_little_cheaper_elsewhere() -> None
 CLUSTER = described(
     "cluster", cores=1, gflops=100, memory_rate=10e9, latency=20e-6, bandwidth=1e9, node_latency=1e-6, hidden=0.5
 )
-TARIFF = Tariff(CLUSTER)
+TARIFF = CostModel(CLUSTER)
 
 
 def real_question(
-    mesh: MeshShape, steps: list[str], shapes: dict, given: dict[str, str], tariff: Tariff = TARIFF
+    mesh: MeshShape, steps: list[str], shapes: dict, given: dict[str, str], cost_model: CostModel = TARIFF
 ) -> Question:
     """A chain whose products and conversions the planner prices."""
     found, shapes = steps_read(steps, shapes)
     places = {name: parse_layout(text, mesh) for name, text in given.items()}
-    options = all_places(mesh, found, shapes, places, tariff.machine.speeds_of(mesh.size))
+    options = all_places(mesh, found, shapes, places, cost_model.machine.speeds_of(mesh.size))
 
     def price(number: int, layouts: tuple) -> float:
         step, (a, b, c) = found[number], layouts
-        (m, n), (k, _) = shapes[step.result], shapes[step.factors[1].name][:: -1 if step.factors[1].turn else 1]
-        a, b = (x.T if factor.turn else x for factor, x in zip(step.factors, (a, b), strict=True))
-        return product_seconds(Request((m, n, k), mesh, (a, b, c), tariff=tariff))
+        (m, n), (k, _) = shapes[step.result], shapes[step.factors[1].name][:: -1 if step.factors[1].transposition else 1]
+        a, b = (x.T if factor.transposition else x for factor, x in zip(step.factors, (a, b), strict=True))
+        return product_seconds(Request((m, n, k), mesh, (a, b, c), cost_model=cost_model))
 
     return Question(
-        found, options, places, {}, price, lambda name, p, q: conversion_seconds(mesh, shapes[name], p, q, tariff)
+        found, options, places, {}, price, lambda name, p, q: conversion_seconds(mesh, shapes[name], p, q, cost_model)
     )
 
 
@@ -342,13 +342,13 @@ def test_what_is_between_two_products_is_cut_by_speed(
 ) -> None:
     """An FFN: wherever its inputs are, what ranks multiply is within 5 % of what they should by their speeds."""
     mesh, total = MeshShape(grid), sum(speeds)
-    tariff = Tariff(replace(TYPICAL, speeds=tuple(speed * mesh.size / total for speed in speeds)))
+    cost_model = CostModel(replace(TYPICAL, speeds=tuple(speed * mesh.size / total for speed in speeds)))
     shapes = {"X": (1024, 1536), "W1": (1536, 4096), "W2": (4096, 1536)}
-    question = real_question(mesh, ["H = X @ W1", "Y = H @ W2"], shapes, given, tariff)
+    question = real_question(mesh, ["H = X @ W1", "Y = H @ W2"], shapes, given, cost_model)
     answer = jointly(question)
     (m, n), (_, p) = (1024, 4096), shapes["W2"]
     for step, shape in zip(answer.steps, [(m, n, 1536), (m, p, n)], strict=True):
-        request = Request(shape, mesh, step.layouts, tariff=tariff)
+        request = Request(shape, mesh, step.layouts, cost_model=cost_model)
         best = next(each for each in candidates(request) if each.algorithm.order != "ticket")
         work = Fitted.of(best.algorithm, placed_problem(request, step.layouts)).work
         late = [work.region(shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]

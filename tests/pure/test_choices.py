@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import Machine, described
-from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, placed_problem
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -30,7 +30,7 @@ SHARE = 0.65
 def test_the_choice_is_what_was_fastest(at: int) -> None:
     given = MEASURED[at]
     machine, mesh = Machine.from_json(given["machine"]), MeshShape(tuple(given["mesh"]), nodes=tuple(given["nodes"]))
-    request = Request(tuple(given["shape"]), mesh, tariff=Tariff(machine), fetches_together=True)
+    request = Request(tuple(given["shape"]), mesh, cost_model=CostModel(machine), fetches_together=True)
     found, seconds = [each for each in candidates(request) if each.algorithm.name in given["seconds"]], given["seconds"]
     off = [abs(each.seconds / seconds[each.algorithm.name] - 1) for each in found]
     assert seconds[found[0].algorithm.name] <= REGRET * min(seconds.values())
@@ -57,7 +57,7 @@ def test_the_choice_is_among_the_fastest_simulated(
     cluster: str, shape: tuple[int, int, int], grid: tuple[int, int]
 ) -> None:
     mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(grid[0] * grid[1])))
-    request = Request(shape, mesh, tariff=Tariff(CLUSTERS[cluster]), fetches_together=True)
+    request = Request(shape, mesh, cost_model=CostModel(CLUSTERS[cluster]), fetches_together=True)
     found = [each for each in candidates(request) if not each.rejected and each.algorithm.order != "ticket"]
     rivals = {(*map(str, each.layouts or ()), each.kind): each for each in reversed(found[:12])}
     seconds = {each.algorithm.name: simulated(each, request) for each in rivals.values()}
@@ -69,7 +69,7 @@ def simulated(candidate: Candidate, request: Request) -> float:
     assert candidate.layouts is not None
     problem = placed_problem(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
-    return simulate(schedule, request.tariff.machine).seconds
+    return simulate(schedule, request.cost_model.machine).seconds
 
 
 def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
@@ -80,7 +80,7 @@ def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
     alone = {move: replace(cost, beta=2 * cost.beta) for move, cost in costs.items() if move.endswith(".get")}
     seconds = []
     for between in (costs, costs | alone):
-        tariff = Tariff(replace(machine, costs={**machine.costs, "between": between}))
-        request = Request((256, 256, 65536), mesh, algorithm="stationary_c", tariff=tariff)
+        cost_model = CostModel(replace(machine, costs={**machine.costs, "between": between}))
+        request = Request((256, 256, 65536), mesh, algorithm="stationary_c", cost_model=cost_model)
         seconds.append(candidates(request)[0].seconds)
     assert seconds[1] < 1.05 * seconds[0]

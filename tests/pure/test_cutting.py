@@ -17,7 +17,7 @@ from rma_mm.geometry.span import Span
 from rma_mm.policy.model.joint_cuts import joint
 from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.traffic import Phase
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem
 from rma_mm.schedule.lowering.boxes import fused, refine
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -50,7 +50,9 @@ def test_what_is_multiplied_in_pieces_and_copied_together_is_what_is_priced(name
         assert found.layouts is not None
         problem = placed_problem(request, found.layouts)
         schedule = lower(found.algorithm, problem, Tuning(found.width, 2))
-        walk = next(phase for phase in account(found.algorithm, problem, found.width).phases if phase.work is not None)
+        walk = next(
+            phase for phase in workload_of(found.algorithm, problem, found.width).phases if phase.work is not None
+        )
         assert walk.work is not None
         for rank in range(prod(grid)):
             ops = list(schedule.program(rank))
@@ -68,7 +70,7 @@ def test_a_tile_that_is_dealt_out_to_other_ranks_than_its_partner_is_copied_toge
     request = Request((1024, 1024, 1024), MeshShape((3, 2)), algorithm="pblas:pull")
     found = candidates(request)[0]
     assert found.layouts is not None
-    walk = account(found.algorithm, placed_problem(request, found.layouts), found.width).phases[-1]
+    walk = workload_of(found.algorithm, placed_problem(request, found.layouts), found.width).phases[-1]
     assert walk.work is not None
     assert walk.work.pieces[2].tolist() == [6.0] * 6
     assert [got(walk, x, 0) for x in "AB"] == [384 * 1024, 512 * 1024]
@@ -126,6 +128,6 @@ def test_parts_are_cut_into_no_more_than_the_shortest_has(
     (found,) = candidates(request)
     assert found.layouts is not None
     problem = placed_problem(request, found.layouts)
-    work = next(phase.work for phase in account(found.algorithm, problem).phases if phase.work)
+    work = next(phase.work for phase in workload_of(found.algorithm, problem).phases if phase.work)
     ops = lower(found.algorithm, problem).program(0)
     assert prod(int(cuts[0]) for cuts in work.pieces) == sum(isinstance(op, Multiply) for op in ops) == made

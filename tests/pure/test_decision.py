@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL
-from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import Request, candidates, choose
 from rma_mm.policy.planner.decision import COLUMNS, Decision, decide
 from rma_mm.policy.planner.tables import lost_by, why_lost
@@ -49,7 +49,7 @@ def test_parts_sum_to_the_difference_and_the_largest_is_named_first(
     """Corrections by earlier products are a part."""
     factors = st.dictionaries(st.sampled_from(["one-sided", "two-sided", "in place"]), st.floats(0.5, 2.0))
     machine = replace(TYPICAL, corrections=data.draw(factors))
-    found = choose(Request(shape, mesh, tariff=Tariff(machine)))
+    found = choose(Request(shape, mesh, cost_model=CostModel(machine)))
     for each in (each for each in found if not each.rejected):
         assert sum(each.parts.values()) == pytest.approx(each.seconds)
         lost, difference = lost_by(each, found[0]), each.seconds - found[0].seconds

@@ -9,10 +9,10 @@ from statistics import fmean
 import pytest
 
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.fit import MOST, Trial, fitted, kind_of, kinds, scaled
+from rma_mm.policy.model.cost_model import CostModel, estimate
+from rma_mm.policy.model.fit import MOST, TimedProduct, fit_corrections, kind_of, kinds, scaled
 from rma_mm.policy.model.machine import COPY, Machine, described
-from rma_mm.policy.model.price import Tariff, bill
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem
 from tests.thorough import usually
 
@@ -22,7 +22,7 @@ NAMES = ("stationary_c", "stationary_a", "summa_c", "row_parallel", "gemm_scatte
 
 
 @cache
-def trials() -> tuple[Trial, ...]:
+def trials() -> tuple[TimedProduct, ...]:
     """Products whose seconds are what this machine predicts."""
     made = []
     for shape in SHAPES:
@@ -30,14 +30,14 @@ def trials() -> tuple[Trial, ...]:
             request = Request(shape, MeshShape((2, 2)), algorithm=name)
             found = candidates(request)[0]
             assert found.layouts is not None
-            walk = account(found.algorithm, placed_problem(request, found.layouts), found.width)
-            made.append(Trial(walk, Tariff(HERE), bill(walk, Tariff(HERE)).seconds))
+            walk = workload_of(found.algorithm, placed_problem(request, found.layouts), found.width)
+            made.append(TimedProduct(walk, CostModel(HERE), estimate(walk, CostModel(HERE)).seconds))
     return tuple(made)
 
 
-def measured(machine: Machine) -> list[Trial]:
+def measured(machine: Machine) -> list[TimedProduct]:
     """The same products, timed on another machine."""
-    return [replace(each, seconds=bill(each.account, Tariff(machine)).seconds) for each in trials()]
+    return [replace(each, seconds=estimate(each.workload, CostModel(machine)).seconds) for each in trials()]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def measured(machine: Machine) -> list[Trial]:
 )
 def test_factors_are_found_again(true: dict[str, float]) -> None:
     timed = measured(scaled(HERE, true))
-    found = fitted(HERE, timed)
+    found = fit_corrections(HERE, timed)
     assert found["products"] == pytest.approx(true["products"], rel=0.1)
     changed = scaled(HERE, found)
     assert max(each.off(changed) for each in timed) < 0.15
@@ -59,20 +59,20 @@ def test_factors_are_found_again(true: dict[str, float]) -> None:
 
 
 def test_what_nothing_speaks_for_stays_as_it_is() -> None:
-    assert set(fitted(HERE, []).values()) == {1.0}
-    assert set(fitted(HERE, trials()).values()) == {1.0}
-    found = fitted(HERE, measured(scaled(HERE, {"products": 1.5})))
+    assert set(fit_corrections(HERE, []).values()) == {1.0}
+    assert set(fit_corrections(HERE, trials()).values()) == {1.0}
+    found = fit_corrections(HERE, measured(scaled(HERE, {"products": 1.5})))
     assert [found[kind] for kind in ("groups, between", "one-sided, between")] == [1.0, 1.0]
 
 
 def test_one_product_that_was_disturbed_decides_nothing() -> None:
     timed = measured(HERE)
     timed[3] = replace(timed[3], seconds=50 * timed[3].seconds)
-    assert fitted(HERE, timed)["products"] == pytest.approx(1.0, abs=0.05)
+    assert fit_corrections(HERE, timed)["products"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_factors_stay_within_reason() -> None:
-    found = fitted(HERE, [replace(each, seconds=1e3 * each.seconds) for each in trials()])
+    found = fit_corrections(HERE, [replace(each, seconds=1e3 * each.seconds) for each in trials()])
     assert max(found.values()) <= MOST
 
 

@@ -19,7 +19,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.traffic import traffic
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
@@ -233,7 +233,7 @@ def blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout]:
 
 
 def assert_price_is_exact(algorithm: Algorithm, problem: PlacedProblem) -> None:
-    outcome, price = words(algorithm, problem), traffic(account(algorithm, problem))
+    outcome, price = words(algorithm, problem), traffic(workload_of(algorithm, problem))
     # in a ring words come from a neighbour and not from their owner
     if not (algorithm.grouped and algorithm.order == "rotated"):
         assert price.between == pytest.approx(outcome.words_between_nodes)
@@ -302,8 +302,8 @@ def test_price_where_tiles_are_read_again_in_place() -> None:
     mesh = MeshShape((3,))
     problem = PlacedProblem((6, 6, 6), mesh, placed(mesh, "i, None", "None, None, i=1", "None, None, i=0"))
     with limits({"NARROW": 1}):
-        outcome, found = words(ALGORITHMS["stationary_c"], problem), account(ALGORITHMS["stationary_c"], problem)
-    assert traffic(found).in_place == 24 + 36
+        outcome, workload = words(ALGORITHMS["stationary_c"], problem), workload_of(ALGORITHMS["stationary_c"], problem)
+    assert traffic(workload).in_place == 24 + 36
     assert outcome.words == [24 + 3 * 36, 0, 0]
 
 

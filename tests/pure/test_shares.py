@@ -17,12 +17,12 @@ from rma_mm.errors import AlgorithmError, MachineError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.shares import CAP, FLOOR, relative, slices, speeds_problem
+from rma_mm.policy.model.cost_model import CostModel, estimate
 from rma_mm.policy.model.machine import TYPICAL, Cost, Machine
 from rma_mm.policy.model.machine_file import HETEROGENEOUS, from_toml
-from rma_mm.policy.model.price import Tariff, bill
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, default_mesh, placed_problem
-from rma_mm.policy.planner.sweep import SweepRequest, prices
+from rma_mm.policy.planner.sweep import SweepProblem, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import steady_speeds
 from rma_mm.schedule.lowering.fitted import Fitted
@@ -41,7 +41,7 @@ EXPOSED = replace(
 
 
 def uneven(shape: tuple[int, int, int], mesh: MeshShape, speeds: tuple[float, ...], **more: object) -> Request:
-    return Request(shape, mesh, tariff=Tariff(replace(PLENTY, speeds=relative(speeds))), **more)  # type: ignore[arg-type]
+    return Request(shape, mesh, cost_model=CostModel(replace(PLENTY, speeds=relative(speeds))), **more)  # type: ignore[arg-type]
 
 
 def slowest(candidate: Candidate, request: Request) -> float:
@@ -112,13 +112,13 @@ def test_loads_are_as_speeds_are(grid: tuple[int, ...], speeds: tuple[float, ...
     request = uneven(shape, MeshShape(grid), speeds)
     best = candidates(request)[0]
     assert best.algorithm.order == "ticket" or slowest(best, request) <= 1.05
-    flat = Request(shape, MeshShape(grid), tariff=Tariff(PLENTY))
+    flat = Request(shape, MeshShape(grid), cost_model=CostModel(PLENTY))
     even = next(c for c in candidates(flat) if c.algorithm.order != "ticket" and not c.rejected)
     assert slowest(even, request) >= 1.3
     assert even.layouts is not None
-    by_speed = bill(account(even.algorithm, placed_problem(request, even.layouts)), request.tariff)
-    assert by_speed.multiplying > 1.25 * even.bill.multiplying
-    assert best.bill.multiplying < by_speed.multiplying
+    by_speed = estimate(workload_of(even.algorithm, placed_problem(request, even.layouts)), request.cost_model)
+    assert by_speed.multiplying > 1.25 * even.cost.multiplying
+    assert best.cost.multiplying < by_speed.multiplying
 
 
 def test_what_is_placed_stays() -> None:
@@ -131,7 +131,7 @@ def test_what_is_placed_stays() -> None:
 
 def test_speeds_that_hardly_differ_change_nothing() -> None:
     mesh, shape = MeshShape((2, 2)), (2048, 2048, 2048)
-    flat = candidates(Request(shape, mesh, tariff=Tariff(PLENTY)))
+    flat = candidates(Request(shape, mesh, cost_model=CostModel(PLENTY)))
     near = candidates(uneven(shape, mesh, (1, 1.1, 1.05, 0.95)))
     assert [(c.algorithm.name, c.layouts, c.seconds) for c in flat] == [
         (c.algorithm.name, c.layouts, c.seconds) for c in near
@@ -141,8 +141,8 @@ def test_speeds_that_hardly_differ_change_nothing() -> None:
 def test_a_grid_is_chosen_by_speed() -> None:
     """Cut alike everywhere, one fast rank in six is best used where one dimension is cut over all of them."""
     for speeds, grid in (((), (3, 2)), ((5, 1, 1, 1, 1, 1), (6, 1))):
-        tariff = Tariff(replace(PLENTY, speeds=speeds))
-        assert default_mesh(6, (4096, 4096, 512), algorithm="summa_c", tariff=tariff) == grid
+        cost_model = CostModel(replace(PLENTY, speeds=speeds))
+        assert default_mesh(6, (4096, 4096, 512), algorithm="summa_c", cost_model=cost_model) == grid
 
 
 @pure(30)
@@ -168,12 +168,12 @@ def test_prices_are_near_the_simulated_time(name: str, cut: str) -> None:
     best = candidates(request)[0]
     layouts = best.layouts
     if cut == "even":
-        layouts = candidates(Request(shape, mesh, algorithm=name, tariff=Tariff(PLENTY)))[0].layouts
+        layouts = candidates(Request(shape, mesh, algorithm=name, cost_model=CostModel(PLENTY)))[0].layouts
     assert layouts is not None
     problem = placed_problem(request, layouts)
     schedule = lower(best.algorithm, problem, Tuning(width=best.width))
-    seconds = simulate(schedule, request.tariff.machine).seconds
-    assert 0.8 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.25
+    seconds = simulate(schedule, request.cost_model.machine).seconds
+    assert 0.8 < estimate(workload_of(best.algorithm, problem, best.width), request.cost_model).seconds / seconds < 1.25
 
 
 # -- how they are known ---------------------------------------------------------------------------
@@ -212,11 +212,16 @@ def het(**changes: object) -> Machine:
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (20000, 2000, 2000), (2000, 20000, 4000)])
 def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int, int, int]) -> None:
     """Eight nodes of 300 and eight of 125 GF/s a rank, on two fabrics: 1.3 times and more, simulated too."""
-    request = Request(shape, TWO_KINDS, fetches_together=True, tariff=Tariff(het()))
+    request = Request(shape, TWO_KINDS, fetches_together=True, cost_model=CostModel(het()))
     best = candidates(request)[0]
-    flat = candidates(replace(request, tariff=Tariff(replace(het(), speeds=()))))
+    flat = candidates(replace(request, tariff=CostModel(replace(het(), speeds=()))))
     priced = [
-        (bill(account(c.algorithm, placed_problem(request, c.layouts, c.copied), c.width), request.tariff).seconds, n)
+        (
+            estimate(
+                workload_of(c.algorithm, placed_problem(request, c.layouts, c.copied), c.width), request.cost_model
+            ).seconds,
+            n,
+        )
         for n, c in enumerate(flat)
         if c.layouts is not None and not c.rejected
     ]
@@ -229,7 +234,7 @@ def simulated(candidate: Candidate, request: Request) -> float:
     assert candidate.layouts is not None
     problem = placed_problem(request, candidate.layouts, candidate.copied)
     schedule = lower(candidate.algorithm, problem, Tuning(width=candidate.width))
-    return simulate(schedule, request.tariff.machine).seconds
+    return simulate(schedule, request.cost_model.machine).seconds
 
 
 def test_what_crosses_a_slow_wire_takes_longer() -> None:
@@ -238,9 +243,9 @@ def test_what_crosses_a_slow_wire_takes_longer() -> None:
     request = Request((512, 512, 512), mesh, tuple(layouts), algorithm="stationary_c")  # type: ignore[arg-type]
     bills = {}
     for slow in (1.0, 0.1):
-        found = replace(request, tariff=Tariff(replace(EXPOSED, wires=(1.0, 1.0, slow, 1.0))))
+        found = replace(request, tariff=CostModel(replace(EXPOSED, wires=(1.0, 1.0, slow, 1.0))))
         best = candidates(found)[0]
-        bills[slow] = best.bill.moving, simulated(best, found)
+        bills[slow] = best.cost.moving, simulated(best, found)
     assert all(late > 3 * usual for late, usual in zip(bills[0.1][:1], bills[1.0][:1], strict=True))
     assert bills[0.1][1] > 1.5 * bills[1.0][1]
 
@@ -273,7 +278,7 @@ FOUR = {"nodes": 4, "ranks_per_node": 2, "cores": 2, "group": [{"nodes": 2}] * 2
 def priced(name: str, grid: tuple[int, ...], extent: int, machine: Machine) -> tuple[float, float]:
     """Seconds of a square product on four nodes, by price and simulated."""
     mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(8)))
-    request = Request((extent,) * 3, mesh, algorithm=name, tariff=Tariff(machine))
+    request = Request((extent,) * 3, mesh, algorithm=name, cost_model=CostModel(machine))
     best = candidates(request)[0]
     return best.seconds, simulated(best, request)
 
@@ -306,8 +311,8 @@ def test_groups_are_kept_and_have_memory_of_their_own() -> None:
     for name, wrong in {"delays": [-1], "groups": 5, "joint": [1], "rooms": 0}.items():
         with pytest.raises(MachineError, match=name):
             Machine.from_json(machine.as_json() | {name: wrong})
-    question = SweepRequest((8192,) * 3, 64, Tariff(machine), 4, (64,), "data_parallel", memory=17 * 10**6)
-    (fits,) = prices(replace(question, tariff=Tariff(replace(machine, rooms=()))))
+    question = SweepProblem((8192,) * 3, 64, CostModel(machine), 4, (64,), "data_parallel", memory=17 * 10**6)
+    (fits,) = prices(replace(question, tariff=CostModel(replace(machine, rooms=()))))
     assert not fits.why_not
     (tight,) = prices(question)
     assert tight.why_not == "needs 8.75 MiB a rank, and 8.106 MiB may be held"
@@ -321,13 +326,13 @@ def test_one_group_is_all_nodes() -> None:
     assert set(machine.speeds) == {2.0}
     assert machine.speeds_of(64) == ()
     plain = het(group=[], group_link={})
-    fast, usual = (Request((4096,) * 3, TWO_KINDS, tariff=Tariff(each)) for each in (machine, plain))
-    assert candidates(fast)[0].bill.multiplying < 0.6 * candidates(usual)[0].bill.multiplying
+    fast, usual = (Request((4096,) * 3, TWO_KINDS, cost_model=CostModel(each)) for each in (machine, plain))
+    assert candidates(fast)[0].cost.multiplying < 0.6 * candidates(usual)[0].cost.multiplying
 
 
 @thorough
 def test_efficiency_is_of_all_speeds_together() -> None:
-    question = SweepRequest((8192,) * 3, 64, Tariff(het()), 4)
+    question = SweepProblem((8192,) * 3, 64, CostModel(het()), 4)
     assert 0.5 < max(price.efficiency for price in prices(question) if not price.why_not) <= 1.0
 
 
@@ -372,7 +377,7 @@ def test_blocks_by_name(grid: tuple[int, ...], speeds: tuple[float, ...], column
     assert sorted(found) == [((a, b),) for a, b in pairwise(cuts)]
     schedule = lower(best.algorithm, placed_problem(request, best.layouts), Tuning(width=best.width))
     prove(schedule)
-    assert 0.8 < best.seconds / simulate(schedule, request.tariff.machine).seconds < 1.25
+    assert 0.8 < best.seconds / simulate(schedule, request.cost_model.machine).seconds < 1.25
     c = parse_layout("*, " + ", ".join(f"{axis}=0" for axis in mesh.names), mesh)
     placed = candidates(replace(request, layouts=(None, None, c)))[0]
     assert placed.layouts is not None

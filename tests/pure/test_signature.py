@@ -13,7 +13,7 @@ from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.sbp import PLACED, Sbp, deduce, sbp_text, sbp_to_layout, signatures
 from rma_mm.policy.model.traffic import traffic
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.lowering.lower import Tuning
@@ -133,7 +133,7 @@ def test_the_registry_comes_out_of_signatures(name: str, a: str, b: str, mesh: M
     for layouts in dict.fromkeys(taken(known, mesh)):
         problem = PlacedProblem(SHAPE, mesh, layouts)
         assert words(algorithm, problem).words == words(known, problem).words
-        assert traffic(account(algorithm, problem)) == traffic(account(known, problem))
+        assert traffic(workload_of(algorithm, problem)) == traffic(workload_of(known, problem))
 
 
 # -- what there is not ----------------------------------------------------------------------------

@@ -24,15 +24,15 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape, divisors, grids
 from rma_mm.policy.model import locality as spread
 from rma_mm.policy.model import spans as marks_of
+from rma_mm.policy.model.cost_model import TYPICALLY, CostModel, estimate
 from rma_mm.policy.model.machine import TYPICAL
 from rma_mm.policy.model.machine_file import EXAMPLE, from_toml, read_machine
-from rma_mm.policy.model.price import TYPICALLY, Tariff, bill
 from rma_mm.policy.model.traffic import traffic
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner import candidates as planner
 from rma_mm.policy.planner import sweep as scaling
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, placed_problem
-from rma_mm.policy.planner.sweep import SweepRequest, prices, strong, weak
+from rma_mm.policy.planner.sweep import SweepProblem, prices, strong, weak
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.algorithm import Algorithm
 from rma_mm.schedule.lowering.lower import Tuning, lower
@@ -172,11 +172,11 @@ def on_nodes(grid: tuple[int, ...], per_node: int) -> MeshShape:
 def figures(candidate: Candidate, request: Request) -> dict[str, float]:
     """What a row takes on its placements, from the ranks that are looked at now."""
     assert candidate.layouts is not None
-    found = account(candidate.algorithm, placed_problem(request, candidate.layouts), candidate.width)
+    workload = workload_of(candidate.algorithm, placed_problem(request, candidate.layouts), candidate.width)
     kinds = ("between", "within", "in_place", "messages", "busiest", "held")
-    moved = {kind: float(getattr(traffic(found), kind)) for kind in kinds}
+    moved = {kind: float(getattr(traffic(workload), kind)) for kind in kinds}
     total = sum(moved[kind] for kind in ("between", "within", "in_place"))
-    return moved | {"words": total, "seconds": bill(found, request.tariff).seconds}
+    return moved | {"words": total, "seconds": estimate(workload, request.cost_model).seconds}
 
 
 def deviations(few: dict[str, float], all_: dict[str, float]) -> dict[str, float]:
@@ -265,7 +265,7 @@ def test_prices_are_near_what_all_operations_take(algorithm: Algorithm) -> None:
     on = from_toml(table()).machine
     for grid, per_node in (((3, 5), 5), ((2, 2, 3), 4)):
         asked = Request(
-            (1009, 2003, 503), on_nodes(grid, per_node), algorithm=algorithm.name, tariff=Tariff(on),
+            (1009, 2003, 503), on_nodes(grid, per_node), algorithm=algorithm.name, cost_model=CostModel(on),
             fetches_together=True,
         )
         found = candidates(asked)[0]
@@ -403,9 +403,9 @@ def test_what_calibration_writes_is_read(tmp_path: Path) -> None:
 # -- questions ------------------------------------------------------------------------------------
 
 
-def question(**changed: object) -> SweepRequest:
+def question(**changed: object) -> SweepProblem:
     given: dict[str, object] = {"shape": (4000, 4000, 4000), "ranks": 64, "tariff": TYPICALLY, "per_node": 16}
-    return SweepRequest(**(given | changed))  # type: ignore[arg-type]
+    return SweepProblem(**(given | changed))  # type: ignore[arg-type]
 
 
 def test_prices_are_in_order_and_of_every_row() -> None:
@@ -422,7 +422,7 @@ def test_a_memory_limit_sets_aside_what_needs_more() -> None:
     least = 3 * 4 * 4000**2 // 64
     found = prices(question(memory=2 * least))
     assert found[0].why_not == ""
-    assert found[0].held <= 2 * least
+    assert found[0].bytes_held <= 2 * least
     refused = {price.algorithm: price.why_not for price in found if price.why_not}
     assert "and 5.722 MiB may be held" in refused["row_parallel"]
     assert all(price.why_not for price in prices(question(memory=least // 2)))

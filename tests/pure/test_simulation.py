@@ -12,7 +12,7 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
-from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.schedule.ops import (
     Accumulate,
@@ -37,7 +37,7 @@ from rma_mm.schedule.schedule import Home, Pool, Schedule
 
 SECOND = Cost(0, 1)
 """A second a byte, and no latency."""
-MOVES = (*(f"shared.{movement}" for movement in ONE_SIDED), *TOGETHER)
+MOVES = (*(f"shared.{movement}" for movement in ONE_SIDED), *COLLECTIVES)
 
 
 def machine(

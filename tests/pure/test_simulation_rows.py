@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
 from rma_mm.geometry.mesh import MeshShape
-from rma_mm.policy.model.machine import COPY, FLAVOURS, ONE_SIDED, TOGETHER, Cost, Kernel, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, FLAVOURS, ONE_SIDED, Cost, Kernel, Machine
 from rma_mm.policy.simulator.simulate import Simulated, simulate
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import interpret
@@ -29,7 +29,7 @@ from tests.thorough import covering
 def machines(draw: st.DrawFn) -> Machine:
     """Machines whose movements all have other figures."""
     figures = st.builds(Cost, st.floats(0, 1e-5), st.floats(1e-10, 1e-8))
-    moves = [*(f"{flavour}.{name}" for flavour in FLAVOURS for name in ONE_SIDED), *TOGETHER]
+    moves = [*(f"{flavour}.{name}" for flavour in FLAVOURS for name in ONE_SIDED), *COLLECTIVES]
     moves += [f"{move} busy" for move in moves if "." in move]
     links = {"node": {move: draw(figures) for move in moves}}
     shared = st.builds(Cost, st.floats(0, 1e-5), st.floats(1e-10, 1e-8), st.sampled_from((0.0, 0.5, 1.0)))

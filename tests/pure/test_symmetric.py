@@ -18,10 +18,10 @@ from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region
+from rma_mm.policy.model.cost_model import estimate
 from rma_mm.policy.model.machine import TYPICAL
-from rma_mm.policy.model.price import bill
 from rma_mm.policy.model.traffic import traffic
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, choose, placed_problem
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.algorithm import Algorithm, Files, PlacedProblem
@@ -92,7 +92,7 @@ def assert_right(algorithm: Algorithm, gram: Gram) -> None:
     schedule = kept(lower(algorithm, problem, gram.tuning))
     verify(schedule)
     prove(schedule)
-    found = traffic(account(algorithm, problem))
+    found = traffic(workload_of(algorithm, problem))
     rng = np.random.default_rng(gram.seed)
     a, c = whole_numbers(rng, (m, k)), whole_numbers(rng, (m, m))
     homes = {
@@ -134,7 +134,7 @@ def test_words_on_rows_are_those_of_the_closed_form(count: int) -> None:
     problem = syrk(count, shape=shape)
     with limits({"NARROW": 1}):
         words = sum(interpret(lower(SYRK, problem), _zeros(problem)).words)
-        found = traffic(account(SYRK, problem))
+        found = traffic(workload_of(SYRK, problem))
     closed = m * k * (count - 1) / 2 + m * k / 4 * (count % 2 == 0) + m * m * (count - 1) / (2 * count)
     assert words == pytest.approx(closed)
     assert found.between + found.within == pytest.approx(closed)
@@ -152,7 +152,7 @@ def test_words_in_triangle_blocks_are_those_of_the_closed_form(count: int) -> No
     problem, met = syrk(count, shape=shape), pairs(count)
     schedule = lower(TRIANGLES, problem)
     words = sum(interpret(schedule, _zeros(problem)).words)
-    found = traffic(account(TRIANGLES, problem))
+    found = traffic(workload_of(TRIANGLES, problem))
     assert found.between + found.within == pytest.approx(words)
     ops = [op for rank in range(count) for op in schedule.program(rank) if isinstance(op, Copy)]
     of_a = sum(op.src.region.size for op in ops if op.src.buffer == "A" and op.src.rank != op.dst.rank)
@@ -178,7 +178,7 @@ def test_words_in_summands_are_those_of_the_closed_form(count: int) -> None:
     a, c = parse_layout("*,i", mesh), parse_layout("i", mesh, 2)
     problem = PlacedProblem((m, m, k), mesh, (a, a.T, c), in_place="", symmetry=Symmetry(is_own=True))
     words = sum(interpret(lower(SUMMANDS, problem), _zeros(problem)).words)
-    found = traffic(account(SUMMANDS, problem))
+    found = traffic(workload_of(SUMMANDS, problem))
     pushed = (count - 1) * (m * m / 2 + m * m / (2 * count))
     assert found.between + found.within == pytest.approx(words)
     assert words == pytest.approx(pushed + m * m * (count - 1) / (2 * count))
@@ -418,5 +418,5 @@ def test_prices_are_near_the_simulated_time(algorithm: Algorithm, count: int, m:
     best = choose(request)[0]
     assert best.layouts is not None
     problem = placed_problem(request, best.layouts)
-    seconds = simulate(lower(best.algorithm, problem, Tuning(width=best.width)), request.tariff.machine).seconds
-    assert 0.75 < bill(account(best.algorithm, problem, best.width), request.tariff).seconds / seconds < 1.3
+    seconds = simulate(lower(best.algorithm, problem, Tuning(width=best.width)), request.cost_model.machine).seconds
+    assert 0.75 < estimate(workload_of(best.algorithm, problem, best.width), request.cost_model).seconds / seconds < 1.3

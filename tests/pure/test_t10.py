@@ -10,7 +10,7 @@ from rma_mm.algorithms.search.t10_points import Point, points
 from rma_mm.algorithms.t10 import T10_ROTATE, row_of
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.machine import TYPICAL
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, placed_problem, placements_taken
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.schedule.algorithm import Algorithm
@@ -87,7 +87,7 @@ def test_products_are_counted_as_ranks_make_them(size: int) -> None:
         algorithm = row_of(point, request)
         problem = placed_problem(request, placements_taken(algorithm, request)[0])
         schedule = lower(algorithm, problem)
-        walk = next(phase.work for phase in account(algorithm, problem).phases if phase.work)
+        walk = next(phase.work for phase in workload_of(algorithm, problem).phases if phase.work)
         priced = [float(prod(cuts[rank] for cuts in walk.pieces)) for rank in range(size)]
         made = [sum(isinstance(op, Multiply) for op in schedule.program(rank)) for rank in range(size)]
         assert max(made) - 1 <= max(priced) <= max(made) + 2, point

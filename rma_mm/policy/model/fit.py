@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean
 
-from rma_mm.policy.model.machine import COPY, LINKS, PACKED, SUMS, TOGETHER, Cost, Kernel, Machine
-from rma_mm.policy.model.price import Tariff, bill
-from rma_mm.policy.model.traffic import Account
+from rma_mm.policy.model.cost_model import CostModel, estimate
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, LINKS, PACKED, SUMS, Cost, Kernel, Machine
+from rma_mm.policy.model.traffic import Workload
 
 MOST = 3.0
 """Factors lie between 1 / MOST and MOST."""
@@ -27,16 +27,16 @@ Factors = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Trial:
+class TimedProduct:
     """A product that was timed."""
 
-    account: Account
-    tariff: Tariff
+    workload: Workload
+    cost_model: CostModel
     seconds: float
 
     def off(self, machine: Machine) -> float:
         """The logarithm of predicted over measured seconds, without its sign."""
-        return abs(log(bill(self.account, replace(self.tariff, machine=machine)).seconds / self.seconds))
+        return abs(log(estimate(self.workload, replace(self.cost_model, machine=machine)).seconds / self.seconds))
 
 
 def kind_of(link: str, movement: str) -> str:
@@ -44,7 +44,7 @@ def kind_of(link: str, movement: str) -> str:
     if movement == COPY:
         return "copies"
     movement = movement.removesuffix(PACKED)
-    what = "sums" if movement in SUMS else "groups" if movement in TOGETHER else "one-sided"
+    what = "sums" if movement in SUMS else "groups" if movement in COLLECTIVES else "one-sided"
     return f"{what}, {link}"
 
 
@@ -75,18 +75,18 @@ def _times(cost: Cost, factor: float) -> Cost:
     return replace(cost, alpha=cost.alpha * factor, beta=cost.beta * factor)
 
 
-def fitted(machine: Machine, trials: Sequence[Trial]) -> Factors:
+def fit_corrections(machine: Machine, timed: Sequence[TimedProduct]) -> Factors:
     """The factors with which predictions are least off, by changing one after the other; 1 where nothing says more."""
 
     def off(factors: Factors) -> float:
         changed = scaled(machine, factors)
-        return fmean(min(FAR, trial.off(changed)) for trial in trials)
+        return fmean(min(FAR, trial.off(changed)) for trial in timed)
 
     def loss(factors: Factors) -> float:
         return off(factors) + DOUBT * sum(abs(log(factor)) for factor in factors.values())
 
     best = dict.fromkeys(kinds(machine), 1.0)
-    if not trials:
+    if not timed:
         return best
     least = loss(best)
     heard = [kind for kind in best if off({**best, kind: STEPS[0]}) != least]  # the others are in no product

@@ -9,7 +9,7 @@ import numpy as np
 
 from rma_mm.policy.model.panels import WorkBoxes
 from rma_mm.policy.model.spans import Figures
-from rma_mm.policy.model.traffic import LocalWork, Moved, Phase
+from rma_mm.policy.model.traffic import LocalWork, Phase, TrafficItem
 from rma_mm.schedule.symmetry import multiplied
 
 
@@ -25,7 +25,7 @@ def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
     return replace(work, extents=(m * share, n * share, k), pieces=(side, side, cut_k), columns=columns)
 
 
-def pushed_halves(boxes: WorkBoxes) -> Moved:
+def pushed_halves(boxes: WorkBoxes) -> TrafficItem:
     """What ranks make in triangle blocks goes to C's owners."""
     halves, given = boxes.halves, boxes.fitted.given
     assert halves is not None
@@ -39,7 +39,7 @@ def pushed_halves(boxes: WorkBoxes) -> Moved:
     ]
     own, near, far, _ = _by_link(boxes, found)
     calls, run = np.array([float(len(each)) for each in found]), max(1.0, halves.shape[1] / given.mesh.size)
-    return Moved("C", "accumulate", own, near, far, calls, run=run)
+    return TrafficItem("C", "accumulate", own, near, far, calls, run=run)
 
 
 def mirroring(boxes: WorkBoxes) -> Phase:
@@ -48,7 +48,7 @@ def mirroring(boxes: WorkBoxes) -> Phase:
     assert halves is not None
     found = [[(owner, box.size) for owner, box in halves.mirrored(rank)] for rank in _ranks(boxes)]
     own, near, far, calls = _by_link(boxes, found)
-    moved = Moved("C", "get", 0 * own, near, far, calls)
+    moved = TrafficItem("C", "get", 0 * own, near, far, calls)
     return Phase([moved] if calls.any() else [], opened=own + near + far)
 
 

@@ -87,7 +87,7 @@ def _by_counts(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figu
         combs = np.array([lcm(int(a), int(b)) for a, b in zip(combs, each, strict=True)], float)
     for held, each in zip(helds, parts, strict=True):
         if held.edges is not None:
-            blocks = together(blocks, each)
+            blocks = joint_pieces(blocks, each)
     lengths = np.maximum(1.0, wanted.lengths)
     whole = np.minimum(lengths, combs * blocks)
     width = lengths / whole
@@ -97,7 +97,7 @@ def _by_counts(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figu
     return Joint(whole, fused, width, *(tuple(each.astype(np.float64) for each in flags) for flags in (joined, mixed)))
 
 
-def together(one: Figures, other: Figures) -> Figures:
+def joint_pieces(one: Figures, other: Figures) -> Figures:
     """Pieces into which two even cuts of the same indices, into so many parts each, cut them together."""
     whole = np.gcd(one.astype(np.int64), other.astype(np.int64))
     return np.asarray(one + other - whole)

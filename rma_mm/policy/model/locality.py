@@ -70,7 +70,7 @@ class Spread:
     """Words on other nodes."""
     cuts: tuple[Figures, Figures]
     """Owners that share out what it wants, along rows and along columns."""
-    turns: tuple[Figures, Figures]
+    owner_changes: tuple[Figures, Figures]
     """How often the owner changes along rows and along columns, where owners hold scattered blocks."""
     run: float
     """Words that lie together, on average, at the owner and where they are wanted."""
@@ -145,7 +145,7 @@ class RankSample:
         rows, cols = self.parts(layout, shape)
         return rows.each[: self.count] * cols.each[: self.count]
 
-    def held(self, layout: Layout, shape: tuple[int, int]) -> Figures:
+    def elements_held(self, layout: Layout, shape: tuple[int, int]) -> Figures:
         """Elements that those who are looked at hold."""
         return self.words(layout, shape) * self.holds(layout)[: self.count]
 

@@ -32,7 +32,7 @@ LINKS = ("own", "node", "between")
 """Classes of links: a rank's own memory, another rank's on its node, a rank's on another node."""
 ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 """Movements that have a cost for every flavour of windows, with the target idle and busy."""
-TOGETHER = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
+COLLECTIVES = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
 """Movements of groups."""
 SUMS = ("reduce", "reduce-scatter")
 """Movements of groups that add contiguous data."""
@@ -95,7 +95,7 @@ class Machine:
 
     name: str
     costs: Mapping[str, Mapping[str, Cost]]
-    """Class of link → movement → cost. A movement is "copy", one of `TOGETHER`, or one of `ONE_SIDED` behind its
+    """Class of link → movement → cost. A movement is "copy", one of `COLLECTIVES`, or one of `ONE_SIDED` behind its
     flavour, as "shared.get", or with " busy" behind it where its target is inside a multiply, or `PACKED`."""
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     """Element type and kernel, as "float32 blas" → its cost."""
@@ -329,7 +329,7 @@ def described(
     """
     own, node = Cost(0.2e-6, 1 / memory_rate), Cost(node_latency, 1 / (node_rate or memory_rate))
     wire = Cost(latency, 1 / bandwidth, hidden)
-    moves = [*(f"{flavour}.{move}" for flavour in FLAVOURS for move in ONE_SIDED), *TOGETHER]
+    moves = [*(f"{flavour}.{move}" for flavour in FLAVOURS for move in ONE_SIDED), *COLLECTIVES]
     costs = {"own": {COPY: own}, "node": dict.fromkeys(moves, node), "between": dict.fromkeys(moves, wire)}
     touch = 0.5 * itemsize / memory_rate
     parts = {"float32": 4, "float64": 8, "complex64": 4, "complex128": 8, "float16": 2, "bfloat16": 2}
@@ -345,4 +345,4 @@ TYPICAL = described(
 )
 """A node of today and its network, for choices where nothing was measured."""
 
-__all__ = ["LINKS", "ONE_SIDED", "TOGETHER", "TYPICAL", "Cost", "Kernel", "Machine", "by_group", "described"]
+__all__ = ["COLLECTIVES", "LINKS", "ONE_SIDED", "TYPICAL", "Cost", "Kernel", "Machine", "by_group", "described"]

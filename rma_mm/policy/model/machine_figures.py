@@ -137,7 +137,7 @@ def positive(value: Any) -> float:
     return _within(_measure(value, {"": 1.0}), 1e-6)
 
 
-def share(value: Any) -> float:
+def fraction(value: Any) -> float:
     """A number from 0 to 1. Raises ValueError."""
     return _within(_measure(value, {"": 1.0}), 0, 1)
 
@@ -154,9 +154,9 @@ _FITS: dict[Convert, str] = {
     bytes_a_second: 'a rate of at least a byte a second, as "25 GB/s" or 25e9',
     nbytes: 'a size of at least a byte, as "64 GiB"',
     positive: "a number of at least 1e-6, as 100",
-    share: "a share from 0 to 1, as 0.9",
+    fraction: "a share from 0 to 1, as 0.9",
     whole_number: "a whole number of at least 1",
 }
 """What figures have to be."""
 
-__all__ = ["Table", "bytes_a_second", "nbytes", "positive", "seconds", "share", "whole_number"]
+__all__ = ["Table", "bytes_a_second", "fraction", "nbytes", "positive", "seconds", "whole_number"]

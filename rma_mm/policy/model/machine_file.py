@@ -16,8 +16,8 @@ from typing import Any
 
 from rma_mm.errors import MachineError
 from rma_mm.flavours import FLAVOURS
-from rma_mm.policy.model.machine import ONE_SIDED, TOGETHER, TYPICAL, Cost, Machine, described
-from rma_mm.policy.model.machine_figures import Table, bytes_a_second, nbytes, positive, seconds, share
+from rma_mm.policy.model.machine import COLLECTIVES, ONE_SIDED, TYPICAL, Cost, Machine, described
+from rma_mm.policy.model.machine_figures import Table, bytes_a_second, fraction, nbytes, positive, seconds
 
 EXAMPLE = """\
 # A machine, as `python -m rma_mm.simulate --machine FILE` reads it. A figure is a number, in seconds, bytes or
@@ -171,7 +171,7 @@ def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
         top.text("name", name), cores=cores, threads=threads, gflops=gflops, memory_rate=rate,
         latency=min(kinds.latencies, default=latency), bandwidth=bandwidth,
         memory=max(kinds.memories, default=memory), node_latency=node.figure("latency", seconds),
-        node_rate=node.figure("bandwidth", bytes_a_second, rate), hidden=network.figure("hidden", share, 1.0),
+        node_rate=node.figure("bandwidth", bytes_a_second, rate), hidden=network.figure("hidden", fraction, 1.0),
     )
     refined = {link: _refined(movements.table(link), machine.costs[link]) for link in ("node", "between")}
     operation = top.figure("operation", seconds, machine.operation)
@@ -249,8 +249,8 @@ def _refined(given: Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
     known = {f"{flavour}.{move}{busy}" for flavour in FLAVOURS for move in ONE_SIDED for busy in ("", " busy")}
     found = dict(costs)
     for name in given.names():
-        if name not in known.union(TOGETHER):
-            given.fault(name, "is no movement", f"there are shared.get, created.put busy, {', '.join(TOGETHER)}, …")
+        if name not in known.union(COLLECTIVES):
+            given.fault(name, "is no movement", f"there are shared.get, created.put busy, {', '.join(COLLECTIVES)}, …")
             continue
         table = given.table(name)
         found[name] = Cost(table.figure("latency", seconds), 1 / table.figure("bandwidth", bytes_a_second))

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.policy.model.joint_cuts import together
+from rma_mm.policy.model.joint_cuts import joint_pieces
 from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
 from rma_mm.policy.model.traffic import LocalWork
@@ -72,7 +72,7 @@ class WorkBoxes:
         return m, n, k
 
 
-def cut(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:
+def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:
     """The work of a walk in pieces, the turns of the walk, and what is put together in slots.
 
     Of what is in reach some is copied together where that is worth it.
@@ -100,7 +100,9 @@ def summed_apart(boxes: WorkBoxes, pieces: Pieces) -> Pieces:
     """The pieces where groups sum C up, for which a rank has one sum for each owner of a part that is a block."""
     fitted, (m, n, k) = boxes.fitted, pieces
     found = boxes.spread("C")
-    if "C" not in fitted.algorithm.grouped or any((found.turns[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)):
+    if "C" not in fitted.algorithm.grouped or any(
+        (found.owner_changes[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)
+    ):
         return pieces
     down, across = (np.maximum(1.0, found.cuts[at]) if at != fitted.dim else np.ones_like(m) for at in (0, 1))
     return m * down, n * across, k
@@ -153,12 +155,12 @@ class _Cutter:
         spreads = dict(self.spreads)
         if fitted.cuts("C", fitted.dim):
             spreads["C"], ats = self.boxes.spread("C"), ats | {"C": OPERAND_DIMS["C"].index(fitted.dim)}
-        turns = {x: spreads[x].turns[at] for x, at in ats.items()}
+        turns = {x: spreads[x].owner_changes[at] for x, at in ats.items()}
         extent = np.maximum(1.0, self.boxes.extents[fitted.dim])
         once = np.ones(self.boxes.sample.count)
         found = once
         for x, each in turns.items():
-            found = together(found, each) if OWNERS in fitted.grain(x) else found
+            found = joint_pieces(found, each) if OWNERS in fitted.grain(x) else found
         owned = found
         if any((turns[x] > 2 * spreads[x].cuts[at]).any() for x, at in ats.items()):  # scattered ones are fused
             owned = np.minimum(found, np.maximum(1.0, np.floor(extent / limits.NARROW)))
@@ -171,7 +173,7 @@ class _Cutter:
                 parts = np.clip(np.floor(length), 1, max(1, int(cut.parts)))
                 pieces = pieces * (np.ceil(length / cut.size) if cut.size else parts)
             pieces = np.minimum(pieces, extent)  # what cuts owners' parts further cuts where they end, too
-            found = np.maximum(found, pieces) if OWNERS in grain else together(found, pieces)
+            found = np.maximum(found, pieces) if OWNERS in grain else joint_pieces(found, pieces)
         return found
 
     @cached_property

@@ -22,7 +22,7 @@ READ = "read"
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class TrafficItem:
     """Words of one operand that move in one way."""
 
     x: str
@@ -65,7 +65,7 @@ class LocalWork:
 class Phase:
     """What goes on between two meetings of all ranks."""
 
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[TrafficItem] = field(default_factory=list)
     work: LocalWork | None = None
     steps: Figures | float = 1.0
     """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
@@ -80,14 +80,14 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
+class Workload:
     """Everything that a product does."""
 
     sample: RankSample
     phases: list[Phase]
-    held: Figures
+    elements_held: Figures
     """Elements that a rank holds."""
-    on: Callable[[MeshShape], Account] | None = None
+    on: Callable[[MeshShape], Workload] | None = None
     """The same on ranks that live elsewhere: on groups of nodes for nodes it tells what goes between those."""
 
 
@@ -105,7 +105,7 @@ class Traffic:
     """Transfers."""
     busiest: float = 0
     """Words of the rank that moves most."""
-    held: float = 0
+    elements_held: float = 0
     """Elements that the fullest rank holds: its parts of the operands, what they are brought to, and panels."""
     read: float = 0
     """Words that are read from files."""
@@ -115,16 +115,16 @@ NO_TRAFFIC = Traffic()
 """Of what moves nothing."""
 
 
-def traffic(found: Account) -> Traffic:
+def traffic(workload: Workload) -> Traffic:
     """The words of an account."""
-    total = found.sample.mesh.size
+    total = workload.sample.mesh.size
     between = within = in_place = messages = read = 0.0
-    busiest = np.zeros(found.sample.count)
-    for moved in (each for phase in found.phases for each in phase.moved):
-        node, other, calls = (found.sample.mean(x) * total for x in (moved.node, moved.between, moved.messages))
+    busiest = np.zeros(workload.sample.count)
+    for moved in (each for phase in workload.phases for each in phase.moved):
+        node, other, calls = (workload.sample.mean(x) * total for x in (moved.node, moved.between, moved.messages))
         between += other
         messages += calls
         within, in_place = (within, in_place + node) if moved.how == "view" else (within + node, in_place)
         busiest = busiest + moved.node + moved.between
-        read += found.sample.mean(moved.own) * total if moved.how == READ else 0.0
-    return Traffic(between, within, in_place, messages, float(busiest.max()), float(found.held.max()), read)
+        read += workload.sample.mean(moved.own) * total if moved.how == READ else 0.0
+    return Traffic(between, within, in_place, messages, float(busiest.max()), float(workload.elements_held.max()), read)

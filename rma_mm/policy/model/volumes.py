@@ -12,9 +12,9 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.half import half_of, mirroring, pushed_halves
 from rma_mm.policy.model.locality import WHOLE, RankSample, Spread, rank_sample
-from rma_mm.policy.model.panels import Repacked, WorkBoxes, cut
+from rma_mm.policy.model.panels import Repacked, WorkBoxes, split_work
 from rma_mm.policy.model.spans import DimSpans, Figures
-from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
+from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, PlacedProblem
 from rma_mm.schedule.lowering import fitted as limits
 from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
@@ -25,11 +25,11 @@ AHEAD, LINGERING = 3, 2
 """Steps whose broadcasts, and whose reductions, are under way at once."""
 
 
-def account(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Account:
+def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Workload:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
-    found = _Volumes(Fitted.of(algorithm, problem, width)).account()
+    workload = _WorkloadOfProblem(Fitted.of(algorithm, problem, width)).workload()
     return replace(
-        found, on=lambda mesh: account(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
+        workload, on=lambda mesh: workload_of(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
     )
 
 
@@ -39,7 +39,7 @@ def distance(algorithm: Algorithm, problem: PlacedProblem) -> float:
     return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.fitted.is_here))
 
 
-def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
+def reduction_phase(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
     """Summands are pushed into a placement that holds each element once; of replicas one pushes."""
     sample, single = rank_sample(mesh), layout.single(mesh)
     coords, speaks = sample.coords(layout.mesh(mesh)), sample.holds(layout)
@@ -52,18 +52,18 @@ def summed(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> P
 def _whole(
     sample: RankSample, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans],
     is_any: NDArray[np.bool_], group: int = 1,
-) -> Moved:
+) -> TrafficItem:
     """A part of a matrix that moves as a whole."""
     found = sample.spread(source, shape, wanted, is_any)
     calls, run = found.cuts[0] * found.cuts[1], found.contiguous() if found.between.any() else found.run
-    return _served(sample, Moved(x, how, found.own, found.node, found.between, calls, group, run), source, shape)
+    return _served(sample, TrafficItem(x, how, found.own, found.node, found.between, calls, group, run), source, shape)
 
 
-def _served(sample: RankSample, moved: Moved, source: Layout, shape: tuple[int, int]) -> Moved:
+def _served(sample: RankSample, moved: TrafficItem, source: Layout, shape: tuple[int, int]) -> TrafficItem:
     """With what the owners send to other nodes, or receive from them, which is shared out as they hold it."""
     if not source.pins or moved.how == "shift" or not moved.between.any():  # else all send alike
         return moved
-    held = sample.held(source, shape)
+    held = sample.elements_held(source, shape)
     usual = sample.mean(held)
     if not usual:
         return moved
@@ -72,7 +72,7 @@ def _served(sample: RankSample, moved: Moved, source: Layout, shape: tuple[int, 
     return replace(moved, served=sample.mean(moved.between) * share / usual * held)
 
 
-class _Volumes:
+class _WorkloadOfProblem:
     """What a row on a problem moves and multiplies."""
 
     def __init__(self, fitted: Fitted) -> None:
@@ -82,9 +82,9 @@ class _Volumes:
         self.sample = self.boxes.sample
         self.zero = np.zeros(self.sample.count)
 
-    def account(self) -> Account:
+    def workload(self) -> Workload:
         partial = [x for x in self.algorithm.operands if self.given.layout(x).partial]
-        phases = [summed(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
+        phases = [reduction_phase(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
         if self.fitted.staged:
             staged = self.fitted.staged.items()
             phases.append(Phase([self.copied(x, to, self.given.reduced.layout(x)) for x, to in staged], barriers=1))
@@ -94,23 +94,23 @@ class _Volumes:
                 _served(self.sample, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
                 for moved in phase.moved
             ]
-        held = self.held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
+        held = self.elements_held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
         if self.boxes.halves:
             found[-1].barriers += 1
             found.append(mirroring(self.boxes))
         if self.fitted.is_gathered:
             moved = self.copied("C", self.given.layout("C"), self.given.output_layout)
             found.append(Phase([moved], barriers=int(moved.group == 1)))
-        return Account(self.sample, [*phases, *found], held)
+        return Workload(self.sample, [*phases, *found], held)
 
-    def held(self, walk: Phase, last: list[Moved]) -> Figures:
+    def elements_held(self, walk: Phase, last: list[TrafficItem]) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
         homes = [(x, self.given.layout(x)) for x in "ABC" if x not in self.given.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
         homes += list(self.fitted.staged.items())
         total = self.zero
         for x, layout in homes:
-            total = total + self.sample.held(layout, self.given.extent(x))
+            total = total + self.sample.elements_held(layout, self.given.extent(x))
         for moved in dict.fromkeys((*walk.moved, *last)):
             alive = PANELS if self.fitted.is_queue else np.minimum(PANELS, walk.steps)
             share = alive / walk.steps if moved.x != "C" or self.fitted.is_queue else 1.0
@@ -118,7 +118,7 @@ class _Volumes:
                 total = total + (moved.own + moved.node + moved.between) * share
         return total
 
-    def copied(self, x: str, to: Layout, source: Layout) -> Moved:
+    def copied(self, x: str, to: Layout, source: Layout) -> TrafficItem:
         """An operand on its way from one placement to another, as a whole."""
         shape = self.given.extent(x)
         group = self.size(to, self.fitted.copy_axes(x, to, source))
@@ -146,7 +146,7 @@ class _Volumes:
     def walk(self) -> list[Phase]:
         """Every rank multiplies its box, and pushes what it made where C is not its own."""
         spreads = {x: self.boxes.spread(x) for x in self.algorithm.operands}
-        work, steps, repacked = cut(self.boxes, spreads)
+        work, steps, repacked = split_work(self.boxes, spreads)
         if self.boxes.halves:
             work = half_of(self.boxes, work)
             repacked = repacked if self.fitted.is_here else dict.fromkeys(spreads, self.zero + 1)
@@ -169,11 +169,11 @@ class _Volumes:
             return found.contiguous()
         return found.contiguous(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
 
-    def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[Moved]:
+    def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[TrafficItem]:
         """How an operand comes to the ranks that multiply it."""
         zero = self.zero
         if x in self.given.chunks:
-            return [Moved(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
+            return [TrafficItem(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
         rows, cols = found.cuts
         owners = rows * cols
         if x in self.algorithm.grouped:
@@ -183,13 +183,13 @@ class _Volumes:
             run = self.run(x, found, steps) if found.between.any() else found.run
             if how == "shift" and self.is_together(x, found):
                 run = WHOLE if found.between.any() else max(run, float(found.foreign.max() / max(1.0, calls.max())))
-            if how == "shift" and group > 1 and (found.turns[0] <= found.cuts[0] + 1).all():
+            if how == "shift" and group > 1 and (found.owner_changes[0] <= found.cuts[0] + 1).all():
                 return [self.shifted(x, found.foreign, calls, group, run)]
             rounds = self.rounds(x, found, steps, AHEAD) if how == "broadcast" else 1.0
             if group > 1:
                 calls = np.maximum(calls, steps if how == "broadcast" else 1.0)
             how = how if group > 1 else "get"
-            return [Moved(x, how, zero, found.node, found.between, calls, group, run, rounds)]
+            return [TrafficItem(x, how, zero, found.node, found.between, calls, group, run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
         is_viewed = x in self.fitted.read.in_place
@@ -198,11 +198,11 @@ class _Volumes:
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
         crossing = found.between / self.boxes.sharers(x)
         viewed, copied = is_viewed * (1 - gathered), np.maximum(gathered, not is_viewed)
-        seen = Moved(x, "view", zero, found.node * viewed, zero, zero)
+        seen = TrafficItem(x, "view", zero, found.node * viewed, zero, zero)
         alone = calls * (1 - share) * copied
-        near = Moved(x, "get", found.own * gathered, found.node * copied, zero, alone, run=found.run)
-        far = Moved(x, "get", zero, zero, crossing, calls * share, run=self.run(x, found, steps))
-        mates = Moved(x, "view", zero, found.between - crossing, zero, zero)
+        near = TrafficItem(x, "get", found.own * gathered, found.node * copied, zero, alone, run=found.run)
+        far = TrafficItem(x, "get", zero, zero, crossing, calls * share, run=self.run(x, found, steps))
+        mates = TrafficItem(x, "view", zero, found.between - crossing, zero, zero)
         return [each for each in (seen, near, far, mates) if each.own.any() or each.node.any() or each.between.any()]
 
     def rounds(self, x: str, found: Spread, steps: Figures, window: int) -> Figures | float:
@@ -213,7 +213,7 @@ class _Volumes:
         if self.dim not in OPERAND_DIMS[x]:
             return 1.0
         at, group = OPERAND_DIMS[x].index(self.dim), self.group(x)
-        owners, changes = found.cuts[at], np.minimum(found.turns[at], steps)
+        owners, changes = found.cuts[at], np.minimum(found.owner_changes[at], steps)
         at_once = np.clip(window * changes / np.maximum(1.0, steps), 1.0, np.maximum(1.0, owners))
         sent = group - 1 if group <= FLAT else ceil(log2(group))
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
@@ -225,7 +225,7 @@ class _Volumes:
         longest = (self.boxes.extents[self.dim] / np.maximum(1.0, found.cuts[1])).max()
         return longest <= self.fitted.width and all(cut == OWNERS or cut == Cut(1) for cut in self.fitted.grain(x))
 
-    def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> Moved:
+    def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> TrafficItem:
         """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
         grid, axes = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
         coords, sizes = self.sample.coords(grid), [grid.axis_size(axis) for axis in axes]
@@ -238,9 +238,11 @@ class _Volumes:
             return np.asarray(np.array(there) != self.sample.nodes)
 
         comes, goes = is_apart(1), is_apart(-1)
-        return Moved(x, "shift", self.zero, words * ~comes, words * comes, calls, group, run, passed=words * ~goes)
+        return TrafficItem(
+            x, "shift", self.zero, words * ~comes, words * comes, calls, group, run, passed=words * ~goes
+        )
 
-    def pushed(self, steps: Figures) -> list[Moved]:
+    def pushed(self, steps: Figures) -> list[TrafficItem]:
         """How products come to the owners of C."""
         found = self.boxes.spread("C")
         run = self.run("C", found, steps) if found.between.any() else found.run
@@ -254,15 +256,15 @@ class _Volumes:
             calls, rounds = np.where(found.foreign > 0, owners, 1.0), self.rounds("C", found, steps, LINGERING)
             near = found.node.sum() / max(1.0, found.foreign.sum())
             passed = found.own * (group - 1) * near  # who has a part of C takes what all others of its group made of it
-            return [Moved("C", how, self.zero, found.node, found.between, calls, group, run, rounds, 0.0, passed)]
+            return [TrafficItem("C", how, self.zero, found.node, found.between, calls, group, run, rounds, 0.0, passed)]
         parts = steps if not is_reduced and self.dim in OPERAND_DIMS["C"] else 1.0
         calls = np.maximum(owners, parts * np.minimum(owners, 1.0))
         sharers = np.where(found.between > 0, self.boxes.sharers("C"), 1.0)
         summed = (found.own + found.foreign) * (1 - 1 / sharers)
         own, node, between = (words / sharers for words in (found.own, found.node, found.between))
-        moved = [Moved("C", "accumulate", own, node, between, calls * np.ones_like(own), run=run)]
+        moved = [TrafficItem("C", "accumulate", own, node, between, calls * np.ones_like(own), run=run)]
         if np.any(summed):
-            moved.append(Moved("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
+            moved.append(TrafficItem("C", "reduce", self.zero, summed, self.zero, np.ones_like(summed)))
         return moved
 
     # -- the queue --------------------------------------------------------------------------------
@@ -285,11 +287,11 @@ class _Volumes:
             column = OPERAND_DIMS[x][1]
             run = min(spans[1].run, max(1.0, self.given.shape[column] / max(1, counts[column])))
             if x == "C":
-                moved.append(Moved(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
+                moved.append(TrafficItem(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
             how, zero = "view" if x in self.fitted.read.in_place else "get", self.zero
-            moved.append(Moved(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
-            moved.append(Moved(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
+            moved.append(TrafficItem(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
+            moved.append(TrafficItem(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
         panels = max(1.0, ceil(k / max(1, counts[2]) / self.fitted.width))

@@ -18,10 +18,10 @@ from rma_mm.geometry.layout import Layout, everywhere
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.shares import cuts_by_speed
-from rma_mm.policy.model.machine import TOGETHER
-from rma_mm.policy.model.price import NOTHING, TYPICALLY, Bill, Tariff, bill
+from rma_mm.policy.model.cost_model import NOTHING, TYPICALLY, CostBreakdown, CostModel, estimate
+from rma_mm.policy.model.machine import COLLECTIVES
 from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
-from rma_mm.policy.model.volumes import account, distance
+from rma_mm.policy.model.volumes import distance, workload_of
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, PlacedProblem, Problem, is_placed_as
 from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
@@ -51,9 +51,9 @@ FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t
 """Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
 KNOWN = 64
 """Requests that are remembered with what was found."""
-Priced = dict[str, Any]
+PricedAlgorithm = dict[str, Any]
 """What is found of a row: the fields of its `Candidate`. Can be sent to other processes, as rows cannot."""
-Each = Callable[[Callable[[int], Priced], int], list[Priced]]
+Each = Callable[[Callable[[int], PricedAlgorithm], int], list[PricedAlgorithm]]
 """(what to do, count) → what becomes of 0…count − 1, whoever does it."""
 
 
@@ -70,7 +70,7 @@ class Request(Problem):
     deterministic: bool = False
     copyable: str = ""
     """Operands that node-mates cannot read where they lie, but could in a copy."""
-    tariff: Tariff = TYPICALLY
+    cost_model: CostModel = TYPICALLY
     """What it is priced by."""
     pushes: bool = True
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
@@ -82,7 +82,7 @@ class Request(Problem):
     @property
     def speeds(self) -> tuple[float, ...]:
         """Those of the machine that it is priced by."""
-        return self.tariff.machine.speeds_of(self.mesh.size)
+        return self.cost_model.machine.speeds_of(self.mesh.size)
 
     @property
     def is_named(self) -> bool:
@@ -92,7 +92,7 @@ class Request(Problem):
     def seconds(self, algorithm: Algorithm) -> float:
         """What a row would take on its cheapest placements; infinite where it cannot be taken."""
         found = _best(algorithm, self)
-        return float("inf") if "rejected" in found else float(found["bill"].seconds)
+        return float("inf") if "rejected" in found else float(found["cost"].seconds)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Candidate:
     algorithm: Algorithm
     layouts: Layouts | None
     traffic: Traffic = NO_TRAFFIC
-    bill: Bill = NOTHING
+    cost: CostBreakdown = NOTHING
     rejected: str = ""
     """Why it cannot be taken; empty where it can."""
     width: int = WIDTH
@@ -117,15 +117,15 @@ class Candidate:
     @property
     def seconds(self) -> float:
         """What it would take."""
-        return self.bill.seconds * self.correction
+        return self.cost.seconds * self.correction
 
     @property
     def parts(self) -> dict[str, float]:
         """Return the seconds of each part of its price, which sum to `seconds`."""
-        bill = self.bill
+        cost = self.cost
         return {
-            "products": bill.multiplying, "transfers": bill.moving, "calls": bill.meeting,
-            "correction": (self.correction - 1) * bill.seconds,
+            "products": cost.multiplying, "transfers": cost.moving, "calls": cost.meeting,
+            "correction": (self.correction - 1) * cost.seconds,
         }
 
     def is_like(self, other: Candidate) -> bool:
@@ -134,7 +134,7 @@ class Candidate:
         return self.layouts is not None and mine == others
 
 
-def _here(act: Callable[[int], Priced], count: int) -> list[Priced]:
+def _here(act: Callable[[int], PricedAlgorithm], count: int) -> list[PricedAlgorithm]:
     """All is done by this process."""
     return [act(n) for n in range(count)]
 
@@ -198,17 +198,17 @@ def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]
     return [*first, *found[len(first) :]]
 
 
-def _refined(candidate: Candidate, request: Request) -> Priced:
+def _refined(candidate: Candidate, request: Request) -> PricedAlgorithm:
     """What changes with the panel width that serves it best."""
     if candidate.rejected or candidate.layouts is None or request.files:  # of which wide panels are read faster
         return {}
     problem = placed_problem(request, candidate.layouts, candidate.copied)
-    found = {width: account(candidate.algorithm, problem, width) for width in NARROWER}
-    bills = {width: bill(each, request.tariff) for width, each in found.items()}
-    width = min(bills, key=lambda each: bills[each].seconds)
-    if bills[width].seconds >= candidate.bill.seconds:
+    found = {width: workload_of(candidate.algorithm, problem, width) for width in NARROWER}
+    costs = {width: estimate(each, request.cost_model) for width, each in found.items()}
+    width = min(costs, key=lambda each: costs[each].seconds)
+    if costs[width].seconds >= candidate.cost.seconds:
         return {}
-    return {"traffic": traffic(found[width]), "bill": bills[width], "width": width}
+    return {"traffic": traffic(found[width]), "cost": costs[width], "width": width}
 
 
 def choose(request: Request, each: Each | None = None) -> list[Candidate]:
@@ -233,7 +233,7 @@ def about_seconds(request: Request) -> float:
     if not found:
         best = candidates(request)[0]
         return inf if best.rejected else best.seconds
-    return min(float(each["bill"].seconds * each["correction"]) for each in found)
+    return min(float(each["cost"].seconds * each["correction"]) for each in found)
 
 
 def _taken_as(algorithm: Algorithm, request: Request) -> tuple[Algorithm, str]:
@@ -242,7 +242,7 @@ def _taken_as(algorithm: Algorithm, request: Request) -> tuple[Algorithm, str]:
     return (algorithm, fitted) if isinstance(fitted, str) else (fitted, "")
 
 
-def _candidate(algorithm: Algorithm, what: Priced, request: Request) -> Candidate:
+def _candidate(algorithm: Algorithm, what: PricedAlgorithm, request: Request) -> Candidate:
     """The row that was priced, maybe by another rank, whose search is not repeated."""
     form = what.pop("found_as", "")
     if form and algorithm.form is not None:
@@ -252,7 +252,7 @@ def _candidate(algorithm: Algorithm, what: Priced, request: Request) -> Candidat
     return Candidate(_taken_as(algorithm, request)[0], **what)
 
 
-def _best(algorithm: Algorithm, request: Request) -> Priced:
+def _best(algorithm: Algorithm, request: Request) -> PricedAlgorithm:
     """`row`, as it fits the request, on the cheapest placements that this leaves open."""
     algorithm, misfit = _taken_as(algorithm, request)
     if misfit:
@@ -282,25 +282,25 @@ def _best(algorithm: Algorithm, request: Request) -> Priced:
         options += [cut for layouts in options for cut in _by_speed(algorithm, request, layouts)]
     copies = ("", request.copyable) if request.copyable and not algorithm.grouped else ("",)
     ways = list(product(copies, options))
-    found = [account(algorithm, placed_problem(request, layouts, copied)) for copied, layouts in ways]
+    found = [workload_of(algorithm, placed_problem(request, layouts, copied)) for copied, layouts in ways]
     able = [n for n, each in enumerate(found) if request.prefer != TWO_SIDED or not pulls_or_pushes(each)]
     if not able:
         return _rejected(EXCLUDED)
-    bills = {n: bill(found[n], request.tariff) for n in able}
-    best = min(able, key=lambda n: bills[n].seconds * (WORTH if ways[n][0] else 1))
+    costs = {n: estimate(found[n], request.cost_model) for n in able}
+    best = min(able, key=lambda n: costs[n].seconds * (WORTH if ways[n][0] else 1))
     copied, layouts = ways[best]
     moved = traffic(found[best])
     kind = "one-sided" if moved.messages else "in place"
-    if any(each.how in TOGETHER for phase in found[best].phases for each in phase.moved):
+    if any(each.how in COLLECTIVES for phase in found[best].phases for each in phase.moved):
         kind = "two-sided"
-    correction = request.tariff.machine.corrections.get(kind, 1.0)
+    correction = request.cost_model.machine.corrections.get(kind, 1.0)
     return {
-        "layouts": layouts, "traffic": moved, "bill": bills[best], "copied": copied, "kind": kind,
+        "layouts": layouts, "traffic": moved, "cost": costs[best], "copied": copied, "kind": kind,
         "correction": correction, "found_as": algorithm.found_as,
     }
 
 
-def _rejected(why: str) -> Priced:
+def _rejected(why: str) -> PricedAlgorithm:
     """Of a row that cannot be taken."""
     return {"layouts": None, "rejected": why}
 
@@ -440,7 +440,7 @@ def default_mesh(
     shape: tuple[int, int, int],
     nodes: tuple[int, ...] = (),
     algorithm: str = "auto",
-    tariff: Tariff = TYPICALLY,
+    cost_model: CostModel = TYPICALLY,
     prefer: str = AUTO,
 ) -> tuple[int, ...]:
     """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
@@ -451,7 +451,7 @@ def default_mesh(
         priced = []
         for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
             mesh = MeshShape(grid, nodes=nodes)
-            best = candidates(Request(shape, mesh, algorithm=algorithm, tariff=tariff, prefer=prefer))[0]
+            best = candidates(Request(shape, mesh, algorithm=algorithm, cost_model=cost_model, prefer=prefer))[0]
             if not best.rejected:
                 priced.append((best.seconds, grid))
         if priced:

@@ -76,8 +76,8 @@ class _Reverse:
             return
         if node.op == PRODUCT:
             a, b = node.reads
-            yield a, f"{g} @ {_turned(texts[1])}"
-            yield b, f"{_turned(texts[0])} @ {g}"
+            yield a, f"{g} @ {_transposed(texts[1])}"
+            yield b, f"{_transposed(texts[0])} @ {g}"
         elif node.op == TURN:
             yield node.reads[0], f"{g}.T"
         elif node.op == SUM:
@@ -126,5 +126,5 @@ class _Reverse:
         return template.format(*(map(bare, texts) if template[0].isalpha() else texts))
 
 
-def _turned(text: str) -> str:
+def _transposed(text: str) -> str:
     return text.removesuffix(".T") if text.endswith(".T") else f"{text}.T"

@@ -79,7 +79,7 @@ class Graph:
         dtype = self.product_dtype(one.dtype, other.dtype)
         return self.add(PRODUCT, (a, b), (one.shape[0], other.shape[1]), dtype)
 
-    def turned(self, x: int, how: str) -> int:
+    def transposed(self, x: int, how: str) -> int:
         """A matrix transposed, conjugated, or both: read so where it is a matrix in memory."""
         node = self.nodes[x]
         transposed, conjugated = TURNS[how]

@@ -11,11 +11,11 @@ import numpy as np
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import cuts_by_speed
+from rma_mm.policy.model.cost_model import CostModel, estimate
 from rma_mm.policy.model.locality import WHOLE, rank_sample
 from rma_mm.policy.model.machine import COPY
-from rma_mm.policy.model.price import Tariff, bill
-from rma_mm.policy.model.traffic import Account, Moved, Phase
-from rma_mm.policy.model.volumes import summed
+from rma_mm.policy.model.traffic import Phase, TrafficItem, Workload
+from rma_mm.policy.model.volumes import reduction_phase
 from rma_mm.policy.planner.candidates import Request, about_seconds, single_layouts
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
@@ -56,18 +56,18 @@ def product_seconds(request: Request) -> float:
     return about_seconds(request)
 
 
-def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, tariff: Tariff) -> float:
+def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, cost_model: CostModel) -> float:
     """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
     sample = rank_sample(mesh)
     phases = []
     if source.partial:
-        phases.append(summed("A", mesh, shape, source))
+        phases.append(reduction_phase("A", mesh, shape, source))
         source = source.single(mesh)
-    phases.append(Phase(_pulled(mesh, shape, target, source, tariff.flavour("A").loads_on_node)))
-    return bill(Account(sample, phases, np.zeros(sample.count)), tariff).seconds
+    phases.append(Phase(_pulled(mesh, shape, target, source, cost_model.flavour("A").loads_on_node)))
+    return estimate(Workload(sample, phases, np.zeros(sample.count)), cost_model).seconds
 
 
-def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[Moved]:
+def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[TrafficItem]:
     """What ranks pull. in_place: whether they can load what node-mates hold.
 
     What others must send comes as it lies at its owner, and is put into place once it is there.
@@ -83,9 +83,9 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
     run = 2 * found.run if cols.run < held.run else WHOLE  # MPI packs what is in pieces on one side, its owner's
     calls = found.cuts[0] * found.cuts[1] / np.maximum(1.0, found.own + found.foreign)
     return [
-        Moved("A", "get", found.own + put, zero, zero, zero, run=found.run),
-        Moved("A", "get", zero, loaded, zero, calls * loaded, run=found.run),
-        Moved("A", "get", zero, found.node - loaded, found.between, calls * sent, run=run),
+        TrafficItem("A", "get", found.own + put, zero, zero, zero, run=found.run),
+        TrafficItem("A", "get", zero, loaded, zero, calls * loaded, run=found.run),
+        TrafficItem("A", "get", zero, found.node - loaded, found.between, calls * sent, run=run),
     ]
 
 
@@ -120,7 +120,7 @@ def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
     return replace(layout, splits=splits, partial=(*layout.partial, *cut))
 
 
-def found(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape) -> Layout | None:
+def matching_layout(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape) -> Layout | None:
     """The placement among some that puts a matrix where `layout` does."""
     return next((each for each in among if same_place(each, layout, shape, mesh)), None)
 
@@ -163,14 +163,14 @@ def _spread(
         added += [(step.result, replace(each, partial=())) for each in ends if each]
     is_new = False
     for name, place in added:
-        if place is not None and not place.partial and found(place, places[name], shapes[name], mesh) is None:
+        if place is not None and not place.partial and matching_layout(place, places[name], shapes[name], mesh) is None:
             places[name].append(place)
             is_new = True
     return is_new
 
 
-def elementwise_seconds(mesh: MeshShape, step: Step, shape: Shape, layout: Layout, tariff: Tariff) -> float:
+def elementwise_seconds(mesh: MeshShape, step: Step, shape: Shape, layout: Layout, cost_model: CostModel) -> float:
     """Seconds of element-wise work, or of sums, on matrices of `shape` placed by `layout`: they pass through memory."""
-    elements = float(rank_sample(mesh).held(layout, shape).max(initial=0.0))
+    elements = float(rank_sample(mesh).elements_held(layout, shape).max(initial=0.0))
     passes = len(step.reads) + (not step.is_product)
-    return tariff.machine.cost("own", COPY).seconds(elements * passes * tariff.itemsize, 0.0)
+    return cost_model.machine.cost("own", COPY).seconds(elements * passes * cost_model.itemsize, 0.0)

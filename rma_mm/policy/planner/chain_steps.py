@@ -25,21 +25,25 @@ class Factor:
     """A matrix as a step reads it."""
 
     name: str
-    turn: str = ""
+    transposition: str = ""
     """T for transposed, H for transposed and conjugated, conj for conjugated; empty for as it is."""
 
     @property
     def transposed(self) -> bool:
         """Whether it is read transposed."""
-        return bool(self.turn) and TURNS[self.turn][0]
+        return bool(self.transposition) and TURNS[self.transposition][0]
 
     @property
     def conjugated(self) -> bool:
         """Whether it is read conjugated."""
-        return bool(self.turn) and TURNS[self.turn][1]
+        return bool(self.transposition) and TURNS[self.transposition][1]
 
     def __str__(self) -> str:
-        return f"{self.name}.{self.turn}{'()' * (self.turn == 'conj')}" if self.turn else self.name
+        return (
+            f"{self.name}.{self.transposition}{'()' * (self.transposition == 'conj')}"
+            if self.transposition
+            else self.name
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class Step:
         return f"{self.result} = {cut(self.work.text(names))}"
 
 
-def asked(graph: Graph, read: Collection[str], outputs: Sequence[str] | None, only: Sequence[str] | None) -> list[str]:
+def requested_results(
+    graph: Graph, read: Collection[str], outputs: Sequence[str] | None, only: Sequence[str] | None
+) -> list[str]:
     """The results that are handed back, in the order in which they are made.
 
     read: the names that steps read. outputs: results beside those that no step reads; only: these and no others.
@@ -113,23 +119,25 @@ class _Grouping:
     """Of each element-wise node that is needed, the one whose elements become a matrix."""
     users: dict[int, set[int]] = field(default_factory=dict)
     """Of each node, the nodes that become matrices with its help."""
-    held: set[int] = field(default_factory=set)
+    in_memory: set[int] = field(default_factory=set)
     """Nodes that must be in memory, as something reads them from there."""
 
     def __post_init__(self) -> None:
         nodes, is_elementwise = self.graph.nodes, self.graph.is_elementwise
         live = {self.graph.results[name] for name in self.kept}
-        self.held |= live
+        self.in_memory |= live
         for n in range(len(nodes) - 1, -1, -1):
             if n not in live:
                 continue
             live |= set(nodes[n].reads)
             users = self.users.get(n, set())
-            self.group[n] = next(iter(users)) if is_elementwise[n] and n not in self.held and len(users) == 1 else n
+            self.group[n] = (
+                next(iter(users)) if is_elementwise[n] and n not in self.in_memory and len(users) == 1 else n
+            )
             for x in nodes[n].reads:
                 self.users.setdefault(x, set()).add(self.group[n])
                 if not is_elementwise[n]:
-                    self.held.add(x)
+                    self.in_memory.add(x)
         self.live = live
 
     @cached_property
@@ -187,7 +195,7 @@ class _Grouping:
             return None
         reads = {x for n in self.members(root) for x in nodes[n].reads}
         alike = [x for x in reads if (nodes[x].op, nodes[x].shape, nodes[x].dtype) == (PRODUCT, node.shape, node.dtype)]
-        return max((x for x in alike if self.users[x] == {root} and x not in self.held), default=None)
+        return max((x for x in alike if self.users[x] == {root} and x not in self.in_memory), default=None)
 
     def elementwise(self, root: int, name: str) -> Step:
         """The step that makes an element-wise node."""

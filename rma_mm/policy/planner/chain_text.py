@@ -148,7 +148,7 @@ class _Reader:
     def _value(self, node: ast.expr) -> Value:
         match node:
             case ast.Name(id=name):
-                return self.named(name.replace(PRIME, "'"))
+                return self.lookup(name.replace(PRIME, "'"))
             case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
                 return Constant.of(number)
             case ast.UnaryOp(op=ast.UAdd(), operand=inner):
@@ -159,14 +159,14 @@ class _Reader:
             case ast.BinOp(left=left, op=sign, right=right) if type(sign) in SIGNS:
                 return self.binary(SIGNS[type(sign)], self.value(left), self.value(right))
             case ast.Attribute(value=inner, attr=("T" | "H") as how):
-                return self.turned(self.value(inner), how)
+                return self.transposed(self.value(inner), how)
             case ast.Call(func=ast.Attribute(value=inner, attr="conj"), args=[], keywords=[]):
-                return self.turned(self.value(inner), "conj")
+                return self.transposed(self.value(inner), "conj")
             case ast.Call(func=ast.Name(id=name)):
                 return self.call(name.replace(PRIME, "'"), node)
         raise Fault(OptionError, f"there are + - * / @, .T, .H, .conj(), {', '.join(FUNCTIONS)}; {RULE}")
 
-    def named(self, name: str) -> Value:
+    def lookup(self, name: str) -> Value:
         """What has a name."""
         self.read_names.add(name)
         if name in self.numbers:
@@ -188,10 +188,10 @@ class _Reader:
             raise Fault(OptionError, "@ takes two matrices; * multiplies by a number")
         return self.graph.product(a, b)
 
-    def turned(self, x: Value, how: str) -> Value:
+    def transposed(self, x: Value, how: str) -> Value:
         """What is transposed, conjugated, or both."""
         if not isinstance(x, Constant):
-            return self.graph.turned(x, how)
+            return self.graph.transposed(x, how)
         return Constant.of(x.value.conjugate() if TURNS[how][1] else x.value)
 
     def call(self, name: str, node: ast.Call) -> Value:

@@ -141,7 +141,7 @@ def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: li
     placements = tuple(_placed(x, layout, candidate.copied) for x, layout in zip("ABC", layouts, strict=True))
     return Considered(
         candidate.algorithm.name, candidate.seconds, words.between, words.within, words.in_place, words.messages,
-        words.held, placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
+        words.elements_held, placements, why_lost(candidate, chosen, asked, every), candidate.parts, others,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from rma_mm.errors import OptionError, quoted
 from rma_mm.policy.model.machine import ONE_SIDED
-from rma_mm.policy.model.traffic import Account
+from rma_mm.policy.model.traffic import Workload
 from rma_mm.schedule.ops import Claim, Op
 
 AUTO, TWO_SIDED = "auto", "two-sided"
@@ -38,10 +38,10 @@ def preferred(environment: Mapping[str, str]) -> str:
     return check_preference(environment.get(VARIABLE) or PREFERENCES[int(alias)], VARIABLE)
 
 
-def pulls_or_pushes(found: Account) -> bool:
+def pulls_or_pushes(workload: Workload) -> bool:
     """Whether ranks get from others or accumulate to them, by an account."""
-    moved = (each for phase in found.phases for each in phase.moved if each.how in ONE_SIDED)
-    return any(phase.claims for phase in found.phases) or any(x.node.any() or x.between.any() for x in moved)
+    moved = (each for phase in workload.phases for each in phase.moved if each.how in ONE_SIDED)
+    return any(phase.claims for phase in workload.phases) or any(x.node.any() or x.between.any() for x in moved)
 
 
 def acts_alone(ops: Iterable[Op], rank: int) -> bool:

@@ -17,10 +17,10 @@ from rma_mm.algorithms.search import cosma_grids
 from rma_mm.errors import MeshError, OptionError, RmaError
 from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.geometry.notation import parse_layout
+from rma_mm.policy.model.cost_model import CostModel, of_each
 from rma_mm.policy.model.locality import rank_sample
 from rma_mm.policy.model.lower_bounds import least_words
-from rma_mm.policy.model.price import Tariff, of_each
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Candidate, Request, candidates, every_form, placed_problem
 from rma_mm.policy.planner.tables import seconds_text, table
 from rma_mm.schedule.algorithm import OPERAND_DIMS
@@ -38,13 +38,13 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class SweepRequest:
+class SweepProblem:
     """What is to be priced."""
 
     shape: Shape
     """(m, n, k)."""
     ranks: int
-    tariff: Tariff
+    cost_model: CostModel
     per_node: int
     """Ranks of a node: so many consecutive ones."""
     mesh: tuple[int, ...] | None = None
@@ -59,16 +59,16 @@ class SweepRequest:
     @property
     def element(self) -> int:
         """Bytes of an element, of C while it is summed where these are more."""
-        return max(self.tariff.itemsize, self.tariff.summed)
+        return max(self.cost_model.itemsize, self.cost_model.accum_itemsize)
 
     @property
     def ideal(self) -> float:
         """Seconds of the multiply-adds alone, in equal shares, on processors that ranks of a node share."""
         ranks = min(self.per_node, self.ranks)
-        crowding = max(1.0, ranks / self.tariff.machine.slots)
-        speeds = self.tariff.machine.speeds[: self.ranks]
+        crowding = max(1.0, ranks / self.cost_model.machine.slots)
+        speeds = self.cost_model.machine.speeds[: self.ranks]
         together = sum(speeds) if len(speeds) == self.ranks else self.ranks
-        return self.tariff.local.point * prod(self.shape) / together * crowding
+        return self.cost_model.local.point * prod(self.shape) / together * crowding
 
     @property
     def least(self) -> float:
@@ -80,7 +80,7 @@ class SweepRequest:
 class Price:
     """What one row takes."""
 
-    question: SweepRequest
+    question: SweepProblem
     algorithm: str
     mesh: tuple[int, ...]
     """The mesh on which it is fastest, or the grid that it makes of its ranks."""
@@ -105,9 +105,9 @@ class Price:
         return self.question.ideal / self.seconds if self.seconds else 1.0
 
     @property
-    def held(self) -> float:
+    def bytes_held(self) -> float:
         """Bytes that the fullest rank holds."""
-        return self.candidate.traffic.held * self.question.element
+        return self.candidate.traffic.elements_held * self.question.element
 
     @property
     def why_not(self) -> str:
@@ -122,14 +122,14 @@ class Price:
     @cached_property
     def tightest(self) -> tuple[float, float | None]:
         """Bytes that the rank holds which has least room for them, and that it may; None where nobody counts."""
-        memory, rooms, candidate = self.question.memory, self.question.tariff.machine.rooms, self.candidate
+        memory, rooms, candidate = self.question.memory, self.question.cost_model.machine.rooms, self.candidate
         if memory is None or not rooms or candidate.layouts is None:
-            return self.held, memory
+            return self.bytes_held, memory
         problem = placed_problem(self.request, candidate.layouts, candidate.copied)
-        found = account(candidate.algorithm, problem, candidate.width)
-        each = of_each(rooms, found.sample.ranks[: found.sample.count], 1.0)
-        at = int(np.argmax(found.held / each))
-        return float(found.held[at]) * self.question.element, memory * float(each[at])
+        workload = workload_of(candidate.algorithm, problem, candidate.width)
+        each = of_each(rooms, workload.sample.ranks[: workload.sample.count], 1.0)
+        at = int(np.argmax(workload.elements_held / each))
+        return float(workload.elements_held[at]) * self.question.element, memory * float(each[at])
 
     def schedule(self) -> Schedule:
         """All operations of all ranks, for a candidate that can serve."""
@@ -148,21 +148,21 @@ class Price:
         }
         if self.candidate.layouts is None:
             return found
-        bill = self.candidate.bill
+        cost = self.candidate.cost
         return found | {
             "layouts": {x: str(layout) for x, layout in zip("ABC", self.candidate.layouts, strict=True)},
             "seconds": self.seconds, "efficiency": self.efficiency,
-            "multiplying": bill.multiplying, "moving": bill.moving, "meeting": bill.meeting,
+            "multiplying": cost.multiplying, "moving": cost.moving, "meeting": cost.meeting,
             "busiest": words.busiest, "over_bound": words.busiest / question.least if question.least else None,
             "words": {"between": words.between, "within": words.within, "in_place": words.in_place},
-            "messages": words.messages, "bytes": self.held, "memory": question.memory,
+            "messages": words.messages, "bytes": self.bytes_held, "memory": question.memory,
         }
 
 
 # -- prices ---------------------------------------------------------------------------------------
 
 
-def prices(question: SweepRequest) -> list[Price]:
+def prices(question: SweepProblem) -> list[Price]:
     """Every row on its best mesh, fastest first; then those that need more memory, and those that cannot.
 
     Raises RmaError where no mesh goes with the placements that are given.
@@ -184,7 +184,7 @@ def _order(price: Price) -> tuple[bool, bool, float]:
     return bool(price.candidate.rejected), bool(price.why_not), price.seconds
 
 
-def _price(question: SweepRequest, name: str, request: Request) -> Price:
+def _price(question: SweepProblem, name: str, request: Request) -> Price:
     """One row on one mesh. It is named, so that it may be as it likes: on fewer ranks, or in unequal shares."""
     found = candidates(replace(request, algorithm=name))[0]
     own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
@@ -192,13 +192,13 @@ def _price(question: SweepRequest, name: str, request: Request) -> Price:
     return Price(question, name, mesh.shape, found, request)
 
 
-def _requests(question: SweepRequest) -> list[Request]:
+def _requests(question: SweepProblem) -> list[Request]:
     """What is asked of the planner, on each of the meshes to be tried that go with the given placements.
 
     Memory of a node is shared, as by default when products run.
     """
     nodes = node_map(question.ranks, question.per_node)
-    least = min(question.tariff.machine.rooms, default=1.0)
+    least = min(question.cost_model.machine.rooms, default=1.0)
     memory = int(least * question.memory) // question.element if question.memory is not None else None
     asked, refused = [], []
     for grid in [question.mesh] if question.mesh else default_grids(question.shape, question.ranks):
@@ -210,14 +210,16 @@ def _requests(question: SweepRequest) -> list[Request]:
             continue
         shares = nodes[-1] > 0
         asked.append(
-            Request(question.shape, mesh, (a, b, c), fetches_together=shares, memory=memory, tariff=question.tariff)
+            Request(
+                question.shape, mesh, (a, b, c), fetches_together=shares, memory=memory, cost_model=question.cost_model
+            )
         )
     if not asked:
         raise refused[0]
     return asked
 
 
-def _layout(question: SweepRequest, mesh: MeshShape, x: str, text: str | None) -> Any:
+def _layout(question: SweepProblem, mesh: MeshShape, x: str, text: str | None) -> Any:
     if text is None:
         return None
     rows, cols = OPERAND_DIMS[x]
@@ -258,12 +260,12 @@ def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
-def strong(question: SweepRequest, ranks: Sequence[int]) -> list[SweepRequest]:
+def strong(question: SweepProblem, ranks: Sequence[int]) -> list[SweepProblem]:
     """The same product on so many ranks each."""
     return [replace(question, ranks=count, mesh=None) for count in ranks]
 
 
-def weak(question: SweepRequest, ranks: Sequence[int]) -> list[SweepRequest]:
+def weak(question: SweepProblem, ranks: Sequence[int]) -> list[SweepProblem]:
     """Products that grow with the ranks, all sides alike, so that m · n · k of a rank stays; the first as it is."""
     factors = [(count / ranks[0]) ** (1 / 3) for count in ranks]
     shapes = [tuple(max(1, round(extent * factor)) if extent else 0 for extent in question.shape) for factor in factors]
@@ -291,7 +293,7 @@ def _cells(price: Price) -> list[str]:
     return [
         "x".join(map(str, price.mesh)), seconds_text(price.seconds), f"{price.efficiency:.1%}", f"{words.busiest:.4g}",
         f"{least:.4g}", f"{words.busiest / least:.2f}" if least else "-",
-        f"{words.messages / price.question.ranks:.4g}", _bytes(price.held),
+        f"{words.messages / price.question.ranks:.4g}", _bytes(price.bytes_held),
     ]
 
 
@@ -360,7 +362,7 @@ def _leading(found: Sequence[Sequence[Price]]) -> list[str]:
 
 __all__ = [
     "Price",
-    "SweepRequest",
+    "SweepProblem",
     "default_grids",
     "draw",
     "node_map",

@@ -52,7 +52,7 @@ def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
             words = candidate.traffic
             copied = [" copied" if x in candidate.copied else "" for x in "ABC"]
             layouts = [f"{layout}{note}" for layout, note in zip(candidate.layouts, copied, strict=True)]
-            counts = (words.between, words.within, words.in_place, words.messages, words.held)
+            counts = (words.between, words.within, words.in_place, words.messages, words.elements_held)
             figures = [seconds_text(candidate.seconds), *(f"{count:.0f}" for count in counts)]
         rows.append([candidate.algorithm.name, *layouts, *figures, why_lost(candidate, chosen, asked, found)])
     return "\n".join([table(rows), *same_lines([each.algorithm.name for each in group] for group in groups)])

@@ -10,7 +10,7 @@ from math import inf
 from mpi4py import MPI
 
 from rma_mm.geometry.span import Region
-from rma_mm.policy.model.machine import PACKED, TOGETHER, Cost
+from rma_mm.policy.model.machine import COLLECTIVES, PACKED, Cost
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.runtime.calibration.overlap import LONG, WIDTH, Overlap
 from rma_mm.runtime.calibration.sampling import BUSY, Act, Lap, Movement, multiply_for
@@ -45,7 +45,7 @@ class Together:
     def cases(self, is_thorough: bool) -> list[Movement]:
         """Every movement in every size, its targets idle, and busy where that is asked for."""
         found: list[Movement] = []
-        for name in TOGETHER:
+        for name in COLLECTIVES:
             for rows in SIZES[:-1] if self.link == "between" else SIZES:  # `overlaps` tell what large ones take there
                 nbytes = rows * WIDTH * 4
                 places = [self.parts(name, rows, place) for place in range(ROWS // (FLAT * SIZES[-1]))]

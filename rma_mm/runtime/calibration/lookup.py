@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rma_mm.errors import MachineError
 from rma_mm.flavours import DEFAULT
-from rma_mm.policy.model.machine import COPY, TOGETHER, TYPICAL, Machine
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, TYPICAL, Machine
 from rma_mm.policy.model.machine_file import machine_text
 from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.link import has_changed
@@ -125,7 +125,7 @@ def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavour
 def _whole(machine: Machine | None, site: Site) -> Machine | None:
     """The machine, if it has the figures that every calibration gives."""
     links = [link for link in ("node", "between") if site.has(link)]
-    if machine is None or any(name not in machine.costs[link] for link in links for name in TOGETHER):
+    if machine is None or any(name not in machine.costs[link] for link in links for name in COLLECTIVES):
         return None
     return machine if COPY in machine.costs["own"] else None
 

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from rma_mm.policy.model.machine import COPY, PACKED, SUMS, TOGETHER
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, PACKED, SUMS
 from rma_mm.runtime.calibration.sampling import Act, Lap
 from rma_mm.runtime.calibration.site import Load, Site
 from rma_mm.windows import Transfer
@@ -37,7 +37,7 @@ def overlap_kind(name: str) -> str:
     movement = name.rpartition(".")[2].removesuffix(" busy")
     packed = PACKED if movement.endswith(PACKED) else ""
     movement = movement.removesuffix(PACKED)
-    movement = "reduce" if movement in SUMS else "shift" if movement in (*TOGETHER, COPY) else movement
+    movement = "reduce" if movement in SUMS else "shift" if movement in (*COLLECTIVES, COPY) else movement
     return movement + packed
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
 from rma_mm.kernels.epilogue.pointwise import Fused, apply, summed
-from rma_mm.policy.model.price import Bill
+from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.planner.chain_steps import Step
 from rma_mm.runtime.execution.executor import Executable, Running
 from rma_mm.runtime.matrices.matrix import DistMatrix
@@ -35,7 +35,7 @@ Here = Mapping[Place, DistMatrix]
 class Action:
     """What is done to matrices. Collective where it has a schedule, else local."""
 
-    bill: Bill
+    cost: CostBreakdown
     """What it was priced at."""
 
     @property
@@ -104,11 +104,11 @@ class Multiplication(StepPlaces, Action):
     running: Running | None = None
 
     @property
-    def bill(self) -> Bill:  # type: ignore[override]  # it follows the plan
+    def cost(self) -> CostBreakdown:  # type: ignore[override]  # it follows the plan
         """See `Action`."""
         chosen = self.plan.choice.chosen
-        bill, factor = chosen.bill, chosen.correction
-        return Bill(bill.multiplying * factor, bill.moving * factor, bill.meeting * factor)
+        cost, factor = chosen.cost, chosen.correction
+        return CostBreakdown(cost.multiplying * factor, cost.moving * factor, cost.meeting * factor)
 
     @property
     def schedule(self) -> Schedule:
@@ -155,7 +155,7 @@ class Multiplication(StepPlaces, Action):
 class Elementwise(StepPlaces, Action):
     """What is done to elements of matrices that lie alike."""
 
-    bill: Bill
+    cost: CostBreakdown
     kernel: str
 
     def work(self, here: Here) -> None:
@@ -170,7 +170,7 @@ class Elementwise(StepPlaces, Action):
 class AxisSums(StepPlaces, Action):
     """Sums over axes: each rank those of its own part, into its part of `own`."""
 
-    bill: Bill
+    cost: CostBreakdown
     own: Place
     """The result, or what a conversion then adds up to it."""
 
@@ -199,7 +199,7 @@ class Conversion(Action):
     target: Place
     made: DistMatrix
     """Where it is brought; it is copied where the caller gives another."""
-    bill: Bill
+    cost: CostBreakdown
     executable: Executable | None = field(default=None, init=False)
 
     @property

@@ -16,7 +16,7 @@ from rma_mm.errors import DtypeError, LayoutError, OptionError, ShapeError
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import Fused
 from rma_mm.policy.planner.chain_graph import Graph
-from rma_mm.policy.planner.chain_steps import Step, asked, steps_of
+from rma_mm.policy.planner.chain_steps import Step, requested_results, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
 from rma_mm.runtime.execution.operands import Operand, Operands, ProductOptions
 from rma_mm.runtime.matrices.arguments import checked_shape, placed
@@ -78,7 +78,7 @@ class Chain:
         for name in layouts:
             if name not in (*given, *graph.results):
                 raise OptionError(f"layouts: got {name!r}; there are {', '.join((*given, *graph.results))}")
-        names = asked(graph, read, outputs, only)
+        names = requested_results(graph, read, outputs, only)
         kept = {*names, *graph.needed_for(names, layouts)}
         found, nodes = steps_of(graph, kept, fuses=not common.check and mesh.checks is None)
         used = {each.name for step in found for each in step.reads}

@@ -12,10 +12,10 @@ from rma_mm.algorithms import REGISTERED
 from rma_mm.errors import AlgorithmError, ClosedError, LayoutError, MemoryLimitError, OptionError, RmaError, quoted
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.pointwise import work_bytes
-from rma_mm.policy.model.price import Bill
+from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Shape
-from rma_mm.policy.planner.chain_places import found, summands
+from rma_mm.policy.planner.chain_places import matching_layout, summands
 from rma_mm.policy.planner.chain_search import Answer, PlacedStep, PricedConversion
 from rma_mm.policy.planner.chain_steps import Step
 from rma_mm.runtime.chains.actions import (
@@ -362,13 +362,13 @@ class ChainPlan:
 
     def _is_there(self, step: Step, own: Layout, target: Layout) -> bool:
         """Whether the sums of ranks' own parts are the result."""
-        return found(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
+        return matching_layout(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
 
     def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
         made = self._made[target]
         moving = Moving(self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block)
-        self._actions.append(Conversion(moving, source, target, made, Bill(moving=seconds)))
+        self._actions.append(Conversion(moving, source, target, made, CostBreakdown(moving=seconds)))
 
     def _add(self, placed: StepPlaces, seconds: float, product: Frontier | None) -> None:
         """A step as the next action, or two. Collective."""
@@ -380,21 +380,21 @@ class ChainPlan:
             self._in_place |= {place for x, place in pairs if plan.choice.reads_in_place(x)}
             self._actions.append(Multiplication(step, layouts, plan))
         elif step.axes:
-            self._add_sums(placed, Bill(seconds))
+            self._add_sums(placed, CostBreakdown(seconds))
         else:
-            self._actions.append(Elementwise(step, layouts, Bill(seconds), self._prices.tariff.kernel))
+            self._actions.append(Elementwise(step, layouts, CostBreakdown(seconds), self._prices.cost_model.kernel))
 
-    def _add_sums(self, placed: StepPlaces, bill: Bill) -> None:
+    def _add_sums(self, placed: StepPlaces, cost: CostBreakdown) -> None:
         """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
         step, made = placed.step, self._made[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.shape)
         assert own is not None
         if self._is_there(step, own, placed.layouts[-1]):
-            self._actions.append(AxisSums(step, placed.layouts, bill, placed.result))
+            self._actions.append(AxisSums(step, placed.layouts, cost, placed.result))
             return
         part = f"{step.result} of each rank", own
         self._made[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
-        self._actions.append(AxisSums(step, placed.layouts, bill, part))
+        self._actions.append(AxisSums(step, placed.layouts, cost, part))
         self._convert(part, placed.result, 0.0)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:

@@ -83,21 +83,21 @@ class Overlapped:
         now = wire = 0.0
         there, ready = dict[int, float](), dict[Place, float]()
         for n, (action, moment) in enumerate(zip(self.actions, self.moments, strict=True)):
-            bill = action.bill
+            cost = action.cost
             now = max(now, *(ready.get(place, 0.0) for place in action.reads))
             if moment.meets:
-                now = max(now, *ready.values(), 0.0) + bill.meeting
+                now = max(now, *ready.values(), 0.0) + cost.meeting
             for m in moment.begins:
                 if m != n:
-                    there[m] = wire = max(wire, now) + self.actions[m].bill.moving
-            now += bill.multiplying
+                    there[m] = wire = max(wire, now) + self.actions[m].cost.moving
+            now += cost.multiplying
             if n in there:
                 now = max(now, there[n])
             elif self.brings[n]:
-                now += bill.moving
+                now += cost.moving
             else:
-                ready[action.result] = wire = max(wire, now) + bill.moving
-        return max(now, wire) + max((action.bill.meeting for action in self.actions), default=0.0)
+                ready[action.result] = wire = max(wire, now) + cost.moving
+        return max(now, wire) + max((action.cost.meeting for action in self.actions), default=0.0)
 
     def _run(self, numbers: Iterable[int], here: Here) -> None:
         """Do some, from one meeting of all ranks to another."""

@@ -12,7 +12,7 @@ import numpy as np
 from rma_mm.elements.dtypes import accumulator
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
-from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.planner.candidates import Request, candidates
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_places import (
@@ -20,7 +20,7 @@ from rma_mm.policy.planner.chain_places import (
     beside,
     conversion_seconds,
     elementwise_seconds,
-    found,
+    matching_layout,
     product_seconds,
     summands,
 )
@@ -30,7 +30,7 @@ from rma_mm.runtime.chains.asked import Chain
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.choosing import request_of
 from rma_mm.runtime.products.make_plan import operands_of, with_kernel
-from rma_mm.runtime.products.prices import flavour_of, is_known, tariff_of
+from rma_mm.runtime.products.prices import cost_model_of, flavour_of, is_known
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import barrier, reduced
@@ -50,12 +50,14 @@ class Prices:
         self.products = {number: with_kernel(mesh, each) for number, each in chain.products.items()}
         self.tariffs = {number: self._tariffs(each) for number, each in self.products.items()}
         self.is_known = bool(self.products) and all(
-            is_known(tariff, each) for number, each in self.products.items() for tariff in self.tariffs[number].values()
+            is_known(cost_model, each)
+            for number, each in self.products.items()
+            for cost_model in self.tariffs[number].values()
         )
-        self.tariff = self._usual()
+        self.cost_model = self._usual()
         """What everything else is priced by."""
         self.shapes = {name: x.shape for name, x in chain.matrices.items()}
-        speeds = self.tariff.machine.speeds_of(mesh.shape.size)
+        speeds = self.cost_model.machine.speeds_of(mesh.shape.size)
         options = all_places(mesh.shape, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
         self.question = Question(
             chain.steps, options, chain.given, chain.wanted, self.price, self.conversion, self.beside
@@ -63,21 +65,23 @@ class Prices:
         self.is_two_sided = (chain.options.prefer or mesh.prefer) == TWO_SIDED
         self.table: dict[tuple[int, Places], float] = {}
 
-    def _usual(self) -> Tariff:
+    def _usual(self) -> CostModel:
         """The tariff of the last product, or of one such as this chain might have. Collective."""
         if self.tariffs:
             return self.tariffs[max(self.tariffs)][False, False]
         first = next(iter(self.chain.matrices.values()))
         one = Operand((1, 1), first.dtype)
-        return tariff_of(self.mesh, with_kernel(self.mesh, operands_of(one, one, self.mesh, None, self.chain.options)))
+        return cost_model_of(
+            self.mesh, with_kernel(self.mesh, operands_of(one, one, self.mesh, None, self.chain.options))
+        )
 
-    def _tariffs(self, given: Operands) -> dict[tuple[bool, bool], Tariff]:
+    def _tariffs(self, given: Operands) -> dict[tuple[bool, bool], CostModel]:
         """What a product is priced by, by whether A and B are read from a caller's own arrays. Collective."""
         ways = [(False, True) if x.in_place is False else (False,) for x in (given.a, given.b)]
         found = {}
         for own_a, own_b in product(*ways):
             a, b = (replace(x, in_place=False if own else None) for x, own in ((given.a, own_a), (given.b, own_b)))
-            found[own_a, own_b] = tariff_of(self.mesh, replace(given, a=a, b=b))
+            found[own_a, own_b] = cost_model_of(self.mesh, replace(given, a=a, b=b))
         return found
 
     def matrix(self, name: str, layout: Layout) -> Operand:
@@ -91,8 +95,8 @@ class Prices:
         step, given = self.chain.steps[number], self.products[number]
         names = (*(each.name for each in step.factors), step.result)
         a, b, c = (self.matrix(name, layout) for name, layout in zip(names, layouts, strict=True))
-        tariff = self.tariffs[number][a.in_place is False, b.in_place is False]
-        return request_of(self.mesh, replace(given, a=a, b=b, c=c), tariff)
+        cost_model = self.tariffs[number][a.in_place is False, b.in_place is False]
+        return request_of(self.mesh, replace(given, a=a, b=b, c=c), cost_model)
 
     def price(self, number: int, layouts: Places) -> float:
         """Seconds of a step on these placements of its factors and its result; infinite where it cannot be done so."""
@@ -107,9 +111,9 @@ class Prices:
 
     def elementwise(self, number: int, name: str, layout: Layout) -> float:
         """Seconds of what is done to elements of a matrix in a step."""
-        tariff = replace(self.tariff, itemsize=self.chain.matrices[name].dtype.itemsize)
+        cost_model = replace(self.cost_model, itemsize=self.chain.matrices[name].dtype.itemsize)
         step = self.chain.steps[number]
-        return elementwise_seconds(self.mesh.shape, step, self.shapes[name], layout, tariff)
+        return elementwise_seconds(self.mesh.shape, step, self.shapes[name], layout, cost_model)
 
     def sums(self, number: int, source: Layout, target: Layout) -> float:
         """Seconds of sums: of the own part, and of bringing these together."""
@@ -117,7 +121,7 @@ class Prices:
         own, name = summands(step, source, self.mesh.shape), step.factors[0].name
         if own is None or target.partial or source.partial:
             return inf
-        there = found(own, [target], self.shapes[step.result], self.mesh.shape)
+        there = matching_layout(own, [target], self.shapes[step.result], self.mesh.shape)
         moved = 0.0 if there else self.conversion(step.result, own, target)
         return self.elementwise(number, name, source) + moved
 
@@ -126,7 +130,9 @@ class Prices:
         step, places = self.chain.steps[number], []
         for x in step.others:
             wanted = beside(layout, self.shapes[step.result], x, self.shapes[x.name])
-            place = wanted and found(wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.shape)
+            place = wanted and matching_layout(
+                wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.shape
+            )
             if place is None:
                 return None
             places.append(place)
@@ -137,15 +143,15 @@ class Prices:
         if self.is_two_sided:
             return inf  # ranks pull what they convert
         x = self.matrix(name, source)
-        is_own, tariff = x.in_place is False, self.tariff
+        is_own, cost_model = x.in_place is False, self.cost_model
         for number, tariffs in self.tariffs.items():
             names = [each.name for each in self.chain.steps[number].factors]
             if name in names:
-                tariff = tariffs[is_own and name == names[0], is_own and name == names[1]]
+                cost_model = tariffs[is_own and name == names[0], is_own and name == names[1]]
                 break
         flavours, summed = (("A", flavour_of(self.mesh, x)),), accumulator(x.dtype).itemsize
-        tariff = replace(tariff, itemsize=x.dtype.itemsize, summed=summed, flavours=flavours)
-        return conversion_seconds(self.mesh.shape, x.shape, source, target, tariff)
+        cost_model = replace(cost_model, itemsize=x.dtype.itemsize, accum_itemsize=summed, flavours=flavours)
+        return conversion_seconds(self.mesh.shape, x.shape, source, target, cost_model)
 
     def every(self, number: int) -> list[Places]:
         """All placements of a step's factors and its result."""

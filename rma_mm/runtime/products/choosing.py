@@ -6,12 +6,12 @@ from functools import partial
 
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.threads import using_threads
-from rma_mm.policy.model.price import Tariff
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.planner.candidates import Each, Request, choose, needs_pricing
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.products.memory import MemoryTrial, fit_memory, memory_trials
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prices import tariff_of
+from rma_mm.runtime.products.prices import cost_model_of
 from rma_mm.runtime.ranks.agreement import shared_out
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
@@ -30,7 +30,7 @@ def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
 
 def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[MemoryTrial]:
     """The candidates of a product, whose memory is still to be looked at. As `settle`."""
-    request = request_of(mesh, operands, tariff_of(mesh, operands))
+    request = request_of(mesh, operands, cost_model_of(mesh, operands))
     found = choose(request, _priced_by(mesh, request))
     able = [each for each in found if kind in ("", each.kind)]
     if not able:
@@ -49,7 +49,7 @@ def _priced_by(mesh: Mesh, request: Request) -> Each | None:
     return partial(shared_out, mesh.comm, "plan")
 
 
-def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
+def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request:
     """The question to the planner, in terms of op(A), op(B) and C."""
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
@@ -71,6 +71,6 @@ def request_of(mesh: Mesh, operands: Operands, tariff: Tariff) -> Request:
     return Request(
         operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
         fetches_together=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
-        deterministic=operands.needs_order, copyable=copyable, tariff=tariff, pushes=operands.may_push(windows),
+        deterministic=operands.needs_order, copyable=copyable, cost_model=cost_model, pushes=operands.may_push(windows),
         prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
     )

@@ -65,7 +65,7 @@ class PlanChoice:
     @property
     def predicted_seconds(self) -> float | None:
         """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
-        return self.chosen.seconds if is_known(self.request.tariff, self.spec) else None
+        return self.chosen.seconds if is_known(self.request.cost_model, self.spec) else None
 
     def is_like(self, other: PlanChoice) -> bool:
         """Whether another one is the same but for prices."""
@@ -168,7 +168,7 @@ class PlanChoice:
 
     def _about_machine(self) -> list[str]:
         """Return a warning where prices rest on figures that were measured while others were at work."""
-        machine = self.request.tariff.machine
+        machine = self.request.cost_model.machine
         if not machine.is_scattered:
             return []
         differed = f"its rounds differed by {machine.scatter:.0%}"

@@ -105,7 +105,7 @@ class Prepared:
         may_push = choice.request.pushes
         sums = Sums(choice.spec.semiring, may_push and choice.chosen.algorithm.result != "here", may_push)
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, choice.spec.kernel, sums, o.epilogue)
-        machine = choice.request.tariff.machine
+        machine = choice.request.cost_model.machine
         return Executable(choice.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
 
     def refresh_bias(self) -> None:

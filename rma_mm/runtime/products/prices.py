@@ -18,8 +18,8 @@ from rma_mm.errors import OptionError, quoted
 from rma_mm.geometry.shares import relative, speeds_problem
 from rma_mm.kernels import choose_kernel
 from rma_mm.kernels.threads import threads_per_rank
+from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import TYPICAL, Machine
-from rma_mm.policy.model.price import Tariff
 from rma_mm.policy.planner.candidates import default_mesh
 from rma_mm.policy.planner.preference import preferred
 from rma_mm.runtime.calibration import machine_of
@@ -29,7 +29,7 @@ from rma_mm.runtime.ranks.mesh import Mesh, environment, ranks_beside
 from rma_mm.windows.ranks import node_map
 
 
-def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
+def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     """The tariff of a product whose kernel is settled. Collective; measures the machine where that is still to be done.
 
     Raises MachineError for a described machine (RMA_MM_MACHINE) that is none.
@@ -47,7 +47,7 @@ def tariff_of(mesh: Mesh, operands: Operands) -> Tariff:
     factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
     machine = _with(machine, mesh.speeds, factors)
     reading = max(operands.a.reading, operands.b.reading)
-    return Tariff(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours, reading)
+    return CostModel(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours, reading)
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
@@ -91,9 +91,9 @@ def best_grid(
         if speeds is not None and (wrong := speeds_problem(speeds, comm.size)):
             raise OptionError(f"speeds: got {quoted(speeds)}; {wrong}")
         itemsize = np.dtype(dtype).itemsize
-        tariff = Tariff(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize)
+        cost_model = CostModel(_with(machine, speeds), summed.name, kernel, itemsize, summed.itemsize)
         prefer = prefer or preferred(os.environ)
-        found = default_mesh(comm.size, shape, node_of, algorithm, tariff, prefer) if comm.rank == 0 else ()
+        found = default_mesh(comm.size, shape, node_of, algorithm, cost_model, prefer) if comm.rank == 0 else ()
     return tuple(comm.bcast(found))
 
 
@@ -106,7 +106,7 @@ def flavour_of(mesh: Mesh, operand: Operand) -> str:
     return (mesh.granted(flavour.for_arrays) if is_own else flavour).name
 
 
-def is_known(tariff: Tariff, operands: Operands) -> bool:
+def is_known(cost_model: CostModel, operands: Operands) -> bool:
     """Whether seconds by this tariff are those of the machine at hand."""
-    machine = tariff.machine
-    return machine.measured and operands.semiring.is_arithmetic and machine.has(tariff.dtype, tariff.kernel)
+    machine = cost_model.machine
+    return machine.measured and operands.semiring.is_arithmetic and machine.has(cost_model.dtype, cost_model.kernel)

@@ -10,10 +10,10 @@ import numpy as np
 
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import grids
-from rma_mm.policy.model.fit import Factors, Trial, fitted, scaled
+from rma_mm.policy.model.cost_model import CostModel
+from rma_mm.policy.model.fit import Factors, TimedProduct, fit_corrections, scaled
 from rma_mm.policy.model.machine import Machine
-from rma_mm.policy.model.price import Tariff
-from rma_mm.policy.model.volumes import account
+from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import placed_problem
 from rma_mm.policy.planner.preference import AUTO
 from rma_mm.runtime.execution.operands import Operand
@@ -43,17 +43,17 @@ def tried(mesh: Mesh, machine: Machine, seconds: float) -> tuple[Machine, Factor
     """
     deadline = time.perf_counter() + seconds
     grid = min(grids(mesh.size, 2), key=lambda grid: abs(grid[0] - grid[1]))
-    trials: list[Trial] = []
+    timed: list[TimedProduct] = []
     with Mesh(grid, mesh.comm, threads=mesh.threads) as square:
         for shape in SHAPES:
-            trials += _timed(square, machine, shape)
+            timed += _timed(square, machine, shape)
             if mesh.comm.bcast(time.perf_counter() > deadline):
                 break
-    factors = mesh.comm.bcast(fitted(machine, trials) if mesh.comm.rank == 0 else None)
+    factors = mesh.comm.bcast(fit_corrections(machine, timed) if mesh.comm.rank == 0 else None)
     return scaled(machine, factors), factors
 
 
-def _timed(mesh: Mesh, machine: Machine, shape: tuple[int, int, int]) -> list[Trial]:
+def _timed(mesh: Mesh, machine: Machine, shape: tuple[int, int, int]) -> list[TimedProduct]:
     """Products of one shape, in turn, so that each finds the caches as another left them."""
     m, n, k = shape
     a, b = (Operand(extent, np.dtype(np.float32)) for extent in ((m, k), (k, n)))
@@ -99,10 +99,10 @@ def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
     return float(took[0])
 
 
-def _trial(plan: Plan, machine: Machine, seconds: float) -> Trial:
+def _trial(plan: Plan, machine: Machine, seconds: float) -> TimedProduct:
     mesh, chosen = plan.mesh, plan.choice.chosen
     flavours = tuple((x, mesh.window_flavour) for x in "ABC")
-    tariff = Tariff(machine, plan.spec.summed.name, plan.kernel, 4, 4, flavours)
+    cost_model = CostModel(machine, plan.spec.summed.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
-    problem = placed_problem(request_of(mesh, plan.spec, tariff), chosen.layouts, chosen.copied)
-    return Trial(account(chosen.algorithm, problem, plan.choice.tuning.width), tariff, seconds)
+    problem = placed_problem(request_of(mesh, plan.spec, cost_model), chosen.layouts, chosen.copied)
+    return TimedProduct(workload_of(chosen.algorithm, problem, plan.choice.tuning.width), cost_model, seconds)

@@ -23,7 +23,7 @@ from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
 from rma_mm.policy.planner.tables import seconds_text
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.matrices.move import scratch_bytes
-from rma_mm.runtime.products.prices import tariff_of
+from rma_mm.runtime.products.prices import cost_model_of
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.algorithm import same_place
@@ -166,10 +166,12 @@ def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
     batch, operands, shape = request.batch, request.operands, mesh.shape
     if operands.needs_order and adds_in_any_order(shape, [request.layouts[x] for x in "AB"]):
         raise AlgorithmError("batch: adds up summands of A or B in no fixed order, and deterministic excludes that")
-    tariff = tariff_of(mesh, operands)
+    cost_model = cost_model_of(mesh, operands)
     dtypes = ({x: request.dtype(x) for x in "ABC"}, {x: request.moved_dtype(x) for x in "ABC"})
     sizes, moved = ({x: dtype.itemsize for x, dtype in each.items()} for each in dtypes)
-    prices = BatchPrices(tariff.machine, (tariff.dtype, tariff.kernel), sizes, moved, dict(tariff.flavours))
+    prices = BatchPrices(
+        cost_model.machine, (cost_model.dtype, cost_model.kernel), sizes, moved, dict(cost_model.flavours)
+    )
     found = candidates(batch, shape, request.layouts, _may_sum(operands))
     figures = np.zeros((len(found), 3))
     with agreed(mesh.comm, "plan"):

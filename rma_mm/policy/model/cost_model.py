@@ -14,13 +14,13 @@ import numpy as np
 
 from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.locality import WHOLE
-from rma_mm.policy.model.machine import COPY, PAGE, TOGETHER, TYPICAL, Cost, Kernel, Machine, by_group
+from rma_mm.policy.model.machine import COLLECTIVES, COPY, PAGE, TYPICAL, Cost, Kernel, Machine, by_group
 from rma_mm.policy.model.spans import Figures, Numbers
-from rma_mm.policy.model.traffic import FLAT, READ, Account, LocalWork, Moved, Phase
+from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 
 
 @dataclass(frozen=True)
-class Tariff:
+class CostModel:
     """What a product is priced by: the machine, and what its words and products are."""
 
     machine: Machine = TYPICAL
@@ -29,7 +29,7 @@ class Tariff:
     kernel: str = "blas"
     itemsize: int = 4
     """Bytes of an element of A and B."""
-    summed: int = 4
+    accum_itemsize: int = 4
     """Bytes of an element of C while it is summed."""
     flavours: tuple[tuple[str, str], ...] = ()
     """(operand, the windows that its transfers go through); the default where nothing is said."""
@@ -38,7 +38,7 @@ class Tariff:
 
     def bytes_of(self, x: str) -> int:
         """Bytes of an element of an operand."""
-        return self.summed if x == "C" else self.itemsize
+        return self.accum_itemsize if x == "C" else self.itemsize
 
     def flavour(self, x: str) -> Flavour:
         """The windows that transfers of an operand go through."""
@@ -51,7 +51,7 @@ class Tariff:
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostBreakdown:
     """Seconds of a product, and where they go."""
 
     multiplying: float = 0.0
@@ -69,9 +69,9 @@ class Bill:
 
 STALLED = 0.25
 """The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
-TYPICALLY = Tariff()
+TYPICALLY = CostModel()
 """What products of float32 are priced by where nothing was measured."""
-NOTHING = Bill()
+NOTHING = CostBreakdown()
 """What is not priced."""
 
 
@@ -99,50 +99,49 @@ class _Load:
     """Seconds for which it waits for a neighbour that multiplies."""
 
 
-def bill(found: Account, tariff: Tariff) -> Bill:
+def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
     """The seconds of an account."""
-    crossing = _crossing(found, tariff)
-    bills = [_phase(found, phase, tariff, late) for phase, late in zip(found.phases, crossing, strict=True)]
-    meeting = 2 * tariff.machine.meet(found.sample.mesh.size)
-    return Bill(
-        sum(each.multiplying for each in bills),
-        sum(each.moving for each in bills),
-        sum((each.meeting for each in bills), meeting),
+    crossing = _crossing(workload, cost_model)
+    costs = [_phase(workload, phase, cost_model, late) for phase, late in zip(workload.phases, crossing, strict=True)]
+    meeting = 2 * cost_model.machine.meet(workload.sample.mesh.size)
+    return CostBreakdown(
+        sum(each.multiplying for each in costs), sum(each.moving for each in costs),
+        sum((each.meeting for each in costs), meeting),
     )
 
 
-def _crossing(found: Account, tariff: Tariff) -> list[Cost]:
+def _crossing(workload: Workload, cost_model: CostModel) -> list[Cost]:
     """What goes between groups of nodes in each phase: seconds of latencies (alpha), and of what joins them (beta).
 
     While one owner after the other sends, its own group receives nothing.
     """
-    machine, nothing = tariff.machine, [Cost(0.0, 0.0)] * len(found.phases)
-    if not machine.groups or found.on is None:  # a mesh may have millions of ranks
+    machine, nothing = cost_model.machine, [Cost(0.0, 0.0)] * len(workload.phases)
+    if not machine.groups or workload.on is None:  # a mesh may have millions of ranks
         return nothing
-    mesh = by_group(found.sample.mesh, machine.groups)
+    mesh = by_group(workload.sample.mesh, machine.groups)
     if mesh.is_one_node:
         return nothing
-    other, count, costs = found.on(mesh), len(set(mesh.nodes)), []
+    other, count, costs = workload.on(mesh), len(set(mesh.nodes)), []
     for phase in other.phases:
         nbytes, calls = np.zeros(other.sample.count), np.zeros(other.sample.count)
         for moved in phase.moved:
             if moved.how != "view":
                 in_turn = np.minimum(moved.rounds, count / (count - 1))
-                nbytes += tariff.bytes_of(moved.x) * moved.between * in_turn
+                nbytes += cost_model.bytes_of(moved.x) * moved.between * in_turn
                 calls += moved.messages * moved.between / np.maximum(1.0, moved.node + moved.between)
         joint = machine.joint
         costs.append(Cost(joint.alpha * float(calls.max()), joint.beta * other.sample.by_node(nbytes)))
     return costs
 
 
-def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill:
+def _phase(workload: Workload, phase: Phase, cost_model: CostModel, crossing: Cost) -> CostBreakdown:
     """The seconds of a phase. crossing: those of what goes between groups of nodes."""
-    machine, sample = tariff.machine, found.sample
+    machine, sample = cost_model.machine, workload.sample
     speeds = machine.speeds_of(sample.mesh.size)
-    load = _load(found, phase, tariff)
+    load = _load(workload, phase, cost_model)
     ranks = sample.mesh.size * machine.nodes_per_host / sample.node_count
 
-    def together(figures: Figures) -> float:
+    def busiest_host(figures: Figures) -> float:
         """When the processors of the fullest host are done."""
         total = sample.by_node(figures, machine.nodes_per_host)
         if ranks > machine.slots:
@@ -154,8 +153,8 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
             return float(figures.max()) * max(1.0, machine.crowding * ranks / machine.slots)
         return max(float(figures.max()), total / machine.slots)
 
-    multiplying, overhead = together(load.multiplying), together(load.operations * machine.operation)
-    busy = together(load.processor + load.operations * machine.operation)
+    multiplying, overhead = busiest_host(load.multiplying), busiest_host(load.operations * machine.operation)
+    busy = busiest_host(load.processor + load.operations * machine.operation)
     wire = max(sample.by_node(load.wire), sample.by_node(load.serving), crossing.beta)
     wire += float(load.waiting.max()) + crossing.alpha
     behind = 0.0
@@ -164,35 +163,35 @@ def _phase(found: Account, phase: Phase, tariff: Tariff, crossing: Cost) -> Bill
         meanwhile = busy * min(1 - first, float(load.rounds.max()) * first) if circling else busy - multiplying * first
         behind = min(meanwhile, wire - max(0.0, wire - circling) * first)
         own = float(load.wire.max())  # a rank's own transfers hold it up
-        behind = max(0.0, behind - together(load.exposed) * min(1.0, behind / own)) if own else behind
+        behind = max(0.0, behind - busiest_host(load.exposed) * min(1.0, behind / own)) if own else behind
     stalled = float(load.stalled.max()) * max(1.0, ranks / machine.slots)
     moving = max(0.0, busy - multiplying - overhead) + wire - behind + stalled
-    return Bill(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
+    return CostBreakdown(multiplying, moving, phase.barriers * machine.meet(sample.mesh.size) + overhead)
 
 
-def _load(found: Account, phase: Phase, tariff: Tariff) -> _Load:
+def _load(workload: Workload, phase: Phase, cost_model: CostModel) -> _Load:
     """What every rank does in a phase."""
-    machine, zero = tariff.machine, np.zeros(found.sample.count)
+    machine, zero = cost_model.machine, np.zeros(workload.sample.count)
     load = _Load(*(zero.copy() for _ in range(10)))
-    load.processor += machine.cost("own", COPY).beta * tariff.summed * phase.opened
+    load.processor += machine.cost("own", COPY).beta * cost_model.accum_itemsize * phase.opened
     if phase.work is not None:
-        load.multiplying, calls = _products(phase.work, tariff)
+        load.multiplying, calls = _products(phase.work, cost_model)
         if machine.speeds:
-            speeds = of_each(machine.speeds, found.sample.ranks[: found.sample.count], 1.0)
+            speeds = of_each(machine.speeds, workload.sample.ranks[: workload.sample.count], 1.0)
             load.multiplying /= speeds.mean() if phase.is_shared else speeds
         if phase.is_shared:
-            load.multiplying /= found.sample.mesh.size
-            calls = calls / found.sample.mesh.size
+            load.multiplying /= workload.sample.mesh.size
+            calls = calls / workload.sample.mesh.size
         load.processor += load.multiplying
         load.operations += calls
-    delays = of_each(machine.delays, found.sample.nodes, 0.0) if machine.delays else 0.0
+    delays = of_each(machine.delays, workload.sample.nodes, 0.0) if machine.delays else 0.0
     for moved in phase.moved:
-        _move(load, moved, phase, tariff, delays)
+        _move(load, moved, phase, cost_model, delays)
     if phase.claims:
-        link = "between" if found.sample.node_count > 1 else "node"
+        link = "between" if workload.sample.node_count > 1 else "node"
         load.waiting += phase.claims * machine.cost(link, "fetch_add").alpha
     if machine.wires:
-        wires = of_each(machine.wires, found.sample.nodes, 1.0)
+        wires = of_each(machine.wires, workload.sample.nodes, 1.0)
         load.wire /= wires
         load.circling /= wires
         load.exposed /= wires
@@ -205,36 +204,36 @@ def of_each(figures: tuple[float, ...], numbers: Numbers, default: float) -> Fig
     return np.where(numbers < len(figures), np.array(figures)[np.minimum(numbers, len(figures) - 1)], default)
 
 
-def _products(work: LocalWork, tariff: Tariff) -> tuple[Figures, Figures]:
+def _products(work: LocalWork, cost_model: CostModel) -> tuple[Figures, Figures]:
     """Seconds of a rank's local products, and how many there are."""
-    kernel = tariff.local
+    kernel = cost_model.local
     (m, n, k), (cut_m, cut_n, cut_k) = work.extents, work.pieces
     calls = cut_m * cut_n * cut_k * (m * n * k > 0)
-    added = kernel.c + kernel.aliased * (work.columns * tariff.summed % PAGE == 0)
+    added = kernel.c + kernel.aliased * (work.columns * cost_model.accum_itemsize % PAGE == 0)
     touched = kernel.a * m * k * cut_n + kernel.b * k * n * cut_m + added * m * n * cut_k
     return kernel.call * calls + kernel.point * m * n * k + touched * (calls > 0), calls
 
 
-def _move(load: _Load, moved: Moved, phase: Phase, tariff: Tariff, delays: Figures | float) -> None:
+def _move(load: _Load, moved: TrafficItem, phase: Phase, cost_model: CostModel, delays: Figures | float) -> None:
     """Add what a movement costs the ranks. delays: seconds more of the latency of each one's node."""
     if moved.how == "view":
         return
-    machine, size, flavour = tariff.machine, tariff.bytes_of(moved.x), tariff.flavour(moved.x)
+    machine, size, flavour = cost_model.machine, cost_model.bytes_of(moved.x), cost_model.flavour(moved.x)
     load.operations += moved.messages
     if moved.how == READ:  # the ranks of a node share the disk as they share its wire, behind their multiplies
-        load.wire += tariff.reading * size * moved.own
+        load.wire += cost_model.reading * size * moved.own
         load.processor += machine.cost("own", COPY).beta * size * moved.own
         return
     words = moved.own + moved.node + moved.between
     here = machine.cost("own", moved.how if moved.how == "accumulate" else COPY, flavour.name)
     load.processor += here.beta * size * moved.own
-    is_packed = moved.how in TOGETHER or flavour.packed_by_mpi
+    is_packed = moved.how in COLLECTIVES or flavour.packed_by_mpi
     load.processor += machine.piece / moved.run * (words if not is_packed else moved.own)
     packed = moved.between if not is_packed else moved.node + moved.between
     load.processor += machine.packed / moved.run * packed
     foreign = np.maximum(1.0, moved.node + moved.between)
     near, far = moved.messages * moved.node / foreign, moved.messages * moved.between / foreign
-    both = 2.0 if moved.how in TOGETHER else 1.0  # each word is sent and received
+    both = 2.0 if moved.how in COLLECTIVES else 1.0  # each word is sent and received
     rounds = 1.0
     if moved.how == "broadcast" and moved.group > FLAT:
         both = rounds = float(ceil(log2(moved.group)))
