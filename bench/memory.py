@@ -17,7 +17,7 @@ import numpy as np
 import rma_mm
 from bench import measure, resident
 from rma_mm.kernels import bind
-from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.footprint import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products.matmul import PLANS
 from rma_mm.runtime.products.prices import best_grid

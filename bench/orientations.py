@@ -16,7 +16,7 @@ from bench import measure
 from rma_mm import DistMatrix, Mesh
 from rma_mm.geometry.mesh import grids
 from rma_mm.policy.planner.preference import TWO_SIDED
-from rma_mm.runtime.execution.needs import merged
+from rma_mm.runtime.execution.footprint import merged
 
 if TYPE_CHECKING:
     from mpi4py import MPI

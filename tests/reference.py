@@ -17,7 +17,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.proof import conclude
 from rma_mm.schedule.verify.proof import nothing as no_part
-from rma_mm.schedule.verify.witness import evidence
+from rma_mm.schedule.verify.rank_evidence import evidence
 
 Matrix = NDArray[np.float64]
 

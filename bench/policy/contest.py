@@ -21,7 +21,7 @@ from rma_mm.geometry.mesh import grids
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.threads import set_threads
 from rma_mm.policy.planner.candidates import Candidate
-from rma_mm.runtime.execution.needs import all_ops, merged
+from rma_mm.runtime.execution.footprint import all_ops, merged
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products.prices import best_grid
 

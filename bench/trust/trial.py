@@ -20,7 +20,7 @@ from rma_mm.elements.semiring import SEMIRINGS
 from rma_mm.errors import ClosedError
 from rma_mm.kernels.epilogue import epilogue as closing
 from rma_mm.schedule.interpret import interpret
-from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.lowering import decisions
 
 Array = NDArray[Any]
 
@@ -41,7 +41,7 @@ class Trial:
         """Do it. Collective; raises Wrong on the ranks that see it, and what the library raises."""
         with ExitStack() as stack:
             if self.case.narrows:
-                stack.enter_context(mock.patch.object(fitted, "NARROW", 3))
+                stack.enter_context(mock.patch.object(decisions, "NARROW", 3))
                 stack.enter_context(mock.patch.object(closing, "COMPILE_FROM", 0))
             self.work()
         self.judge()

@@ -30,7 +30,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict
 from rma_mm.runtime.verification.checked_product import verdict_of
 from rma_mm.unfinished import JOURNAL, real_path
-from rma_mm.windows.hosts.room import memory_free
+from rma_mm.windows.hosts.shm_limits import memory_free
 from rma_mm.windows.waiting import largest
 
 SHARE = 0.7

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rma_mm.errors import RmaError
 from rma_mm.launch import launched_ranks
-from rma_mm.windows.hosts.room import segment_problem, thread_problem
+from rma_mm.windows.hosts.shm_limits import segment_problem, thread_problem
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

@@ -22,7 +22,7 @@ from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.preference import TWO_SIDED
-from rma_mm.runtime.execution.needs import merged
+from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict

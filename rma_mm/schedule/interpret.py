@@ -66,7 +66,7 @@ def interpret(
 
 
 @dataclass(eq=False)
-class _Letter:
+class _Message:
     """What one rank sends to another; read from the sender's memory at any moment until that is used again."""
 
     src: Ref
@@ -95,14 +95,14 @@ class _Rank:
         self.slots: dict[str, tuple[Slot, Matrix]] = {}
         self.pending: list[ops.OneSidedOp | _Arrival | ops.Post] = []
         self.posted: Counter[str] = Counter()
-        self.sent: list[_Letter] = []
+        self.sent: list[_Message] = []
         self.waiting = False
 
 
 class _Machine:
     """All virtual ranks and their memory."""
 
-    steps = Dispatch[None]()
+    handlers = Dispatch[None]()
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Machine:
         self.ranks = [_Rank(rank, schedule.program(rank)) for rank in ranks]
         for rank in self.ranks if epilogue else ():
             rank.closed = closing(rank.kept)
-        self.letters: dict[tuple[int, int, str], list[_Letter]] = defaultdict(list)
+        self.letters: dict[tuple[int, int, str], list[_Message]] = defaultdict(list)
         self.awaited: dict[tuple[int, int, str], int] = defaultdict(int)
         self.tickets = 0
         self.replay = {rank: list(tasks) for rank, tasks in claims.items()} if claims is not None else None
@@ -179,11 +179,11 @@ class _Machine:
             if isinstance(op, ops.Post):
                 rank.posted[op.event] += 1
             else:
-                letter = self.letters[op.route][op.number] if isinstance(op, _Arrival) else _Letter(op.src)
+                letter = self.letters[op.route][op.number] if isinstance(op, _Arrival) else _Message(op.src)
                 values = self.post(letter)
                 self.write(op.dst, self.sum(self.read(op.dst), values) if op.adds else values)
 
-    def post(self, letter: _Letter) -> Matrix:
+    def post(self, letter: _Message) -> Matrix:
         """The values of a letter, read now if they were not before."""
         if letter.values is None:
             letter.values = self.read(letter.src)
@@ -236,21 +236,21 @@ class _Machine:
             self.outcome.words[number] += words
             self.outcome.words_between_nodes += words * (nodes[other] != nodes[number])
             self.outcome.messages += message
-        self.steps[type(op)](self, op, rank)
+        self.handlers[type(op)](self, op, rank)
 
-    @steps.on(ops.Scale)
+    @handlers.on(ops.Scale)
     def scale(self, op: ops.Scale, rank: _Rank) -> None:
         self.complete(rank, op.refs)
         self.occupy(op.c)
         nothing = self.arithmetic.identity(np.dtype(np.float64))
         self.write(op.c, self.beta * self.read(op.c) if op.keep else np.full(op.c.region.shape, nothing))
 
-    @steps.on(ops.Finish)
+    @handlers.on(ops.Finish)
     def finish(self, op: ops.Finish, rank: _Rank) -> None:
         if id(op) not in rank.closed:
             self.close(op.c)
 
-    @steps.on(ops.Barrier)
+    @handlers.on(ops.Barrier)
     def barrier(self, _: ops.Barrier, rank: _Rank) -> None:
         self.land(rank, rank.pending)
         for letter in rank.sent:
@@ -258,19 +258,19 @@ class _Machine:
         rank.sent.clear()
         rank.waiting = True
 
-    @steps.on(ops.Post)
+    @handlers.on(ops.Post)
     def count_up(self, op: ops.Post, rank: _Rank) -> None:
         rank.pending.append(op)
 
-    @steps.on(ops.Await)
+    @handlers.on(ops.Await)
     def go_on(self, _: ops.Await, rank: _Rank) -> None:
         """It was ready."""
 
-    @steps.on(ops.Multiply)
+    @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: _Rank) -> None:
         self.complete(rank, op.refs)
         b = self.read(op.b)
-        product = self.product(self.read(op.a), b.T if op.turned else b)
+        product = self.product(self.read(op.a), b.T if op.b_is_transposed_a else b)
         if op.first:
             self.occupy(op.c)
         total = product if op.first else self.sum(self.read(op.c), product)
@@ -278,13 +278,13 @@ class _Machine:
         if id(op) in rank.closed:
             self.close(op.c)
 
-    @steps.on(Mirror)
+    @handlers.on(Mirror)
     def mirror(self, op: Mirror, rank: _Rank) -> None:
         self.complete(rank, op.refs)
         values = self.read(op.src)
         self.write(op.c, np.where(above(op.c), values.T, values) if op.is_diagonal else values.T)
 
-    @steps.on(Clear)
+    @handlers.on(Clear)
     def clear(self, op: Clear, rank: _Rank) -> None:
         self.write(op.c, np.where(above(op.c), 0, self.read(op.c)))
 
@@ -304,7 +304,7 @@ class _Machine:
         total: Matrix = add.reduce(multiply(a[:, :, None], b[None]), axis=1, initial=nothing)
         return total
 
-    @steps.on(ops.Copy, ops.Accumulate)
+    @handlers.on(ops.Copy, ops.Accumulate)
     def begin(self, op: ops.OneSidedOp, rank: _Rank) -> None:
         (self.land_copies if op.adds else self.make_room)(rank, op.local)
         rank.pending.append(op)
@@ -316,7 +316,7 @@ class _Machine:
                 self.complete(rank, (dst,))
             self.occupy(dst)
 
-    @steps.on(ops.Reduce)
+    @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce, rank: _Rank) -> None:
         self.complete(rank, op.srcs)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
@@ -324,16 +324,16 @@ class _Machine:
                 self.make_room(rank, dst)
                 held = self.read(src)
                 self.write(dst, self.sum(self.read(dst), held) if isinstance(dst.buffer, str) else held)
-        self.together(op, rank)
+        self.group_operation(op, rank)
 
-    @steps.on(ops.Broadcast, ops.Shift)
-    def together(self, op: ops.GroupOp, rank: _Rank) -> None:
+    @handlers.on(ops.Broadcast, ops.Shift)
+    def group_operation(self, op: ops.GroupOp, rank: _Rank) -> None:
         """This rank's part of what a group does: letters to others, and room for theirs."""
         for move in op.moves(rank.number):
             route = move.source, move.to, move.ref.operand
             if move.source == rank.number and move.src:
                 self.land_copies(rank, move.src)
-                rank.sent.append(_Letter(move.src))
+                rank.sent.append(_Message(move.src))
                 self.letters[route].append(rank.sent[-1])
             else:
                 self.make_room(rank, move.ref)
@@ -344,7 +344,7 @@ class _Machine:
         filling = [op for op in rank.pending if isinstance(op, ops.Copy | _Arrival) and op.dst.buffer == ref.buffer]
         self.land(rank, [op for op in filling if isinstance(ref.buffer, Slot)])
 
-    @steps.on(ops.Claim)
+    @handlers.on(ops.Claim)
     def claim(self, op: ops.Claim, rank: _Rank) -> None:
         pool, number = self.schedule.pool, rank.number
         assert pool is not None

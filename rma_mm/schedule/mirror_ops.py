@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.schedule.ops import LocalOp, Move, Multiply, Ref
+from rma_mm.schedule.ops import LocalOp, Multiply, Ref, TransferSpec
 from rma_mm.schedule.symmetry import multiplied
 
 
@@ -25,14 +25,14 @@ class Mirror(LocalOp):
     step: int
     kind: ClassVar[str] = "mirror"
     is_dense: ClassVar[bool] = False
-    named: ClassVar[tuple[str, ...]] = ("src", "c")
+    ref_fields: ClassVar[tuple[str, ...]] = ("src", "c")
 
     @property
     def is_diagonal(self) -> bool:
         """Whether it mirrors a box in itself."""
         return self.src == self.c
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """Nothing leaves the rank."""
         return []
 

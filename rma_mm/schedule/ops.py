@@ -57,7 +57,7 @@ class Ref:
         return f"{name}@{self.rank}[{', '.join(map(str, self.region))}]"
 
 
-class Move(NamedTuple):
+class TransferSpec(NamedTuple):
     """A box that one rank moves to another, or to itself."""
 
     kind: str
@@ -88,14 +88,14 @@ class Op:
     """Whether it adds what it moves to what others computed."""
     is_dense: ClassVar[bool] = False
     """Whether each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
-    named: ClassVar[tuple[str, ...]] = ()
+    ref_fields: ClassVar[tuple[str, ...]] = ()
     """Its fields that are a Ref, or None."""
     step: int
 
     @property
     def refs(self) -> tuple[Ref, ...]:
         """All that it reads and writes, as far as this rank knows it."""
-        return tuple([getattr(self, name) for name in self.named])
+        return tuple([getattr(self, name) for name in self.ref_fields])
 
     @property
     def slots(self) -> list[Slot]:
@@ -104,14 +104,14 @@ class Op:
 
     def on_slots(self, new: Callable[[Slot], Slot]) -> Op:
         """The same operation on other slots."""
-        changed: dict[str, Any] = {name: ref.on(new) for name in self.named if (ref := getattr(self, name))}
+        changed: dict[str, Any] = {name: ref.on(new) for name in self.ref_fields if (ref := getattr(self, name))}
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     def ahead(self, depth: int) -> int | None:
         """Panels by which it may be issued early, where `depth` are prefetched; None where it must stay in place."""
         return None
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """What it moves to and from `rank`, which runs it: first what goes out, then what comes in."""
         return []
 
@@ -123,7 +123,7 @@ class OneSidedOp(Op):
     src: Ref
     dst: Ref
     step: int
-    named: ClassVar[tuple[str, ...]] = ("src", "dst")
+    ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
 
     @property
     def remote(self) -> Ref:
@@ -135,10 +135,10 @@ class OneSidedOp(Op):
         """Its place in the memory of the rank that runs it."""
         return self.src if self.adds else self.dst
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """One box, to or from its owner."""
         source, to = (rank, self.dst.rank) if self.adds else (self.src.rank, rank)
-        return [Move(self.kind, source, self.src, to, self.dst, self.adds)]
+        return [TransferSpec(self.kind, source, self.src, to, self.dst, self.adds)]
 
     def __str__(self) -> str:
         return f"{self.dst} {'+<-' if self.adds else ':='} {self.src}"
@@ -154,7 +154,7 @@ class LocalOp(Op):
     """What a rank computes by itself, with its own `c` as the result."""
 
     __slots__ = ()
-    named: ClassVar[tuple[str, ...]] = ("c",)
+    ref_fields: ClassVar[tuple[str, ...]] = ("c",)
     is_dense: ClassVar[bool] = True
     c: Ref
 
@@ -181,17 +181,18 @@ class Multiply(LocalOp):
     step: int
     half: bool = False
     """Whether just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
-    turned: bool = False
+    b_is_transposed_a: bool = False
     """Whether b is a part of A, read transposed: A is both factors."""
     kind: ClassVar[str] = "multiply"
-    named: ClassVar[tuple[str, ...]] = ("a", "b", "c")
+    ref_fields: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """What it reads in place of other ranks."""
-        return [Move("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
+        return [TransferSpec("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
 
     def __str__(self) -> str:
-        return f"{self.c} {'+:'[self.first]}= {self.a} @ {self.b}{'.T' * self.turned}{', its lower half' * self.half}"
+        b = f"{self.b}{'.T' * self.b_is_transposed_a}"
+        return f"{self.c} {'+:'[self.first]}= {self.a} @ {b}{', its lower half' * self.half}"
 
 
 class Accumulate(OneSidedOp):
@@ -215,7 +216,7 @@ class Broadcast(GroupOp):
     """Where this rank puts the parts of others; None where all are its own."""
     group: tuple[int, ...]
     step: int
-    named: ClassVar[tuple[str, ...]] = ("dst",)
+    ref_fields: ClassVar[tuple[str, ...]] = ("dst",)
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -231,13 +232,13 @@ class Broadcast(GroupOp):
         """All the way: its source is there from the beginning."""
         return depth
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """Each of its own parts goes to every other member, and theirs come into its `dst`."""
         kind, mine = self.kind, (part for part in self.parts if part.rank == rank)
-        moved = [Move(kind, rank, part, q, None) for part in mine for q in self.group if q != rank]
+        moved = [TransferSpec(kind, rank, part, q, None) for part in mine for q in self.group if q != rank]
         if self.dst is not None:
             buffer, theirs = self.dst.buffer, (part for part in self.parts if part.rank != rank)
-            moved += [Move(kind, part.rank, part, rank, Ref(rank, buffer, part.region)) for part in theirs]
+            moved += [TransferSpec(kind, part.rank, part, rank, Ref(rank, buffer, part.region)) for part in theirs]
         return moved
 
     def __str__(self) -> str:
@@ -255,15 +256,18 @@ class Shift(GroupOp):
     """The rank that `dst` comes from."""
     step: int
     kind: ClassVar[str] = "shift"
-    named: ClassVar[tuple[str, ...]] = ("src", "dst")
+    ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
 
     def ahead(self, depth: int) -> int | None:
         """Of A and B one panel, when what it sends has just come; of C it stands where its sum is ready."""
         return 1 if depth and self.dst.operand != "C" else None
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """One box to a neighbour, and one from the other."""
-        return [Move(self.kind, rank, self.src, self.to, None), Move(self.kind, self.source, None, rank, self.dst)]
+        return [
+            TransferSpec(self.kind, rank, self.src, self.to, None),
+            TransferSpec(self.kind, self.source, None, rank, self.dst),
+        ]
 
     def __str__(self) -> str:
         return f"{self.dst} := shift from {self.source}, {self.src} to {self.to}"
@@ -301,12 +305,12 @@ class Reduce(GroupOp):
         dsts = tuple(dst.on(new) if self._is_known(dst) else dst for dst in self.dsts)
         return replace(self, srcs=tuple(src.on(new) for src in self.srcs), dsts=dsts)
 
-    def moves(self, rank: int) -> list[Move]:
+    def moves(self, rank: int) -> list[TransferSpec]:
         """Each part goes to its owner, who takes its own parts from every other member."""
         kind, pairs = self.kind, zip(self.srcs, self.dsts, strict=True)
-        out = [Move(kind, rank, src, dst.rank, dst, adds=True) for src, dst in pairs if dst.rank != rank]
+        out = [TransferSpec(kind, rank, src, dst.rank, dst, adds=True) for src, dst in pairs if dst.rank != rank]
         mine, others = (dst for dst in self.dsts if dst.rank == rank), [q for q in self.group if q != rank]
-        return out + [Move(kind, q, None, rank, dst, adds=True) for dst in mine for q in others]
+        return out + [TransferSpec(kind, q, None, rank, dst, adds=True) for dst in mine for q in others]
 
     def _is_known(self, dst: Ref) -> bool:
         """Whether `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
@@ -390,7 +394,7 @@ class Claim(Op):
         return "claim tasks until none is left"
 
 
-def counted(op: Op, rank: int) -> list[Move]:
+def counted(op: Op, rank: int) -> list[TransferSpec]:
     """What `op` moves across ranks when `rank` runs it, each on one rank only: that which receives it, or adds it."""
     return [move for move in op.moves(rank) if move.source != move.to and (move.source == rank) == move.adds]
 

@@ -60,7 +60,7 @@ class Schedule:
     def home(self, buffer: str, rank: int) -> Region:
         """The box of the home matrix `buffer` that `rank` holds."""
         home = self.homes[buffer]
-        return held(home.layout, home.shape, self.mesh, rank)
+        return home_region(home.layout, home.shape, self.mesh, rank)
 
     def in_memory(self, buffer: str, rank: int) -> int:
         """Elements of the home matrix `buffer` that `rank` has in memory."""
@@ -81,7 +81,7 @@ def remembered(schedule: Schedule) -> Schedule:
 
 
 @lru_cache(maxsize=4096)
-def held(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
+def home_region(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
     """`layout.region`, remembered: schedules ask for the same few homes again and again."""
     return layout.region(shape, mesh, rank)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rma_mm.errors import MemoryLimitError
 from rma_mm.flavours import SHARED
 from rma_mm.windows.base import aligned_bytes, window_bytes
-from rma_mm.windows.hosts.room import SEGMENTS, free_segment_bytes
+from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes
 from rma_mm.windows.mpi import Exposed, MpiWindow
 from rma_mm.windows.ranks import exposed_sizes
 

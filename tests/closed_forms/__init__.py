@@ -7,7 +7,7 @@ less what it holds. Extents must be multiples of the number of ranks, so that al
 Messages follow from the cut into chunks: an owner's part of what a rank needs is one chunk, and every chunk that
 comes from another rank (or is added to another rank's C) is one message, be it got, broadcast, shifted or reduced.
 A matrix that is read where it lies moves words, but no message. The counts of `srumma` and of `cannon:pull` are
-those of blocks of k that are narrower than `rma_mm.schedule.lowering.fitted.NARROW`: then all of k is one panel.
+those of blocks of k that are narrower than `rma_mm.schedule.lowering.decisions.NARROW`: then all of k is one panel.
 """
 
 from .blocks import ONE_AXIS, STATIONARY_AB, STATIONARY_C, skewing

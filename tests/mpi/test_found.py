@@ -6,7 +6,7 @@ import pytest
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import AlgorithmError, ClosedError, DisagreementError, OptionError
-from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.lowering import decisions
 from tests.launch import parallel
 from tests.thorough import usually
 
@@ -230,7 +230,7 @@ def test_a_rank_begins_what_others_of_its_group_do_behind_a_barrier(comm):
     a, b, c = (rng.integers(-4, 5, shape).astype(float) for shape in ((6, 13), (6, 6), (13, 6)))
     places = "P('i:weights(0, 3)', 'j:bounds(0, 6, 13)')", "P('i:cyclic(3, 7)', 'j:bounds(0, 0, 6)')", "P(None, None)"
     with pytest.MonkeyPatch.context() as patch, Mesh((2, 2), comm) as mesh:
-        patch.setattr(fitted, "NARROW", 3)
+        patch.setattr(decisions, "NARROW", 3)
         A, B, C = (DistMatrix.from_numpy(x, mesh, place) for x, place in zip((a, b, c), places, strict=True))
         rma_mm.matmul(A, B, mesh, out=C, transpose_a=True, beta=1, algorithm="pumma")
         assert np.array_equal(C.to_numpy(), a.T @ b + c)

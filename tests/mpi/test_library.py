@@ -23,7 +23,7 @@ from rma_mm.errors import (
 )
 from rma_mm.policy.model.cost_model import TYPICALLY
 from rma_mm.policy.planner import candidates
-from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.footprint import peak_bytes
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products import choosing, memory
 from rma_mm.runtime.ranks.agreement import agree

@@ -13,7 +13,7 @@ pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
 import rma_mm
 from rma_mm import DistMatrix, Mesh
 from rma_mm.errors import AlgorithmError, DisagreementError, OptionError
-from rma_mm.runtime.execution.needs import all_ops
+from rma_mm.runtime.execution.footprint import all_ops
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.schedule.ops import Accumulate, Claim, Copy
 from tests.launch import parallel

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rma_mm.windows.hosts import room
+from rma_mm.windows.hosts import shm_limits
 from tests.processes import ROOT, find_mpiexec, is_open_mpi, job_environment, mpirun
 from tests.thorough import usually
 
@@ -55,7 +55,8 @@ def test_what_is_enough_starts() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user of whom nothing runs")
 def test_a_user_who_may_start_no_thread_is_told() -> None:
     program = (
-        "import os, resource; from rma_mm.windows.hosts.room import thread_problem as problem; assert not problem();"
+        "import os, resource; from rma_mm.windows.hosts.shm_limits import thread_problem as problem\n"
+        "assert not problem();"
         "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)); os.setuid(54321); print(problem())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -65,7 +66,7 @@ def test_a_user_who_may_start_no_thread_is_told() -> None:
 def test_what_the_host_or_a_control_group_leaves(tmp_path: Path) -> None:
     """The least of all: the host's free memory, caches counted, and limits less what is used of them."""
     groups, mount, meminfo = tmp_path / "cgroup", tmp_path / "mount", tmp_path / "meminfo"
-    assert room.memory_free(tmp_path / "none", mount)[0] > 2**20
+    assert shm_limits.memory_free(tmp_path / "none", mount)[0] > 2**20
     meminfo.write_text("MemTotal:  900 kB\nMemFree:  100 kB\nMemAvailable:     200 kB\nSwapFree:   50 kB\n")
     whole = (250 * 1024, "the host has free")
     (mount / "job" / "step").mkdir(parents=True)
@@ -73,16 +74,19 @@ def test_what_the_host_or_a_control_group_leaves(tmp_path: Path) -> None:
     groups.write_text("4:cpu,memory:/old\n0::/job/step\n")
     (mount / "job" / "step" / "memory.max").write_text("max\n")
     (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert room.memory_free(groups, mount, meminfo) == whole
+    assert shm_limits.memory_free(groups, mount, meminfo) == whole
     (mount / "memory" / "old" / "memory.limit_in_bytes").write_text("70000\n")
-    assert room.memory_free(groups, mount, meminfo)[0] == 70000
+    assert shm_limits.memory_free(groups, mount, meminfo)[0] == 70000
     (mount / "memory" / "old" / "memory.usage_in_bytes").write_text("30000\n")
-    assert room.memory_free(groups, mount, meminfo)[0] == 40000
+    assert shm_limits.memory_free(groups, mount, meminfo)[0] == 40000
     (mount / "memory" / "old" / "memory.stat").write_text("cache 9\ntotal_inactive_file 20000\n")
-    assert room.memory_free(groups, mount, meminfo)[0] == 60000
+    assert shm_limits.memory_free(groups, mount, meminfo)[0] == 60000
     (mount / "job" / "memory.max").write_text("61000\n")
     (mount / "job" / "memory.current").write_text("5000\n")
-    assert room.memory_free(groups, mount, meminfo) == (56000, f"the control group's {mount}/job/memory.max leaves")
+    assert shm_limits.memory_free(groups, mount, meminfo) == (
+        56000,
+        f"the control group's {mount}/job/memory.max leaves",
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from rma_mm.algorithms.search.t10_points import points
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import grids
 from rma_mm.runtime.execution.operands import Operand
-from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.lowering import decisions
 from rma_mm.schedule.ops import Copy
 from tests.closed_forms import FORMS, even_shape
 from tests.launch import parallel
@@ -82,7 +82,7 @@ def of_algorithm(mesh, shape, name, layouts=(None, None, None)):
 def panels_of(width: int) -> Iterator[None]:
     """Panels may be as narrow as this."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitted, "NARROW", width)
+        patch.setattr(decisions, "NARROW", width)
         yield
 
 

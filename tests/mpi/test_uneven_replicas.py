@@ -22,7 +22,7 @@ from rma_mm.errors import CheckError, ScheduleError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
-from rma_mm.schedule.lowering.fitted import WIDTH, Fitted, placed_for
+from rma_mm.schedule.lowering.decisions import WIDTH, LoweringDecisions, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.verify.checker import verify
 from tests.launch import parallel
@@ -40,11 +40,14 @@ WRONG = ["summa_c", "summa_c:pull", "pumma", "cannon:pull"]
 def put_back(with_proof: bool = False) -> Iterator[None]:
     """Rows are fitted without a look at where C is computed, and plans made without a proof unless `with_proof`."""
 
-    def of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Fitted:
+    def of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
         read, staged = placed_for(algorithm, problem.reduced)
-        return Fitted(algorithm, problem, read, staged, algorithm.work(read), width)
+        return LoweringDecisions(algorithm, problem, read, staged, algorithm.work(read), width)
 
-    with mock.patch.object(Fitted, "of", of), nullcontext() if with_proof else mock.patch.object(maker, "prove"):
+    with (
+        mock.patch.object(LoweringDecisions, "of", of),
+        nullcontext() if with_proof else mock.patch.object(maker, "prove"),
+    ):
         yield
 
 

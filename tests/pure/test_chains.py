@@ -29,7 +29,7 @@ from rma_mm.policy.planner.chain_places import (
 from rma_mm.policy.planner.chain_search import Question, greedily, jointly
 from rma_mm.policy.planner.chain_steps import Factor, Step, requested_results, steps_of
 from rma_mm.policy.planner.chain_text import graph_of
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from tests.strategies import meshes, pure
 from tests.thorough import usually
 
@@ -276,7 +276,10 @@ def real_question(
 
     def price(number: int, layouts: tuple) -> float:
         step, (a, b, c) = found[number], layouts
-        (m, n), (k, _) = shapes[step.result], shapes[step.factors[1].name][:: -1 if step.factors[1].transposition else 1]
+        (m, n), (k, _) = (
+            shapes[step.result],
+            shapes[step.factors[1].name][:: -1 if step.factors[1].transposition else 1],
+        )
         a, b = (x.T if factor.transposition else x for factor, x in zip(step.factors, (a, b), strict=True))
         return product_seconds(Request((m, n, k), mesh, (a, b, c), cost_model=cost_model))
 
@@ -350,7 +353,7 @@ def test_what_is_between_two_products_is_cut_by_speed(
     for step, shape in zip(answer.steps, [(m, n, 1536), (m, p, n)], strict=True):
         request = Request(shape, mesh, step.layouts, cost_model=cost_model)
         best = next(each for each in candidates(request) if each.algorithm.order != "ticket")
-        work = Fitted.of(best.algorithm, placed_problem(request, step.layouts)).work
+        work = LoweringDecisions.of(best.algorithm, placed_problem(request, step.layouts)).work
         late = [work.region(shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
         assert max(late) * total / prod(shape) <= 1.05
     shares = [answer.steps[0].layouts[2].region((m, n), mesh, rank).size for rank in mesh.ranks]

@@ -16,7 +16,7 @@ from rma_mm.geometry.mesh import MeshShape, grids
 from rma_mm.policy.planner.candidates import Request, candidates, placements_taken, single_layouts
 from rma_mm.schedule.algorithm import Algorithm, Layouts, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import foreign
 from rma_mm.schedule.schedule import Schedule
@@ -121,7 +121,7 @@ def pulled(form: Form, grid: Grid) -> tuple[list[int], bool]:
     """The words of a form's one-sided form, and whether the other one brings A or B elsewhere first."""
     shape = even_shape(grid)
     problem = form.problem(MeshShape(grid), shape)
-    staged = Fitted.of(find_algorithm(form.name), problem).staged
+    staged = LoweringDecisions.of(find_algorithm(form.name), problem).staged
     return counted(f"{form.name}:pull", problem)[0].words, bool(staged)
 
 

@@ -22,7 +22,7 @@ from rma_mm.kernels.epilogue import activations, epilogue
 from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import Matrix, interpret
-from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.lowering import decisions
 from rma_mm.schedule.lowering.fused_finish import closing
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import Barrier, Finish, Multiply, Op, Ref, Scale
@@ -68,7 +68,7 @@ def test_every_row_closes_every_element_once(name: str) -> None:
         if case.problem.layout("C").partial:  # refused: each summand would be closed for itself
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fitted, "NARROW", narrow)
+            patch.setattr(decisions, "NARROW", narrow)
             run_closed(case)
 
     check()

@@ -22,7 +22,7 @@ from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.ops import GroupOp, Op, Ref, Slot, counted
 from rma_mm.schedule.schedule import expand
 from rma_mm.schedule.verify.checker import _Checker
-from rma_mm.schedule.verify.witness import _Witness
+from rma_mm.schedule.verify.rank_evidence import _RankEvidence
 from tests.strategies import Case, cases, pure
 
 CLASSES = [each for each in (vars(ops) | vars(mirror_ops)).values() if isinstance(each, type) and issubclass(each, Op)]
@@ -34,11 +34,11 @@ GROUPED = [algorithm for algorithm in ALGORITHMS.values() if algorithm.grouped a
 @pytest.mark.parametrize(
     ("table", "absent"),
     [
-        (_Machine.steps, set()),
-        (_Program.takes, set()),
-        (Binding.binds, set()),
-        (_Checker.checks, {ops.Barrier, ops.Claim}),  # it looks at the epochs of expanded schedules
-        (_Witness.looks, {ops.Claim}),
+        (_Machine.handlers, set()),
+        (_Program.handlers, set()),
+        (Binding.handlers, set()),
+        (_Checker.handlers, {ops.Barrier, ops.Claim}),  # it looks at the epochs of expanded schedules
+        (_RankEvidence.handlers, {ops.Claim}),
     ],
     ids=["interpret", "simulate", "binding", "verify", "witness"],
 )

@@ -15,7 +15,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
-from rma_mm.schedule.lowering.fitted import Fitted, placed_for
+from rma_mm.schedule.lowering.decisions import LoweringDecisions, placed_for
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Accumulate, Copy, Finish, Multiply, Op, Ref, Scale
 from rma_mm.schedule.schedule import Schedule
@@ -101,12 +101,12 @@ def test_no_fault_that_spoils_the_result_passes(case: Case, changed: dict[str, i
 # -- C wanted in other copies than the work is cut ------------------------------------------------
 
 
-def cut_as_a_is(algorithm: Algorithm, problem: PlacedProblem, width: int) -> Fitted:
+def cut_as_a_is(algorithm: Algorithm, problem: PlacedProblem, width: int) -> LoweringDecisions:
     """The fault that was here: a C that is everywhere is computed in even parts, while the work is cut as A is."""
     needed = algorithm.placements(problem.mesh)
     computed = replace(problem, computed=needed[2])
     read, staged = placed_for(algorithm, computed.reduced)
-    return Fitted(algorithm, computed, read, staged, algorithm.work(read), width)
+    return LoweringDecisions(algorithm, computed, read, staged, algorithm.work(read), width)
 
 
 @pytest.mark.parametrize("name", ["summa_c", "pumma", "summa_c:pull", "mixed_2d"])
@@ -119,7 +119,7 @@ def test_a_c_that_is_wanted_everywhere_is_computed_where_the_work_is(name: str, 
     case = Case(algorithm, PlacedProblem((7, 5, 12), mesh, (a, b, c)), Tuning(), 1, 0, "", 0)
     for is_planted in (False, True):
         if is_planted:
-            monkeypatch.setattr(Fitted, "of", cut_as_a_is)
+            monkeypatch.setattr(LoweringDecisions, "of", cut_as_a_is)
         schedule = lower(case.row, case.problem)
         assert is_right(case, schedule) != is_planted
         for check in (prove, verify):

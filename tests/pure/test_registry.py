@@ -9,7 +9,7 @@ from rma_mm.algorithms.scheduling import CANNON
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.planner.candidates import Request, candidates, choose, placed_problem
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import lower
 from rma_mm.schedule.verify.checker import verify
 
@@ -73,7 +73,7 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
             if not found.rejected and found.layouts:
                 assert not any(layout.pins for layout in found.layouts), found.algorithm.name
                 problem = placed_problem(Request((96, 96, 96), MeshShape(grid)), found.layouts)
-                work = Fitted.of(found.algorithm, problem).work
+                work = LoweringDecisions.of(found.algorithm, problem).work
                 assert work.mesh(problem.mesh).size == problem.mesh.size
 
 

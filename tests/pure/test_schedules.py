@@ -23,7 +23,7 @@ from rma_mm.policy.model.volumes import workload_of
 from rma_mm.policy.planner.candidates import Request, candidates, placed_problem, placements_taken
 from rma_mm.schedule.algorithm import Algorithm, PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering import fitted
+from rma_mm.schedule.lowering import decisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.lowering.redistribute import redistribution
 from rma_mm.schedule.ops import Barrier, Copy, Multiply, Op
@@ -35,7 +35,8 @@ from tests.strategies import Case, by_column, cases, layouts, meshes, problems, 
 from tests.thorough import covering
 
 LIMITS = st.fixed_dictionaries({}, optional={"NARROW": st.sampled_from((1, 2, 4)), "LONGEST": st.just(40)})
-"""Limits of `rma_mm.schedule.lowering.fitted`, as they are or so small that tiny matrices are cut like large ones."""
+"""Limits of `rma_mm.schedule.lowering.decisions`, as they are or so small that tiny matrices are cut like large
+ones."""
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def limits(changed: dict[str, int]) -> Iterator[None]:
     """The lowering with other limits."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
-            patch.setattr(fitted, name, value)
+            patch.setattr(decisions, name, value)
         yield
 
 

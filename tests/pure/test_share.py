@@ -15,9 +15,9 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import Outcome, interpret
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
-from rma_mm.schedule.lowering.node_fetch import sharings
+from rma_mm.schedule.lowering.node_fetch import node_fetches
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Slot
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import Schedule
@@ -194,7 +194,7 @@ def test_ranks_that_await_differently_do_not_balance() -> None:
 def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
     """Rank 0 comes to a slice of A first and rank 1 to one of B: fetching both together, neither would go on."""
     given = problem("2x2", True, (4, 4, 4))
-    fitted = Fitted.of(find_algorithm("stationary_c"), given)
+    decisions = LoweringDecisions.of(find_algorithm("stationary_c"), given)
     with limits({"NARROW": 1}):
         walk = lower(find_algorithm("stationary_c"), replace(given, fetches_together=False), Tuning(2, 0)).program
 
@@ -209,4 +209,4 @@ def test_ranks_that_would_wait_for_each_other_share_one_operand_only() -> None:
             fills.append(Multiply(ref, ref, replace(src, rank=rank, buffer="C"), True, 0))
         return fills
 
-    assert {x for _, x in sharings(member, (0, 1), fitted)} == {"B"}
+    assert {x for _, x in node_fetches(member, (0, 1), decisions)} == {"B"}

@@ -25,7 +25,7 @@ from rma_mm.policy.planner.candidates import Candidate, Request, candidates, def
 from rma_mm.policy.planner.sweep import SweepProblem, prices
 from rma_mm.policy.simulator.simulate import simulate
 from rma_mm.runtime.calibration.speeds import steady_speeds
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from tests.reference import prove
 from tests.strategies import meshes, pure
@@ -48,7 +48,7 @@ def slowest(candidate: Candidate, request: Request) -> float:
     """When the last rank has multiplied its box, over when all would have if loads were as speeds are."""
     assert candidate.layouts is not None
     mesh, found = request.mesh, placed_problem(request, candidate.layouts)
-    work = Fitted.of(candidate.algorithm, found).work
+    work = LoweringDecisions.of(candidate.algorithm, found).work
     speeds = request.speeds or (1.0,) * mesh.size
     times = [work.region(request.shape, mesh, rank).size / speeds[rank] for rank in mesh.ranks]
     return max(times) * mesh.size / (request.shape[0] * request.shape[1] * request.shape[2])

@@ -10,7 +10,7 @@ import rma_mm
 from bench import measure
 from bench.peers.operands import Piece, elements
 from bench.peers.systems import OverMPI, Task, mpi_library
-from rma_mm.runtime.execution.needs import merged
+from rma_mm.runtime.execution.footprint import merged
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.products.prices import best_grid
 

@@ -21,13 +21,13 @@ def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
     (m, n, k), (_, _, cut_k) = work.extents, work.pieces
     share = np.sqrt(area / np.maximum(1.0, m * n))
     side = np.sqrt(np.maximum(1.0, [len(each) for each in mine]))
-    columns = work.columns if boxes.fitted.is_here else n * share / side
+    columns = work.columns if boxes.decisions.is_here else n * share / side
     return replace(work, extents=(m * share, n * share, k), pieces=(side, side, cut_k), columns=columns)
 
 
 def pushed_halves(boxes: WorkBoxes) -> TrafficItem:
     """What ranks make in triangle blocks goes to C's owners."""
-    halves, given = boxes.halves, boxes.fitted.given
+    halves, given = boxes.halves, boxes.decisions.problem
     assert halves is not None
     found = [
         [

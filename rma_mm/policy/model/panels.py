@@ -16,9 +16,9 @@ from rma_mm.policy.model.locality import RankSample, Spread, rank_sample
 from rma_mm.policy.model.spans import DimSpans, Figures, spans_of
 from rma_mm.policy.model.traffic import LocalWork
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS
-from rma_mm.schedule.lowering import fitted as limits
-from rma_mm.schedule.lowering.fitted import Fitted, repackings, touched
-from rma_mm.schedule.lowering.halves import Halves, halves_of
+from rma_mm.schedule.lowering import decisions as limits
+from rma_mm.schedule.lowering.decisions import LoweringDecisions, repackings, touched
+from rma_mm.schedule.lowering.syrk import Halves, halves_of
 
 UNCUT = 1e12
 """Indices of a panel that is never cut."""
@@ -32,14 +32,16 @@ Repacked = dict[str, Figures]
 class WorkBoxes:
     """The boxes of (m, n, k) of the ranks that are looked at, and where they find what those want."""
 
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted = fitted
-        self.sample: RankSample = rank_sample(fitted.given.mesh)
-        self.halves = halves_of(fitted)
-        self.spans = [self.sample.spans(fitted.work, dim, extent) for dim, extent in enumerate(fitted.given.shape)]
+    def __init__(self, decisions: LoweringDecisions) -> None:
+        self.decisions = decisions
+        self.sample: RankSample = rank_sample(decisions.problem.mesh)
+        self.halves = halves_of(decisions)
+        self.spans = [
+            self.sample.spans(decisions.work, dim, extent) for dim, extent in enumerate(decisions.problem.shape)
+        ]
         if self.halves:
             self.spans[:2] = self.halved(self.halves)
-        self.has_place = self.sample.holds(fitted.work)
+        self.has_place = self.sample.holds(decisions.work)
         m, n, k = (spans.each > 0 for spans in self.spans)
         self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
 
@@ -57,12 +59,12 @@ class WorkBoxes:
     def spread(self, x: str) -> Spread:
         """Where ranks find what their boxes want of an operand."""
         # it may add zeros
-        who = self.has_place if x == "C" and self.fitted.algorithm.result == "reduce" else self.has_work
-        return self.sample.spread(self.fitted.layout(x), self.fitted.given.extent(x), self.face(x), who)
+        who = self.has_place if x == "C" and self.decisions.algorithm.result == "reduce" else self.has_work
+        return self.sample.spread(self.decisions.layout(x), self.decisions.problem.extent(x), self.face(x), who)
 
     def sharers(self, x: str) -> Figures | float:
         """Ranks of a node that fetch, or push, the same part together."""
-        return self.sample.alike(self.face(x), self.has_work) if self.fitted.may_share else 1.0
+        return self.sample.alike(self.face(x), self.has_work) if self.decisions.may_share else 1.0
 
     @cached_property
     def extents(self) -> tuple[Figures, Figures, Figures]:
@@ -77,10 +79,10 @@ def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork,
 
     Of what is in reach some is copied together where that is worth it.
     """
-    fitted, sample, cutter = boxes.fitted, boxes.sample, _Cutter(boxes, spreads)
+    decisions, sample, cutter = boxes.decisions, boxes.sample, _Cutter(boxes, spreads)
     pieces, repacked = cutter.pieces("")
     crossed = [x for x, spread in spreads.items() if max(cuts.max() for cuts in spread.cuts) > 1]
-    if crossed and fitted.may_repack:
+    if crossed and decisions.may_repack:
         options = repackings(crossed)
         found = [(pieces, repacked), *map(cutter.pieces, options[1:])]
         words = np.array([touched(boxes.extents, each, x) for (each, _), x in zip(found, options, strict=True)])
@@ -88,23 +90,23 @@ def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork,
         m, n, k = (np.choose(best, [each[dim] for each, _ in found]) for dim in range(3))
         pieces, repacked = (m, n, k), {x: np.choose(best, [each[x] for _, each in found]) for x in repacked}
     columns = boxes.extents[1] / pieces[1]
-    if fitted.by_chunks and not fitted.is_here:
+    if decisions.by_chunks and not decisions.is_here:
         pieces = summed_apart(boxes, pieces)
-    if fitted.is_here:
-        mine = sample.parts(fitted.layout("C"), fitted.given.extent("C"))[1].each[: sample.count]
+    if decisions.is_here:
+        mine = sample.parts(decisions.layout("C"), decisions.problem.extent("C"))[1].each[: sample.count]
         columns = np.where(boxes.has_work[: sample.count], mine, columns)
-    return LocalWork(boxes.extents, pieces, columns), pieces[fitted.dim], repacked
+    return LocalWork(boxes.extents, pieces, columns), pieces[decisions.dim], repacked
 
 
 def summed_apart(boxes: WorkBoxes, pieces: Pieces) -> Pieces:
     """The pieces where groups sum C up, for which a rank has one sum for each owner of a part that is a block."""
-    fitted, (m, n, k) = boxes.fitted, pieces
+    decisions, (m, n, k) = boxes.decisions, pieces
     found = boxes.spread("C")
-    if "C" not in fitted.algorithm.grouped or any(
+    if "C" not in decisions.algorithm.grouped or any(
         (found.owner_changes[at] > 1.5 * found.cuts[at]).any() for at in (0, 1)
     ):
         return pieces
-    down, across = (np.maximum(1.0, found.cuts[at]) if at != fitted.dim else np.ones_like(m) for at in (0, 1))
+    down, across = (np.maximum(1.0, found.cuts[at]) if at != decisions.dim else np.ones_like(m) for at in (0, 1))
     return m * down, n * across, k
 
 
@@ -117,15 +119,15 @@ class _Cutter:
 
     def pieces(self, copied: str) -> tuple[Pieces, Repacked]:
         """Pieces along each dimension where the operands in `copied` cut nothing, and who repacks what."""
-        fitted, spreads = self.boxes.fitted, self.spreads
+        decisions, spreads = self.boxes.decisions, self.spreads
         repacked = {x: np.zeros(self.boxes.sample.count) for x in spreads}
         found = []
         for dim, extent in enumerate(self.boxes.extents):
-            cutters = [x for x in spreads if fitted.cuts(x, dim)]
+            cutters = [x for x in spreads if decisions.cuts(x, dim)]
             for x in set(cutters) & set(copied):
                 repacked[x] = np.maximum(repacked[x], spreads[x].cuts[OPERAND_DIMS[x].index(dim)] > 1)
             each = self.parted(dim, [x for x in cutters if x not in copied], repacked)
-            if dim == fitted.dim:
+            if dim == decisions.dim:
                 each = np.maximum(each, np.ceil(extent / self.longest))
             found.append(each)
         m, n, k = found
@@ -133,14 +135,14 @@ class _Cutter:
 
     def parted(self, dim: int, cutters: list[str], repacked: Repacked) -> Figures:
         """Pieces between changes of owners, of which none is narrow; who repacks what is added to `repacked`."""
-        fitted, sample, wanted = self.boxes.fitted, self.boxes.sample, self.boxes.spans[dim]
+        decisions, sample, wanted = self.boxes.decisions, self.boxes.sample, self.boxes.spans[dim]
         ats = {x: OPERAND_DIMS[x].index(dim) for x in cutters}
-        if dim == fitted.dim and fitted.by_chunks:
+        if dim == decisions.dim and decisions.by_chunks:
             return self.chunks(ats)
-        helds = tuple(sample.spans(fitted.read.layout(x), at, wanted.extent) for x, at in ats.items())
+        helds = tuple(sample.spans(decisions.read.layout(x), at, wanted.extent) for x, at in ats.items())
         joint = sample.joint(wanted, helds, limits.NARROW)
         of = wanted.of[: sample.count]
-        if dim == fitted.dim:
+        if dim == decisions.dim:
             for x, is_repacked, is_interleaved in zip(cutters, joint.repacked, joint.interleaved, strict=True):
                 repacked[x] = np.maximum(repacked[x], np.maximum(is_repacked, is_interleaved)[of])
             return np.asarray(joint.fused[of])
@@ -151,22 +153,22 @@ class _Cutter:
 
     def chunks(self, ats: dict[str, int]) -> Figures:
         """Pieces of the walk where every operand moves at its own grain. ats: which dimension of each operand it is."""
-        fitted = self.boxes.fitted
+        decisions = self.boxes.decisions
         spreads = dict(self.spreads)
-        if fitted.cuts("C", fitted.dim):
-            spreads["C"], ats = self.boxes.spread("C"), ats | {"C": OPERAND_DIMS["C"].index(fitted.dim)}
+        if decisions.cuts("C", decisions.dim):
+            spreads["C"], ats = self.boxes.spread("C"), ats | {"C": OPERAND_DIMS["C"].index(decisions.dim)}
         turns = {x: spreads[x].owner_changes[at] for x, at in ats.items()}
-        extent = np.maximum(1.0, self.boxes.extents[fitted.dim])
+        extent = np.maximum(1.0, self.boxes.extents[decisions.dim])
         once = np.ones(self.boxes.sample.count)
         found = once
         for x, each in turns.items():
-            found = joint_pieces(found, each) if OWNERS in fitted.grain(x) else found
+            found = joint_pieces(found, each) if OWNERS in decisions.grain(x) else found
         owned = found
         if any((turns[x] > 2 * spreads[x].cuts[at]).any() for x, at in ats.items()):  # scattered ones are fused
             owned = np.minimum(found, np.maximum(1.0, np.floor(extent / limits.NARROW)))
         found = owned
         for x in turns:
-            grain = fitted.grain(x)
+            grain = decisions.grain(x)
             pieces = owned if OWNERS in grain else once
             for cut in grain:
                 length = extent / pieces  # parts are cut alike, so into no more than the shortest has indices
@@ -179,7 +181,9 @@ class _Cutter:
     @cached_property
     def longest(self) -> float:
         """The most indices of a panel: as many as there are where all is read in place."""
-        fitted = self.boxes.fitted
-        is_whole = fitted.loads_all and not any(spread.between.any() for spread in self.spreads.values())
-        by_owner = [x for x in self.spreads if x not in fitted.algorithm.prefetch_all and OWNERS in fitted.grain(x)]
-        return UNCUT if is_whole or not by_owner else float(fitted.width)
+        decisions = self.boxes.decisions
+        is_whole = decisions.loads_all and not any(spread.between.any() for spread in self.spreads.values())
+        by_owner = [
+            x for x in self.spreads if x not in decisions.algorithm.prefetch_all and OWNERS in decisions.grain(x)
+        ]
+        return UNCUT if is_whole or not by_owner else float(decisions.width)

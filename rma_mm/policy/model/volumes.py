@@ -16,8 +16,8 @@ from rma_mm.policy.model.panels import Repacked, WorkBoxes, split_work
 from rma_mm.policy.model.spans import DimSpans, Figures
 from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficItem, Workload
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, PlacedProblem
-from rma_mm.schedule.lowering import fitted as limits
-from rma_mm.schedule.lowering.fitted import WIDTH, Fitted
+from rma_mm.schedule.lowering import decisions as limits
+from rma_mm.schedule.lowering.decisions import WIDTH, LoweringDecisions
 
 PANELS = 3
 """Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
@@ -27,7 +27,7 @@ AHEAD, LINGERING = 3, 2
 
 def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Workload:
     """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
-    workload = _WorkloadOfProblem(Fitted.of(algorithm, problem, width)).workload()
+    workload = _WorkloadOfProblem(LoweringDecisions.of(algorithm, problem, width)).workload()
     return replace(
         workload, on=lambda mesh: workload_of(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
     )
@@ -35,8 +35,8 @@ def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH
 
 def distance(algorithm: Algorithm, problem: PlacedProblem) -> float:
     """How far away the walk's words lie, to compare placements by before they are priced."""
-    boxes = WorkBoxes(Fitted.of(algorithm, problem))
-    return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.fitted.is_here))
+    boxes = WorkBoxes(LoweringDecisions.of(algorithm, problem))
+    return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.decisions.is_here))
 
 
 def reduction_phase(x: str, mesh: MeshShape, shape: tuple[int, int], layout: Layout) -> Phase:
@@ -75,55 +75,57 @@ def _served(sample: RankSample, moved: TrafficItem, source: Layout, shape: tuple
 class _WorkloadOfProblem:
     """What a row on a problem moves and multiplies."""
 
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted = fitted
-        self.algorithm, self.given, self.mesh, self.dim = fitted.algorithm, fitted.given, fitted.given.mesh, fitted.dim
-        self.boxes = WorkBoxes(fitted)
+    def __init__(self, decisions: LoweringDecisions) -> None:
+        self.decisions = decisions
+        self.algorithm, self.problem, self.mesh, self.dim = (
+            decisions.algorithm, decisions.problem, decisions.problem.mesh, decisions.dim,
+        )
+        self.boxes = WorkBoxes(decisions)
         self.sample = self.boxes.sample
         self.zero = np.zeros(self.sample.count)
 
     def workload(self) -> Workload:
-        partial = [x for x in self.algorithm.operands if self.given.layout(x).partial]
-        phases = [reduction_phase(x, self.mesh, self.given.extent(x), self.given.layout(x)) for x in partial]
-        if self.fitted.staged:
-            staged = self.fitted.staged.items()
-            phases.append(Phase([self.copied(x, to, self.given.reduced.layout(x)) for x, to in staged], barriers=1))
-        found = self.queue() if self.fitted.is_queue else self.walk()
+        partial = [x for x in self.algorithm.operands if self.problem.layout(x).partial]
+        phases = [reduction_phase(x, self.mesh, self.problem.extent(x), self.problem.layout(x)) for x in partial]
+        if self.decisions.staged:
+            staged = self.decisions.staged.items()
+            phases.append(Phase([self.copied(x, to, self.problem.reduced.layout(x)) for x, to in staged], barriers=1))
+        found = self.queue() if self.decisions.is_queue else self.walk()
         for phase in found:
             phase.moved = [
-                _served(self.sample, moved, self.fitted.layout(moved.x), self.given.extent(moved.x))
+                _served(self.sample, moved, self.decisions.layout(moved.x), self.problem.extent(moved.x))
                 for moved in phase.moved
             ]
         held = self.elements_held(next(phase for phase in reversed(found) if phase.work), found[-1].moved)
         if self.boxes.halves:
             found[-1].barriers += 1
             found.append(mirroring(self.boxes))
-        if self.fitted.is_gathered:
-            moved = self.copied("C", self.given.layout("C"), self.given.output_layout)
+        if self.decisions.is_gathered:
+            moved = self.copied("C", self.problem.layout("C"), self.problem.output_layout)
             found.append(Phase([moved], barriers=int(moved.group == 1)))
         return Workload(self.sample, [*phases, *found], held)
 
     def elements_held(self, walk: Phase, last: list[TrafficItem]) -> Figures:
         """Elements of homes, of what operands are brought to, and of the panels that are under way."""
-        homes = [(x, self.given.layout(x)) for x in "ABC" if x not in self.given.chunks]
+        homes = [(x, self.problem.layout(x)) for x in "ABC" if x not in self.problem.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
-        homes += list(self.fitted.staged.items())
+        homes += list(self.decisions.staged.items())
         total = self.zero
         for x, layout in homes:
-            total = total + self.sample.elements_held(layout, self.given.extent(x))
+            total = total + self.sample.elements_held(layout, self.problem.extent(x))
         for moved in dict.fromkeys((*walk.moved, *last)):
-            alive = PANELS if self.fitted.is_queue else np.minimum(PANELS, walk.steps)
-            share = alive / walk.steps if moved.x != "C" or self.fitted.is_queue else 1.0
+            alive = PANELS if self.decisions.is_queue else np.minimum(PANELS, walk.steps)
+            share = alive / walk.steps if moved.x != "C" or self.decisions.is_queue else 1.0
             if moved.how != "view":
                 total = total + (moved.own + moved.node + moved.between) * share
         return total
 
     def copied(self, x: str, to: Layout, source: Layout) -> TrafficItem:
         """An operand on its way from one placement to another, as a whole."""
-        shape = self.given.extent(x)
-        group = self.size(to, self.fitted.copy_axes(x, to, source))
+        shape = self.problem.extent(x)
+        group = self.size(to, self.decisions.copy_axes(x, to, source))
         how, wanted = "all-gather" if group > 1 else "get", self.sample.parts(to, shape)
-        if how == "get" and self.fitted.brings_by_pairs(x):
+        if how == "get" and self.decisions.brings_by_pairs(x):
             group, how = 2, "broadcast"
         return _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
 
@@ -134,12 +136,12 @@ class _WorkloadOfProblem:
 
     def group(self, x: str) -> int:
         """Ranks that work on the same slices of A or B, with an owner who joins them, or add to the same part of C."""
-        return self.size(self.fitted.work, self.fitted.group_axes(x)) + self.fitted.joins(x)
+        return self.size(self.decisions.work, self.decisions.group_axes(x)) + self.decisions.joins(x)
 
     @property
     def opened(self) -> Figures:
         """Words of C that ranks open and finish."""
-        return self.sample.words(self.given.output_layout, self.given.extent("C"))
+        return self.sample.words(self.problem.output_layout, self.problem.extent("C"))
 
     # -- the walk ---------------------------------------------------------------------------------
 
@@ -149,13 +151,13 @@ class _WorkloadOfProblem:
         work, steps, repacked = split_work(self.boxes, spreads)
         if self.boxes.halves:
             work = half_of(self.boxes, work)
-            repacked = repacked if self.fitted.is_here else dict.fromkeys(spreads, self.zero + 1)
+            repacked = repacked if self.decisions.is_here else dict.fromkeys(spreads, self.zero + 1)
         phase, before = Phase(work=work, steps=steps), Phase()
         for x, found in spreads.items():
             (before if x in self.algorithm.prefetch_all else phase).moved += self.fetched(x, found, steps, repacked)
         first = [before] if before.moved else []
-        if self.fitted.is_here:
-            if self.given.keeps_c:
+        if self.decisions.is_here:
+            if self.problem.keeps_c:
                 phase.opened = self.opened
             return [*first, phase]
         behind = phase if self.dim in OPERAND_DIMS["C"] else Phase()  # sums over k are complete when all is multiplied
@@ -172,12 +174,12 @@ class _WorkloadOfProblem:
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[TrafficItem]:
         """How an operand comes to the ranks that multiply it."""
         zero = self.zero
-        if x in self.given.chunks:
+        if x in self.problem.chunks:
             return [TrafficItem(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
         rows, cols = found.cuts
         owners = rows * cols
         if x in self.algorithm.grouped:
-            group, how = self.group(x), "shift" if self.fitted.is_ring(x) else "broadcast"
+            group, how = self.group(x), "shift" if self.decisions.is_ring(x) else "broadcast"
             how = "all-gather" if x in self.algorithm.prefetch_all else how
             calls = np.where(found.foreign > 0, np.maximum(1.0, owners - (found.own > 0)), 0.0)
             run = self.run(x, found, steps) if found.between.any() else found.run
@@ -192,7 +194,7 @@ class _WorkloadOfProblem:
             return [TrafficItem(x, how, zero, found.node, found.between, calls, group, run, rounds)]
         share = np.where(found.foreign > 0, found.between / np.maximum(1.0, found.foreign), 0.0)
         foreign = np.maximum(0.0, owners - (found.own > 0))
-        is_viewed = x in self.fitted.read.in_place
+        is_viewed = x in self.decisions.read.in_place
         gathered = repacked[x]
         again = np.maximum(1.0, steps / np.maximum(1.0, owners)) if self.dim in OPERAND_DIMS[x] else 1.0
         calls = np.where(found.foreign > 0, np.maximum(1.0, foreign) * again, 0.0)
@@ -223,11 +225,13 @@ class _WorkloadOfProblem:
         if OPERAND_DIMS[x][1] != self.dim:
             return bool(found.cuts[1].max() < 1.5)  # where few ranks stand for all it is an estimate
         longest = (self.boxes.extents[self.dim] / np.maximum(1.0, found.cuts[1])).max()
-        return longest <= self.fitted.width and all(cut == OWNERS or cut == Cut(1) for cut in self.fitted.grain(x))
+        return longest <= self.decisions.width and all(
+            cut == OWNERS or cut == Cut(1) for cut in self.decisions.grain(x)
+        )
 
     def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> TrafficItem:
         """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
-        grid, axes = self.fitted.work.mesh(self.mesh), self.fitted.group_axes(x)
+        grid, axes = self.decisions.work.mesh(self.mesh), self.decisions.group_axes(x)
         coords, sizes = self.sample.coords(grid), [grid.axis_size(axis) for axis in axes]
         place = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
 
@@ -271,7 +275,7 @@ class _WorkloadOfProblem:
 
     def queue(self) -> list[Phase]:
         """Equal shares of all boxes, which fall to any rank, from owners that may be anywhere."""
-        mesh, (m, n, k) = self.mesh, self.given.shape
+        mesh, (m, n, k) = self.mesh, self.problem.shape
         counts = self.tasks()
         total = float(prod(counts))
         shares = total / mesh.size
@@ -281,33 +285,33 @@ class _WorkloadOfProblem:
         moved = []
         faces = {"A": float(m * k * counts[1]), "B": float(k * n * counts[0]), "C": float(m * n * counts[2])}
         for x, words in faces.items():
-            spans = self.sample.parts(self.fitted.layout(x), self.given.extent(x))
+            spans = self.sample.parts(self.decisions.layout(x), self.problem.extent(x))
             owners = max(1.0, prod(spans[d].parts / max(1, counts[at]) for d, at in enumerate(OPERAND_DIMS[x])))
             mine, calls = ones * words / mesh.size, ones * shares * owners
             column = OPERAND_DIMS[x][1]
-            run = min(spans[1].run, max(1.0, self.given.shape[column] / max(1, counts[column])))
+            run = min(spans[1].run, max(1.0, self.problem.shape[column] / max(1, counts[column])))
             if x == "C":
                 moved.append(TrafficItem(x, "accumulate", mine / mesh.size, mine * near, mine * beyond, calls, run=run))
                 continue
-            how, zero = "view" if x in self.fitted.read.in_place else "get", self.zero
+            how, zero = "view" if x in self.decisions.read.in_place else "get", self.zero
             moved.append(TrafficItem(x, how, zero, mine * near, zero, calls * near * (how == "get"), run=run))
             moved.append(TrafficItem(x, "get", zero, zero, mine * beyond, calls * beyond, run=run))
         extents = (ones * m, ones * n, ones * k)
         cut = [float(count) for count in counts]
-        panels = max(1.0, ceil(k / max(1, counts[2]) / self.fitted.width))
+        panels = max(1.0, ceil(k / max(1, counts[2]) / self.decisions.width))
         work = LocalWork(extents, (ones * cut[0], ones * cut[1], ones * cut[2] * panels), ones * n / max(1.0, cut[1]))
         walk = Phase(moved, work, steps=max(1.0, shares), claims=shares + 1, is_shared=True, barriers=1)
         return [Phase(opened=self.opened, barriers=1), walk]
 
     def tasks(self) -> list[int]:
         """Boxes of the queue along m, n and k, taken to be even."""
-        m, n, k = self.given.shape
+        m, n, k = self.problem.shape
         if not (m and n and k):
             return [0, 0, 0]
-        tiles = self.sample.parts(self.given.target, (m, n))
+        tiles = self.sample.parts(self.problem.target, (m, n))
         counts = [*(max(1, min(each.parts, each.extent // limits.NARROW)) for each in tiles), 1]
         widths = [-(-extent // count) for extent, count in zip((m, n, k), counts, strict=True)]
-        while (dim := self.fitted.next_halved(counts, widths)) is not None:
+        while (dim := self.decisions.next_halved(counts, widths)) is not None:
             counts[dim] *= 2
             widths[dim] = -(-widths[dim] // 2)
         return counts

@@ -24,7 +24,7 @@ from rma_mm.policy.model.traffic import NO_TRAFFIC, Traffic, traffic
 from rma_mm.policy.model.volumes import distance, workload_of
 from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED, pulls_or_pushes
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, PlacedProblem, Problem, is_placed_as
-from rma_mm.schedule.lowering.fitted import NARROW, WIDTH
+from rma_mm.schedule.lowering.decisions import NARROW, WIDTH
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""

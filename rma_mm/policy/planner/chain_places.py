@@ -20,7 +20,7 @@ from rma_mm.policy.planner.candidates import Request, about_seconds, single_layo
 from rma_mm.policy.planner.chain_graph import Shape
 from rma_mm.policy.planner.chain_steps import Factor, Step
 from rma_mm.schedule.algorithm import same_place
-from rma_mm.schedule.lowering.fitted import NARROW
+from rma_mm.schedule.lowering.decisions import NARROW
 
 
 def placements(

@@ -12,7 +12,7 @@ from rma_mm.flavours import DEFAULT, Flavour, find_flavour
 from rma_mm.policy.model.machine import Kernel, Machine, by_group
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.policy.simulator.events import Clock, Countdown, Processor, Server, Signal
-from rma_mm.schedule.ops import Broadcast, GroupOp, Move, Op, Ref, foreign
+from rma_mm.schedule.ops import Broadcast, GroupOp, Op, Ref, TransferSpec, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import Schedule
 
@@ -57,7 +57,7 @@ class World:
         """What joins each group of nodes to the others."""
         delays = dict(enumerate(machine.delays))
         self.delays = {node: delays.get(node, 0.0) for node in nodes}
-        self.letters: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
+        self.letters: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
         self.signals: dict[tuple[int, str, int], Signal] = {}
         """(rank, event, n) → its nth post."""
@@ -142,12 +142,12 @@ class World:
             self.signals[key] = Signal(self.clock)
         return self.signals[key]
 
-    def letter(self, rank: int, op: GroupOp, move: Move) -> Letter:
+    def letter(self, rank: int, op: GroupOp, move: TransferSpec) -> Message:
         """What one rank sends to another in an operation that `rank`, one of them, comes to; the other had, or will."""
         waiting, is_sent = self.letters[move.source, move.to, move.ref.operand], move.source == rank
         if waiting and waiting[0].is_sent != is_sent:
             return waiting.popleft()
-        waiting.append(Letter(self, move, rounds(op), is_sent))
+        waiting.append(Message(self, move, rounds(op), is_sent))
         return waiting[-1]
 
 
@@ -255,10 +255,10 @@ class Flow:
         self.over.end()
 
 
-class Letter:
+class Message:
     """What one rank sends to another in an operation of a group: moved once both have come to that."""
 
-    def __init__(self, world: World, move: Move, rounds: int, is_sent: bool) -> None:
+    def __init__(self, world: World, move: TransferSpec, rounds: int, is_sent: bool) -> None:
         self.source, self.target, self.world = world.ranks[move.source], world.ranks[move.to], world
         self.is_sent = is_sent
         """Whether it was the sender that came first."""
@@ -269,7 +269,7 @@ class Letter:
         self.movement, self.x = move.kind, move.ref.operand
         self._sides = Countdown(2, self._move)
 
-    def come(self) -> Letter:
+    def come(self) -> Message:
         """One of the two ranks has come to it."""
         self._sides.one()
         return self
@@ -300,4 +300,4 @@ def rounds(op: GroupOp) -> int:
     return (len(op.group) - 1).bit_length()
 
 
-__all__ = ["Flow", "Letter", "Noted", "Rank", "World", "rounds"]
+__all__ = ["Flow", "Message", "Noted", "Rank", "World", "rounds"]

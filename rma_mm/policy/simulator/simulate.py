@@ -20,7 +20,7 @@ from itertools import chain, islice
 
 from rma_mm.policy.model.machine import COPY, Machine
 from rma_mm.policy.simulator.events import Signal
-from rma_mm.policy.simulator.ranks import Flow, Letter, Noted, Rank, World, rounds
+from rma_mm.policy.simulator.ranks import Flow, Message, Noted, Rank, World, rounds
 from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
@@ -116,7 +116,7 @@ class _Program:
     Every type of operation has a method, which gives what the rank then waits for.
     """
 
-    takes = Dispatch[Iterable[Signal | float]]()
+    handlers = Dispatch[Iterable[Signal | float]]()
 
     def __init__(self, rank: Rank, program: Sequence[Op]) -> None:
         self.rank, self.world, self.ops = rank, rank.world, program
@@ -135,7 +135,7 @@ class _Program:
             self.rank.count(op)
             yield operation + self.gathering(op)
             self.rank.note("start")
-            yield from self.takes[type(op)](self, op)
+            yield from self.handlers[type(op)](self, op)
             self.rank.note(op.kind)
         yield from self.wait(self.under_way)
 
@@ -196,7 +196,7 @@ class _Program:
         remote, packed = op.remote, self.world.stretches(op.remote) > 1
         return (yield from self.one_sided(op.kind, remote.rank, remote.operand, self.world.nbytes(remote), packed))
 
-    @takes.on(ops.Copy)
+    @handlers.on(ops.Copy)
     def copy(self, op: ops.Copy) -> Waits:
         """A slot may take several at once; what it held before is awaited."""
         if isinstance(op.dst.buffer, Slot) and op.dst.buffer.group:
@@ -205,13 +205,13 @@ class _Program:
         yield from self.wait(_slots("read", op.dst))
         self.begin((yield from self.start(op)), ("fill", op.dst.place))
 
-    @takes.on(ops.Accumulate)
+    @handlers.on(ops.Accumulate)
     def accumulate(self, op: ops.Accumulate) -> Waits:
         """What fills the summand is awaited; what overwrites it will await this."""
         yield from self.wait(_slots("fill", op.src))
         self.begin((yield from self.start(op)), ("read", op.src.place))
 
-    @takes.on(ops.Claim)
+    @handlers.on(ops.Claim)
     def claim(self, _: ops.Claim) -> Waits:
         """Run tasks until none is left; every rank gets one ticket too many."""
         pool, world, rank = self.world.schedule.pool, self.world, self.rank
@@ -236,13 +236,13 @@ class _Program:
             self.gates = []
         return self.fetches[slot.name]
 
-    @takes.on(ops.Await)
+    @handlers.on(ops.Await)
     def await_(self, op: ops.Await) -> Iterable[Signal]:
         """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
         self.gates.append(op)
         return ()
 
-    @takes.on(ops.Post)
+    @handlers.on(ops.Post)
     def post(self, op: ops.Post) -> Waits:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
@@ -273,13 +273,13 @@ class _Program:
 
     # -- together ---------------------------------------------------------------------------------
 
-    def letters(self, op: ops.GroupOp) -> tuple[list[Letter], list[Letter]]:
+    def letters(self, op: ops.GroupOp) -> tuple[list[Message], list[Message]]:
         """What this rank sends to others, and what it gets from them."""
         number = self.rank.number
         moves = [(move.source == number, self.world.letter(number, op, move)) for move in op.moves(number)]
         return [letter for is_out, letter in moves if is_out], [letter for is_out, letter in moves if not is_out]
 
-    @takes.on(ops.Broadcast)
+    @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> Waits:
         """What the slot held before is awaited."""
         filled = [op.dst] if op.dst else []
@@ -308,7 +308,7 @@ class _Program:
         rank.processor.add(times * cost.seconds(nbytes), over.end)
         return over
 
-    @takes.on(ops.Shift)
+    @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> Waits:
         """What is sent must have come, and what its place held must have been sent."""
         yield from self.wait([("fill", op.src.place), *_slots("read", op.dst)])
@@ -316,7 +316,7 @@ class _Program:
         self.begin(out.come().over, *_slots("read", op.src))
         self.begin(into.come().over, ("fill", op.dst.place))
 
-    @takes.on(ops.Reduce)
+    @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> Waits:
         """Each part goes to its owner, who takes it from one member after the other."""
         (out, into), at = map(iter, self.letters(op)), op.group.index(self.rank.number)
@@ -333,7 +333,7 @@ class _Program:
 
     # -- alone, and all ----------------------------------------------------------------------------
 
-    @takes.on(ops.Multiply)
+    @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply) -> Waits:
         """What fills its operands, and what still reads its result, is awaited."""
         yield from self.wait([*_slots("fill", op.a, op.b, op.c), *_slots("read", op.c)])
@@ -346,19 +346,19 @@ class _Program:
         rank.is_multiplying = False
         rank.multiplying += clock.now - begun
 
-    @takes.on(ops.Scale, Mirror, Clear)
+    @handlers.on(ops.Scale, Mirror, Clear)
     def scale(self, op: ops.LocalOp) -> Waits:
         """Read and written once."""
         filled = _slots("fill", op.src) if isinstance(op, Mirror) else []
         yield from self.wait([*filled, *_slots("read", op.c)])
         yield self.world.cost("own", COPY).seconds(self.world.nbytes(op.c))
 
-    @takes.on(ops.Finish)
+    @handlers.on(ops.Finish)
     def finish(self, _: ops.Finish) -> Iterable[Signal]:
         """Nothing to do where sums have the type of the result."""
         return ()
 
-    @takes.on(ops.Barrier)
+    @handlers.on(ops.Barrier)
     def barrier(self, _: ops.Barrier) -> Waits:
         """All that is under way, and all ranks."""
         yield from self.wait(self.under_way)
@@ -367,7 +367,7 @@ class _Program:
         self.rank.is_meeting = False
 
 
-def _in_turn(letters: Sequence[Letter], over: Signal) -> Waits:
+def _in_turn(letters: Sequence[Message], over: Signal) -> Waits:
     """Take one letter after the other."""
     for letter in letters:
         yield letter.come().over

@@ -9,7 +9,7 @@ from typing import cast
 
 from rma_mm.errors import MemoryLimitError
 from rma_mm.kernels.threads import using_threads
-from rma_mm.runtime.execution.needs import peak_bytes
+from rma_mm.runtime.execution.footprint import peak_bytes
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.products.choosing import memory_trials_of
 from rma_mm.runtime.products.make_plan import plan_of, planned

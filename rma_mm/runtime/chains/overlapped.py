@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rma_mm.runtime.chains.actions import Action, Here, Place
 from rma_mm.runtime.execution.executor import under_way
-from rma_mm.runtime.execution.needs import all_ops
+from rma_mm.runtime.execution.footprint import all_ops
 from rma_mm.runtime.ranks.agreement import digest
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.watching.transfers import timed

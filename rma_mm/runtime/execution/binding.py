@@ -92,7 +92,7 @@ class Setup:
 class Binding:
     """One list of operations, bound: `actions` in the order in which they are to be called."""
 
-    binds = Dispatch[None]()
+    handlers = Dispatch[None]()
 
     def __init__(self, setup: Setup, program: Sequence[Op]) -> None:
         self.setup, self.places, self.scalars, self.rank = setup, setup.places, setup.scalars, setup.mesh.rank
@@ -133,7 +133,7 @@ class Binding:
         for op in program:
             if slots is not None:
                 slots.enter(op)
-            self.binds[type(op)](self, op)
+            self.handlers[type(op)](self, op)
 
     def delays(self, ops: Iterable[Op]) -> bool:
         """Return whether these move so much to or from other nodes that a barrier behind them would have to wait."""
@@ -188,7 +188,7 @@ class Binding:
 
     # -- transfers --------------------------------------------------------------------------------
 
-    @binds.on(ops.Copy)
+    @handlers.on(ops.Copy)
     def copy(self, op: ops.Copy) -> None:
         """A slot may take several copies at once; what it held before is awaited."""
         transfer = self.get(op)
@@ -226,7 +226,7 @@ class Binding:
             return block.window.accumulate(remote.rank, target, origin, rows, cols, sums.reduction(remote))
         return block.window.get(remote.rank, target, origin, rows, cols)
 
-    @binds.on(ops.Accumulate)
+    @handlers.on(ops.Accumulate)
     def accumulate(self, op: ops.Accumulate) -> None:
         """An add of local memory to a home; memory of another type than the home's is cast into a copy first."""
         self.wait(f"fill {name}" for name in slots([op.src]))
@@ -252,17 +252,17 @@ class Binding:
         transfer = block.window.accumulate(op.dst.rank, there, copied, *Region.whole(copied.shape))
         self.begin(self.noted(transfer, op), key)
 
-    @binds.on(ops.Broadcast)
+    @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
         """What a group gets from the owners among it."""
         self.together(op, [bind_broadcast(op, self.places, self.channel(op.group))])
 
-    @binds.on(ops.Shift)
+    @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
         """A step round a ring, which goes through the channel of all ranks."""
         self.together(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
 
-    @binds.on(ops.Reduce)
+    @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
         """What a group sums up."""
         self.together(op, bind_reduce(op, self.places, self.channel(op.group), self.scalars.sums))
@@ -295,12 +295,12 @@ class Binding:
             self.gates = []
         return self.fetches[slot.name]
 
-    @binds.on(ops.Await)
+    @handlers.on(ops.Await)
     def await_(self, op: ops.Await) -> None:
         """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
         self.gates.append(op)
 
-    @binds.on(ops.Post)
+    @handlers.on(ops.Post)
     def post(self, op: ops.Post) -> None:
         """Count up: now, or when this rank's piece of a slice has landed."""
         if op.filled is None:
@@ -312,7 +312,7 @@ class Binding:
 
     # -- what this rank does alone ----------------------------------------------------------------
 
-    @binds.on(ops.Multiply)
+    @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply) -> None:
         """A local product, during which a helper gives MPI progress."""
         self.wait([*(f"fill {name}" for name in slots([op.a, op.b, op.c])), *(f"read {x}" for x in slots([op.c]))])
@@ -324,7 +324,7 @@ class Binding:
         s = self.scalars
         beta = 0 if op.first else s.beta if id(op) in self.fused else 1
         closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
-        b = b.T if op.turned else b
+        b = b.T if op.b_is_transposed_a else b
         product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing, op.half)
         work = float(multiply_adds(op))
         self.setup.total_work += work
@@ -352,7 +352,7 @@ class Binding:
                     fused |= {id(op), id(following)}
         return fused
 
-    @binds.on(ops.Scale)
+    @handlers.on(ops.Scale)
     def scale(self, op: ops.Scale) -> None:
         """Open a region: with nothing in it, or beta times what C holds."""
         self.wait(f"read {name}" for name in slots([op.c]))
@@ -364,7 +364,7 @@ class Binding:
         old = self.places.result_part(op.c.region) if is_elsewhere else None
         self.act(partial(sums.open, c, old, beta, sums.are_keys(op.c, c.dtype)), op)
 
-    @binds.on(ops.Finish)
+    @handlers.on(ops.Finish)
     def finish(self, op: ops.Finish) -> None:
         """Close a region, unless the products that completed it have: its epilogue, and rounding into C."""
         if id(op) in self.closed:
@@ -375,7 +375,7 @@ class Binding:
         if self.setup.closings.needed:
             self.act(self.setup.closings.call(op.c), op)
 
-    @binds.on(Mirror)
+    @handlers.on(Mirror)
     def mirror(self, op: Mirror) -> None:
         """A box of C, or one that was copied, transposed into C."""
         self.wait(f"fill {name}" for name in slots([op.src]))
@@ -391,14 +391,14 @@ class Binding:
 
         self.act(mirror, op)
 
-    @binds.on(Clear)
+    @handlers.on(Clear)
     def clear(self, op: Clear) -> None:
         """Zeros above the diagonal."""
         (c, (lines, columns)), (rows, cols) = self.places.box(op.c), op.c.region
         first = np.searchsorted(cols.indices, rows.indices, side="right").tolist()
         self.act(partial(clear_beyond, c, lines.indices.tolist(), first, columns.indices), op)
 
-    @binds.on(ops.Barrier)
+    @handlers.on(ops.Barrier)
     def barrier(self, op: ops.Barrier) -> None:
         """All ranks meet."""
         begin = len(self.actions)
@@ -407,7 +407,7 @@ class Binding:
         self.passed += 1
         self.met.append(range(begin, len(self.actions)))
 
-    @binds.on(ops.Claim)
+    @handlers.on(ops.Claim)
     def claim(self, _: ops.Claim) -> None:
         """Run tasks."""
         self.actions.append(self.setup.claim)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.execution.needs import all_ops
+from rma_mm.runtime.execution.footprint import all_ops
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh

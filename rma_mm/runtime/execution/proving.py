@@ -8,7 +8,7 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.schedule.verify.proof import conclude, nothing
-from rma_mm.schedule.verify.witness import evidence
+from rma_mm.schedule.verify.rank_evidence import evidence
 from rma_mm.windows.waiting import reduced
 
 REMEMBERED = 4096

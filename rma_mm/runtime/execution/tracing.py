@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.schedule.mirror_ops import multiply_adds
-from rma_mm.schedule.ops import Accumulate, Move, Multiply, Op, Reduce, Ref, foreign
+from rma_mm.schedule.ops import Accumulate, Multiply, Op, Reduce, Ref, TransferSpec, foreign
 from rma_mm.windows import Transfer
 
 T = TypeVar("T")
@@ -165,8 +165,8 @@ def transfer_facts(op: Op, places: Places) -> Facts:
     Words are counted once, on the rank that asked for them; what is moved within a rank's own memory is no word.
     """
     rank, nodes = places.rank, places.schedule.mesh.nodes
-    came: list[Move] = []
-    went: list[Move] = []
+    came: list[TransferSpec] = []
+    went: list[TransferSpec] = []
     for move in op.moves(rank):
         (went if move.source == rank and (move.adds or move.to != rank) else came).append(move)
     moved = came or went

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 from rma_mm.errors import AlgorithmError, MemoryLimitError
 from rma_mm.policy.planner.candidates import NO_PUSHES, Candidate, Request, placed_problem
 from rma_mm.policy.planner.preference import EXCLUDED, TWO_SIDED, acts_alone
-from rma_mm.runtime.execution.needs import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
+from rma_mm.runtime.execution.footprint import adds_elsewhere, all_ops, peak_bytes, scratch_used, standing_bytes
 from rma_mm.runtime.execution.operands import Operands, frame_dtype
 from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.algorithm import DIMS, PlacedProblem
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.ops import Op, Slot
 from rma_mm.schedule.schedule import Schedule, remembered
-from rma_mm.windows.hosts.room import memory_free
+from rma_mm.windows.hosts.shm_limits import memory_free
 from rma_mm.windows.waiting import largest
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ class MemoryTrial:
         self.tunings = [Tuning(each, depth) for each in (width, *narrower) for depth in DEPTHS]
 
     @cached_property
-    def reads(self) -> Fitted:
+    def reads(self) -> LoweringDecisions:
         """The row on the problem, which is the same for every tuning: who reads what of whom."""
-        return Fitted.of(self.candidate.algorithm, self.problem)
+        return LoweringDecisions.of(self.candidate.algorithm, self.problem)
 
     def panels(self, width: int) -> int:
         """Panels of a rank to which every task falls, where none of its own needs none."""

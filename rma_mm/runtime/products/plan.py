@@ -14,7 +14,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.planner.decision import Decision
 from rma_mm.policy.planner.tables import frontier_table
 from rma_mm.runtime.execution.executor import Executable, Listener, Progress, Running
-from rma_mm.runtime.execution.needs import movement
+from rma_mm.runtime.execution.footprint import movement
 from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.execution.tracing import Trace

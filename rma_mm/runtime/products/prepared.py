@@ -14,7 +14,7 @@ from rma_mm.runtime.execution.accumulators import Sums
 from rma_mm.runtime.execution.addressing import Memory, Tickets
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
-from rma_mm.runtime.execution.needs import groups_of
+from rma_mm.runtime.execution.footprint import groups_of
 from rma_mm.runtime.execution.node_slots import NodeScratch
 from rma_mm.runtime.execution.proving import prove
 from rma_mm.runtime.execution.tracing import Trace

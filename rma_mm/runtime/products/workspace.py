@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rma_mm.errors import LayoutError, OptionError
 from rma_mm.runtime.execution.addressing import COPIED
-from rma_mm.runtime.execution.needs import frames_of
+from rma_mm.runtime.execution.footprint import frames_of
 from rma_mm.runtime.execution.operands import frame_dtype
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan_choice import PlanChoice

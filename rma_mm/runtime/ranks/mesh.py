@@ -28,7 +28,7 @@ from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
 from rma_mm.windows.hosts.liveness import Identity, NodeWatch, by_sight, call_name, enter_call, leave_call, timeout_of
-from rma_mm.windows.hosts.room import segment_problem
+from rma_mm.windows.hosts.shm_limits import segment_problem
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -23,9 +23,9 @@ from rma_mm.schedule.drawing.text import (
     meeting,
     place,
     scenes,
-    turn_numbers,
+    step_numbers,
 )
-from rma_mm.schedule.ops import Move
+from rma_mm.schedule.ops import TransferSpec
 from rma_mm.schedule.schedule import Schedule, expand
 
 RANKS = 64
@@ -154,7 +154,7 @@ Line = tuple[str, str]
 def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Iterator[str]:
     """Where things lie, and a picture for every scene."""
     mesh = schedule.mesh
-    lies = [[(words, _colour(_along_k(words, box, labels), labels)) for words, box in labels.held(rank)]
+    lies = [[(words, _colour(_along_k(words, box, labels), labels)) for words, box in labels.homes(rank)]
             for rank in mesh.ranks]
     told = [[_lines(cell, rank, labels) for rank, cell in enumerate(scene.cells)] for scene in found]
     sizes = _sizes(mesh, [lines for cells in [lies, *told] for lines in cells])
@@ -171,7 +171,7 @@ def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Ite
 def _lines(cell: Cell, rank: int, labels: Labels) -> list[Line]:
     """A cell in words and colours, in the order of time."""
 
-    def moved(move: Move) -> Line:
+    def moved(move: TransferSpec) -> Line:
         words = labels.move(move, rank)
         return words, _colour(_along_k(words, move.ref.region, labels), labels, 93)
 
@@ -227,7 +227,7 @@ def _cell(name: str, sizes: _Sizes, rank: int, lines: Sequence[Line]) -> str:
 
 def _arrows(scene: Scene, sizes: _Sizes, labels: Labels) -> list[str]:
     """An arrow for each pair of ranks between which something moves, in the colour of the first of it."""
-    first: dict[tuple[int, int], tuple[Move, str]] = {}
+    first: dict[tuple[int, int], tuple[TransferSpec, str]] = {}
     for cell in scene.cells:
         for kind, moves in (("arrives", cell.arrives), ("leaves", cell.leaves)):
             for move in moves:
@@ -262,7 +262,7 @@ def _operations(schedule: Schedule, rank: int) -> str:
     ops = expand(schedule, rank)
     left = OPERATIONS // schedule.mesh.size
     lines: list[str] = []
-    for op, turn in zip(ops, turn_numbers(ops), strict=True):
+    for op, turn in zip(ops, step_numbers(ops), strict=True):
         line = escape(f"{turn + 1:4}  {type(op).__name__.lower():10}  {op}")
         left -= len(line.encode()) + 1
         if left < 0:

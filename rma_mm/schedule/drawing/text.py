@@ -18,7 +18,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS
 from rma_mm.schedule.lowering.boxes import disjoint
-from rma_mm.schedule.ops import Barrier, Move, Multiply, Op, Ref, Shift, counted
+from rma_mm.schedule.ops import Barrier, Multiply, Op, Ref, Shift, TransferSpec, counted
 from rma_mm.schedule.schedule import Schedule, expand
 
 RANKS, TURNS = 9, 12
@@ -41,9 +41,9 @@ LEGEND = (
 class Cell:
     """What one rank does in a scene."""
 
-    arrives: list[Move] = field(default_factory=list)
+    arrives: list[TransferSpec] = field(default_factory=list)
     products: list[Multiply] = field(default_factory=list)
-    leaves: list[Move] = field(default_factory=list)
+    leaves: list[TransferSpec] = field(default_factory=list)
 
 
 @dataclass
@@ -102,15 +102,15 @@ class Labels:
     def product(self, op: Multiply) -> str:
         """A Multiply, with its indices of k on one line."""
         c, a, b = map(self.ref, (op.c, op.a, op.b))
-        b, lower = b + "ᵀ" * op.turned, "  lower half" * op.half
+        b, lower = b + "ᵀ" * op.b_is_transposed_a, "  lower half" * op.half
         return f"{c} {':=' if op.first else '+='} {a}·{b}  k\N{NO-BREAK SPACE}{op.a.region[1]}{lower}"
 
-    def move(self, move: Move, rank: int) -> str:
+    def move(self, move: TransferSpec, rank: int) -> str:
         """A Move, as `rank` sees it."""
         other = move.source if move.to == rank else move.to
         return f"{self.ref(move.ref)} {SIGNS[move.kind]} {place(self.schedule.mesh, other)}"
 
-    def held(self, rank: int) -> Iterator[tuple[str, Region]]:
+    def homes(self, rank: int) -> Iterator[tuple[str, Region]]:
         """(words, box) for each home of a rank."""
         for name, home in sorted(self.schedule.homes.items()):
             region = self.schedule.home(name, rank)
@@ -136,7 +136,7 @@ def layers(mesh: MeshShape) -> list[tuple[str, list[list[int]]]]:
     return found
 
 
-def turn_numbers(ops: Sequence[Op]) -> list[int]:
+def step_numbers(ops: Sequence[Op]) -> list[int]:
     """For each operation the turn that it belongs to or comes behind, from 0; −1 in front of the first."""
     turn, step = -1, None
     numbers = []
@@ -153,11 +153,11 @@ def turn_numbers(ops: Sequence[Op]) -> list[int]:
 def scenes(schedule: Schedule) -> list[Scene]:
     """The whole schedule; a pool's tasks dealt out in turn."""
     acts = [_Acts(expand(schedule, rank), rank) for rank in schedule.mesh.ranks]
-    count = max(act.turns for act in acts)
+    count = max(act.step_count for act in acts)
     found = []
     for at in (BEFORE, *range(count), AFTER):
         cells = [act.cells.get(at, Cell()) for act in acts]
-        barriers = max(acts, key=lambda act: act.turns).met(at, count)
+        barriers = max(acts, key=lambda act: act.step_count).met(at, count)
         if 0 <= at < count or barriers or any(at in act.cells for act in acts):
             when = {BEFORE: "Before the first turn" if count else "Before", AFTER: "At last" if count else "Moves"}
             found.append(Scene(when.get(at, f"Turn {at + 1} of {count}"), barriers, cells))
@@ -175,7 +175,7 @@ class _Acts:
         self.rank = rank
         self.cells: defaultdict[int, Cell] = defaultdict(Cell)
         self.barriers: list[int] = []
-        numbers = turn_numbers(ops)
+        numbers = step_numbers(ops)
         self.first_use: dict[object, int] = {}
         for op, turn in zip(ops, numbers, strict=True):
             for ref in op.refs if isinstance(op, Multiply) else ():
@@ -184,7 +184,7 @@ class _Acts:
             self.note(op, turn)
 
     @property
-    def turns(self) -> int:
+    def step_count(self) -> int:
         """Scenes of turns, so far, in which the rank has a part."""
         return 1 + max((at for at in self.cells if at < AFTER), default=BEFORE)
 
@@ -197,13 +197,13 @@ class _Acts:
         if isinstance(op, Multiply):
             self.cells[turn].products.append(op)
         elif isinstance(op, Barrier):
-            self.barriers.append(max(turn + 1, self.turns))
+            self.barriers.append(max(turn + 1, self.step_count))
         for move in counted(op, self.rank):
             cell = self.cells[self.scene(move, turn)]
             if move.dst or move not in cell.arrives:  # what several products read in place is named once
                 (cell.leaves if move.adds else cell.arrives).append(move)
 
-    def scene(self, move: Move, turn: int) -> int:
+    def scene(self, move: TransferSpec, turn: int) -> int:
         """Into a slot: where that is first used; into a home: before the product, or C's after it.
 
         Added to C: behind the turn that made it; summands of A and B: before the product. Read in place: where it is.
@@ -261,14 +261,14 @@ def drawn(schedule: Schedule) -> str:
     """
     labels, mesh = Labels(schedule), schedule.mesh
     text = heading(schedule, labels)
-    turns = max(max(turn_numbers(expand(schedule, rank)), default=-1) + 1 for rank in mesh.ranks[:RANKS])
+    turns = max(max(step_numbers(expand(schedule, rank)), default=-1) + 1 for rank in mesh.ranks[:RANKS])
     if mesh.size > RANKS or turns > TURNS:
         size = f"{mesh.size} ranks and up to {turns} turns" if mesh.size <= RANKS else f"{mesh.size} ranks"
         text.append(f"Too large for text: {size}; it shows {RANKS} ranks and {TURNS} turns. A page of HTML shows more.")
         return "\n".join(_folded(text, WIDTH))
     found = scenes(schedule)
     text = _folded([*text, *LEGEND, *idle(schedule, found)], WIDTH)
-    text += ["", "Where things lie", *_grid(mesh, [[words for words, _ in labels.held(rank)] for rank in mesh.ranks])]
+    text += ["", "Where things lie", *_grid(mesh, [[words for words, _ in labels.homes(rank)] for rank in mesh.ranks])]
     for scene in found:
         cells = [lines_of(cell, rank, labels) for rank, cell in enumerate(scene.cells)]
         text += ["", *meeting(scene)]

@@ -14,51 +14,53 @@ from itertools import product
 
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, side
-from rma_mm.schedule.lowering import fitted as limits
-from rma_mm.schedule.lowering.fitted import Fitted, longest_piece, repackings, touched
+from rma_mm.schedule.lowering import decisions as limits
+from rma_mm.schedule.lowering.decisions import LoweringDecisions, longest_piece, repackings, touched
 from rma_mm.schedule.ops import Copy, Multiply, Op, Ref, Scale, Slot
-from rma_mm.schedule.schedule import held
+from rma_mm.schedule.schedule import home_region
 
 
 @dataclass(frozen=True)
 class Boxes:
     """How ranks read the operands of one problem."""
 
-    fitted: Fitted
+    decisions: LoweringDecisions
 
     # -- where operands lie -----------------------------------------------------------------------
 
-    def found(self, rank: int, x: str, region: Region) -> list[tuple[int, Region]]:
+    def owners_asked(self, rank: int, x: str, region: Region) -> list[tuple[int, Region]]:
         """The owners of `region` of operand `x`, as `rank` asks them."""
-        problem = self.fitted.read
-        return self.fitted.layout(x).overlapping(problem.extent(x), problem.mesh, region, rank)
+        problem = self.decisions.read
+        return self.decisions.layout(x).overlapping(problem.extent(x), problem.mesh, region, rank)
 
     def owner_spans(self, rank: int, x: str, box: Region, dim: int) -> list[Span]:
         """The spans along a dimension of (m, n, k) in which what a box takes of operand `x` changes its owner."""
         at = OPERAND_DIMS[x].index(dim)
-        return disjoint([part[at] for _, part in self.found(rank, x, side(box, x))])
+        return disjoint([part[at] for _, part in self.owners_asked(rank, x, side(box, x))])
 
     def is_direct(self, rank: int, owner: int, x: str, part: Region) -> bool:
         """Whether `part` is in reach of `rank` and dense in its owner's local array."""
-        problem = self.fitted.read
-        if not self.fitted.reaches(rank, owner, x):
+        problem = self.decisions.read
+        if not self.decisions.reaches(rank, owner, x):
             return False
-        return held(problem.layout(x), problem.extent(x), problem.mesh, owner).locate(part).is_contiguous
+        return home_region(problem.layout(x), problem.extent(x), problem.mesh, owner).locate(part).is_contiguous
 
     def is_own(self, rank: int, x: str, region: Region) -> bool:
         """Whether a rank reads all of `region` out of its own memory."""
-        found = self.found(rank, x, region) if x != "C" else []
+        found = self.owners_asked(rank, x, region) if x != "C" else []
         return len(found) == 1 and found[0][0] == rank and self.is_direct(rank, rank, x, region)
 
     def all_direct(self, rank: int, box: Region) -> bool:
         """Whether both operands of a box can be multiplied out of their owners' memory."""
         return all(
-            self.is_direct(rank, owner, x, part) for x in "AB" for owner, part in self.found(rank, x, side(box, x))
+            self.is_direct(rank, owner, x, part)
+            for x in "AB"
+            for owner, part in self.owners_asked(rank, x, side(box, x))
         )
 
     def repacked(self, rank: int, box: Region) -> str:
         """The operands in reach that are better copied together than multiplied in parts, where they lie."""
-        if not self.fitted.may_repack:
+        if not self.decisions.may_repack:
             return ""
         spans = {(x, dim): self.owner_spans(rank, x, box, dim) for x in "AB" for dim in OPERAND_DIMS[x]}
 
@@ -77,7 +79,7 @@ class Boxes:
     def parts(self, rank: int, box: Region, dim: int, operands: str) -> list[Span]:
         """A dimension of a box, cut where owners of operands change that are not copied together."""
         repacked = self.repacked(rank, box)
-        cutters = [x for x in operands if self.fitted.cuts(x, dim) and x not in repacked]
+        cutters = [x for x in operands if self.decisions.cuts(x, dim) and x not in repacked]
         return reduce(refine, (self.owner_spans(rank, x, box, dim) for x in cutters), [box[dim]])
 
     def panels(self, rank: int, box: Region) -> list[Span]:
@@ -85,20 +87,20 @@ class Boxes:
 
         Where C is multiplied into, and a part would be scattered there, it is not cut by owner.
         """
-        dim, problem = self.fitted.dim, self.fitted.read
+        dim, problem = self.decisions.dim, self.decisions.read
         panels: list[Span] = []
         parts = fused(self.parts(rank, box, dim, "ABC"))
-        home = held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
-        if self.fitted.is_here and not _are_dense(parts, dim, home):
+        home = home_region(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
+        if self.decisions.is_here and not _are_dense(parts, dim, home):
             parts = [box[dim]]
         for part in parts:
             whole = with_dim(box, dim, part)
             longest = longest_piece(whole, dim)
-            is_whole = self.fitted.is_in_reach and self.all_direct(rank, whole)
+            is_whole = self.decisions.is_in_reach and self.all_direct(rank, whole)
             if problem.files:
-                panels += from_multiples(part, self.fitted.width)
+                panels += from_multiples(part, self.decisions.width)
             else:
-                panels += part.pieces(longest if is_whole else min(longest, self.fitted.width))
+                panels += part.pieces(longest if is_whole else min(longest, self.decisions.width))
         return panels
 
     def box(
@@ -106,8 +108,8 @@ class Boxes:
     ) -> list[Op]:
         """Copies and Multiplies of one box; C is `slot`, or the rank's home. faces: the parts of C that are wanted."""
         c_buffer = slot or "C"
-        problem = self.fitted.read
-        c_holds = slot.region if slot else held(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
+        problem = self.decisions.read
+        c_holds = slot.region if slot else home_region(problem.layout("C"), problem.extent("C"), problem.mesh, rank)
         cuts = [self.cuts(rank, box, dim, c_holds) for dim in range(3)]
         if any(_is_cut(face, cuts) for face in faces if face[0] == face[1]):
             cuts[:2] = [box[0]], [box[1]]
@@ -135,7 +137,7 @@ class Boxes:
 
     def operand(self, rank: int, x: str, region: Region, step: int, name: str, ops: list[Op]) -> Ref:
         """Where a multiply reads `region` of operand `x`: in place, or a slot that Copies appended to `ops` fill."""
-        source, found = self.fitted.sources[x], self.found(rank, x, region)
+        source, found = self.decisions.sources[x], self.owners_asked(rank, x, region)
         if len(found) == 1 and self.is_direct(rank, found[0][0], x, region):
             return Ref(found[0][0], source, region)
         slot = Slot(f"{x}{name}.{len(ops)}", region)

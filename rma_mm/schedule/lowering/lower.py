@@ -14,19 +14,19 @@ from itertools import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, PlacedProblem, side
-from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.boxes import Boxes, disjoint, fused, opened, with_dim
 from rma_mm.schedule.lowering.collectives import Pass, joins, pulls, pushes
-from rma_mm.schedule.lowering.fitted import Fitted, longest_piece
-from rma_mm.schedule.lowering.halves import halves_of
+from rma_mm.schedule.lowering.decisions import LoweringDecisions, longest_piece
 from rma_mm.schedule.lowering.mirrored import mirrored
-from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, sharings
+from rma_mm.schedule.lowering.node_fetch import Sharings, all_shared, node_fetches
 from rma_mm.schedule.lowering.node_sum import merged, merging
-from rma_mm.schedule.lowering.redistribute import copies, pieces, summed
-from rma_mm.schedule.lowering.walk import Turn, turns
+from rma_mm.schedule.lowering.redistribute import copies, pieces, sum_partial
+from rma_mm.schedule.lowering.syrk import halves_of
+from rma_mm.schedule.lowering.walk import WalkStep, walk_steps
 from rma_mm.schedule.ops import Accumulate, Barrier, Claim, Finish, Multiply, Op, Ref, Scale, Slot
 from rma_mm.schedule.passes import frames, prefetch
-from rma_mm.schedule.schedule import Home, Pool, Schedule, held
+from rma_mm.schedule.schedule import Home, Pool, Schedule, home_region
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = 
     Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
     """
     tuning = tuning or Tuning()
-    return _Lowering(Fitted.of(algorithm, problem, tuning.width), tuning.depth).schedule()
+    return _Lowering(LoweringDecisions.of(algorithm, problem, tuning.width), tuning.depth).schedule()
 
 
 class _Lowering:
     """One row applied to one problem."""
 
-    def __init__(self, fitted: Fitted, depth: int) -> None:
-        self.fitted, self.depth = fitted, depth
-        self.algorithm, self.given, self.work, self.mesh = (
-            fitted.algorithm, fitted.given, fitted.work, fitted.given.mesh,
+    def __init__(self, decisions: LoweringDecisions, depth: int) -> None:
+        self.decisions, self.depth = decisions, depth
+        self.algorithm, self.problem, self.work, self.mesh = (
+            decisions.algorithm, decisions.problem, decisions.work, decisions.problem.mesh,
         )
-        self.boxes, self.halves = Boxes(fitted), halves_of(fitted)
+        self.boxes, self.halves = Boxes(decisions), halves_of(decisions)
         self.walked: dict[int, list[Op]] = {}
         self.proved: dict[object, Pass | None] = {}
         self.lines: dict[str, dict[tuple[int, ...], None]] = {}
@@ -66,27 +66,27 @@ class _Lowering:
     # -- the whole program of a rank --------------------------------------------------------------
 
     def schedule(self) -> Schedule:
-        homes = {x: Home(self.given.extent(x), self.given.layout(x), x in self.given.chunks) for x in "ABC"}
-        for x, name in self.fitted.sources.items():
+        homes = {x: Home(self.problem.extent(x), self.problem.layout(x), x in self.problem.chunks) for x in "ABC"}
+        for x, name in self.decisions.sources.items():
             if name != x:  # its sum, or its stage
-                homes[name] = Home(self.given.extent(x), self.fitted.read.layout(x))
-        pool = Pool(len(self.tasks), self.task) if self.fitted.is_queue else None
-        symmetry = self.given.symmetry
-        return Schedule(self.mesh, homes, self.program, self.given.shape, pool, self.given.computed, symmetry)
+                homes[name] = Home(self.problem.extent(x), self.decisions.read.layout(x))
+        pool = Pool(len(self.tasks), self.task) if self.decisions.is_queue else None
+        symmetry = self.problem.symmetry
+        return Schedule(self.mesh, homes, self.program, self.problem.shape, pool, self.problem.computed, symmetry)
 
     def program(self, rank: int) -> list[Op]:
         ops: list[Op] = []
         for x in self.algorithm.operands:
-            if self.given.layout(x).partial:
-                ops += summed(self.mesh, self.given.extent(x), x, self.given.layout(x), rank)
-        for x, layout in self.fitted.staged.items():
-            ops += self.copied(x, layout, self.given.layout(x), rank)
-        ops += [Barrier(0)] if self.fitted.staged else []
-        ops += self.multiply_here(rank) if self.fitted.is_here else self.push(rank)
-        if self.halves and self.given.symmetry:
-            ops += mirrored(self.halves, self.given.symmetry, rank, self.fitted.width, self.depth)
-        if self.fitted.is_gathered:  # C was computed once; each replica takes what others made
-            ops += [Barrier(0), *self.copied("C", self.given.layout("C"), self.given.output_layout, rank)]
+            if self.problem.layout(x).partial:
+                ops += sum_partial(self.mesh, self.problem.extent(x), x, self.problem.layout(x), rank)
+        for x, layout in self.decisions.staged.items():
+            ops += self.copied(x, layout, self.problem.layout(x), rank)
+        ops += [Barrier(0)] if self.decisions.staged else []
+        ops += self.multiply_here(rank) if self.decisions.is_here else self.push(rank)
+        if self.halves and self.problem.symmetry:
+            ops += mirrored(self.halves, self.problem.symmetry, rank, self.decisions.width, self.depth)
+        if self.decisions.is_gathered:  # C was computed once; each replica takes what others made
+            ops += [Barrier(0), *self.copied("C", self.problem.layout("C"), self.problem.output_layout, rank)]
         return ops
 
     def multiply_here(self, rank: int) -> list[Op]:
@@ -94,23 +94,23 @@ class _Lowering:
         mine = self.halves.computed(rank) if self.halves else [side(self.box(rank), "C")]
         ops = self.walk(rank)
         for face in mine:
-            ops = opened(Ref(rank, "C", face), ops, self.given.keeps_c)
+            ops = opened(Ref(rank, "C", face), ops, self.problem.keeps_c)
         return [*self.passes(ops, rank), *(Finish(Ref(rank, "C", face), 0) for face in mine if face)]
 
     def push(self, rank: int) -> list[Op]:
         """Every partial C goes to its owner, the owner's own too: one kind of writer."""
-        home = held(self.given.output_layout, self.given.extent("C"), self.mesh, rank)
+        home = home_region(self.problem.output_layout, self.problem.extent("C"), self.mesh, rank)
         parts = self.halves.computed(rank) if self.halves else [home]
         mine = [Ref(rank, "C", part) for part in parts if part]
-        ops: list[Op] = [Scale(part, self.given.keeps_c, 0) for part in mine]
+        ops: list[Op] = [Scale(part, self.problem.keeps_c, 0) for part in mine]
         ops.append(Barrier(0))
-        ops += [Claim(0)] if self.fitted.is_queue else self.passes(self.walk(rank), rank)
+        ops += [Claim(0)] if self.decisions.is_queue else self.passes(self.walk(rank), rank)
         ops.append(Barrier(0))
         return [*ops, *(Finish(part, 0) for part in mine)]
 
     def passes(self, ops: list[Op], rank: int) -> list[Op]:
         for x in self.algorithm.grouped:
-            group = self.along(self.work, self.fitted.group_axes(x), rank)
+            group = self.along(self.work, self.decisions.group_axes(x), rank)
             pulling, pushing = (
                 partial(pulls, at_once=x in self.algorithm.prefetch_all),
                 partial(pushes, is_dense=self.is_dense),
@@ -119,21 +119,25 @@ class _Lowering:
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
         ops = prefetch(self.summing(ops, rank), self.depth)
-        ops = all_shared(ops, rank, self.fitted, self.sharings(self.mesh.nodes[rank]))
+        ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.nodes[rank]))
         return frames(ops, linger=self.depth > 0)
 
-    def sharings(self, node: int) -> Sharings:
+    def node_fetches(self, node: int) -> Sharings:
         """How the ranks of a node fetch together what they all want of other nodes, or of files."""
         if node not in self.fetched:
             ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.depth))
-            self.fetched[node] = sharings(ahead, self.mates(node), self.fitted) if self.fitted.may_share else {}
+            self.fetched[node] = (
+                node_fetches(ahead, self.mates(node), self.decisions) if self.decisions.may_share else {}
+            )
         return self.fetched[node]
 
     def summing(self, ops: list[Op], rank: int) -> list[Op]:
         """`ops` with what ranks of a node push to other nodes summed on the node first."""
         node = self.mesh.nodes[rank]
         if node not in self.summed:
-            self.summed[node] = merging(self.walk, self.mates(node), self.mesh.nodes) if self.fitted.may_share else {}
+            self.summed[node] = (
+                merging(self.walk, self.mates(node), self.mesh.nodes) if self.decisions.may_share else {}
+            )
         return merged(ops, rank, self.summed[node][rank]) if rank in self.summed[node] else ops
 
     def mates(self, node: int) -> list[int]:
@@ -155,12 +159,12 @@ class _Lowering:
 
     def joined(self, x: str, rank: int) -> list[tuple[int, ...]]:
         """The groups whose members lack slices of an operand that they work on: a rank's own, and those it may join."""
-        if not self.fitted.joins(x):
+        if not self.decisions.joins(x):
             return []
         if x not in self.lines:
-            axes = self.fitted.group_axes(x)
+            axes = self.decisions.group_axes(x)
             self.lines[x] = dict.fromkeys(self.along(self.work, axes, q) for q in self.work.mesh(self.mesh).ranks)
-        mine = held(self.fitted.layout(x), self.given.extent(x), self.mesh, rank)
+        mine = home_region(self.decisions.layout(x), self.problem.extent(x), self.mesh, rank)
         return [line for line in self.lines[x] if rank in line or side(self.box(line[0]), x) & mine]
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
@@ -172,21 +176,21 @@ class _Lowering:
 
     def copied(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
-        group = self.along(to, self.fitted.copy_axes(x, to, source), rank)
+        group = self.along(to, self.decisions.copy_axes(x, to, source), rank)
         member = partial(self.copies, x, to, source)
         ops = self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
-        if not self.fitted.brings_by_pairs(x):
+        if not self.decisions.brings_by_pairs(x):
             return ops
-        mine = held(source, self.given.extent(x), self.mesh, rank)
+        mine = home_region(source, self.problem.extent(x), self.mesh, rank)
         for q in self.mesh.ranks:
-            if q == rank or held(to, self.given.extent(x), self.mesh, q) & mine:
+            if q == rank or home_region(to, self.problem.extent(x), self.mesh, q) & mine:
                 ops = self.by_group(ops, rank, ("pair", x, (q,)), member, joins)
         return ops
 
     def copies(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
         """Copies of a rank's part of an operand: into its stage, or of what others have of it into itself."""
-        shape, home = self.given.extent(x), self.fitted.sources.get(x, x)
-        found = copies(self.mesh, shape, source, (x, home), held(to, shape, self.mesh, rank), rank)
+        shape, home = self.problem.extent(x), self.decisions.sources.get(x, x)
+        found = copies(self.mesh, shape, source, (x, home), home_region(to, shape, self.mesh, rank), rank)
         return [op for op in found if home != x or op.src.rank != rank]
 
     # -- what a rank walks over in time -----------------------------------------------------------
@@ -194,8 +198,8 @@ class _Lowering:
     def box(self, rank: int) -> Region:
         """The box of (m, n, k) that a rank multiplies, or of which it does."""
         if self.halves:
-            return self.halves.work(rank, self.given.shape[2])
-        return self.work.region(self.given.shape, self.mesh, rank)
+            return self.halves.work(rank, self.problem.shape[2])
+        return self.work.region(self.problem.shape, self.mesh, rank)
 
     def faces(self, rank: int) -> list[Region]:
         """The parts of C that a rank multiplies, where those are not all of its box."""
@@ -204,7 +208,7 @@ class _Lowering:
     def walk(self, rank: int) -> list[Op]:
         """A rank's pulls, multiplies and pushes before any pass."""
         if rank not in self.walked:
-            made = self.chunked if self.fitted.by_chunks else self.panelled
+            made = self.chunked if self.decisions.by_chunks else self.panelled
             self.walked[rank] = list(made(rank, self.box(rank)))
         return self.walked[rank]
 
@@ -213,18 +217,18 @@ class _Lowering:
 
         Ranks of a node that fetch together go round in the same order.
         """
-        extent = len(box[self.fitted.dim])
-        if self.fitted.may_share:
+        extent = len(box[self.decisions.dim])
+        if self.decisions.may_share:
             rank = self.mesh.nodes.index(self.mesh.nodes[rank])
         at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
         if at is None or not extent:
             return 0
         ahead = self.algorithm.end_at_owner
-        return sum((at[axis] + ahead) * extent // grid.axis_size(axis) for axis in self.fitted.start_axes) % extent
+        return sum((at[axis] + ahead) * extent // grid.axis_size(axis) for axis in self.decisions.start_axes) % extent
 
     def panelled(self, rank: int, box: Region) -> Iterator[Op]:
         """The walk in panels that all operands share."""
-        dim = self.fitted.dim
+        dim = self.decisions.dim
         if not box:
             return
         panels = self.boxes.panels(rank, box)
@@ -232,7 +236,7 @@ class _Lowering:
         first = max((n for n, panel in enumerate(panels) if panel.start <= begin), default=0)
         for panel in [*panels[first:], *panels[:first]]:
             part = with_dim(box, dim, panel)
-            if self.fitted.is_here:
+            if self.decisions.is_here:
                 yield from self.boxes.box(rank, part, panel.start, None, faces=self.faces(rank))
             else:
                 slot = Slot(f"C{panel.start}", side(part, "C"))
@@ -241,7 +245,7 @@ class _Lowering:
 
     def chunked(self, rank: int, box: Region) -> Iterator[Op]:
         """The walk in which every operand moves at its own grain, and C's sums leave when they are complete."""
-        dim, is_here = self.fitted.dim, self.fitted.is_here
+        dim, is_here = self.decisions.dim, self.decisions.is_here
         face = side(box, "C")
         if not face:
             return
@@ -249,44 +253,44 @@ class _Lowering:
         sums: list[Ref] = [Ref(rank, "C", face)] if is_here else []
         made: list[Op] = []
         begun = 0
-        for turn in turns(self.boxes, rank, box, self.start(rank, box)):
+        for step in walk_steps(self.boxes, rank, box, self.start(rank, box)):
             if not sums:
-                begun = turn.step if dim in OPERAND_DIMS["C"] else 0
-                sums = self.sums(rank, with_span(face, "C", dim, turn.chunks["C"]), begun)
+                begun = step.step if dim in OPERAND_DIMS["C"] else 0
+                sums = self.sums(rank, with_span(face, "C", dim, step.chunks["C"]), begun)
             if box:
-                made += self.turn(rank, box, turn, fetched, sums)
-            if is_here or "C" in turn.ends:
+                made += self.walk_step(rank, box, step, fetched, sums)
+            if is_here or "C" in step.ends:
                 yield from made if is_here else self.pushed(sums, made, begun)
                 made, sums = [], sums if is_here else []
         if not box[dim] and self.algorithm.result == "reduce":  # a rank without a share of k has zeros to add
             yield from self.pushed(self.sums(rank, face, 0), [], 0)
 
-    def turn(
-        self, rank: int, box: Region, turn: Turn, fetched: dict[tuple[str, Span], Ref], sums: Sequence[Ref]
+    def walk_step(
+        self, rank: int, box: Region, step: WalkStep, fetched: dict[tuple[str, Span], Ref], sums: Sequence[Ref]
     ) -> list[Op]:
         """One turn: the Copies of chunks that are wanted for the first time, and the Multiplies."""
-        dim = self.fitted.dim
+        dim = self.decisions.dim
         ops: list[Op] = []
         for x in self.algorithm.operands:
-            key = x, turn.chunks[x]
+            key = x, step.chunks[x]
             if key not in fetched:
-                region = with_span(side(box, x), x, dim, turn.chunks[x])
-                fetched[key] = self.boxes.operand(rank, x, region, turn.step, str(turn.step), ops)
-        a, *others = (fetched[x, turn.chunks[x]] for x in self.algorithm.operands)
+                region = with_span(side(box, x), x, dim, step.chunks[x])
+                fetched[key] = self.boxes.operand(rank, x, region, step.step, str(step.step), ops)
+        a, *others = (fetched[x, step.chunks[x]] for x in self.algorithm.operands)
         for c in sums:
-            m, n = c.region & with_span(c.region, "C", dim, turn.span)
-            whole = Region((m, n, turn.span if dim == 2 else box[2]))
+            m, n = c.region & with_span(c.region, "C", dim, step.span)
+            whole = Region((m, n, step.span if dim == 2 else box[2]))
             for piece in whole[dim].pieces(longest_piece(whole, dim)) if whole else ():
                 m, n, k = with_dim(whole, dim, piece)
                 left, part = replace(a, region=Region((m, k))), replace(c, region=Region((m, n)))
                 right = replace(others[0], region=Region((k, n))) if others else replace(a, region=Region((n, k)))
                 is_half = self.algorithm.half and m == n
-                ops.append(Multiply(left, right, part, False, turn.step, is_half, turned=not others))
+                ops.append(Multiply(left, right, part, False, step.step, is_half, b_is_transposed_a=not others))
         return ops
 
     def is_dense(self, c: Ref) -> bool:
         """Whether a box of C is one part of its owner's local array."""
-        home = held(self.given.layout("C"), self.given.extent("C"), self.mesh, c.rank)
+        home = home_region(self.problem.layout("C"), self.problem.extent("C"), self.mesh, c.rank)
         return home.locate(c.region).is_contiguous
 
     def sums(self, rank: int, face: Region, step: int) -> list[Ref]:
@@ -294,7 +298,7 @@ class _Lowering:
 
         Of a half one for each of its boxes.
         """
-        parts = [part for _, part in self.boxes.found(rank, "C", face)]
+        parts = [part for _, part in self.boxes.owners_asked(rank, "C", face)]
         if "C" not in self.algorithm.grouped or not all(face.locate(part).is_contiguous for part in parts):
             parts = self.faces(rank) or [face]
         return [Ref(rank, Slot(f"C{step}.{n}", part), part) for n, part in enumerate(parts)]
@@ -304,7 +308,7 @@ class _Lowering:
         pushes: list[Op] = []
         for c in sums:
             ops = opened(c, ops, False, step)
-            for owner, part in pieces(self.mesh, self.given.extent("C"), self.given.target, c.region, c.rank):
+            for owner, part in pieces(self.mesh, self.problem.extent("C"), self.problem.target, c.region, c.rank):
                 pushes.append(Accumulate(replace(c, region=part), Ref(owner, "C", part), step))
         return ops + pushes
 
@@ -313,14 +317,14 @@ class _Lowering:
     @cached_property
     def tasks(self) -> list[Region]:
         """The boxes that tickets stand for: C's tiles, cut until every rank can expect several."""
-        shape, mesh = self.given.shape, self.mesh
+        shape, mesh = self.problem.shape, self.mesh
         if not all(shape):
             return []
-        found = self.given.target.overlapping(shape[:2], mesh, Region.whole(shape[:2]), 0)
+        found = self.problem.target.overlapping(shape[:2], mesh, Region.whole(shape[:2]), 0)
         spans = [*(fused(disjoint(part[dim] for _, part in found)) for dim in (0, 1)), [Span.range(0, shape[2])]]
 
         def next_halved() -> int | None:
-            return self.fitted.next_halved([len(one) for one in spans], [max(map(len, one)) for one in spans])
+            return self.decisions.next_halved([len(one) for one in spans], [max(map(len, one)) for one in spans])
 
         while (dim := next_halved()) is not None:
             spans[dim] = [piece for span in spans[dim] for piece in span.pieces(-(-len(span) // 2))]
@@ -332,7 +336,7 @@ class _Lowering:
         slot = Slot(f"C.{number}", side(box, "C"))
         ops: list[Op] = []
         for n, panel in enumerate(self.boxes.panels(rank, box)):
-            ops += self.boxes.box(rank, with_dim(box, self.fitted.dim, panel), n, slot, f"{number}.")
+            ops += self.boxes.box(rank, with_dim(box, self.decisions.dim, panel), n, slot, f"{number}.")
         return self.passes(self.pushed([Ref(rank, slot, slot.region)], ops, number), rank)
 
 

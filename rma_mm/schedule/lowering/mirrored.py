@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rma_mm.geometry.span import Region
-from rma_mm.schedule.lowering import fitted as limits
-from rma_mm.schedule.lowering.halves import Halves
+from rma_mm.schedule.lowering import decisions as limits
+from rma_mm.schedule.lowering.syrk import Halves
 from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Barrier, Copy, Op, Ref, Slot
 from rma_mm.schedule.passes import frames, prefetch

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rma_mm.geometry.span import Region, Span, even_part
-from rma_mm.schedule.lowering.fitted import Fitted
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
 
 HERE, USED = "here", "used"
@@ -26,7 +26,7 @@ Member = Callable[[int], list[Op]]
 """A rank → its operations in the order in which they are issued, with Copies into slots of its own."""
 
 
-class Sharing(NamedTuple):
+class NodeFetch(NamedTuple):
     """How some ranks of a node fetch an operand together."""
 
     group: tuple[int, ...]
@@ -34,11 +34,11 @@ class Sharing(NamedTuple):
     """How many slices are held at a time."""
 
 
-Sharings = dict[tuple[int, str], Sharing]
+Sharings = dict[tuple[int, str], NodeFetch]
 """(rank, operand) → how it fetches that operand; absent where it does so alone."""
 
 
-def sharings(member: Member, mates: Sequence[int], fitted: Fitted) -> Sharings:
+def node_fetches(member: Member, mates: Sequence[int], decisions: LoweringDecisions) -> Sharings:
     """How the ranks of one node (`mates`) fetch A and B.
 
     Where ranks come to slices of A and of B, and to sums of C, in different orders, they could wait for each other for
@@ -47,26 +47,26 @@ def sharings(member: Member, mates: Sequence[int], fitted: Fitted) -> Sharings:
     found: Sharings = {}
     for x in "AB":
         alike: dict[str, list[int]] = {}
-        wanted = {q: _wanted(member(q), x, fitted, q) for q in mates}
+        wanted = {q: _wanted(member(q), x, decisions, q) for q in mates}
         for q in mates:
             if wanted[q]:
                 alike.setdefault(repr(_boxes(wanted[q])), []).append(q)
         for group in alike.values():
             if len(group) > 1:
                 frames = max(_alive(member(q), list(wanted[q])) for q in group)
-                found |= {(q, x): Sharing(tuple(group), frames) for q in group}
+                found |= {(q, x): NodeFetch(tuple(group), frames) for q in group}
     for operands in ("AB", "B"):
         part = {key: how for key, how in found.items() if key[1] in operands}
-        if _flows({q: all_shared(member(q), q, fitted, part) for q in mates}):
+        if _flows({q: all_shared(member(q), q, decisions, part) for q in mates}):
             return part
     return {}
 
 
-def all_shared(ops: list[Op], rank: int, fitted: Fitted, found: Sharings) -> list[Op]:
+def all_shared(ops: list[Op], rank: int, decisions: LoweringDecisions, found: Sharings) -> list[Op]:
     """`ops` with every operand fetched as `found` says."""
     for x in "AB":
         if (rank, x) in found:
-            ops = shared(ops, rank, fitted, x, found[rank, x])
+            ops = fetch_together(ops, rank, decisions, x, found[rank, x])
     return ops
 
 
@@ -102,10 +102,10 @@ def _event(op: Post | Reduce) -> str:
     return buffer if isinstance(buffer, str) else buffer.name
 
 
-def shared(ops: list[Op], rank: int, fitted: Fitted, x: str, how: Sharing) -> list[Op]:
+def fetch_together(ops: list[Op], rank: int, decisions: LoweringDecisions, x: str, how: NodeFetch) -> list[Op]:
     """`ops` with the slices of `x` from afar fetched in pieces, into slots that the group shares."""
     group, frames = how
-    wanted = _wanted(ops, x, fitted, rank)
+    wanted = _wanted(ops, x, decisions, rank)
     number = {slot: n for n, slot in enumerate(wanted)}
     slots = [Slot(f"{x}~{n}", slot.region, f"{x}~{n % frames}", group) for n, slot in enumerate(wanted)]
     places = [Ref(group[n % frames % len(group)], slot, slot.region) for n, slot in enumerate(slots)]
@@ -117,7 +117,7 @@ def shared(ops: list[Op], rank: int, fitted: Fitted, x: str, how: Sharing) -> li
         if isinstance(op, Copy) and n is not None:
             if op is wanted[op.dst.buffer][0] and n >= frames:  # type: ignore[index]
                 result.append(Await(f"{x} {USED}", group, n - frames + 1, op.step))
-            chunks = fitted.given.chunks.get(x)
+            chunks = decisions.problem.chunks.get(x)
             turn = n + (x == "B") if chunks else 0  # each in turn reads one of few chunks
             at = (group.index(rank) + turn) % len(group)
             if piece := _piece(op.dst.region, at, len(group), chunks or (1, 1)):
@@ -137,13 +137,13 @@ def shared(ops: list[Op], rank: int, fitted: Fitted, x: str, how: Sharing) -> li
     return result
 
 
-def _wanted(ops: Sequence[Op], x: str, fitted: Fitted, rank: int) -> dict[Slot, list[Copy]]:
+def _wanted(ops: Sequence[Op], x: str, decisions: LoweringDecisions, rank: int) -> dict[Slot, list[Copy]]:
     """The slots of `x` that take something from afar, in order, with all Copies into each."""
     found: dict[Slot, list[Copy]] = {}
     for op in ops:
         if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and op.dst.operand == x:
             found.setdefault(op.dst.buffer, []).append(op)
-    return {slot: ops for slot, ops in found.items() if any(fitted.is_far(rank, op.src) for op in ops)}
+    return {slot: ops for slot, ops in found.items() if any(decisions.is_far(rank, op.src) for op in ops)}
 
 
 def _boxes(wanted: dict[Slot, list[Copy]]) -> list[tuple[Region, list[Region]]]:

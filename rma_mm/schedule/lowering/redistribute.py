@@ -11,7 +11,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Accumulate, Barrier, Copy, Finish, Op, Ref, Scale
-from rma_mm.schedule.schedule import STAGE, Home, Schedule, held
+from rma_mm.schedule.schedule import STAGE, Home, Schedule, home_region
 
 
 def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:
@@ -26,8 +26,8 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
         homes[name] = Home(shape, layout)
 
     def program(rank: int) -> list[Op]:
-        ops: list[Op] = [*summed(mesh, shape, "A", source, rank)] if source.partial else []
-        home = held(target, shape, mesh, rank)
+        ops: list[Op] = [*sum_partial(mesh, shape, "A", source, rank)] if source.partial else []
+        home = home_region(target, shape, mesh, rank)
         coords = target.coords(mesh, rank) or {}
         if any(coords.get(axis) for axis in target.partial):
             mine = Ref(rank, "C", home)
@@ -37,15 +37,15 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
     return Schedule(mesh, homes, program)
 
 
-def summed(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:
+def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:
     """The operations that sum the partial matrix `x` into `x+`, which holds each element once."""
     single = layout.single(mesh)
-    mine = held(single, shape, mesh, rank)
+    mine = home_region(single, shape, mesh, rank)
     if mine:
         yield Scale(Ref(rank, x + STAGE, mine), False, 0)
     yield Barrier(0)
     coords = layout.coords(mesh, rank) or {}
-    region = held(layout, shape, mesh, rank)
+    region = home_region(layout, shape, mesh, rank)
     if region and not any(coords[axis] for axis in layout.replicated_axes(mesh)):  # one replica speaks for all
         for owner, part in pieces(mesh, shape, single, region, rank):
             yield Accumulate(Ref(rank, x, part), Ref(owner, x + STAGE, part), 0)

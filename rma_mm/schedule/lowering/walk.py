@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from rma_mm.geometry.span import Region, Span, even_part
 from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Cuts, side
-from rma_mm.schedule.lowering import fitted as limits
+from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.boxes import Boxes, from_multiples
 
 
 @dataclass(frozen=True)
-class Turn:
+class WalkStep:
     """One multiply of the walk."""
 
     step: int
@@ -35,10 +35,10 @@ Interval = tuple[int, int]
 """Where a piece of the walk begins and ends."""
 
 
-def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
+def walk_steps(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[WalkStep]:
     """The turns of a rank's box, whose walk starts `start` indices into it. All ranks that walk alike cut alike."""
-    fitted = boxes.fitted
-    dim, algorithm = fitted.dim, fitted.algorithm
+    decisions = boxes.decisions
+    dim, algorithm = decisions.dim, decisions.algorithm
     extent = len(box[dim])
     edges = {x: _edges(boxes, rank, x, box, start) for x in (*algorithm.operands, "C")}
     if any(narrow for _, narrow in edges.values()):
@@ -46,7 +46,7 @@ def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
         keep = [
             x
             for x in edges
-            if dim not in OPERAND_DIMS[x] or x in algorithm.prefetch_all or OWNERS not in fitted.grain(x)
+            if dim not in OPERAND_DIMS[x] or x in algorithm.prefetch_all or OWNERS not in decisions.grain(x)
         ]
         edges = {x: (found if x in keep else common, True) for x, (found, _) in edges.items()}
 
@@ -59,18 +59,18 @@ def turns(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Turn]:
         inside = {x: _around(found, begin) for x, (found, _) in edges.items()}
         chunks = {x: at(*interval) for x, interval in inside.items()}
         ends = frozenset(x for x, interval in inside.items() if interval[1] == end)
-        yield Turn(at(begin, begin + 1).start, at(begin, end), chunks, ends)
+        yield WalkStep(at(begin, begin + 1).start, at(begin, end), chunks, ends)
 
 
 def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[list[int], bool]:
     """Where the chunks of an operand begin and end, and whether they are an owner's scattered blocks."""
-    fitted = boxes.fitted
-    dim, extent = fitted.dim, len(box[fitted.dim])
-    if not extent or not fitted.cuts(x, dim):
+    decisions = boxes.decisions
+    dim, extent = decisions.dim, len(box[decisions.dim])
+    if not extent or not decisions.cuts(x, dim):
         return [0, extent], False
-    if not fitted.is_grouped(x) and boxes.is_own(rank, x, side(box, x)):
+    if not decisions.is_grouped(x) and boxes.is_own(rank, x, side(box, x)):
         return [0, extent], False
-    grain = fitted.grain(x)
+    grain = decisions.grain(x)
     is_by_owner = grain[0] == OWNERS
     spans = [box[dim].locate(s) for s in boxes.owner_spans(rank, x, box, dim)] if is_by_owner else [
         Span([piece]) for piece in _finer([(0, extent)], grain, [extent])
@@ -80,11 +80,11 @@ def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[li
     if is_by_owner and pieces:
         pieces = _finer(pieces, grain[1:], list(map(len, spans)))
         longest = max(map(_length, pieces))
-        if x in fitted.given.chunks:
-            parts = map(box[dim].locate, from_multiples(box[dim], fitted.width))
+        if x in decisions.problem.chunks:
+            parts = map(box[dim].locate, from_multiples(box[dim], decisions.width))
             pieces = [interval for part in parts for interval in _shifted(part, start, extent)]
         else:
-            pieces = _evenly(pieces, -(-longest // fitted.width), longest)
+            pieces = _evenly(pieces, -(-longest // decisions.width), longest)
     edges = {0, extent, *(edge for piece in pieces for edge in piece)}
     return sorted(edges), any(len(intervals) > 2 for intervals in walked)
 

@@ -21,11 +21,11 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot, foreign
 from rma_mm.schedule.passes import frame_sizes
 from rma_mm.schedule.schedule import STAGE, Schedule, epochs_of, expand
-from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_product, check_whole, fail
 from rma_mm.schedule.verify.coverage import coverage, covers, covers_union, products_of
-from rma_mm.schedule.verify.messages import Letters
+from rma_mm.schedule.verify.local_rules import check_alone, check_mirror, check_product, check_whole, fail
+from rma_mm.schedule.verify.messages import MessageLog
 from rma_mm.schedule.verify.slot_state import SlotState
-from rma_mm.schedule.verify.vector_clocks import Order
+from rma_mm.schedule.verify.vector_clocks import VectorClocks
 
 
 @dataclass
@@ -82,11 +82,11 @@ def clipped(products: Sequence[Region], face: Region) -> list[Region]:
 class _Checker:
     """State of the check: what slots hold, what of C is open, and what this epoch touched."""
 
-    checks = Dispatch[None]()
+    handlers = Dispatch[None]()
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.order = Order(schedule.mesh.size)
+        self.order = VectorClocks(schedule.mesh.size)
         self.scratch = SlotState(self.order)
         self.opened: dict[tuple[int, str], list[Region]] = defaultdict(list)
         self.ready: dict[tuple[int, str], list[Region]] = defaultdict(list)
@@ -99,7 +99,7 @@ class _Checker:
         """Parts of C that are mirrored, and those that they mirror."""
         self.is_halved = False
         """Whether of a square on the diagonal half was multiplied."""
-        self.letters = Letters()
+        self.letters = MessageLog()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
         """Check the operations of an epoch, each rank's in order and as far as what it waits for has been sent."""
@@ -149,9 +149,9 @@ class _Checker:
 
     def check(self, rank: int, op: Op) -> None:
         check_alone(self.schedule, rank, op)
-        self.checks[type(op)](self, op, rank)
+        self.handlers[type(op)](self, op, rank)
 
-    @checks.on(ops.Copy)
+    @handlers.on(ops.Copy)
     def copy(self, op: ops.Copy, rank: int) -> None:
         is_own = op.dst.rank == rank or isinstance(op.dst.buffer, Slot)
         if op.src.region != op.dst.region or not is_own:
@@ -168,11 +168,11 @@ class _Checker:
             self.final(rank, op, op.src)
         self.scratch.fill(rank, op, op.dst)
 
-    @checks.on(ops.Post)
+    @handlers.on(ops.Post)
     def post(self, op: ops.Post, rank: int) -> None:
         self.scratch.land(rank, op)
 
-    @checks.on(ops.Await)
+    @handlers.on(ops.Await)
     def await_(self, op: ops.Await, rank: int) -> None:
         self.order.learn(rank, op)
 
@@ -188,7 +188,7 @@ class _Checker:
         if self.schedule.shape and not covers(self.finished[src.rank], src.region):
             fail(rank, op, "not-final", "the source is not finished")
 
-    @checks.on(Mirror)
+    @handlers.on(Mirror)
     def mirror(self, op: Mirror, rank: int) -> None:
         """Its products are those of its source, which is finished."""
         check_mirror(self.schedule, rank, op)
@@ -204,12 +204,12 @@ class _Checker:
             self.finished[rank].append(op.c.region)
             self.products.append(products_of(self.schedule, op.c.region))
 
-    @checks.on(Clear)
+    @handlers.on(Clear)
     def clear(self, op: Clear, rank: int) -> None:
         self.touch(rank, op, op.c, "write")
         self.final(rank, op, op.c)
 
-    @checks.on(ops.Multiply)
+    @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: int) -> None:
         box = check_product(self.schedule, rank, op)
         self.is_halved |= op.half
@@ -228,7 +228,7 @@ class _Checker:
             self.products.append(box)
             return
         filled = self.scratch.occupant(op.c)
-        held = filled.summed
+        held = filled.partial_sums
         if op.first == any(op.c.region & part for part in held) or not (op.first or covers_union(held, op.c.region)):
             why = "a slot of C is overwritten by its first product and added to by the others"
             fail(rank, op, "opened-twice" if op.first else "not-opened", why)
@@ -260,7 +260,7 @@ class _Checker:
                 check_whole(self.schedule, rank, op, move.src)
         self.letters.send(rank, op, lambda ref: self.scratch.contents(rank, op, ref))
 
-    @checks.on(ops.Broadcast)
+    @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast, rank: int) -> None:
         owners = {part.rank for part in op.parts}
         if rank not in op.group or not owners <= set(op.group) or op.step < 0:
@@ -273,7 +273,7 @@ class _Checker:
             else:
                 self.fill_home(rank, op, dst, source)
 
-    @checks.on(ops.Shift)
+    @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift, rank: int) -> None:
         self.send(rank, op)
         if not isinstance(op.dst.buffer, Slot) or op.dst.rank != rank or op.src.rank != rank:
@@ -283,7 +283,7 @@ class _Checker:
         if op.dst.operand == "C":
             filled.zeroed.append(op.dst.region)
 
-    @checks.on(ops.Reduce)
+    @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce, rank: int) -> None:
         self.send(rank, op)
         for src, dst in zip(op.srcs, op.dsts, strict=True):
@@ -297,7 +297,7 @@ class _Checker:
                 filled.zeroed.append(dst.region)
                 filled.awaited = [((q, rank, dst.operand), dst.region) for q in op.group if q != rank]
 
-    @checks.on(ops.Accumulate)
+    @handlers.on(ops.Accumulate)
     def accumulate(self, op: ops.Accumulate, rank: int) -> None:
         if op.src.region != op.dst.region or op.src.rank != rank:
             fail(rank, op, "misfit", "an accumulate moves one region from the rank that runs it")
@@ -322,7 +322,7 @@ class _Checker:
             why = f"{ref} is added to after it was finished, or without a barrier in between"
             fail(rank, op, "written-late", why)
 
-    @checks.on(ops.Scale)
+    @handlers.on(ops.Scale)
     def scale(self, op: ops.Scale, rank: int) -> None:
         self.touch(rank, op, op.c, "write")
         if isinstance(op.c.buffer, Slot):
@@ -330,7 +330,7 @@ class _Checker:
         else:
             self.open(rank, op, op.c)
 
-    @checks.on(ops.Finish)
+    @handlers.on(ops.Finish)
     def finish(self, op: ops.Finish, rank: int) -> None:
         self.touch(rank, op, op.c, "write")
         if not covers(self.opened[rank, "C"], op.c.region):

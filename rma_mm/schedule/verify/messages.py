@@ -15,7 +15,7 @@ Route = tuple[int, int, str]
 """(from, to, operand): what is sent on one route arrives in order."""
 
 
-class Letters:
+class MessageLog:
     """Everything sent and expected so far."""
 
     def __init__(self) -> None:

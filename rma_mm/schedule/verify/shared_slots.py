@@ -11,8 +11,8 @@ from hashlib import blake2b
 
 from rma_mm.errors import ScheduleError
 from rma_mm.schedule.ops import Await, Op, Post, Ref, Slot
-from rma_mm.schedule.verify.alone import fail
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
+from rma_mm.schedule.verify.local_rules import fail
 
 
 class SharedSlots:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Op, Post, Ref, Slot
-from rma_mm.schedule.verify.alone import fail
 from rma_mm.schedule.verify.coverage import covers, covers_union
+from rma_mm.schedule.verify.local_rules import fail
 from rma_mm.schedule.verify.messages import Route
-from rma_mm.schedule.verify.vector_clocks import Moment, Order
+from rma_mm.schedule.verify.vector_clocks import ClockValue, VectorClocks
 
 
 @dataclass
@@ -19,12 +19,12 @@ class Fill:
     part: Region
     rank: int
     """Who fetches it."""
-    landed: Moment | None = None
+    landed: ClockValue | None = None
     """When that was posted, for slots that are shared."""
 
 
 @dataclass
-class Filled:
+class SlotContent:
     """What a slot holds for the time being."""
 
     slot: Slot
@@ -32,13 +32,13 @@ class Filled:
     fills: list[Fill] = field(default_factory=list)
     products: list[Region] = field(default_factory=list)
     zeroed: list[Region] = field(default_factory=list)
-    uses: list[Moment] = field(default_factory=list)
+    uses: list[ClockValue] = field(default_factory=list)
     """When ranks read it, where it is shared."""
-    before: list[Moment] = field(default_factory=list)
+    before: list[ClockValue] = field(default_factory=list)
     """When the frame's former content was used."""
 
     @property
-    def summed(self) -> list[Region]:
+    def partial_sums(self) -> list[Region]:
         """The parts that sums are formed in; they may overlap."""
         return [*self.zeroed, *(Region(product[:2]) for product in self.products)]
 
@@ -46,28 +46,28 @@ class Filled:
 class SlotState:
     """The slots of all ranks, by holder and frame."""
 
-    def __init__(self, order: Order) -> None:
-        self.slots: dict[tuple[int, str], Filled] = {}
+    def __init__(self, order: VectorClocks) -> None:
+        self.slots: dict[tuple[int, str], SlotContent] = {}
         self.order = order
 
-    def find(self, ref: Ref) -> Filled | None:
+    def find(self, ref: Ref) -> SlotContent | None:
         """What the slot behind `ref` holds, if that slot is there by now."""
         assert isinstance(ref.buffer, Slot)
         filled = self.slots.get((ref.rank, ref.buffer.frame))
         return filled if filled and filled.slot == ref.buffer else None
 
-    def occupant(self, ref: Ref) -> Filled:
+    def occupant(self, ref: Ref) -> SlotContent:
         """The slot behind `ref`, in place of what its frame held."""
         assert isinstance(ref.buffer, Slot)
         filled = self.find(ref)
         if filled is None:
             old = self.slots.get((ref.rank, ref.buffer.frame))
-            filled = self.slots[ref.rank, ref.buffer.frame] = Filled(ref.buffer)
+            filled = self.slots[ref.rank, ref.buffer.frame] = SlotContent(ref.buffer)
             if old is not None:
                 filled.before = [*old.uses, *(fill.landed or (fill.rank, 2**62) for fill in old.fills)]
         return filled
 
-    def fill(self, rank: int, op: Op, dst: Ref) -> Filled:
+    def fill(self, rank: int, op: Op, dst: Ref) -> SlotContent:
         """A part of a slot is on its way."""
         filled = self.occupant(dst)
         if any(fill.part & dst.region for fill in filled.fills):
@@ -105,6 +105,6 @@ class SlotState:
         filled = self.find(ref)
         if filled is None:
             fail(rank, op, "not-filled", f"{ref} is sent and holds nothing")
-        if ref.operand == "C" and not covers_union(filled.summed, ref.region):
+        if ref.operand == "C" and not covers_union(filled.partial_sums, ref.region):
             fail(rank, op, "not-opened", f"{ref} is sent before all of it was opened")
         return list(filled.products)

@@ -9,23 +9,23 @@ from collections import defaultdict
 
 from rma_mm.schedule.ops import Await
 
-Moment = tuple[int, int]
+ClockValue = tuple[int, int]
 """(rank, its time)."""
 
 
-class Order:
+class VectorClocks:
     """The clocks of all ranks, as far as their operations have been looked at."""
 
     def __init__(self, size: int) -> None:
         self.clocks = [[0] * size for _ in range(size)]
         self.posts: dict[tuple[int, str], list[list[int]]] = defaultdict(list)
 
-    def now(self, rank: int) -> Moment:
+    def now(self, rank: int) -> ClockValue:
         """A new moment on `rank`."""
         self.clocks[rank][rank] += 1
         return rank, self.clocks[rank][rank]
 
-    def post(self, rank: int, event: str) -> Moment:
+    def post(self, rank: int, event: str) -> ClockValue:
         """Note a post; whoever awaits it knows what this rank knows now."""
         moment = self.now(rank)
         self.posts[rank, event].append(list(self.clocks[rank]))
@@ -46,7 +46,7 @@ class Order:
         common = [max(times) for times in zip(*self.clocks, strict=True)]
         self.clocks = [list(common) for _ in self.clocks]
 
-    def is_before(self, moment: Moment, rank: int) -> bool:
+    def is_before(self, moment: ClockValue, rank: int) -> bool:
         """Whether `moment` came before whatever `rank` does next."""
         there, time = moment
         return self.clocks[rank][there] >= time

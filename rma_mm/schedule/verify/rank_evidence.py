@@ -12,10 +12,10 @@ from rma_mm.schedule import ops
 from rma_mm.schedule.dispatch import Dispatch
 from rma_mm.schedule.mirror_ops import Clear, Mirror
 from rma_mm.schedule.ops import Op, Ref, Slot
-from rma_mm.schedule.schedule import Schedule, expand, held
-from rma_mm.schedule.verify.alone import check_alone, check_mirror, check_product, check_whole, fail
+from rma_mm.schedule.schedule import Schedule, expand, home_region
 from rma_mm.schedule.verify.coverage import covers, covers_union, products_of
 from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint, total
+from rma_mm.schedule.verify.local_rules import check_alone, check_mirror, check_product, check_whole, fail
 from rma_mm.schedule.verify.messages import balance
 from rma_mm.schedule.verify.proof import MIRRORED, NAMES, Epochs, Evidence
 from rma_mm.schedule.verify.shared_slots import SharedSlots
@@ -23,7 +23,7 @@ from rma_mm.schedule.verify.shared_slots import SharedSlots
 
 def evidence(schedule: Schedule, rank: int) -> Evidence:
     """What `rank` brings, once it has checked all that it can alone. Raises ScheduleError naming the operation."""
-    witness = _Witness(schedule, rank)
+    witness = _RankEvidence(schedule, rank)
     program = expand(schedule, rank)
     for op in program:
         witness.look(op)
@@ -40,10 +40,10 @@ class _Scratch:
     is_sent: bool = False
 
 
-class _Witness:
+class _RankEvidence:
     """One rank's operations, looked at in order."""
 
-    looks = Dispatch[None]()
+    handlers = Dispatch[None]()
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
@@ -57,46 +57,46 @@ class _Witness:
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
-        self.share = schedule.output_layout if schedule.shape else None
-        self.shared = SharedSlots(rank)
+        self.output_layout = schedule.output_layout if schedule.shape else None
+        self.shared_slots = SharedSlots(rank)
 
     def look(self, op: Op) -> None:
         """Check one operation."""
         check_alone(self.schedule, self.rank, op)
-        self.looks[type(op)](self, op)
+        self.handlers[type(op)](self, op)
 
     # -- one operation ----------------------------------------------------------------------------
 
-    @looks.on(ops.Barrier)
+    @handlers.on(ops.Barrier)
     def barrier(self, _: ops.Barrier) -> None:
         self.epoch += 1
 
-    @looks.on(ops.Post)
+    @handlers.on(ops.Post)
     def post(self, op: ops.Post) -> None:
-        self.shared.post(op)
+        self.shared_slots.post(op)
 
-    @looks.on(ops.Await)
+    @handlers.on(ops.Await)
     def await_(self, op: ops.Await) -> None:
-        self.shared.learn(op)
+        self.shared_slots.learn(op)
 
-    @looks.on(ops.Copy)
+    @handlers.on(ops.Copy)
     def copy(self, op: ops.Copy) -> None:
         self.take(op, op.src, op.dst)
 
-    @looks.on(ops.Accumulate)
+    @handlers.on(ops.Accumulate)
     def accumulate(self, op: ops.Accumulate) -> None:
         self.add(op, op.src, op.dst)
 
-    @looks.on(ops.Reduce)
+    @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
         for src, dst in zip(op.srcs, op.dsts, strict=True):
             self.add(op, src, dst)
 
-    @looks.on(ops.Scale)
+    @handlers.on(ops.Scale)
     def scale(self, op: ops.Scale) -> None:
         self.open(op, op.c)
 
-    @looks.on(ops.Multiply)
+    @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply) -> None:
         self.added["C"] += fingerprint(check_product(self.schedule, self.rank, op))
         if op.half:
@@ -121,7 +121,7 @@ class _Witness:
                 self.epochs[ref.buffer].note(self.epoch, first="" if is_own else "first_taken")
             return
         if ref.buffer.group:
-            self.shared.read(op, ref.buffer)
+            self.shared_slots.read(op, ref.buffer)
         else:
             self.require_filled(op, ref)
 
@@ -145,10 +145,10 @@ class _Witness:
         if src.buffer == "C":  # before anything is cleared of it; what goes to replicas, when all of it is there
             self.epochs[MIRRORED].note(self.epoch, *(["opened"] if isinstance(dst.buffer, Slot) else []),
                                        first="" if isinstance(dst.buffer, Slot) else "first_taken")
-        if src.buffer == "C" and self.share and not src.region.issubset(self.computed(src.rank)):
+        if src.buffer == "C" and self.output_layout and not src.region.issubset(self.computed(src.rank)):
             fail(self.rank, op, "not-final", "the source is not finished")
         if isinstance(dst.buffer, Slot) and dst.buffer.group:
-            self.shared.fill(op, dst)
+            self.shared_slots.fill(op, dst)
         elif isinstance(dst.buffer, Slot):
             self.fill(dst)
         elif dst.buffer == "C":  # of no one else's concern: others take what this rank finished
@@ -158,7 +158,7 @@ class _Witness:
             self.open(op, dst)
             self.epochs[dst.buffer].note(self.epoch, "added")  # like what is added, there after the next barrier
 
-    @looks.on(ops.Broadcast)
+    @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
         for part in op.parts:
             if part.rank == self.rank:
@@ -169,7 +169,7 @@ class _Witness:
             if move.src and move.dst:
                 self.take(op, move.src, move.dst)
 
-    @looks.on(ops.Shift)
+    @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
         if not isinstance(op.dst.buffer, Slot) or op.dst.rank != self.rank or op.src.rank != self.rank:
             fail(self.rank, op, "misfit", "a shift goes from the rank's own memory into a slot of its own")
@@ -230,13 +230,13 @@ class _Witness:
         if any(part & op.c.region for part in self.finished):
             fail(self.rank, op, "written-late", "C is added to, or finished, after it was finished")
 
-    @looks.on(ops.Finish)
+    @handlers.on(ops.Finish)
     def finish(self, op: ops.Finish) -> None:
         self.require_open(op)
         self.finished.append(op.c.region)
         self.epochs["C"].note(self.epoch, "written", first="first_used")
 
-    @looks.on(Mirror)
+    @handlers.on(Mirror)
     def mirror(self, op: Mirror) -> None:
         """It gives a part of C its products. All sources, and all that is made of them, are all of C, each once."""
         check_mirror(self.schedule, self.rank, op)
@@ -251,7 +251,7 @@ class _Witness:
         self.opened["C"].append(op.c.region)
         self.finished.append(op.c.region)
 
-    @looks.on(Clear)
+    @handlers.on(Clear)
     def clear(self, op: Clear) -> None:
         """What others mirror of it they have taken; replicas have not."""
         if self.schedule.symmetry is None or op.c.rank != self.rank or not covers(self.finished, op.c.region):
@@ -262,9 +262,9 @@ class _Witness:
 
     def computed(self, rank: int) -> Region:
         """What a rank opens and finishes of C."""
-        if self.share is None:
+        if self.output_layout is None:
             return self.schedule.home("C", rank)
-        return held(self.share, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
+        return home_region(self.output_layout, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
 
     def evidence(self, program: Sequence[Op]) -> Evidence:
         """What this rank brings. Raises ScheduleError where its homes or sums end otherwise than they should."""
@@ -272,14 +272,14 @@ class _Witness:
         for slot, scratch in self.slots.items():
             if slot.name[0] == "C" and scratch.sent != fingerprint(slot.region):
                 raise ScheduleError("not-once", f"rank {self.rank}: not all of the sum {slot} is sent, once")
-        numbers = [*(self.added[name] for name in NAMES), self.shared.missing()]
+        numbers = [*(self.added[name] for name in NAMES), self.shared_slots.missing()]
         halves = [half for number in numbers for half in divmod(number % PRIME, 2**32)]
         epochs = [value for name in NAMES for value in vars(self.epochs[name]).values()]
         return Evidence((*halves, balance(program, self.rank)), (*epochs, self.epoch, -self.epoch))
 
     def check_homes(self) -> None:
         """Each element of this rank's homes is set once, and of C finished once or taken from who did."""
-        opened = self.finished if self.share is None else [self.computed(self.rank)]
+        opened = self.finished if self.output_layout is None else [self.computed(self.rank)]
         checked = [
             ("opened", "C", self.opened["C"], opened),
             ("finished", "C", self.finished, opened),

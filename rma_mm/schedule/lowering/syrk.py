@@ -22,9 +22,9 @@ from functools import cached_property, lru_cache
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Region, Span, even_part
+from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.lowering.difference_cover import pairs
-from rma_mm.schedule.lowering.fitted import Fitted
-from rma_mm.schedule.schedule import held
+from rma_mm.schedule.schedule import home_region
 
 Boxes = list[Region]
 
@@ -35,16 +35,16 @@ class Halves:
 
     shape: tuple[int, int]
     mesh: MeshShape
-    share: Layout
+    owners: Layout
     """Which owner has which part, each element once."""
     is_lower: bool = False
     """Whether just what lies below the diagonal is multiplied, because C's old value enters, or others multiply it: no
     balance is sought."""
-    known: dict[int, Boxes] = field(default_factory=dict)
+    boxes_of_rank: dict[int, Boxes] = field(default_factory=dict)
 
     def home(self, rank: int) -> Region:
         """What a rank has of C."""
-        return held(self.share, self.shape, self.mesh, rank)
+        return home_region(self.owners, self.shape, self.mesh, rank)
 
     def multiplied(self, rank: int) -> Boxes:
         """The boxes of C that a rank multiplies."""
@@ -57,10 +57,10 @@ class Halves:
 
     def computed(self, rank: int) -> Boxes:
         """The boxes of a rank's C that are multiplied, each dense in its memory: it opens and finishes them."""
-        if rank not in self.known:
-            found = (box for other, mine in self.shared(rank) for box in self.halved(rank, other, mine)[0])
-            self.known[rank] = [part for box in found for part in _dense_parts(self.home(rank), box)]
-        return self.known[rank]
+        if rank not in self.boxes_of_rank:
+            found = (box for other, mine in self.mirror_partners(rank) for box in self.split(rank, other, mine)[0])
+            self.boxes_of_rank[rank] = [part for box in found for part in _dense_parts(self.home(rank), box)]
+        return self.boxes_of_rank[rank]
 
     def mirrored(self, rank: int) -> list[tuple[int, Region]]:
         """(rank that has its mirror image, which is multiplied, box of C) of all of a rank's C that is not multiplied.
@@ -68,16 +68,16 @@ class Halves:
         Boxes on the diagonal, of which half is multiplied, are among them.
         """
         found: list[tuple[int, Region]] = []
-        for other, mine in self.shared(rank):
-            found += [(other, box) for box in self.halved(rank, other, mine)[1]]
+        for other, mine in self.mirror_partners(rank):
+            found += [(other, box) for box in self.split(rank, other, mine)[1]]
         return found
 
-    def shared(self, rank: int) -> list[tuple[int, Region]]:
+    def mirror_partners(self, rank: int) -> list[tuple[int, Region]]:
         """(other rank, box): the parts of a rank's C whose mirror image another, or the rank itself, holds."""
-        found = self.share.overlapping(self.shape, self.mesh, self.home(rank).T, rank)
+        found = self.owners.overlapping(self.shape, self.mesh, self.home(rank).T, rank)
         return [(other, part.T) for other, part in found]
 
-    def halved(self, rank: int, other: int, mine: Region) -> tuple[Boxes, Boxes]:
+    def split(self, rank: int, other: int, mine: Region) -> tuple[Boxes, Boxes]:
         """What of a part that two ranks share `rank` multiplies, and what it mirrors: together all of it."""
         if rank == other:
             square = list(self.triangle(rank, mine[0]))
@@ -86,10 +86,10 @@ class Halves:
             pure = list(mine.run_boxes())
             below = [box for box in pure if box[0].start > box[1].start]
             return below, [box for box in pure if box not in below]
-        if self.takes_turns and 2 * ((other - rank) % self.mesh.size) != self.mesh.size:
+        if self.alternates and 2 * ((other - rank) % self.mesh.size) != self.mesh.size:
             is_mine = 2 * ((other - rank) % self.mesh.size) < self.mesh.size
             return ([mine], []) if is_mine else ([], [mine])
-        one, two = _cut(mine if rank < other else mine.T)
+        one, two = _split_longer_side(mine if rank < other else mine.T)
         first, second = [one] * bool(one), [two] * bool(two)
         return (first, second) if rank < other else ([box.T for box in second], [box.T for box in first])
 
@@ -105,19 +105,19 @@ class Halves:
         yield from self.triangle(rank, lower)
 
     @cached_property
-    def takes_turns(self) -> bool:
+    def alternates(self) -> bool:
         """Whether ranks hold equal parts of whole rows, or of whole columns."""
-        cut = [split for split in self.share.splits if split]
+        cut = [split for split in self.owners.splits if split]
         levels = [level for split in cut for level in split]
         is_even = all(level.kind in ("even", "cyclic") and not level.skew for level in levels)
-        return len(cut) == 1 and is_even and self.share.is_single(self.mesh) and not self.share.pins
+        return len(cut) == 1 and is_even and self.owners.is_single(self.mesh) and not self.owners.pins
 
 
 @dataclass(frozen=True, eq=False)
 class Triangles(Halves):
     """The halves of a square C that is multiplied in triangle blocks, and lies below its diagonal at its owners."""
 
-    made: dict[int, Boxes] = field(default_factory=dict)
+    multiplied_of_rank: dict[int, Boxes] = field(default_factory=dict)
 
     @cached_property
     def blocks(self) -> list[Span]:
@@ -127,9 +127,9 @@ class Triangles(Halves):
 
     def multiplied(self, rank: int) -> Boxes:
         """Of two blocks of rows that a rank has the one times the other, and half of one times itself."""
-        if rank not in self.made:
-            self.made[rank] = [box for box in (*self.diagonal(rank), *self.below(rank)) if box]
-        return self.made[rank]
+        if rank not in self.multiplied_of_rank:
+            self.multiplied_of_rank[rank] = [box for box in (*self.diagonal(rank), *self.below(rank)) if box]
+        return self.multiplied_of_rank[rank]
 
     def work(self, rank: int, k: int) -> Region:
         """As of any half; what it reads of A is both its rows and its columns."""
@@ -139,7 +139,7 @@ class Triangles(Halves):
     def diagonal(self, rank: int) -> Iterator[Region]:
         """A rank's block on the diagonal as its owners have it, each part dense in A too."""
         square = Region((self.blocks[rank],) * 2)
-        for owner in dict.fromkeys(owner for owner, _ in self.share.overlapping(self.shape, self.mesh, square, rank)):
+        for owner in dict.fromkeys(owner for owner, _ in self.owners.overlapping(self.shape, self.mesh, square, rank)):
             for box in self.computed(owner):
                 yield from (box & square).run_boxes()
 
@@ -151,7 +151,7 @@ class Triangles(Halves):
             if 2 * (lower - upper) != count:
                 lines.setdefault(lower, []).append(upper)
             else:  # the rank opposite has it too
-                yield _cut(Region((self.blocks[lower], self.blocks[upper])))[2 * rank >= count]
+                yield _split_longer_side(Region((self.blocks[lower], self.blocks[upper])))[2 * rank >= count]
         had = sorted({rank, *(block for pair in met for block in pair)})
         for lower, uppers in lines.items():
             for beside in _beside(sorted(map(had.index, uppers))):
@@ -173,7 +173,7 @@ class Triangles(Halves):
 class Summands(Triangles):
     """All of the half, which every rank multiplies for its own share of k."""
 
-    shares: Layout = field(kw_only=True)
+    work_layout: Layout = field(kw_only=True)
     """Placement of the iteration space (m, n, k)."""
 
     @cached_property
@@ -188,15 +188,15 @@ class Summands(Triangles):
 
     def work(self, rank: int, k: int) -> Region:
         """All of C, for a share of k."""
-        return self.shares.region((*self.shape, k), self.mesh, rank)
+        return self.work_layout.region((*self.shape, k), self.mesh, rank)
 
 
-def halves_of(fitted: Fitted) -> Halves | None:
+def halves_of(decisions: LoweringDecisions) -> Halves | None:
     """Those of the C of a row that multiplies half of it; None for other rows."""
-    given, work = fitted.given, None if fitted.is_here else fitted.work
+    given, work = decisions.problem, None if decisions.is_here else decisions.work
     return (
         _halves_of(given.extent("C"), given.mesh, given.output_layout, given.keeps_c, work)
-        if fitted.algorithm.half
+        if decisions.algorithm.half
         else None
     )
 
@@ -206,7 +206,9 @@ def _halves_of(shape: tuple[int, int], mesh: MeshShape, share: Layout, keeps_c: 
     """Remembered, for prices and lowering ask for the same ones several times. work: of halves that are pushed."""
     if work is None:
         return Halves(shape, mesh, share, keeps_c)
-    return Summands(shape, mesh, share, True, shares=work) if work.splits[2] else Triangles(shape, mesh, share, True)
+    return (
+        Summands(shape, mesh, share, True, work_layout=work) if work.splits[2] else Triangles(shape, mesh, share, True)
+    )
 
 
 def _beside(numbers: list[int]) -> list[list[int]]:
@@ -230,7 +232,7 @@ def _halves(span: Span) -> tuple[Span, Span]:
     return span.take(Span.range(0, middle)), span.take(Span.range(middle, len(span)))
 
 
-def _cut(box: Region) -> tuple[Region, Region]:
+def _split_longer_side(box: Region) -> tuple[Region, Region]:
     """A box cut in two along its longer side."""
     rows, cols = box
     if len(rows) >= len(cols):

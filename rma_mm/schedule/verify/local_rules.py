@@ -57,14 +57,14 @@ def check_product(schedule: Schedule, rank: int, op: Multiply) -> Region:
     Where half is multiplied, it is of a square on the diagonal.
     """
     known, (m, k) = schedule.symmetry, op.a.region
-    k2, n = op.b.region.T if op.turned else op.b.region
+    k2, n = op.b.region.T if op.b_is_transposed_a else op.b.region
     if k != k2 or op.c.region != Region((m, n)) or op.c.rank != rank:
         fail(rank, op, "misfit", "the regions of a, b and c do not fit together")
     if op.half and known is None:
         fail(rank, op, "misfit", "C is not known to be symmetric")
     if op.half and m != n:
         fail(rank, op, "misfit", "of squares on the diagonal half can be multiplied, and of no other box")
-    if op.turned and (known is None or not known.is_own or op.b.operand != "A"):
+    if op.b_is_transposed_a and (known is None or not known.is_own or op.b.operand != "A"):
         fail(rank, op, "misfit", "what is read transposed is A, and B is not known to be A transposed")
     return Region((m, n, k))
 

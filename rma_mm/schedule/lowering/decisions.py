@@ -37,11 +37,11 @@ Figure = TypeVar("Figure", int, NDArray[np.float64])
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class LoweringDecisions:
     """A row on a problem: what is settled before any operation is made."""
 
     algorithm: Algorithm
-    given: PlacedProblem
+    problem: PlacedProblem
     """As it was asked, with where replicas of C compute it."""
     read: PlacedProblem
     """With A and B placed as the multiplies read them."""
@@ -53,7 +53,7 @@ class Fitted:
     """Indices along the walked dimension in one panel, where slots are needed."""
 
     @classmethod
-    def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Fitted:
+    def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
         """Where `row` computes C, where it reads A and B, and who multiplies what."""
         problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
         read, staged = placed_for(algorithm, problem.reduced)
@@ -99,7 +99,7 @@ class Fitted:
 
     def grain(self, x: str) -> Cuts:
         """How the walked dimension is cut into what moves at once of an operand, in numbers."""
-        cuts, mesh = self.algorithm.granularity["ABC".index(x)], self.given.mesh
+        cuts, mesh = self.algorithm.granularity["ABC".index(x)], self.problem.mesh
         return tuple(
             replace(cut, parts=mesh.shape[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
             for cut in cuts
@@ -110,7 +110,7 @@ class Fitted:
         """The axes of the work's grid by whose coordinates starts are rotated."""
         if self.algorithm.order != "rotated":
             return ()
-        mesh = self.given.mesh
+        mesh = self.problem.mesh
         named = dict(zip(AXIS_NAMES, mesh.names, strict=False)) if self.work.grid is None else {}
         return tuple(named.get(axis, axis) for axis in self.algorithm.rotate_by) or self.work.mesh(mesh).names
 
@@ -123,24 +123,24 @@ class Fitted:
     @cached_property
     def sources(self) -> dict[str, str]:
         """Operands that are read → the home that the product reads: A, or A+ where it was summed or staged."""
-        is_added = {x: self.given.layout(x).partial or x in self.staged for x in self.algorithm.operands}
+        is_added = {x: self.problem.layout(x).partial or x in self.staged for x in self.algorithm.operands}
         return {x: x + STAGE if is_added[x] else x for x in is_added}
 
     @property
     def is_gathered(self) -> bool:
         """Whether C is replicated, so that each replica takes what others made."""
-        c, mesh = self.given.layout("C"), self.given.mesh
+        c, mesh = self.problem.layout("C"), self.problem.mesh
         return any(c.mesh(mesh).axis_size(axis) > 1 for axis in c.replicated_axes(mesh))
 
     def reaches(self, rank: int, owner: int, x: str) -> bool:
         """Whether `rank` can multiply out of `owner`'s part of an operand in place."""
-        is_own = rank == owner and x not in self.given.chunks
+        is_own = rank == owner and x not in self.problem.chunks
         return is_own or (x not in self.algorithm.grouped and self.read.reaches(rank, owner, x))
 
     def is_far(self, rank: int, src: Ref) -> bool:
         """Whether what a rank copies comes from another node, or from a file."""
-        nodes = self.given.mesh.nodes
-        return src.buffer in self.given.chunks or nodes[src.rank] != nodes[rank]
+        nodes = self.problem.mesh.nodes
+        return src.buffer in self.problem.chunks or nodes[src.rank] != nodes[rank]
 
     @property
     def loads_all(self) -> bool:
@@ -150,7 +150,7 @@ class Fitted:
     @property
     def is_in_reach(self) -> bool:
         """Whether that is all of A and B, so that nothing but density asks for slots."""
-        return self.loads_all and self.given.mesh.is_one_node
+        return self.loads_all and self.problem.mesh.is_one_node
 
     @property
     def may_repack(self) -> bool:
@@ -161,7 +161,7 @@ class Fitted:
 
     def group_axes(self, x: str) -> tuple[str, ...]:
         """The axes along which ranks work on the same slices of A or B, or add to the same part of C."""
-        mesh, layout = self.given.mesh, self.layout(x)
+        mesh, layout = self.problem.mesh, self.layout(x)
         grid = self.work.mesh(mesh)
         if layout.mesh(mesh) != grid:
             return ()
@@ -173,7 +173,7 @@ class Fitted:
 
     def is_grouped(self, x: str) -> bool:
         """Whether ranks walk in step because some of them work on the same slices of an operand, or add to the same."""
-        grid = self.work.mesh(self.given.mesh)
+        grid = self.work.mesh(self.problem.mesh)
         return x in self.algorithm.grouped and (
             self.joins(x) or any(grid.axis_size(axis) > 1 for axis in self.group_axes(x))
         )
@@ -187,7 +187,7 @@ class Fitted:
         layout, algorithm = self.layout(x), self.algorithm
         if x not in algorithm.grouped or x == "C" or x in algorithm.prefetch_all or self.start_axes or self.is_queue:
             return False
-        if layout.mesh(self.given.mesh) != self.work.mesh(self.given.mesh):
+        if layout.mesh(self.problem.mesh) != self.work.mesh(self.problem.mesh):
             return False
         cuts = zip(OPERAND_DIMS[x], layout.splits, strict=True)
         return any(self.work.splits[dim] != split for dim, split in cuts if dim != self.dim)
@@ -198,17 +198,17 @@ class Fitted:
         On one node it is read where it lies, which is quicker.
         """
         return (
-            x in self.algorithm.grouped and x in self.algorithm.accepts_transposed and not self.given.mesh.is_one_node
+            x in self.algorithm.grouped and x in self.algorithm.accepts_transposed and not self.problem.mesh.is_one_node
         )
 
     def copy_axes(self, x: str, to: Layout, source: Layout) -> tuple[str, ...]:
         """The axes along which ranks get the same part of an operand by groups, from `source` to `to`, as a whole."""
-        grid = to.mesh(self.given.mesh)
+        grid = to.mesh(self.problem.mesh)
         if x not in self.algorithm.grouped:
             return ()
         if not to.split_axes and not to.pins and not to.partial:
             return grid.names
-        if source.mesh(self.given.mesh) != grid:
+        if source.mesh(self.problem.mesh) != grid:
             return ()
         return tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
 
@@ -219,8 +219,8 @@ class Fitted:
     @property
     def may_share(self) -> bool:
         """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
-        is_far = bool(self.given.files) or not self.given.mesh.is_one_node
-        return self.given.fetches_together and is_far and not self.algorithm.grouped and not self.is_queue
+        is_far = bool(self.problem.files) or not self.problem.mesh.is_one_node
+        return self.problem.fetches_together and is_far and not self.algorithm.grouped and not self.is_queue
 
     # -- how large --------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class Fitted:
 
         counts: tasks along each. widths: of the widest.
         """
-        if prod(counts) >= TASKS_PER_RANK * self.given.mesh.size:
+        if prod(counts) >= TASKS_PER_RANK * self.problem.mesh.size:
             return None
         widest = max((0, 1), key=lambda dim: widths[dim])
         at = widest if widths[widest] >= 2 * NARROW else 2  # C is small: its sums are shared out instead
