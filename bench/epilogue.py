@@ -19,7 +19,7 @@ import numpy as np
 from bench import measure
 from rma_mm.kernels import bind
 from rma_mm.kernels.epilogue.activations import activate
-from rma_mm.kernels.epilogue.epilogue import Closing
+from rma_mm.kernels.epilogue.epilogue import EpilogueTile
 from rma_mm.kernels.threads import set_threads
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def measured(dtype: np.dtype[Any], n: int, repeat: int) -> dict[str, Any]:
     right = True
     for activation in ACTIVATIONS:
         name = f"bias, {activation}" if activation else "bias"
-        closing = Closing(c, bias, "column", activation, True)
-        fused, passes = bind(a, b, c, closing=closing), partial(activate, c, bias, activation)
+        tile = EpilogueTile(c, bias, "column", activation, True)
+        fused, passes = bind(a, b, c, tile=tile), partial(activate, c, bias, activation)
         fused()
         found = c.copy()
         product()
@@ -79,7 +79,7 @@ def measured(dtype: np.dtype[Any], n: int, repeat: int) -> dict[str, Any]:
         right = right and bool(np.allclose(found, c, rtol=1e-4, atol=1e-4))
         cases |= {
             f"fused {name}": (nothing, fused),
-            f"pass {name}": (product, closing.bound(c)),
+            f"pass {name}": (product, tile.bound(c)),
             f"NumPy {name}": (product, passes),
         }
     samples = in_turn(cases, repeat)

@@ -19,8 +19,8 @@ from bench.verification import FAMILIES, Array, Matrix, multiplied, operand
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.check import product_of
-from rma_mm.runtime.verification.epilogue import Closed
-from rma_mm.runtime.verification.floats import survey
+from rma_mm.runtime.verification.epilogue import EpilogueProduct
+from rma_mm.runtime.verification.floats import scan_values
 from rma_mm.runtime.verification.rows import suspicious_rows
 from rma_mm.runtime.verification.sketch import suspicion
 
@@ -45,9 +45,11 @@ class Trial:
 
     def scores(self, c: Array, seed: int) -> Array:
         """How wrong each row looks."""
-        closed = Closed(Matrix(self.a), Matrix(self.b), Matrix(c), None, 1, 0, (False, False), Epilogue(), c.dtype)
+        closed = EpilogueProduct(
+            Matrix(self.a), Matrix(self.b), Matrix(c), None, 1, 0, (False, False), Epilogue(), c.dtype
+        )
         p = product_of(closed)
-        return suspicion(p, survey(p), seed)
+        return suspicion(p, scan_values(p), seed)
 
 
 def trial(rng: np.random.Generator, name: str, family: str, sizes: tuple[int, int, int]) -> Trial:

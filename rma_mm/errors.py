@@ -16,10 +16,10 @@ LINES, LINE = 6, 1000
 """Lines of a message that a command prints, and characters of a line."""
 
 
-def cut(text: object, most: int = QUOTED) -> str:
+def truncate(text: object, most: int = QUOTED) -> str:
     """The text of something that is repeated in a message, its middle left out where it is long.
 
-    >>> cut("a" * 100_000)
+    >>> truncate("a" * 100_000)
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
     shown = str(text)
@@ -29,16 +29,16 @@ def cut(text: object, most: int = QUOTED) -> str:
 
 def quoted(value: object) -> str:
     """`value` as Python writes it, cut."""
-    return cut(repr(value))
+    return truncate(repr(value))
 
 
-def named(path: str | os.PathLike[str]) -> str:
+def display_path(path: str | os.PathLike[str]) -> str:
     """A file's path, which its user has to find again: whole, unless it is longer than any that is typed.
 
-    >>> named("x" * 400) == "x" * 400, " … " in named("x" * 401)
+    >>> display_path("x" * 400) == "x" * 400, " … " in display_path("x" * 401)
     (True, True)
     """
-    return cut(os.fspath(path), NAMED)
+    return truncate(os.fspath(path), NAMED)
 
 
 def brief(message: str, most: int = NAMED) -> str:
@@ -47,7 +47,7 @@ def brief(message: str, most: int = NAMED) -> str:
     >>> len(brief("layout: got " + "(" * 100_000))
     412
     """
-    return re.sub(rf"\S{{{most + 1},}}", lambda word: cut(word[0], most), message)
+    return re.sub(rf"\S{{{most + 1},}}", lambda word: truncate(word[0], most), message)
 
 
 def in_lines(message: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 
 SUFFIX = ".partial"
 JOURNAL = ".journal"
@@ -82,7 +82,7 @@ class Unfinished:
             if _is(name, descriptor):  # else somebody took it for left behind before it was locked
                 return name, descriptor
             os.close(descriptor)
-        raise FileExistsError(errno.EEXIST, f"{named(name)} is in the way; remove it")
+        raise FileExistsError(errno.EEXIST, f"{display_path(name)} is in the way; remove it")
 
     def _opened(self, name: str) -> int:
         """A new file, or folder, and a descriptor of it. Raises OSError."""
@@ -101,14 +101,14 @@ class Unfinished:
         made.replaces = os.path.lexists(made.path)
         made.content = os.path.join(temporary, NEW) if is_folder else temporary
         if os.path.dirname(temporary) != os.path.dirname(made.path) or not TEMPORARY.search(temporary):
-            raise FileFormatError(f"{what}: {named(temporary)} is no file in the making")
+            raise FileFormatError(f"{what}: {display_path(temporary)} is no file in the making")
         try:
             made.descriptor = os.open(temporary, FOLDER if is_folder else os.O_RDWR | os.O_NOFOLLOW)
             fcntl.flock(made.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             is_held = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and made.descriptor >= 0
             why = "another process writes it" if is_held else error.strerror
-            raise FileFormatError(f"{what}: cannot go on with {named(temporary)}: {why}") from None
+            raise FileFormatError(f"{what}: cannot go on with {display_path(temporary)}: {why}") from None
         return made
 
     def keep(self) -> None:
@@ -139,7 +139,9 @@ class Unfinished:
         """
         with self._named():
             if not _is(self.temporary, self.descriptor):
-                raise FileNotFoundError(errno.ENOENT, f"{named(self.temporary)} was removed or replaced meanwhile")
+                raise FileNotFoundError(
+                    errno.ENOENT, f"{display_path(self.temporary)} was removed or replaced meanwhile"
+                )
             if self.is_folder:
                 self._publish_folder()
             else:
@@ -206,15 +208,15 @@ def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = Fals
     elif os.path.islink(final):
         why = "is a loop of symbolic links"
     elif not os.path.isdir(directory):
-        why = f"the directory {named(directory)} does not exist"
+        why = f"the directory {display_path(directory)} does not exist"
     elif there and not (os.path.isdir if is_folder else os.path.isfile)(final):
         why = f"exists and is not {'a folder' if is_folder else 'a regular file'}"
     elif there and not os.access(final, os.W_OK):
         why = "exists and is read-only"
     elif not os.access(directory, os.W_OK | os.X_OK):
-        why = f"the directory {named(directory)} cannot be written to"
+        why = f"the directory {display_path(directory)} cannot be written to"
     elif len(os.fsencode(os.path.basename(final))) > _longest_name(directory):
-        why = f"a name in {named(directory)} has at most {_longest_name(directory)} bytes"
+        why = f"a name in {display_path(directory)} has at most {_longest_name(directory)} bytes"
     if why:
         raise FileFormatError(f"{what}: {why}")
 
@@ -224,7 +226,7 @@ def real_path(path: str | os.PathLike[str]) -> str:
     try:
         return os.path.realpath(path)
     except FileNotFoundError:
-        raise FileFormatError(f"{named(path)}: the working directory was removed; change to another") from None
+        raise FileFormatError(f"{display_path(path)}: the working directory was removed; change to another") from None
 
 
 def temporary_name(final: str, token: str) -> str:
@@ -281,7 +283,7 @@ def remove(name: str) -> None:
         # at once for all who write in it, but for files that are just being opened
         os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
         if not _is(gone, folder, parent):
-            raise FileExistsError(errno.EEXIST, f"{named(name)} was replaced meanwhile")
+            raise FileExistsError(errno.EEXIST, f"{display_path(name)} was replaced meanwhile")
         shutil.rmtree(gone, ignore_errors=True, dir_fd=parent)
         if _is(gone, folder, parent):
             shutil.rmtree(gone, dir_fd=parent)
@@ -298,7 +300,7 @@ def _restore(opened: ExitStack, directory: str, entry: str, parent: int, folder:
         return
     old = _descend(opened, OLD, FOLDER, folder)
     if os.fstat(old).st_uid != os.fstat(folder).st_uid:
-        raise PermissionError(errno.EPERM, f"{OLD} in {named(entry)} belongs to another user")
+        raise PermissionError(errno.EPERM, f"{OLD} in {display_path(entry)} belongs to another user")
     for final in os.listdir(old):
         expected = token and os.path.basename(temporary_name(os.path.join(directory, final), token[1]))
         if expected == entry and stat.S_ISDIR(os.lstat(final, dir_fd=old).st_mode):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import DtypeError, FileFormatError, cut, named
+from rma_mm.errors import DtypeError, FileFormatError, display_path, truncate
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
 from rma_mm.runtime.files.formats import Format, register_format
 from rma_mm.runtime.files.version import Version, identity_of, opened
@@ -39,7 +39,7 @@ class RawSink(DenseSink):
     def source(self) -> RawFile:
         version = Version.of(self.temporary)
         if version is None:
-            raise FileFormatError(f"{named(self.temporary)}: is gone")
+            raise FileFormatError(f"{display_path(self.temporary)}: is gone")
         file = RawFile(self.temporary, self.shape, self.dtype, False, 0, self.stored, version)
         file.check_size()
         return file
@@ -64,15 +64,17 @@ def open_raw(path: str | os.PathLike[str], dtype: Any = None) -> RawFile:
         with opened(given, ".raw") as descriptor:
             version = Version(given, identity_of(os.fstat(descriptor)))
     except OSError as error:
-        raise FileFormatError(f"{named(given)}: cannot be read: {error.strerror}") from None
+        raise FileFormatError(f"{display_path(given)}: cannot be read: {error.strerror}") from None
     try:
         header = json.loads(text)
         rows, cols = (int(n) for n in header["shape"])
         element = parse_dtype(header["dtype"])
     except (ValueError, KeyError, TypeError, DtypeError) as error:
-        raise FileFormatError(f"{named(beside)}: has no shape and dtype of a matrix: {cut(error)}") from None
+        raise FileFormatError(
+            f"{display_path(beside)}: has no shape and dtype of a matrix: {truncate(error)}"
+        ) from None
     if dtype is not None and np.dtype(dtype) != element:
-        raise FileFormatError(f"{named(given)}: holds {element.name}, but {np.dtype(dtype).name} was asked for")
+        raise FileFormatError(f"{display_path(given)}: holds {element.name}, but {np.dtype(dtype).name} was asked for")
     file = RawFile(given, (rows, cols), element, False, 0, element, version, told)
     file.check_size()
     return file
@@ -81,7 +83,7 @@ def open_raw(path: str | os.PathLike[str], dtype: Any = None) -> RawFile:
 def create_raw(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any]) -> RawSink:
     sink = RawSink.reserve(path, shape, dtype, dtype)
     try:
-        beside = Unfinished(f"output {named(path)}", sink.path + SIDECAR)
+        beside = Unfinished(f"output {display_path(path)}", sink.path + SIDECAR)
         text = json.dumps({"shape": shape, "dtype": dtype.name}).encode()
         beside.reserve(text, len(text))
     except FileFormatError:

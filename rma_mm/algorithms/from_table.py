@@ -62,7 +62,7 @@ def algorithm_from_table(
 
         texts = {x: text for x, text in (("A", a), ("B", b)) if x in turned and text is not None}
         upright = {x: place(text, _FACES[x], problem.mesh, axes) for x, text in texts.items()}
-        found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.turned)}
+        found = {x: layout for x, layout in upright.items() if outline(problem.layout(x)) == outline(layout.transposed)}
         return found | {x: place(text, _FACES[x], problem.mesh, axes) for x, text in (staged_to or {}).items()}
 
     turned = more.get("accepts_transposed", "") if more.get("order") != "plain" else ""

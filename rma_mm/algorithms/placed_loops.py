@@ -42,7 +42,7 @@ class PlacedLoops:
         layout = parse_distal(self.notations["ABC".index(x)], mesh)
         return layout.T if x in self.transposed else layout
 
-    def brought(self, x: str, mesh: MeshShape) -> Layout | None:
+    def staged_layout(self, x: str, mesh: MeshShape) -> Layout | None:
         """What A or B is brought to before the product; None where it stays.
 
         Of what moves in chunks, copies are made first; what is cut over a rotating axis is skewed by the others.
@@ -75,22 +75,22 @@ class PlacedLoops:
             texts = ", ".join(self.notations)
             return f"needs a mesh with as many axes as {texts} have entries; this one is {mesh}"
         try:
-            return self.placed("A", mesh), self.placed("B", mesh), self.placed("C", mesh).unshared(mesh)
+            return self.placed("A", mesh), self.placed("B", mesh), self.placed("C", mesh).split_replicas(mesh)
         except LayoutError as error:
             return str(error)
 
-    def also(self, mesh: MeshShape) -> dict[str, Layout]:
+    def also_accepts(self, mesh: MeshShape) -> dict[str, Layout]:
         """A and B where they are brought to, or one copy of what is replicated at coordinate 0; all copies of C."""
         found = {"C": self.placed("C", mesh)}
         for x in "AB":
-            placed, brought = self.placed(x, mesh), self.brought(x, mesh)
+            placed, brought = self.placed(x, mesh), self.staged_layout(x, mesh)
             spare = placed.replicated_axes(mesh)
             if brought is not None:
                 first = replace(placed, pins=(*placed.pins, *((axis, 0) for axis in spare)))
                 found[x] = first if spare else brought
         return found
 
-    def stage(self, problem: PlacedProblem) -> dict[str, Layout]:
+    def staged_to(self, problem: PlacedProblem) -> dict[str, Layout]:
         """The placements that A and B are brought to."""
-        wanted = {x: self.brought(x, problem.mesh) for x in "AB"}
+        wanted = {x: self.staged_layout(x, problem.mesh) for x in "AB"}
         return {x: layout for x, layout in wanted.items() if layout is not None}

@@ -245,12 +245,12 @@ class Loops:
                 _refuse("divide", index, rule)
         placed, work = self.placed, self.placed.work
         mine = Layout(tuple(tuple(Level((axis,)) for axis in work.get(dim, ())) for dim in "mn"))
-        is_here = "k" not in work and placed.placed("C", placed.any_mesh).unshared(placed.any_mesh) == mine
+        is_here = "k" not in work and placed.placed("C", placed.any_mesh).split_replicas(placed.any_mesh) == mine
         algorithm = Algorithm(
             name, source, summary, stationary("C") if is_here else placed_work(_cuts(work), len(self.axes)),
             cast(Literal["m", "n", "k"], placed.over), order="rotated" if self.rotated else "plain", rotate_by=self.by,
-            result="here" if is_here else "reduce", placements=placed.placements, also_accepts=placed.also,
-            staged_to=placed.stage, granularity=self._grains, grouped="".join(sorted(self.levels)),
+            result="here" if is_here else "reduce", placements=placed.placements, also_accepts=placed.also_accepts,
+            staged_to=placed.staged_to, granularity=self._grains, grouped="".join(sorted(self.levels)),
             prefetch_all="".join(x for x in sorted(self.levels) if x not in placed.chunked),
         )
         return replace(algorithm, form=one_sided(algorithm)) if algorithm.grouped else algorithm
@@ -307,7 +307,7 @@ class Loops:
             depth, access = self._depth(x), self.statement.access[x]
             if loop == levels[depth]:
                 sides = (self.loops.tile(each, depth * (each == self.walked)) for each in (access.rows, access.cols))
-                is_sum = x == "C" and self.statement.summed in self.loops.work
+                is_sum = x == "C" and self.statement.contracted_index in self.loops.work
                 (adds if is_sum else loads).append((access.name, f"[{', '.join(sides)}]"))
         return tuple(loads), tuple(adds)
 
@@ -316,7 +316,7 @@ class Loops:
     @property
     def walked(self) -> str:
         """The index of the loop in time."""
-        return self.over or self.statement.summed
+        return self.over or self.statement.contracted_index
 
     def _cut(self, word: str, loop: str, cut: Cut) -> Loops:
         """The innermost loop of an index cut in two."""

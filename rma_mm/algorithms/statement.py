@@ -47,7 +47,7 @@ class Statement:
     """In the order in which they were written."""
 
     @property
-    def left(self) -> Access:
+    def left_factor(self) -> Access:
         """The factor that has the rows of the result."""
         return next(each for each in self.factors if self.result.rows in (each.rows, each.cols))
 
@@ -57,19 +57,19 @@ class Statement:
         return next(each for each in self.factors if self.result.cols in (each.rows, each.cols))
 
     @property
-    def summed(self) -> str:
+    def contracted_index(self) -> str:
         """The index that is summed over."""
-        return self.left.cols if self.left.rows == self.result.rows else self.left.rows
+        return self.left_factor.cols if self.left_factor.rows == self.result.rows else self.left_factor.rows
 
     @property
     def indices(self) -> tuple[str, str, str]:
         """The names of m, n and k."""
-        return self.result.rows, self.result.cols, self.summed
+        return self.result.rows, self.result.cols, self.contracted_index
 
     @property
     def access(self) -> dict[str, Access]:
         """A, B and C → what they are here."""
-        return {"A": self.left, "B": self.right, "C": self.result}
+        return {"A": self.left_factor, "B": self.right, "C": self.result}
 
     @property
     def names(self) -> dict[str, str]:
@@ -79,12 +79,12 @@ class Statement:
     @property
     def operands(self) -> tuple[str, str]:
         """The tensors in the order in which `matmul` takes them."""
-        return self.left.name, self.right.name
+        return self.left_factor.name, self.right.name
 
     @property
     def transposed(self) -> str:
         """Which of A and B lie transposed."""
-        return "A" * (self.left.cols == self.result.rows) + "B" * (self.right.rows == self.result.cols)
+        return "A" * (self.left_factor.cols == self.result.rows) + "B" * (self.right.rows == self.result.cols)
 
     @property
     def options(self) -> dict[str, bool]:

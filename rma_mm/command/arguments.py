@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
-from rma_mm.errors import QUOTED, OptionError, RmaError, brief, cut, named, quoted
+from rma_mm.errors import QUOTED, OptionError, RmaError, brief, display_path, quoted, truncate
 from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.mesh import AXIS_NAMES
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         return options
     if len(options.files) not in (0, 2):
         raise OptionError(
-            f"files: got {len(options.files)} ({cut(', '.join(options.files))}); name two, A.npy and B.npy, "
+            f"files: got {len(options.files)} ({truncate(', '.join(options.files))}); name two, A.npy and B.npy, "
             f"or none to multiply generated matrices"
         )
     if options.resume and not (options.files and options.output):
@@ -143,7 +143,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         raise OptionError(f"--{unused[0]}: says how C is written, and it is not; name a file with --output")
     if (options.bias is None) != (options.bias_per is None):
         fix = "say --bias-per column or --bias-per row" if options.bias else "name a file with --bias, or leave it out"
-        raise OptionError(f"--bias: got {cut(options.bias)} with --bias-per {options.bias_per}; {fix}")
+        raise OptionError(f"--bias: got {truncate(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
     if options.symmetric and not options.files:
@@ -166,7 +166,7 @@ def _require_own_names(options: RunOptions) -> None:
         file, inner = real_path(name.path), name.inner.strip("/")
         same = [other for path, matrix, other in taken if path == file and (is_report or inner in ("", matrix))]
         if same and (what, text) not in inputs:
-            raise OptionError(f"{what}: got {named(text)}, which is the file of {same[-1]} too; name another")
+            raise OptionError(f"{what}: got {display_path(text)}, which is the file of {same[-1]} too; name another")
         taken.append((file, inner, what))
 
 

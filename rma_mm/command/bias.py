@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, check_dtype
-from rma_mm.errors import FileFormatError, RmaError, cut, named
+from rma_mm.errors import FileFormatError, RmaError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import Source, named_in
 from rma_mm.runtime.files.npy_again import reread_vector
@@ -47,7 +47,7 @@ def reread_bias(
             found = bias if comm.rank != reader else _reread(path, bias, dtype, kind)
         except (OSError, ValueError) as error:
             reason = f"cannot be read again to check the result: {error}"
-            raise FileFormatError(f"--bias {named(path)}: {reason}") from None
+            raise FileFormatError(f"--bias {display_path(path)}: {reason}") from None
     shared: NDArray[Any] = comm.bcast(found, reader)
     return shared
 
@@ -73,7 +73,9 @@ def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:
         raise FileFormatError(f"--bias {error}") from None
     shape = getattr(file, "array", ()) or file.shape
     if len(shape) != 1:
-        raise FileFormatError(f"--bias {named(path)}: holds an array of shape {cut(shape)}; a vector is needed")
+        raise FileFormatError(
+            f"--bias {display_path(path)}: holds an array of shape {truncate(shape)}; a vector is needed"
+        )
     bias: NDArray[Any] = np.empty((1, *shape), file.dtype)
     file.read(Region.whole(bias.shape), bias)
     vector: NDArray[Any] = bias[0]
@@ -92,19 +94,21 @@ def _reread(path: str, bias: NDArray[Any], dtype: str | None, kind: str | None) 
 
 def _vector(path: str, dtype: str | None) -> NDArray[Any]:
     if not os.path.isfile(path):
-        raise FileFormatError(f"--bias {named(path)}: is not there, or not a regular file; a .npy file is needed")
+        raise FileFormatError(
+            f"--bias {display_path(path)}: is not there, or not a regular file; a .npy file is needed"
+        )
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise FileFormatError(f"--bias {named(path)}: cannot be read as a .npy file: {error}") from None
+        raise FileFormatError(f"--bias {display_path(path)}: cannot be read as a .npy file: {error}") from None
     if not isinstance(found, np.ndarray) or found.ndim != 1:
-        what = f"an array of shape {cut(found.shape)}" if isinstance(found, np.ndarray) else "an .npz archive"
-        raise FileFormatError(f"--bias {named(path)}: holds {what}; a vector is needed, of one dimension")
+        what = f"an array of shape {truncate(found.shape)}" if isinstance(found, np.ndarray) else "an .npz archive"
+        raise FileFormatError(f"--bias {display_path(path)}: holds {what}; a vector is needed, of one dimension")
     if found.dtype == np.dtype("V2") and dtype == "bfloat16" and BFLOAT16 is not None:
         found = found.view(BFLOAT16)
     native = found.dtype.newbyteorder("=")
     try:
         bias: NDArray[Any] = found.astype(check_dtype(native, "its dtype"))
     except RmaError as error:
-        raise FileFormatError(f"--bias {named(path)}: {error}") from None
+        raise FileFormatError(f"--bias {display_path(path)}: {error}") from None
     return bias

@@ -23,16 +23,16 @@ import numpy as np
 from rma_mm.command.arguments import MOST_THREADS, Parser, check_plot, count
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.elements.dtypes import BFLOAT16, BLAS_TYPES
-from rma_mm.errors import FileFormatError, RmaError, named, quoted
+from rma_mm.errors import FileFormatError, RmaError, display_path, quoted
 from rma_mm.flavours import DEFAULT, FLAVOURS
 from rma_mm.kernels.choice.rates import CLASSES, LARGE, SMALL, measured
 from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import Cost, Machine
 from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.overlap import overlap_kind
+from rma_mm.runtime.calibration.run_calibration import Measurements, Wanted, run_calibration
 from rma_mm.runtime.calibration.sampling import rest
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.survey import Survey, Wanted, survey
 from rma_mm.runtime.products.trials import tried
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -119,7 +119,9 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         where = _ranks(mesh.size, mesh.threads, mesh.nodes)
         frame.say(f"measuring for about {options.seconds:g} s on {where}")
         products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
-        found = survey(comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds)
+        found = run_calibration(
+            comm, site, Wanted(products, options.flavours, thorough=True), TO_PARTS * options.seconds
+        )
         machine, factors = tried(mesh, found.machine, (1 - TO_PARTS) * options.seconds)
         frame.has_begun = True
         with agreed(comm):
@@ -142,15 +144,17 @@ def _ranks(size: int, threads: int, nodes: int) -> str:
     return f"{ranks} with {each} each on {where}"
 
 
-def _write(found: Survey, machine: Machine, options: CalibrateOptions) -> None:
+def _write(found: Measurements, machine: Machine, options: CalibrateOptions) -> None:
     """Write the files that were asked for. Raises FileFormatError."""
     try:
         if options.json:
-            write_whole(f"--json {named(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n")
+            write_whole(
+                f"--json {display_path(options.json)}", options.json, json.dumps(machine.as_json(), indent=1) + "\n"
+            )
         if options.plot:
             picture = BytesIO()
             draw(found, picture, options.plot.rpartition(".")[2])
-            write_whole(f"--plot {named(options.plot)}", options.plot, picture.getvalue())
+            write_whole(f"--plot {display_path(options.plot)}", options.plot, picture.getvalue())
     except (RmaError, ValueError) as error:  # ValueError: a format that matplotlib does not know
         raise FileFormatError(f"cannot be written: {error}") from None
 
@@ -194,7 +198,7 @@ def forgotten() -> str:
 # -- as text --------------------------------------------------------------------------------------
 
 
-def table(found: Survey) -> Iterator[str]:
+def table(found: Measurements) -> Iterator[str]:
     """Lines that show a calibration."""
     machine = found.machine
     yield f"{machine.name}; {machine.cores} cores a host; median of {found.rounds} rounds"
@@ -216,7 +220,7 @@ def table(found: Survey) -> Iterator[str]:
         yield f"hidden behind a multiply between nodes: {said}; packed: of what does not lie together"
 
 
-def _speeds(found: Survey) -> str:
+def _speeds(found: Measurements) -> str:
     """How ranks differ in speed."""
     if found.machine.speeds:
         return f"ranks multiply at {', '.join(f'{speed:.2f}' for speed in found.machine.speeds)} of their mean speed"
@@ -241,7 +245,7 @@ def told(factors: Mapping[str, float]) -> str:
     return f"as whole products took, and as is kept: {', '.join(changed) or 'all × 1'}"
 
 
-def _contention(found: Survey) -> Iterator[str]:
+def _contention(found: Measurements) -> Iterator[str]:
     for (link, flavour), (readers, ratio) in found.contention.items():
         yield f"{link}, {flavour}: {readers} readers of one owner take {ratio:.2f} times as long as of {readers} owners"
 
@@ -259,7 +263,7 @@ def say_kernels(frame: Frame) -> None:
 # -- as a picture ---------------------------------------------------------------------------------
 
 
-def draw(found: Survey, file: BinaryIO, form: str) -> None:
+def draw(found: Measurements, file: BinaryIO, form: str) -> None:
     """Seconds against bytes of every movement, a panel for each class of link: idle solid, busy dashed."""
     import_module("matplotlib").use("Agg")
     pyplot: Any = import_module("matplotlib.pyplot")
@@ -272,7 +276,7 @@ def draw(found: Survey, file: BinaryIO, form: str) -> None:
     pyplot.close(figure)
 
 
-def _panel(found: Survey, link: str, panel: Any, colours: Callable[[int], Any]) -> None:
+def _panel(found: Measurements, link: str, panel: Any, colours: Callable[[int], Any]) -> None:
     """One class of link."""
     sizes = np.logspace(np.log10(8), np.log10(2**24), 60)
     names = dict.fromkeys(name.removesuffix(" busy") for where, name in found.points if where == link)

@@ -21,7 +21,7 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.verification.check import Verdict
 from rma_mm.runtime.verification.checked_product import verdict_of
-from rma_mm.runtime.verification.parts import MatrixView, Turnable
+from rma_mm.runtime.verification.parts import MatrixView, Transposable
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +60,7 @@ class Check:
                 raise FileFormatError(f"a file cannot be read again to check the result: {self.failures[0]}")
         return found
 
-    def _operand(self, name: str) -> Turnable:
+    def _operand(self, name: str) -> Transposable:
         """A or B."""
         made = self._read(name) if name in self.files else self.made[name]
         assert made is not None

@@ -27,7 +27,7 @@ from rma_mm.command.report import (
 )
 from rma_mm.command.timeline import Record, gathered, predicted_run, timeline
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, named
+from rma_mm.errors import DtypeError, MemoryLimitError, RmaError, ShapeError, VerificationError, display_path
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.kernels.elementwise import cast, check_cast
@@ -306,7 +306,7 @@ class Job:
                     self.frame.say("\n\n".join(texts))
                 if o.picture is not None and o.picture != "-":
                     drawn = plan.page() if is_page(o.picture) else plan.picture()
-                    write_whole(f"--picture {named(o.picture)}", o.picture, drawn)
+                    write_whole(f"--picture {display_path(o.picture)}", o.picture, drawn)
 
     # -- the product, and after -------------------------------------------------------------------
 

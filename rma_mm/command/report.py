@@ -17,7 +17,7 @@ import numpy as np
 from rma_mm.command.frame import Frame
 from rma_mm.elements.dtypes import BLAS_TYPES, accumulator
 from rma_mm.elements.semiring import PLUS_TIMES, SEMIRINGS
-from rma_mm.errors import named
+from rma_mm.errors import display_path
 from rma_mm.kernels.choice.rates import calls_a_second
 from rma_mm.kernels.choice.speed import square
 from rma_mm.kernels.threads import using_threads
@@ -223,7 +223,7 @@ def gather_facts(
         "verified_rows": None if verdict is None else verdict.rows,
         "verified_how": None if verdict is None else verdict.how,
     }
-    rate = blas_rate(mesh, shape, plan.spec.summed) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
+    rate = blas_rate(mesh, shape, plan.spec.accum_dtype) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
 
 
@@ -252,7 +252,7 @@ def check_report(flag: str, path: str | None) -> None:
     """Raise FileFormatError where a report could not be written."""
     if path not in (None, "-"):
         assert path is not None
-        check_target(f"{flag} {named(path)}", path)
+        check_target(f"{flag} {display_path(path)}", path)
 
 
 def write_json(
@@ -265,7 +265,7 @@ def write_json(
     if path == "-":
         frame.say(text)
     else:
-        write_whole(f"{flag} {named(path)}", path, text + "\n")
+        write_whole(f"{flag} {display_path(path)}", path, text + "\n")
 
 
 def is_page(path: str | None) -> bool:

@@ -21,7 +21,7 @@ from rma_mm.command.arguments import DIGITS, Parser, check_plot, count, dtype, m
 from rma_mm.command.frame import DONE, Frame
 from rma_mm.command.timeline import SIMULATED, predicted_records, simulated_by, timeline
 from rma_mm.elements.dtypes import accumulator, parse_dtype
-from rma_mm.errors import OptionError, named, quoted
+from rma_mm.errors import OptionError, display_path, quoted
 from rma_mm.policy.model.cost_model import CostModel
 from rma_mm.policy.model.machine import Machine
 from rma_mm.policy.model.machine_file import EXAMPLE, HETEROGENEOUS, TYPICALLY, Description, read_machine
@@ -140,7 +140,7 @@ def run(options: SimulateOptions, frame: Frame) -> int:
     frame.has_begun = True
     for name, content in made.items():
         path = getattr(options, name)
-        write_whole(f"--{name} {named(path)}", path, content)
+        write_whole(f"--{name} {display_path(path)}", path, content)
     return DONE
 
 

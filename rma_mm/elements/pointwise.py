@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, is_half, rank
-from rma_mm.errors import DtypeError, cut
+from rma_mm.errors import DtypeError, truncate
 
 Array = NDArray[Any]
 
@@ -105,7 +105,7 @@ class Pointwise:
         for name, args in self.ops:
             operands = [_written(x, found) for x in args]
             template = OPERATIONS[name].text
-            found.append(cut(template.format(*(map(bare, operands) if template[0].isalpha() else operands)), LONG))
+            found.append(truncate(template.format(*(map(bare, operands) if template[0].isalpha() else operands)), LONG))
         whole = _written(self.result, found)
         return bare(whole) if self.ops else whole
 

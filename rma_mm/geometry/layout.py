@@ -199,10 +199,10 @@ class Layout:
         return replace(self, splits=(tuple(rows), self.splits[-1]))
 
     @property
-    def turned(self) -> Layout:
+    def transposed(self) -> Layout:
         """The placement of a matrix whose transpose lies on the same grid: blocks as here, over each other's axes.
 
-        >>> print(Layout(((Level(("i",), "cyclic", (2,)),), (Level(("j",), "cyclic", (3,)),))).turned)
+        >>> print(Layout(((Level(("i",), "cyclic", (2,)),), (Level(("j",), "cyclic", (3,)),))).transposed)
         P('j:cyclic(2)', 'i:cyclic(3)')
         """
         rows, cols = self.splits
@@ -211,7 +211,7 @@ class Layout:
             for mine, theirs in ((rows, cols), (cols, rows))
         ))
 
-    def unshared(self, mesh: MeshShape) -> Layout:
+    def split_replicas(self, mesh: MeshShape) -> Layout:
         """This placement with replicas sharing out what they hold: replicated axes cut one dimension further.
 
         It is the rows, or the columns where the rows are skewed. The part that a rank holds is within what it holds
@@ -225,7 +225,7 @@ class Layout:
 
     def single(self, mesh: MeshShape) -> Layout:
         """This placement with each element held once and no partial sums: all spare axes cut."""
-        return replace(self, partial=()).unshared(mesh)
+        return replace(self, partial=()).split_replicas(mesh)
 
     def is_single(self, mesh: MeshShape) -> bool:
         """Whether each element is held by exactly one rank (axes of one rank apart)."""

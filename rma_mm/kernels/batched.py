@@ -21,7 +21,7 @@ from rma_mm.kernels.epilogue.epilogue import in_turn
 from rma_mm.kernels.local import bind, bound_or_scaled
 from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms, plan_numpy
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
-from rma_mm.kernels.threads import get_threads, together, using_threads
+from rma_mm.kernels.threads import get_threads, run_concurrently, using_threads
 
 Array = NDArray[Any]
 Call = Callable[[], None]
@@ -153,7 +153,7 @@ def _call(a: Array, b: Array, c: Array) -> None:
 def _shared(calls: list[Call]) -> None:
     """Each call by a thread of its own, which multiplies by itself."""
     with using_threads(1):
-        together(calls)
+        run_concurrently(calls)
 
 
 def _one_by_one(problem: LocalOperands) -> Product:

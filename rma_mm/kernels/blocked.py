@@ -66,7 +66,7 @@ class Blocking:
             columns = min(columns, most // rows)
         return rows, columns, depth
 
-    def together(self, count: int, m: int, n: int, k: int) -> int:
+    def products_at_once(self, count: int, m: int, n: int, k: int) -> int:
         """How many products of a batch go through scratch at once: as many as fit in panels whole, or one."""
         most = PANEL_BYTES // self.working.itemsize
         largest = max(m * k * self.pack_a, k * n * self.pack_b, m * n * self.accumulate)
@@ -90,7 +90,7 @@ class Blocking:
 
     def scratch_bytes(self, m: int, n: int, k: int, count: int = 1) -> int:
         """Bytes of scratch of a product, or a batch, with a margin for alignment and small objects; 0 without it."""
-        total = sum(self.pieces(m, n, k, self.together(count, m, n, k)))
+        total = sum(self.pieces(m, n, k, self.products_at_once(count, m, n, k)))
         return total + _MARGIN if total else 0
 
 
@@ -108,7 +108,7 @@ def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:
 def _run(problem: LocalOperands, blocking: Blocking, step: Step, alpha: Any, beta: Any) -> None:
     m, n, k = problem.sizes
     rows, columns, depth = blocking.block(m, n, k)
-    count = blocking.together(problem.count, m, n, k)
+    count = blocking.products_at_once(problem.count, m, n, k)
     panels = _carve(blocking.pieces(m, n, k, count), blocking.working)
     parts = [problem] if problem.count == count else map(problem.some, _slices(problem.count, count))
     with np.errstate(all="ignore"):  # wrap-around, infinities and NaN are results here, not surprises

@@ -127,7 +127,7 @@ def _sources() -> str:
     return found.hexdigest()[:16]
 
 
-_turn = threading.RLock()
+_lock = threading.RLock()
 _depth = 0
 
 
@@ -136,7 +136,7 @@ def alone() -> Iterator[None]:
     """Hold the lock of the folder: other processes of this machine wait meanwhile. Without a folder nobody waits."""
     global _depth  # noqa: PLW0603 - a process that holds the lock must not wait for itself
     folder = cache_folder()
-    with ExitStack() as held, _turn:
+    with ExitStack() as held, _lock:
         if folder is not None and not _depth:
             with suppress(OSError):  # no locks here, or no folder any more: better twice the work than none
                 file = held.enter_context((folder / "lock").open("w"))

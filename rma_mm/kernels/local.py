@@ -20,8 +20,8 @@ from rma_mm.kernels.blas import plan_blas
 from rma_mm.kernels.choice.choice import choose_kernel
 from rma_mm.kernels.elementwise import cast, scale
 from rma_mm.kernels.epilogue.epilogue import (
-    Closing,
     Epilogue,
+    EpilogueTile,
     blocks,
     check_epilogue,
     compiles,
@@ -43,7 +43,7 @@ def bind(
     conj_b: bool = False,
     kernel: str = "auto",
     semiring: Semiring = PLUS_TIMES,
-    closing: Closing | None = None,
+    tile: EpilogueTile | None = None,
     half: bool = False,
 ) -> Product:
     """Prepare c = alpha · op(a) @ op(b) + beta · c; calling the result does it, without holding the GIL.
@@ -62,9 +62,9 @@ def bind(
     m, n, k = problem.sizes
     name = choose_kernel(kernel, c.dtype, m, n, k, semiring, a.dtype if a.dtype == b.dtype else None)
     if half:
-        return _halved(problem, name, kernel == name, closing)
-    if closing is not None:
-        return _closed(problem, name, kernel == name, closing)
+        return _halved(problem, name, kernel == name, tile)
+    if tile is not None:
+        return _closed(problem, name, kernel == name, tile)
     return bound_or_scaled(problem, name, sure=kernel == name)
 
 
@@ -106,15 +106,15 @@ def matmul(
     total = out if stored == working else np.empty(out.shape, working)
     if total is not out and beta != 0:
         cast(out, total)
-    closing = None if epilogue is None else _closing(epilogue, out, working, kernel)
-    bind(a, b, total, alpha, beta, kernel=kernel, semiring=find_semiring(semiring), closing=closing)()
+    tile = None if epilogue is None else _closing(epilogue, out, working, kernel)
+    bind(a, b, total, alpha, beta, kernel=kernel, semiring=find_semiring(semiring), tile=tile)()
     return out
 
 
-def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kernel: str) -> Closing:
+def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kernel: str) -> EpilogueTile:
     """An epilogue for a whole result."""
     bias = None if epilogue.bias is None else epilogue.bias.astype(summed)
-    return Closing(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
+    return EpilogueTile(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
 
 
 def bound_or_scaled(
@@ -130,22 +130,22 @@ def bound_or_scaled(
     return Product.by(name, problem, *only_scale)
 
 
-def _closed(problem: LocalOperands, name: str, sure: bool, closing: Closing) -> Product:
+def _closed(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile) -> Product:
     """The product in blocks of c, each of them closed while it is in the cache."""
     steps: list[Callable[[], None]] = []
     for rows, cols in blocks(problem.c):
         c = problem.c[rows, cols]
         block = replace(problem, a=problem.a[rows], b=problem.b[:, cols], c=c)
         product = bound_or_scaled(block, name, sure)
-        steps += [product, closing.part(rows, cols).bound(c)]
+        steps += [product, tile.part(rows, cols).bound(c)]
     return Product.by(product.kernel if steps else name, problem, in_turn, steps)
 
 
-def _halved(problem: LocalOperands, name: str, sure: bool, closing: Closing | None) -> Product:
+def _halved(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile | None) -> Product:
     """The product on and below the diagonal, in one call of BLAS or by blocks; and all of c closed."""
     whole = bind_syrk(problem) if name == "blas" else None
     products = [whole] if whole else [bound_or_scaled(part, name, sure) for part in triangle(problem)]
-    closings = [] if closing is None else [closing.part(*at).bound(problem.c[at]) for at in blocks(problem.c)]
+    closings = [] if tile is None else [tile.part(*at).bound(problem.c[at]) for at in blocks(problem.c)]
     return Product.by(products[0].kernel if products else name, problem, in_turn, [*products, *closings])
 
 

@@ -60,7 +60,7 @@ def using_threads(n: int) -> Iterator[None]:
             set_threads(before)
 
 
-def together(calls: Sequence[Callable[[], object]]) -> None:
+def run_concurrently(calls: Sequence[Callable[[], object]]) -> None:
     """Make calls at the same time, the last one here."""
     pool = _pool(max(len(calls) - 1, 1))
     others = [pool.submit(call) for call in calls[:-1]]

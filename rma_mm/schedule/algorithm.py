@@ -98,7 +98,7 @@ class PlacedProblem:
     @cached_property
     def output_layout(self) -> Layout:
         """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
-        return self.computed or self.layout("C").unshared(self.mesh)
+        return self.computed or self.layout("C").split_replicas(self.mesh)
 
     @cached_property
     def target(self) -> Layout:

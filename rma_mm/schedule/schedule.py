@@ -55,7 +55,7 @@ class Schedule:
     @property
     def output_layout(self) -> Layout:
         """What each rank opens and finishes of C; the others take it from there."""
-        return self.computed or self.homes["C"].layout.unshared(self.mesh)
+        return self.computed or self.homes["C"].layout.split_replicas(self.mesh)
 
     def home(self, buffer: str, rank: int) -> Region:
         """The box of the home matrix `buffer` that `rank` holds."""

@@ -23,7 +23,7 @@ from rma_mm.torch.tensors import array_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class LinearRequest:
     """What is asked of y = activation(x @ w + bias), apart from its tensors."""
 
     x_layout: Layout
@@ -58,9 +58,9 @@ def gradient_layout(layout: Layout) -> Layout:
 class TorchProduct:
     """y = activation(x @ w + bias) of one shape, element type and placement, with its gradients."""
 
-    def __init__(self, kept: KeptTensors, asked: Asked, x: Shape, w: Shape, dtype: np.dtype[Any]) -> None:
+    def __init__(self, kept: KeptTensors, asked: LinearRequest, x: Shape, w: Shape, dtype: np.dtype[Any]) -> None:
         """x, w: the shapes of the matrices. Raises ShapeError. Collective."""
-        self.kept, self.mesh, self.asked, self.shapes, self.dtype = kept, kept.mesh, asked, (x, w), dtype
+        self.kept, self.mesh, self.request, self.shapes, self.dtype = kept, kept.mesh, asked, (x, w), dtype
         (self.m, k), (inner, n) = x, (w[::-1] if asked.transpose_w else w)
         if k != inner:
             turned = " and transposed" * asked.transpose_w
@@ -94,7 +94,7 @@ class TorchProduct:
 
         y = x w, dx = dy w*, dw = x* dy (its transposed is dyᵀ x̄), dbias = 1ᵀ dy; * is for conjugate and transposed.
         """
-        asked, conjugate = self.asked, dtype.kind == "c"
+        asked, conjugate = self.request, dtype.kind == "c"
         if what == "y":
             epilogue = self._epilogue(dtype)
             return {"transpose_b": asked.transpose_w, "layout": self.y_layout, "epilogue": epilogue}
@@ -108,8 +108,8 @@ class TorchProduct:
 
     def _epilogue(self, dtype: np.dtype[Any]) -> Epilogue | None:
         """With a bias that is put in before each product."""
-        activation = None if self.asked.keeps_sums else self.asked.activation
-        bias = np.zeros(self.n, dtype) if self.asked.has_bias else None
+        activation = None if self.request.keeps_sums else self.request.activation
+        bias = np.zeros(self.n, dtype) if self.request.has_bias else None
         if bias is None and activation is None:
             return None
         return Epilogue(bias, None if bias is None else "column", activation)
@@ -124,8 +124,8 @@ class TorchProduct:
             assert self.y_layout is not None
             shape, layout = {
                 "y": ((self.m, self.n), self.y_layout), "dy": ((self.m, self.n), gradient_layout(self.y_layout)),
-                "x": (self.shapes[0], gradient_layout(self.asked.x_layout)),
-                "w": (self.shapes[1], gradient_layout(self.asked.w_layout)),
+                "x": (self.shapes[0], gradient_layout(self.request.x_layout)),
+                "w": (self.shapes[1], gradient_layout(self.request.w_layout)),
                 "bias": ((1, self.n), replace(self.y_layout, splits=((), self.y_layout.splits[1]))),
             }[what]
             found = self.known_pools[what] = self.kept.pool(shape, self.dtype, layout)
@@ -166,7 +166,7 @@ class TorchProduct:
         if what == "x":
             return dy, w
         if what == "w":
-            return (dy, x) if self.asked.transpose_w else (x, dy)
+            return (dy, x) if self.request.transpose_w else (x, dy)
         return self.ones, dy
 
     def _put(self, plan: Plan, bias: torch.Tensor) -> None:

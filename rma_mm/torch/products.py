@@ -20,11 +20,11 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.agreement import Ballot, digest, in_words, require_alike
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.torch.derivatives import DERIVATIVES, KEEPS_SUMS, TWICE
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import SLOTS, ResultPool, ResultSlot, free_slots, taken
-from rma_mm.torch.product import Asked, TorchProduct, gradient_layout
+from rma_mm.torch.product import LinearRequest, TorchProduct, gradient_layout
 from rma_mm.torch.recent import RecentCalls
 from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
 
@@ -62,13 +62,13 @@ def multiplied(
     """activation(x @ w + bias): `mm` with an epilogue. bias: this rank's columns of it. Collective."""
     kept, given = KeptProducts.of(mesh), (x, w, bias)
     is_trained = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given)
-    asked: Asked | RmaError
+    asked: LinearRequest | RmaError
     try:
         for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
             if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
                 raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
         options = bias is not None, activation, is_trained and activation in KEEPS_SUMS
-        asked = _asked(mesh.shape, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
+        asked = _request(mesh.shape, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
     except RmaError as error:  # the others must hear of it
         asked = error
     y: Tensor
@@ -80,10 +80,10 @@ def multiplied(
 
 
 @lru_cache(maxsize=256)
-def _asked(
+def _request(
     mesh: MeshShape, x_layout: str | Layout, w_layout: str | Layout, layout: str | Layout | None, transpose_w: bool,
     has_bias: bool, activation: str | None, keeps_sums: bool,
-) -> Asked:
+) -> LinearRequest:
     """The arguments as values. Raises LayoutError."""
     places: list[Layout | None] = []
     for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
@@ -92,7 +92,7 @@ def _asked(
             _check_axes(name, place, mesh)
     x_place, w_place, y_place = places
     assert x_place is not None and w_place is not None
-    return Asked(x_place, w_place, y_place, transpose_w, has_bias, activation, keeps_sums)
+    return LinearRequest(x_place, w_place, y_place, transpose_w, has_bias, activation, keeps_sums)
 
 
 def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
@@ -157,9 +157,9 @@ class KeptProducts:
 
     # -- what is multiplied -----------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def multiply(
-        self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
+        self, asked: LinearRequest | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
     ) -> tuple[TorchProduct, tuple[DistMatrix, DistMatrix], list[Tensor]]:
         """The product of x, w and bias, where x and w lie, and the results. Collective.
 
@@ -175,7 +175,7 @@ class KeptProducts:
             value = digest(product.serial, a.facts, b.facts, wants, bool(told))
         free = free_slots(pools)
         is_known = self.ballot.cast(value, not pools, (*_twice(free), *told))
-        most, least, *opened = self.ballot.told
+        most, least, *opened = self.ballot.votes
         if not is_known:
             told = ()
             product, a, b = self._settled(asked, tensors, wants, a, b)
@@ -189,7 +189,7 @@ class KeptProducts:
         return product, (a, b), shown
 
     def _known(
-        self, asked: Asked | RmaError, tensors: Sequence[Any]
+        self, asked: LinearRequest | RmaError, tensors: Sequence[Any]
     ) -> tuple[TorchProduct | None, DistMatrix | None, DistMatrix | None]:
         """What this rank knows of such tensors; nothing where they are not what they should be."""
         if (recent := self.recent.find(asked, tensors)) is not None:
@@ -204,16 +204,20 @@ class KeptProducts:
         return product, a, b
 
     def _settled(
-        self, asked: Asked | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...], *found: DistMatrix | None
+        self,
+        asked: LinearRequest | RmaError,
+        tensors: Sequence[Any],
+        wants: tuple[bool, ...],
+        *found: DistMatrix | None,
     ) -> tuple[TorchProduct, DistMatrix, DistMatrix]:
         """The same where ranks do not know it, or know others: what is not on the mesh is exposed. Collective."""
         error = asked if isinstance(asked, RmaError) else _fault(tensors)
         facts: dict[str, object] = {"gradients wanted of x, w and bias": wants}
         if error is None:
-            assert isinstance(asked, Asked)
+            assert isinstance(asked, LinearRequest)
             facts |= asked.facts | {"element type": tensors[0].dtype}
         require_alike(self.ballot, in_words(facts), error)
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, LinearRequest)
         shapes = [None if each is None else tuple(each.shape) for each in tensors]
         everyone = self.mesh.comm.allgather((shapes, [each and each.facts for each in found]))
         product = self._product(asked, [shapes for shapes, _ in everyone], tensors)
@@ -229,7 +233,7 @@ class KeptProducts:
         self.by_tiles[_by_tiles(asked, tensors)] = product.key
         return product, a, b
 
-    def _product(self, asked: Asked, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
+    def _product(self, asked: LinearRequest, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
         """The product of matrices whose tiles, by rank, have such shapes. Collective. ShapeError, LayoutError."""
         x = whole_shape("x", asked.x_layout, [shapes[0] for shapes in tiles], self.mesh.shape)
         w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.shape)
@@ -260,7 +264,7 @@ class KeptProducts:
                     f"of y that the rank holds, {len(product.columns(rank))} values"
                 )
 
-    @in_turn
+    @serialized
     def gradients(
         self, product: TorchProduct, matrices: tuple[DistMatrix, DistMatrix], dy: Tensor, seen: Tensor | None,
         wants: tuple[bool, ...],
@@ -280,7 +284,7 @@ class KeptProducts:
         told = product.opening(wanted[0], *product.operands(wanted[0], matrix, *matrices))
         value = digest("backward", product.serial, wants, bool(told), *(each.facts for each in matrices))
         is_known = self.backward.cast(value, False, (*_twice(free), name, -name, *told))
-        most, least, high, low, *opened = self.backward.told
+        most, least, high, low, *opened = self.backward.votes
         if not is_known:
             facts = {"y": ((product.m, product.n), str(product.y_layout)), "gradients wanted of x, w and bias": wants}
             require_alike(self.backward, in_words(facts), None)
@@ -306,11 +310,11 @@ def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | 
     if seen is None:
         into.copy_(dy)
     else:
-        DERIVATIVES[product.asked.activation](dy, seen, into)
+        DERIVATIVES[product.request.activation](dy, seen, into)
     return slot.matrix
 
 
-def _by_tiles(asked: Asked, tensors: Sequence[Any]) -> tuple[object, ...]:
+def _by_tiles(asked: LinearRequest, tensors: Sequence[Any]) -> tuple[object, ...]:
     """What this rank sees of a product."""
     x, w, bias = tensors
     return asked, x.shape, w.shape, x.dtype, bias if bias is None else bias.shape
@@ -345,7 +349,9 @@ class _Multiply(torch.autograd.Function):
     """activation(x @ w + bias)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: Asked) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: LinearRequest
+    ) -> Tensor:
         """Collective."""
         product, matrices, (seen, *applied) = kept.multiply(asked, (x, w, bias), ctx.needs_input_grad[:3])
         if asked.keeps_sums:
@@ -373,7 +379,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """The gradients of x, w and bias as functions of it, of them and of that of y. Collective."""
     x, w, bias = tensors
-    asked, mesh = product.asked, product.mesh
+    asked, mesh = product.request, product.mesh
     assert product.y_layout is not None
     y_layout, turned = gradient_layout(product.y_layout), asked.transpose_w
     if asked.keeps_sums:  # what gelu's derivative is taken of, as a function too

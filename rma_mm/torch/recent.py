@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.torch.kept import place_of
-from rma_mm.torch.product import Asked, TorchProduct
+from rma_mm.torch.product import LinearRequest, TorchProduct
 
 REMEMBERED = 64
 """Calls on other tensors."""
@@ -36,7 +36,7 @@ class RecentCalls:
             self._calls.move_to_end(name)
         return found
 
-    def keep(self, asked: Asked, tensors: Sequence[Any], *known: Any) -> None:
+    def keep(self, asked: LinearRequest, tensors: Sequence[Any], *known: Any) -> None:
         """Remember what is known of tensors that are what they should be. Local."""
         self._calls[_name(asked, tensors)] = _Call(asked, tensors, *known)
         if len(self._calls) > REMEMBERED:
@@ -51,7 +51,7 @@ class _Call:
     """One of them."""
 
     def __init__(
-        self, asked: Asked, tensors: Sequence[Any], product: TorchProduct, a: DistMatrix, b: DistMatrix
+        self, asked: LinearRequest, tensors: Sequence[Any], product: TorchProduct, a: DistMatrix, b: DistMatrix
     ) -> None:
         self.asked, self.product, self.matrices = asked, product, (ref(a), ref(b))
         self.tensors = [None if each is None else (ref(each), _as_it_is(each)) for each in tensors]

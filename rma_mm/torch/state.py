@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rma_mm.errors import FileFormatError, OptionError, named
+from rma_mm.errors import FileFormatError, OptionError, display_path
 from rma_mm.runtime.files.containers.safetensors import file_in, read_header, read_index
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.ranks.agreement import agreed
@@ -78,7 +78,8 @@ def load_safetensors(module: torch.nn.Module, path: PathLike, prefix: str = "") 
             own = tuple(tensor.shape) if layer is None else layer.whole_shapes[name.rpartition(".")[2]]
             if tuple(stored.get_shape()) != own:
                 raise FileFormatError(
-                    f"{named(path)}: {prefix + name} has shape {tuple(stored.get_shape())}; the module's is {own}"
+                    f"{display_path(path)}: {prefix + name} has shape {tuple(stored.get_shape())}; "
+                    f"the module's is {own}"
                 )
             for at, part in _parts(layer, name):
                 tensor[at] = stored[part]
@@ -111,6 +112,6 @@ def _slices(path: Path, files: ExitStack) -> Callable[[str], Any]:
                 opened[file] = files.enter_context(safe_open(file, "pt"))
             return opened[file].get_slice(name)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise FileFormatError(f"{named(path)}: has no tensor {name} that can be read: {error}") from None
+            raise FileFormatError(f"{display_path(path)}: has no tensor {name} that can be read: {error}") from None
 
     return of

@@ -82,8 +82,8 @@ class UcxWindow(Reach):
         self._memory, own = agreed(comm, lambda: self.exposed(memory), MemoryLimitError)
         key = self._memory.key if self._memory is not None else b""
         facts = (self.ucp.address, key, own.ctypes.data, os.getpid(), self.ucp.locks.key, self.ucp.locks.address)
-        self.told: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
-        self.lock_at = self.told[0][-1] % libucp.LOCKS * libucp.LOCK
+        self.facts_of_ranks: list[tuple[Any, ...]] = comm.allgather((*facts, next(NUMBERS)))
+        self.lock_at = self.facts_of_ranks[0][-1] % libucp.LOCKS * libucp.LOCK
         self.peers: dict[int, Peer] = {}
 
         def found() -> dict[int, NDArray[np.uint8]]:
@@ -144,7 +144,7 @@ class UcxWindow(Reach):
         """Return the way to a rank, made when it is first asked for. Raises WindowError."""
         found = self.peers.get(rank)
         if found is None:
-            address, key, base, _, lock_key, lock, _ = self.told[rank]
+            address, key, base, _, lock_key, lock, _ = self.facts_of_ranks[rank]
             endpoint = self.ucp.endpoint(address)
             keys = endpoint.key(key) if key else None, endpoint.lock_key(lock_key)
             found = self.peers[rank] = Peer(endpoint, keys[0], base, keys[1], lock + self.lock_at)
@@ -228,7 +228,7 @@ class UcxWindow(Reach):
 
     def placed(self, rank: int, memory: Array, offset: int, runs: Runs) -> Runs:
         """Stretches of memory here and of that of a rank, from `offset` on, by their addresses."""
-        return Runs(runs.far + (self.told[rank][2] + offset), runs.near + memory.ctypes.data, runs.sizes)
+        return Runs(runs.far + (self.facts_of_ranks[rank][2] + offset), runs.near + memory.ctypes.data, runs.sizes)
 
     def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:
         """Return a function that begins to get stretches from a rank into memory here, or, given True, to put."""
@@ -259,7 +259,7 @@ class UcxArrayWindow(UcxWindow):
     ) -> dict[int, NDArray[np.uint8]]:
         """This rank's own. Raises WindowError where that of other ranks of the node cannot be read."""
         mates = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
-        self.pids = {other: self.told[other][3] for other in mates}
+        self.pids = {other: self.facts_of_ranks[other][3] for other in mates}
         byte = np.zeros(1, np.uint8)
         for other in [other for other in mates if sizes[other]]:
             try:
@@ -471,7 +471,7 @@ class UcxTicket(Locked):
 
     def sections(self) -> Steps:
         """See `Locked`."""
-        yield from self.atomic() if self.window.flavour == UCX.name else self.alone(self.by_hand())
+        yield from self.atomic() if self.window.flavour == UCX.name else self.alone(self.local_add())
         self.window.count(self.rank, 0)
 
     def atomic(self) -> Steps:
@@ -483,7 +483,7 @@ class UcxTicket(Locked):
         yield from ended(done)
         self.found = before.value
 
-    def by_hand(self) -> Steps:
+    def local_add(self) -> Steps:
         """Under the lock."""
         held = np.zeros(1, np.int64)
         move = self.window.mover(self.rank, held, self.offset, one_run(8))

@@ -178,7 +178,10 @@ def another(comm) -> Iterator[object]:
 
 def looked_up(comm, may_measure=True, **asked):
     """The machine as a new job would find it, and how often it was measured for that."""
-    with another(comm) as fresh, mock.patch.object(lookup, "survey", wraps=lookup.survey) as survey, QUICK:
+    with (
+        another(comm) as fresh, mock.patch.object(lookup, "run_calibration", wraps=lookup.run_calibration) as survey,
+        QUICK,
+    ):
         machine = machine_of(fresh, node_map(comm), may_measure=may_measure, **{**FLOAT32, **asked})
         again = machine_of(fresh, node_map(comm), may_measure=may_measure, **{**FLOAT32, **asked})
         assert again is machine

@@ -24,7 +24,7 @@ from rma_mm.errors import (
 )
 from rma_mm.geometry.notation import parse_layout
 from rma_mm.policy.model.machine import described
-from rma_mm.runtime.matrices.move import Moving, scratch_bytes
+from rma_mm.runtime.matrices.move import Redistribution, scratch_bytes
 from rma_mm.windows.waiting import barrier
 from tests.launch import parallel
 from tests.processes import mpirun
@@ -192,17 +192,17 @@ def test_every_conversion_again_and_again(comm, third):
                 made = DistMatrix.empty((15, 14), kind, mesh, place)
                 x = numbers((15, 14), 1).astype(kind)
                 X = DistMatrix.from_numpy(x, mesh).redistribute(source)
-                moving = Moving(mesh, (15, 14), kind, X.layout, place, made.tile, made.block)
+                redistributions = Redistribution(mesh, (15, 14), kind, X.layout, place, made.tile, made.block)
                 flipped = DistMatrix.from_numpy(x.T, mesh).redistribute(X.layout.T).T
                 for given in (X, flipped, X):
                     made.tile[...] = 99
                     barrier(comm)
-                    moving.run(given)
+                    redistributions.run(given)
                     assert np.array_equal(made.to_numpy(), x), (source, target)
-                stages = [block.local for name, block in moving.blocks.items() if name != "C"]
-                held = sum(area.nbytes for area in [*moving.frames.values(), *stages])
+                stages = [block.local for name, block in redistributions.blocks.items() if name != "C"]
+                held = sum(area.nbytes for area in [*redistributions.frames.values(), *stages])
                 assert held == scratch_bytes(mesh, (15, 14), kind, X.layout, place)
-                moving.close()
+                redistributions.close()
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -330,7 +330,7 @@ def test_ranks_price_rows_together(comm):
         names = {call.args[0].name for call in priced.call_args_list}  # T10's row prices its points under its name
         assert sum(comm.allgather(len(names))) == len(candidates.every_form())
         assert comm.size == 1 or len(names) <= len(candidates.every_form()) / 2
-        found = [(each.algorithm.name, each.layouts, each.bill, each.rejected) for each in plan.choice.candidates]
+        found = [(each.algorithm.name, each.layouts, each.cost, each.rejected) for each in plan.choice.candidates]
         assert comm.bcast(str(found)) == str(found)
         candidates._known.clear()
         again = candidates.candidates(plan.choice.request)

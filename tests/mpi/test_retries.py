@@ -21,7 +21,7 @@ from rma_mm.errors import WindowError
 from rma_mm.flavours import CREATED, Flavour
 from rma_mm.geometry.span import Span
 from rma_mm.runtime.watching import retries
-from rma_mm.runtime.watching.retries import again
+from rma_mm.runtime.watching.retries import retry
 from rma_mm.runtime.watching.tally import Tally
 from rma_mm.windows import open_window
 from rma_mm.windows.allocated import AllocatedWindow
@@ -192,11 +192,11 @@ def test_how_often(fault: type[Exception], repeats: bool, monkeypatch: pytest.Mo
         raise fault("again")
 
     with pytest.raises(WindowError, match=r"^get: failed 4 times: again$" if times else "^get: failed, and cannot be"):
-        again(fault("first"), attempt, "get", tally, repeats)
+        retry(fault("first"), attempt, "get", tally, repeats)
     assert tally.retries == times
     monkeypatch.setattr(retries, "PAUSES", (0.0, 9.0))
     with pytest.raises(WindowError, match="^get: failed 2 times: again" if times else "cannot be repeated: first"):
-        again(fault("first"), attempt, "get", tally, repeats)
+        retry(fault("first"), attempt, "get", tally, repeats)
 
 
 PROGRAM = """

@@ -18,8 +18,8 @@ from tests.processes import ROOT
 SECTION = re.compile(r"^## The way of A\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 STAGE = re.compile(r"^- \*\*(\w+)\*\*: (.*?)(?=^\S|^$)", re.MULTILINE | re.DOTALL)
 PACKAGE = str(ROOT / "rma_mm")
-SKIPPED = re.compile(r"(.*\.)?<\w+>|in_turn\.<locals>\.turned")
-"""Names that are not counted: lambdas and comprehensions, and what `in_turn` makes of a function."""
+SKIPPED = re.compile(r"(.*\.)?<\w+>|serialized\.<locals>\.alone")
+"""Names that are not counted: lambdas and comprehensions, and what `serialized` makes of a function."""
 
 
 def documented() -> tuple[dict[str, list[str]], int]:

@@ -13,7 +13,7 @@ from rma_mm.elements import pointwise
 from rma_mm.elements.dtypes import parse_dtype
 from rma_mm.elements.pointwise import Constant, Pointwise, result_of
 from rma_mm.errors import DtypeError, OptionError, ShapeError
-from rma_mm.kernels.epilogue.pointwise import apply, summed
+from rma_mm.kernels.epilogue.pointwise import apply, sum_axes
 from rma_mm.policy.planner import chain_gradients
 from rma_mm.policy.planner.chain_gradients import gradients
 from rma_mm.policy.planner.chain_graph import Graph
@@ -139,7 +139,7 @@ def run(steps: tuple[Step, ...], inputs: dict, made: dict) -> dict:
     for step in steps:
         factors, out = list(map(value, step.factors)), made[step.result]
         if step.axes:
-            summed(factors[0], step.axes, out)
+            sum_axes(factors[0], step.axes, out)
         if step.is_product:
             np.matmul(*factors, out=out)
         if step.work is not None:

@@ -19,7 +19,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.kernels import bind
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue import activations, epilogue
-from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue
+from rma_mm.kernels.epilogue.epilogue import Epilogue, EpilogueTile
 from rma_mm.schedule.algorithm import PlacedProblem
 from rma_mm.schedule.interpret import Matrix, interpret
 from rma_mm.schedule.lowering import decisions
@@ -139,7 +139,7 @@ def applied(
 ) -> Array:
     """`x` closed in place."""
     found = x.copy()
-    Closing(found, bias, per, activation, compiles).bound(found)()
+    EpilogueTile(found, bias, per, activation, compiles).bound(found)()
     return found
 
 
@@ -202,7 +202,7 @@ def test_compiled_loops_agree_with_numpy(activation: str | None, per: str | None
         for held in (wide, np.asfortranarray(wide)):
             whole = held.copy(order="K")
             part = whole[:, 11:64]
-            Closing(part, bias, per, activation, True).bound(part)()
+            EpilogueTile(part, bias, per, activation, True).bound(part)()
             np.testing.assert_allclose(part, wanted, rtol=1e-5, atol=8 * np.finfo(dtype).eps)
             assert np.array_equal(whole[:, :11], wide[:, :11])
             assert np.array_equal(whole[:, 64:], wide[:, 64:])
@@ -271,7 +271,7 @@ def test_a_product_in_blocks_is_closed_once(
         wanted = np.maximum(2 * (a @ b) - c + (bias if side == "column" else bias[:, None]), 0)
         summed = np.array(c, order=order)
         result = summed if into is None else np.empty((m, n), into)
-        bind(a, b, summed, 2, -1, kernel=kernel, closing=Closing(result, bias, side, "relu", compiles))()
+        bind(a, b, summed, 2, -1, kernel=kernel, tile=EpilogueTile(result, bias, side, "relu", compiles))()
         np.testing.assert_array_equal(result, wanted.astype(result.dtype))
 
 
@@ -291,7 +291,7 @@ def test_every_type_may_be_summed_and_stored_in_any_above(dtype: np.dtype[Any]) 
             continue
         assert replace_dtype(asked, stored).check((9, 7), dtype) == stored
         total, result = np.empty((9, 7), summed), np.empty((9, 7), stored)
-        bind(a, b, total, closing=Closing(result, bias, "column", activation))()
+        bind(a, b, total, tile=EpilogueTile(result, bias, "column", activation))()
         exact = a.real.astype(int) @ b.real.astype(int)
         exact = (exact > 0) | (bias > 0) if dtype.kind == "b" else exact + bias.real.astype(int)
         np.testing.assert_array_equal(result, exact.astype(stored))
@@ -303,7 +303,7 @@ def replace_dtype(asked: Epilogue, dtype: np.dtype[Any]) -> Epilogue:
 
 def test_integers_wrap_where_they_are_narrowed() -> None:
     total, result = np.array([[300, -129, 5]], np.int32), np.empty((1, 3), np.int8)
-    Closing(result, None, None, "relu").bound(total)()
+    EpilogueTile(result, None, None, "relu").bound(total)()
     assert result.tolist() == [[44, 0, 5]]
 
 

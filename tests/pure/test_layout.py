@@ -103,7 +103,7 @@ def test_transposed_placement(placement: Placement) -> None:
 @given(placements())
 def test_single_and_unshared(placement: Placement) -> None:
     mesh, shape, layout = placement
-    single, unshared = layout.single(mesh), layout.unshared(mesh)
+    single, unshared = layout.single(mesh), layout.split_replicas(mesh)
     assert single.is_single(mesh)
     spare = (*layout.replicated_axes(mesh), *layout.partial)
     assert layout.is_single(mesh) == all(mesh.axis_size(axis) == 1 for axis in spare)
@@ -123,7 +123,7 @@ def test_replicas_share_out_dense_parts(placement: Placement) -> None:
     """What a replica takes of an even tile lies in one piece in that tile's memory."""
     mesh, shape, layout = placement
     for rank in mesh.ranks:
-        part, home = layout.unshared(mesh).region(shape, mesh, rank), layout.region(shape, mesh, rank)
+        part, home = layout.split_replicas(mesh).region(shape, mesh, rank), layout.region(shape, mesh, rank)
         assert not part or home.locate(part).is_contiguous
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rma_mm.errors import OptionError
 from rma_mm.windows.hosts import liveness
-from rma_mm.windows.hosts.liveness import BEATS, CELLS, Identity, Mate, by_sight, timeout_of
+from rma_mm.windows.hosts.liveness import BEATS, CELLS, Identity, PeerProcess, by_sight, timeout_of
 
 CHILD = """
 import sys, time
@@ -34,7 +34,7 @@ class Child:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True)
-        self.mate = Mate(Identity(*eval(self.read())))
+        self.mate = PeerProcess(Identity(*eval(self.read())))
 
     def read(self) -> str:
         assert self.process.stdout is not None

@@ -15,7 +15,7 @@ from rma_mm.algorithms import ALGORITHMS
 from rma_mm.errors import MemoryLimitError, ScheduleError
 from rma_mm.policy.simulator.simulate import _Program
 from rma_mm.runtime.execution.binding import Binding
-from rma_mm.runtime.ranks.agreement import describe, shared_error
+from rma_mm.runtime.ranks.agreement import common_error, describe
 from rma_mm.schedule import mirror_ops, ops
 from rma_mm.schedule.interpret import _Machine
 from rma_mm.schedule.lowering.lower import lower
@@ -81,7 +81,7 @@ def test_an_operation_on_other_slots(case: Case) -> None:
 def test_a_fault_keeps_its_code_on_its_way_to_other_ranks() -> None:
     told = describe(ScheduleError("race", "rank 1, Copy: too early"))
     assert told is not None
-    error = shared_error({1: told}, 2)
+    error = common_error({1: told}, 2)
     assert isinstance(error, ScheduleError)
     assert (error.code, str(error)) == ("race", "race: rank 1, Copy: too early (rank 1)")
 
@@ -92,6 +92,6 @@ def test_missing_memory_is_a_memory_error_on_every_rank() -> None:
         np.empty(1 << 59)
     told = describe(caught.value)
     assert told is not None
-    error = shared_error({2: told}, 4)
+    error = common_error({2: told}, 4)
     assert isinstance(error, MemoryLimitError)
     assert re.fullmatch(r"memory: Unable to allocate .* \(rank 2\)", str(error))

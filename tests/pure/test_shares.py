@@ -214,7 +214,7 @@ def test_on_two_kinds_of_nodes_the_best_even_plan_is_far_slower(shape: tuple[int
     """Eight nodes of 300 and eight of 125 GF/s a rank, on two fabrics: 1.3 times and more, simulated too."""
     request = Request(shape, TWO_KINDS, fetches_together=True, cost_model=CostModel(het()))
     best = candidates(request)[0]
-    flat = candidates(replace(request, tariff=CostModel(replace(het(), speeds=()))))
+    flat = candidates(replace(request, cost_model=CostModel(replace(het(), speeds=()))))
     priced = [
         (
             estimate(
@@ -243,7 +243,7 @@ def test_what_crosses_a_slow_wire_takes_longer() -> None:
     request = Request((512, 512, 512), mesh, tuple(layouts), algorithm="stationary_c")  # type: ignore[arg-type]
     bills = {}
     for slow in (1.0, 0.1):
-        found = replace(request, tariff=CostModel(replace(EXPOSED, wires=(1.0, 1.0, slow, 1.0))))
+        found = replace(request, cost_model=CostModel(replace(EXPOSED, wires=(1.0, 1.0, slow, 1.0))))
         best = candidates(found)[0]
         bills[slow] = best.cost.moving, simulated(best, found)
     assert all(late > 3 * usual for late, usual in zip(bills[0.1][:1], bills[1.0][:1], strict=True))
@@ -312,7 +312,7 @@ def test_groups_are_kept_and_have_memory_of_their_own() -> None:
         with pytest.raises(MachineError, match=name):
             Machine.from_json(machine.as_json() | {name: wrong})
     question = SweepProblem((8192,) * 3, 64, CostModel(machine), 4, (64,), "data_parallel", memory=17 * 10**6)
-    (fits,) = prices(replace(question, tariff=CostModel(replace(machine, rooms=()))))
+    (fits,) = prices(replace(question, cost_model=CostModel(replace(machine, rooms=()))))
     assert not fits.why_not
     (tight,) = prices(question)
     assert tight.why_not == "needs 8.75 MiB a rank, and 8.106 MiB may be held"

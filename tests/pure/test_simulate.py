@@ -102,11 +102,11 @@ def test_the_best_grid_is_found_without_trying_all(
     tried = [(pm, pn, pk) for pm, pn in every for pk in range(1, size // (pm * pn) + 1)]
     tried = [grid for grid in tried if may_idle or prod(grid) == size]
     tried = [grid for grid in tried if all(p <= max(1, n) for p, n in zip(grid, shape, strict=True))] or tried
-    fitting = [grid for grid in tried if cosma_grids.held(grid, shape) <= (inf if memory is None else memory)]
+    fitting = [grid for grid in tried if cosma_grids.elements_held(grid, shape) <= (inf if memory is None else memory)]
     if fitting:
         assert found == min(fitting, key=lambda grid: (cosma_grids.cost(grid, shape), prod(grid), grid))
     else:
-        assert str(found).startswith(f"needs {min(cosma_grids.held(grid, shape) for grid in tried)} elements")
+        assert str(found).startswith(f"needs {min(cosma_grids.elements_held(grid, shape) for grid in tried)} elements")
 
 
 @pure(60)
@@ -118,14 +118,14 @@ def test_the_best_rings_are_found_without_trying_all(
     shape: tuple[int, int, int], size: int, memory: int | None
 ) -> None:
     found, every = t10_points.least_moving(shape, size, memory), list(t10_points.points(size))
-    fitting = [point for point in every if memory is None or point.held(shape) <= memory]
+    fitting = [point for point in every if memory is None or point.elements_held(shape) <= memory]
     if fitting:
         assert isinstance(found, list)
         assert found[0] == min(
-            fitting, key=lambda p: (p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p))
+            fitting, key=lambda p: (p.moved(shape) + p.placing(shape), p.elements_held(shape), p.ranks[2], str(p))
         )
     else:
-        assert str(found).startswith(f"needs {min(point.held(shape) for point in every)} elements")
+        assert str(found).startswith(f"needs {min(point.elements_held(shape) for point in every)} elements")
 
 
 def test_grids_are_all_products() -> None:
@@ -155,8 +155,8 @@ MESHES = [
 """Grids, and ranks of a node: some that divide rows, some that do not, one node, a node each, and large nodes."""
 SHAPES = [(251, 257, 263), (2003, 997, 4001), (4001, 4003, 4007)]
 BOUNDS = {
-    "seconds": 0.08, "busiest": 0.02, "held": 0.05, "words": 0.05, "between": 0.05, "within": 0.05, "in_place": 0.05,
-    "messages": 0.07,
+    "seconds": 0.08, "busiest": 0.02, "elements_held": 0.05, "words": 0.05, "between": 0.05, "within": 0.05,
+    "in_place": 0.05, "messages": 0.07,
 }
 """By what share figures of a few ranks may miss those of all; words of one kind by what share of all words."""
 LINKS, T10_LINKS = ("between", "within"), 0.07
@@ -173,7 +173,7 @@ def figures(candidate: Candidate, request: Request) -> dict[str, float]:
     """What a row takes on its placements, from the ranks that are looked at now."""
     assert candidate.layouts is not None
     workload = workload_of(candidate.algorithm, placed_problem(request, candidate.layouts), candidate.width)
-    kinds = ("between", "within", "in_place", "messages", "busiest", "held")
+    kinds = ("between", "within", "in_place", "messages", "busiest", "elements_held")
     moved = {kind: float(getattr(traffic(workload), kind)) for kind in kinds}
     total = sum(moved[kind] for kind in ("between", "within", "in_place"))
     return moved | {"words": total, "seconds": estimate(workload, request.cost_model).seconds}
@@ -212,7 +212,8 @@ def test_a_few_ranks_stand_for_all(
     }
     allowed = {key: T10_LINKS if key[0] == "t10_rotate" and key[-1] in LINKS else BOUNDS[key[-1]] for key in off}
     assert {key: value for key, value in off.items() if abs(value) > allowed[key]} == {}
-    main_figures = [abs(value) for (*_, kind), value in off.items() if kind in ("seconds", "words", "busiest", "held")]
+    main_kinds = ("seconds", "words", "busiest", "elements_held")
+    main_figures = [abs(value) for (*_, kind), value in off.items() if kind in main_kinds]
     assert np.quantile(main_figures, 1 - FEW) < CLOSE
 
 
@@ -404,7 +405,7 @@ def test_what_calibration_writes_is_read(tmp_path: Path) -> None:
 
 
 def question(**changed: object) -> SweepProblem:
-    given: dict[str, object] = {"shape": (4000, 4000, 4000), "ranks": 64, "tariff": TYPICALLY, "per_node": 16}
+    given: dict[str, object] = {"shape": (4000, 4000, 4000), "ranks": 64, "cost_model": TYPICALLY, "per_node": 16}
     return SweepProblem(**(given | changed))  # type: ignore[arg-type]
 
 

@@ -106,10 +106,10 @@ def test_what_a_rank_has_for_itself_is_read_where_it_lies() -> None:
 def test_a_plan_fits_the_memory() -> None:
     """Copies are given up for rings where memory is short, and said to be missing where none fits."""
     shape = (1200, 1200, 1200)
-    leanest = min(point.held(shape) for point in points(6))
+    leanest = min(point.elements_held(shape) for point in points(6))
     for memory in (leanest, leanest * 3 // 2):
         plan = chosen(request_for(6, 1, shape, memory)).notes[0].split()[-1]
-        assert next(point for point in points(6) if plan.startswith(str(point))).held(shape) <= memory
+        assert next(point for point in points(6) if plan.startswith(str(point))).elements_held(shape) <= memory
     assert T10_ROTATE.specialize
     assert f"needs {leanest} elements a rank" in str(T10_ROTATE.specialize(request_for(6, 1, shape, leanest - 1)))
 

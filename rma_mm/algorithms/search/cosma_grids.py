@@ -45,7 +45,7 @@ def words(grid: Grid, shape: tuple[int, int, int]) -> int:
     return m * k * (pn - 1) // pn + k * n * (pm - 1) // pm + m * n * (pk - 1) // pk
 
 
-def held(grid: Grid, shape: tuple[int, int, int]) -> int:
+def elements_held(grid: Grid, shape: tuple[int, int, int]) -> int:
     """Elements that a rank holds: its shares, and C's summand."""
     m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
     pm, pn, pk = grid
@@ -80,7 +80,7 @@ def _within(shape: tuple[int, int, int], size: int, memory: float, by: Callable[
     pm, pn = pm[pm * pn <= size], pn[pm * pn <= size]
     most = np.minimum(size // (pm * pn), max(1, shape[2]))
     ends = [_at_least((pm, pn, pk), shape) for pk in (np.ones_like(most), np.minimum(2, most), most)]
-    least = np.min([bounds[by is held] for bounds in ends], axis=0)
+    least = np.min([bounds[by is elements_held] for bounds in ends], axis=0)
     may_fit = np.min([needed for _, needed in ends], axis=0) <= memory
     pm, pn, most, least = pm[may_fit], pn[may_fit], most[may_fit], least[may_fit]
     best = inf
@@ -88,9 +88,9 @@ def _within(shape: tuple[int, int, int], size: int, memory: float, by: Callable[
         first = int(least.argmin())
         pk = counts[2][counts[2] <= most[first]]
         bounds = _at_least((pm[first], pn[first], pk), shape)
-        for count in pk[(bounds[by is held] <= best) & (bounds[1] <= memory)].tolist():
+        for count in pk[(bounds[by is elements_held] <= best) & (bounds[1] <= memory)].tolist():
             grid = int(pm[first]), int(pn[first]), count
-            if held(grid, shape) <= memory:
+            if elements_held(grid, shape) <= memory:
                 best = min(best, by(grid, shape))
                 yield grid
         least[first] = inf
@@ -107,8 +107,12 @@ def best_grid(shape: tuple[int, int, int], size: int, memory: int | None = None,
     limit = inf if memory is None else memory
     used = [(pm, pn, pk) for pm, pn, pk in grids(size, 3)]
     used = [grid for grid in used if all(p <= max(1, n) for p, n in zip(grid, shape, strict=True))] or used
-    fitting = [grid for grid in (_within(shape, size, limit) if may_idle else used) if held(grid, shape) <= limit]
+    fitting = [
+        grid for grid in (_within(shape, size, limit) if may_idle else used) if elements_held(grid, shape) <= limit
+    ]
     if fitting:
         return min(fitting, key=lambda grid: (cost(grid, shape), grid[0] * grid[1] * grid[2], grid))
-    least = min(held(grid, shape) for grid in (_within(shape, size, inf, by=held) if may_idle else used))
+    least = min(
+        elements_held(grid, shape) for grid in (_within(shape, size, inf, by=elements_held) if may_idle else used)
+    )
     return f"needs {least} elements a rank on its leanest grid, and {memory} may be held"

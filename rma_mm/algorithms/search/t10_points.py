@@ -79,7 +79,7 @@ class Point:
         shifted = (skew,) if skew in names else ()
         return tuple(Level((axis,), skew=shifted) for axis in axes if axis in names)
 
-    def held(self, shape: tuple[int, int, int]) -> int:
+    def elements_held(self, shape: tuple[int, int, int]) -> int:
         """Elements of A, B and C that the fullest rank holds at rest, and of C's summand where k is shared out."""
         m, n, k = self._part(shape)
         a, b, c = self.rings
@@ -101,7 +101,7 @@ class Point:
 
     def fits(self, shape: tuple[int, int, int], memory: int | None) -> bool:
         """Whether a rank may hold so many elements."""
-        return memory is None or self.held(shape) <= memory
+        return memory is None or self.elements_held(shape) <= memory
 
     def longest(self, k: int) -> int:
         """Indices of k in the longest part of A or B that moves."""
@@ -154,7 +154,7 @@ def points(size: int) -> Iterator[Point]:
 def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
     """The plans that none beats in both memory and words moved, the leanest first."""
     best: list[Point] = []
-    ordered = sorted(points(size), key=lambda p: (p.held(shape), p.moved(shape), p.placing(shape)))
+    ordered = sorted(points(size), key=lambda p: (p.elements_held(shape), p.moved(shape), p.placing(shape)))
     for point in ordered:
         if not best or point.moved(shape) < best[-1].moved(shape):
             best.append(point)
@@ -204,10 +204,10 @@ def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = No
     leanest = [Point((m, n, k), (n, m, k)) for m, n, k in grids(size, 3)]
     fitting = [point for point in leanest if point.fits(shape, memory)]
     if not fitting:
-        return f"needs {min(point.held(shape) for point in leanest)} elements a rank, and {memory} may be held"
+        return f"needs {min(point.elements_held(shape) for point in leanest)} elements a rank, and {memory} may be held"
 
     def by_words(p: Point) -> tuple[int, int, int, str]:
-        return p.moved(shape) + p.placing(shape), p.held(shape), p.ranks[2], str(p)
+        return p.moved(shape) + p.placing(shape), p.elements_held(shape), p.ranks[2], str(p)
 
     return sorted((min(_promising(shape, each.ranks, memory), key=by_words) for each in fitting), key=by_words)
 
@@ -221,7 +221,7 @@ def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory:
 
     def figures(*rings: int) -> tuple[int, int]:
         point = Point(ranks, (rings[0], rings[1], rings[2]))
-        return point.moved(shape) + point.placing(shape), point.held(shape)
+        return point.moved(shape) + point.placing(shape), point.elements_held(shape)
 
     m, n, k = ranks
     of_a, of_b = {a: figures(a, 1, 1) for a in divisors(n)}, {b: figures(1, b, 1) for b in divisors(m)}

@@ -99,7 +99,7 @@ class Descriptor:
             (_cyclic(axis, block, at % block, indxg2p(at, block, source, parts)),)
             for axis, block, at, source, parts in cuts
         )
-        return Layout(splits, grid=_turned(mesh) if self.order == "C" else None)
+        return Layout(splits, grid=_column_major(mesh) if self.order == "C" else None)
 
     def local_shape(self, mesh: MeshShape, rank: int) -> tuple[int, int]:
         """The shape of the local array of `rank` for the whole matrix; (0, 0) for a rank beyond the mesh."""
@@ -153,7 +153,7 @@ def _cyclic(axis: str, block: int, offset: int, source: int) -> Level:
     return Level((axis,), "cyclic", args)
 
 
-def _turned(mesh: MeshShape) -> MeshShape:
+def _column_major(mesh: MeshShape) -> MeshShape:
     """The ranks of `mesh` in column-major order: row-major on the grid with its axes exchanged."""
     return MeshShape(mesh.shape[::-1], mesh.names[::-1])
 
@@ -204,7 +204,7 @@ def layout_to_descriptor(layout: Layout, mesh: MeshShape, shape: tuple[int, int]
     Raises LayoutError, saying why, where there is none; so does a matrix whose shape is not known.
     """
     _check_grid(mesh)
-    if layout.grid is not None and layout.grid != _turned(mesh):
+    if layout.grid is not None and layout.grid != _column_major(mesh):
         raise LayoutError(f"PBLAS has row-major and column-major grids of the mesh {mesh}; got the grid {layout.grid}")
     if layout.partial:
         raise LayoutError(f"PBLAS has no partial sums; got {', '.join(f'{axis}=sum' for axis in layout.partial)}")

@@ -1,7 +1,7 @@
 """What becomes of an element of C once it is summed: C = cast(activation(alpha · op(A) @ op(B) + beta · C + bias)).
 
-An `Epilogue` is what a user asks for; a `Closing` is the same for one tile, between the array in which it is summed and
-the array in which it is stored.
+An `Epilogue` is what a user asks for; a `EpilogueTile` is the same for one tile, between the array in which it is
+summed and the array in which it is stored.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Epilogue:
         """Compile now what products of such a shape will take."""
         if compiles(kernel, shape) and (self.bias is not None or self.activation is not None):
             one = np.zeros((1, 1), summed)
-            Closing(one, None, None, self.activation or "relu", True).bound(one)
+            EpilogueTile(one, None, None, self.activation or "relu", True).bound(one)
 
     def tile_work(self, rows: slice, cols: slice, compiles: bool) -> TileWork | None:
         """What is done to this part of a rank's C in place of bias and activation; None for these."""
@@ -210,7 +210,7 @@ def element_type(dtype: Any) -> np.dtype[Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Closing:
+class EpilogueTile:
     """An epilogue for one tile of C."""
 
     result: NDArray[Any]
@@ -225,14 +225,14 @@ class Closing:
     work: TileWork | None = None
     """Element-wise work that is done in place of these."""
 
-    def part(self, rows: slice, cols: slice) -> Closing:
+    def part(self, rows: slice, cols: slice) -> EpilogueTile:
         """The same for a part of the tile."""
         bias = None if self.bias is None else self.bias[cols if self.per == "column" else rows]
         work = None if self.work is None else self.work.part(rows, cols)
         return replace(self, result=self.result[rows, cols], bias=bias, work=work)
 
     @property
-    def T(self) -> Closing:
+    def T(self) -> EpilogueTile:
         """The same for the transposed tile."""
         per = {"column": "row", "row": "column", None: None}[self.per]
         return replace(self, result=self.result.T, per=per, work=None if self.work is None else self.work.T)

@@ -86,7 +86,7 @@ def _part(x: Array, rows: slice, cols: slice) -> Array:
     return x[rows if x.shape[0] != 1 else slice(None), cols if x.shape[1] != 1 else slice(None)]
 
 
-def summed(x: Array, axes: tuple[int, ...], out: Array) -> None:
+def sum_axes(x: Array, axes: tuple[int, ...], out: Array) -> None:
     """Sum over `axes` into `out`, whose extent there is 1, in the type that products are summed in."""
     with np.errstate(all="ignore"):
         out[...] = np.sum(x, axis=axes, keepdims=True, dtype=working(out.dtype))

@@ -18,6 +18,7 @@ from rma_mm.kernels.gemm.memory import (
     element,
     fill,
     half,
+    load_sum,
     moved,
     narrow_tile,
     put,
@@ -25,7 +26,6 @@ from rma_mm.kernels.gemm.memory import (
     set_word,
     stored,
     subroutine,
-    summed,
     tile,
     times,
     word,
@@ -124,20 +124,20 @@ def pack(side, source, across, along, flips, extent, depth, panel):
 def merge_real(sums, spare, c, step, columns, mode, plain, scalars):
     """Add one row of a tile to one row of c."""
     for j in range(columns):
-        value = summed(sums, spare, j * sums.total)
+        value = load_sum(sums, spare, j * sums.total)
         if not plain:
-            value = times(sums, summed(sums, scalars, 0), value)
+            value = times(sums, load_sum(sums, scalars, 0), value)
         if mode == ADDS:
             value = combined(sums, stored(sums, c, j * step), value)
         elif mode == SCALES:
-            value = combined(sums, times(sums, summed(sums, scalars, sums.total), stored(sums, c, j * step)), value)
+            value = combined(sums, times(sums, load_sum(sums, scalars, sums.total), stored(sums, c, j * step)), value)
         put(sums, c, j * step, value)
 
 
 @numba.njit(inline="always")
 def scaled(sums, scalars, re, im):
     """A complex number times the one that stands there."""
-    by_re, by_im = summed(sums, scalars, 0), summed(sums, scalars, sums.total)
+    by_re, by_im = load_sum(sums, scalars, 0), load_sum(sums, scalars, sums.total)
     return by_re * re - by_im * im, by_re * im + by_im * re
 
 
@@ -145,8 +145,8 @@ def scaled(sums, scalars, re, im):
 def merge_complex(sums, spare, c, step, columns, mode, plain, scalars):
     """Add one row of a complex tile to one row of c."""
     for j in range(columns):
-        re = summed(sums, spare, 2 * j * sums.total)
-        im = summed(sums, spare, (2 * j + 1) * sums.total)
+        re = load_sum(sums, spare, 2 * j * sums.total)
+        im = load_sum(sums, spare, (2 * j + 1) * sums.total)
         if not plain:
             re, im = scaled(sums, scalars, re, im)
         if mode != OVERWRITES:

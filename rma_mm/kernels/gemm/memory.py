@@ -251,7 +251,7 @@ def set_word(typing: Any, address: Any, offset: Any, value: Any) -> Any:
 
 
 @function
-def summed(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
+def load_sum(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
     """A sum that a tile left there."""
     kind = numba_type(sums.form.total)
 

@@ -21,7 +21,7 @@ from rma_mm.kernels.gemm.form import Form, form_of, takes_bytes
 from rma_mm.kernels.gemm.loops import ADDS, OVERWRITES, SCALES, least_exponents, multiply, specials
 from rma_mm.kernels.gemm.memory import BYTES, SideType, SumType
 from rma_mm.kernels.product import LocalOperands, Product
-from rma_mm.kernels.threads import get_threads, together
+from rma_mm.kernels.threads import get_threads, run_concurrently
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _OPERAND = (_ADDRESS, _SIZE, _SIZE, _SIZE)
@@ -55,7 +55,7 @@ def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
 
 
 @cache
-def looks(form: Form | None, source: str) -> Callable[..., None]:
+def compiled_scan(form: Form | None, source: str) -> Callable[..., None]:
     """`least_exponents` of bfloat16, or `specials` of elements that a form packs, compiled."""
     from numba import types
 
@@ -87,7 +87,7 @@ def bind_numba(problem: LocalOperands) -> Product:
         _compile_all(problem.semiring, *blocking.types(a, b, c))
         return bind_blocked("numba", problem, blocking, partial(_step, problem.semiring))
     calls = [_bound(part) for part in _parts(problem, get_threads())]
-    return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(together, calls))
+    return Product.by("numba", problem, calls[0] if len(calls) == 1 else partial(run_concurrently, calls))
 
 
 def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
@@ -230,9 +230,9 @@ def _look(x: Array, form: Form) -> int:
     batch = x[:1] if x.ndim == 3 and not x.strides[0] else x if x.ndim == 3 else x[None]
     out, place = ctypes.c_int32(), (_address(batch), *batch.strides, *batch.shape)
     if form.is_arithmetic:
-        looks(None, "")(*place, ctypes.addressof(out))
+        compiled_scan(None, "")(*place, ctypes.addressof(out))
     else:
-        looks(form, storage(x.dtype, True))(None, *place, ctypes.addressof(out))
+        compiled_scan(form, storage(x.dtype, True))(None, *place, ctypes.addressof(out))
     return out.value
 
 
@@ -244,7 +244,7 @@ def _step(
     a, b, c = blocks
     alpha, beta = (c.dtype.type(x) for x in scalars)
     calls = [_bound(part) for part in _parts(LocalOperands(a, b, c, alpha, beta, *conj, semiring), get_threads())]
-    together(calls) if len(calls) > 1 else calls[0]()
+    run_concurrently(calls) if len(calls) > 1 else calls[0]()
 
 
 # -- several threads --------------------------------------------------------------------------------

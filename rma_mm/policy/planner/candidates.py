@@ -395,7 +395,7 @@ def _taken(algorithm: Algorithm, request: Request, x: str, wanted: Layout | None
     single = wanted if wanted.is_single(request.mesh) or wanted.pins else wanted.single(request.mesh)
     others = algorithm.also_accepts(request.mesh) if algorithm.also_accepts else {}
     more = [others[x]] if x in others else []
-    more += [layout.turned for layout in (more or [wanted]) if x in algorithm.accepts_transposed]
+    more += [layout.transposed for layout in (more or [wanted]) if x in algorithm.accepts_transposed]
     dense = not any(level.kind == "cyclic" for split in wanted.splits for level in split)  # in a C that is all there
     found = [single, wanted, *more, *([everywhere()] if x == "C" and dense else [])]
     return sorted(found, key=lambda layout: not (x in others and others[x].partial and layout == others[x]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rma_mm.elements.pointwise import Constant, Pointwise
-from rma_mm.errors import OptionError, cut
+from rma_mm.errors import OptionError, truncate
 from rma_mm.policy.planner.chain_graph import PRODUCT, SPREAD, SUM, TURN, TURNS, Graph, Value
 
 COPY = Pointwise(1, (), 0)
@@ -78,7 +78,7 @@ class Step:
         if self.work is None:
             return f"{self.result} = {product}"
         names = [*([f"({product})"] if product else []), *map(str, self.others)]
-        return f"{self.result} = {cut(self.work.text(names))}"
+        return f"{self.result} = {truncate(self.work.text(names))}"
 
 
 def requested_results(
@@ -95,7 +95,7 @@ def requested_results(
     is_list = isinstance(named, Sequence) and all(isinstance(x, str) for x in named) and not isinstance(named, str)
     if not is_list or not all(name in graph.results for name in named) or (only is not None and not named):
         made = ", ".join(graph.results)
-        raise OptionError(f"{what}: got {cut(repr(named))}; it is a list of names that the steps make: {made}")
+        raise OptionError(f"{what}: got {truncate(repr(named))}; it is a list of names that the steps make: {made}")
     return [name for name in graph.results if name in named or (only is None and name not in read)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rma_mm.elements.pointwise import Constant
-from rma_mm.errors import OptionError, RmaError, ShapeError, cut
+from rma_mm.errors import OptionError, RmaError, ShapeError, truncate
 from rma_mm.policy.planner.chain_graph import TURNS, Graph, Value
 
 RULE = "a step reads NAME = EXPRESSION, as 'H = gelu(X @ W + b)' or 'dW = X.T @ dY'"
@@ -44,7 +44,7 @@ def graph_of(steps: object, graph: Graph, numbers: Mapping[str, Any]) -> set[str
     """
     texts = [line for line in steps.splitlines() if line.split("#")[0].strip()] if isinstance(steps, str) else steps
     if not isinstance(texts, Sequence) or not texts:
-        raise OptionError(f"steps: got {cut(repr(steps))}; pass a list of steps; {RULE}")
+        raise OptionError(f"steps: got {truncate(repr(steps))}; pass a list of steps; {RULE}")
     statements = [_assignment(text) for text in texts]
     reader = _Reader(graph, numbers, [each.name for each in statements])
     for each in statements:
@@ -58,7 +58,7 @@ def graph_of(steps: object, graph: Graph, numbers: Mapping[str, Any]) -> set[str
 def _assignment(text: object) -> Assignment:
     """A step, taken apart. Raises OptionError."""
     if not isinstance(text, str):
-        raise OptionError(f"steps: got {cut(repr(text))}; {RULE}")
+        raise OptionError(f"steps: got {truncate(repr(text))}; {RULE}")
     text = re.sub(r"\s", " ", text.strip())  # tabs too: the caret counts characters
     prepared = re.sub(r"(?<=\w)'", PRIME, text)
     try:
@@ -68,7 +68,7 @@ def _assignment(text: object) -> Assignment:
     except (RecursionError, MemoryError):
         raise _too_deep(text) from None
     except ValueError as error:
-        raise OptionError(f"steps: {cut(repr(text))}: {error}; {RULE}") from None
+        raise OptionError(f"steps: {truncate(repr(text))}: {error}; {RULE}") from None
     target = found[0].targets[0] if len(found) == 1 and isinstance(found[0], ast.Assign) else None
     if not isinstance(target, ast.Name) or len(found[0].targets) != 1:  # type: ignore[attr-defined]
         raise _error(text, OptionError, RULE, 0)
@@ -80,11 +80,11 @@ def _error(text: str, kind: type[RmaError], message: str, column: int) -> RmaErr
     start = max(0, min(column - SHOWN // 2, len(text) - SHOWN))
     shown = f"{'… ' * (start > 0)}{text[start : start + SHOWN]}{' …' * (start + SHOWN < len(text))}"
     caret = " " * (column - start + 2 * (start > 0))
-    return kind(f"steps: '{cut(text)}': {message}\n    {shown}\n    {caret}^")
+    return kind(f"steps: '{truncate(text)}': {message}\n    {shown}\n    {caret}^")
 
 
 def _too_deep(text: str) -> OptionError:
-    return OptionError(f"steps: '{cut(text)}': it is nested too deeply; make several steps of it")
+    return OptionError(f"steps: '{truncate(text)}': it is nested too deeply; make several steps of it")
 
 
 class _Reader:

@@ -125,7 +125,7 @@ def frontier_table(shape: tuple[int, int, int], size: int) -> str:
         m, n, _ = point.ranks
         like = "Cannon's placement" if m == n and point.rings == (m, n, 1) and m > 1 else ""
         ranks, rings = (",".join(map(str, each)) for each in (point.ranks, point.rings))
-        figures = [str(each(shape)) for each in (point.held, point.moved, point.placing)]
+        figures = [str(each(shape)) for each in (point.elements_held, point.moved, point.placing)]
         rows.append([f"t10_rotate:{point}", ranks, rings, *figures, like])
     return table(rows)
 

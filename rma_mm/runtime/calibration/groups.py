@@ -13,7 +13,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import COLLECTIVES, PACKED, Cost
 from rma_mm.policy.model.traffic import FLAT
 from rma_mm.runtime.calibration.overlap import LONG, WIDTH, Overlap
-from rma_mm.runtime.calibration.sampling import BUSY, Act, Lap, Movement, multiply_for
+from rma_mm.runtime.calibration.sampling import BUSY, Act, Sample, TransferBenchmark, multiply_for
 from rma_mm.runtime.calibration.site import Load, Site
 from rma_mm.runtime.calibration.transfers import ROWS, Array
 from rma_mm.windows import Transfer
@@ -26,7 +26,7 @@ TAG = 1
 """Of shifts."""
 
 
-class Together:
+class CollectiveGroups:
     """The groups on one class of link, and this rank's part in its own."""
 
     def __init__(
@@ -42,17 +42,17 @@ class Together:
         self.home, self.room, self.multiply = home, room, multiply
         self.transfers: list[Transfer] = []
 
-    def cases(self, is_thorough: bool) -> list[Movement]:
+    def cases(self, is_thorough: bool) -> list[TransferBenchmark]:
         """Every movement in every size, its targets idle, and busy where that is asked for."""
-        found: list[Movement] = []
+        found: list[TransferBenchmark] = []
         for name in COLLECTIVES:
             for rows in SIZES[:-1] if self.link == "between" else SIZES:  # `overlaps` tell what large ones take there
                 nbytes = rows * WIDTH * 4
                 places = [self.parts(name, rows, place) for place in range(ROWS // (FLAT * SIZES[-1]))]
-                moves = [GroupMove(parts) for parts in places if parts]
-                found.append(Movement(self.link, name, nbytes, self.load(name), moves))
+                moves = [GroupBenchmark(parts) for parts in places if parts]
+                found.append(TransferBenchmark(self.link, name, nbytes, self.load(name), moves))
                 if is_thorough and rows != SIZES[1]:
-                    found.append(BusyTogether(self, name, nbytes, places[0]))
+                    found.append(BusyGroupBenchmark(self, name, nbytes, places[0]))
         return found
 
     def pieces(self, columns: int) -> Packed:
@@ -139,13 +139,13 @@ class Together:
             self.comm.Free()
 
 
-class Packed(Movement):
+class Packed(TransferBenchmark):
     """What MPI packs and unpacks on its way round a ring."""
 
-    def __init__(self, groups: Together, columns: int) -> None:
+    def __init__(self, groups: CollectiveGroups, columns: int) -> None:
         moves: list[Act] = []
         if groups.channel is not None:
-            moves = [GroupMove(groups.shifts(Region.box((0, ROWS), (0, columns))))]
+            moves = [GroupBenchmark(groups.shifts(Region.box((0, ROWS), (0, columns))))]
         super().__init__(groups.link, "packed", ROWS * columns * 4, groups.load("shift"), moves)
 
     def seconds(self, found: float, shift: Cost) -> float:
@@ -153,7 +153,7 @@ class Packed(Movement):
         return max(0.0, found / self.load[0] - shift.seconds(self.nbytes)) / ROWS
 
 
-class GroupMove:
+class GroupBenchmark:
     """A rank's part in a movement, from start to end."""
 
     def __init__(self, parts: Sequence[Transfer]) -> None:
@@ -167,17 +167,17 @@ class GroupMove:
             part.wait()
 
 
-class BusyTogether(Movement):
+class BusyGroupBenchmark(TransferBenchmark):
     """A movement that half of the members begin and then multiply: what it takes the other half."""
 
-    def __init__(self, all_groups: Together, name: str, nbytes: int, parts: Sequence[Transfer]) -> None:
+    def __init__(self, all_groups: CollectiveGroups, name: str, nbytes: int, parts: Sequence[Transfer]) -> None:
         super().__init__(all_groups.link, f"{name} busy", nbytes, all_groups.load(name), [])
         self.parts, self.progress = parts, all_groups.progress
         group = all_groups.group
         is_target = bool(group) and group.index(all_groups.site.rank) >= len(group) // 2
         self.multiply: Act | None = all_groups.multiply if is_target else None
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         begin = time.perf_counter()
         with self.progress:
@@ -188,4 +188,4 @@ class BusyTogether(Movement):
             for part in self.parts:
                 part.wait()
         is_origin = bool(self.parts) and self.multiply is None
-        return [Lap(begin, time.perf_counter()) if is_origin else Lap(begin, begin, inf)]
+        return [Sample(begin, time.perf_counter()) if is_origin else Sample(begin, begin, inf)]

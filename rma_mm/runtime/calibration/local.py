@@ -16,7 +16,7 @@ from rma_mm.kernels.choice.speed import square
 from rma_mm.policy.model.machine import COPY, PAGE, Cost
 from rma_mm.runtime.calibration.fitting import Shape
 from rma_mm.runtime.calibration.overlap import WIDTH
-from rma_mm.runtime.calibration.sampling import Act, Case, Lap, Movement
+from rma_mm.runtime.calibration.sampling import Act, Case, Sample, TransferBenchmark
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.transfers import ROWS, SIZES, Array, at_once, boxes
 from rma_mm.windows.boxes.copying import CopyTransfer
@@ -55,18 +55,18 @@ MEETINGS, OPERATIONS = 20, 1000
 """How often ranks meet, and how many operations run, for one sample."""
 
 
-def copies(site: Site, source: Array, target: Array) -> list[Movement]:
+def copies(site: Site, source: Array, target: Array) -> list[TransferBenchmark]:
     """Copies within a rank's own memory, by all ranks at once."""
     load = site.processor_load(dict.fromkeys(range(site.size), 1))
     found = []
     for rows in SIZES:
         pairs = [(target[box[0].start : box[0].stop], source[box[0].start : box[0].stop]) for box in boxes(rows)]
         moves = [at_once(CopyTransfer([pair], None, _always_open, same_node=True)) for pair in pairs]
-        found.append(Movement("own", COPY, rows * WIDTH * 4, load, moves))
+        found.append(TransferBenchmark("own", COPY, rows * WIDTH * 4, load, moves))
     return found
 
 
-class Pieces(Movement):
+class Pieces(TransferBenchmark):
     """A copy of a few columns, of which no two rows lie together."""
 
     def __init__(self, site: Site, source: Array, target: Array) -> None:
@@ -141,7 +141,7 @@ class Products:
         self.counts = [0] * self.figures
         """How many of each go into a sample; none of what would take too long."""
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         if not any(self.counts):
             self.counts = self.guessed()
@@ -156,7 +156,7 @@ class Products:
             found[at] = (clock() - begin) / count if count else 0.0
         time.sleep(SETTLE * self.settles)
         reduced(self.comm, found, "SUM")
-        return [Lap(0.0, each / self.comm.size) for each in found]
+        return [Sample(0.0, each / self.comm.size) for each in found]
 
     def guessed(self) -> list[int]:
         """How many of each make a sample, from the time of a small one. Collective."""
@@ -199,7 +199,7 @@ class Crowding:
         self.own: list[list[float]] = []
         """Seconds of a processor that each sample took a rank, on average."""
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         laps, took = [], []
         for _ in range(CROWDS):
@@ -208,7 +208,7 @@ class Crowding:
             for _ in range(self.count):
                 self.multiply()
             took.append(time.process_time() - before)
-            laps.append(Lap(begin, time.perf_counter()))
+            laps.append(Sample(begin, time.perf_counter()))
         self.own.append(np.mean(self.comm.allgather(took), axis=0).tolist())
         return laps
 
@@ -216,7 +216,7 @@ class Crowding:
         """As many products as make a sample."""
         self.count = max(1, round(self.count * CROWDED / max(1e-9, *self.own[-1])))
 
-    def share(self, rounds: np.ndarray[Any, Any]) -> float:
+    def slowdown(self, rounds: np.ndarray[Any, Any]) -> float:
         """How much longer they took than processors that are never idle would have, by their lowest tenth."""
         if self.load <= 1:
             return 1.0
@@ -232,12 +232,12 @@ class Meeting(Case):
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         begin = time.perf_counter()
         for _ in range(MEETINGS):
             barrier(self.comm)
-        return [Lap(begin, time.perf_counter(), MEETINGS)]
+        return [Sample(begin, time.perf_counter(), MEETINGS)]
 
 
 class Operation(Case):
@@ -261,7 +261,7 @@ class Operation(Case):
         """Stands for the executor's count of what is done."""
         self.done += work
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         found = []
         for actions in self.actions:
@@ -269,7 +269,7 @@ class Operation(Case):
             begin = time.perf_counter()
             for action in actions:
                 action()
-            found.append(Lap(begin, time.perf_counter(), OPERATIONS))
+            found.append(Sample(begin, time.perf_counter(), OPERATIONS))
         return found
 
     def seconds(self, found: Sequence[float]) -> float:

@@ -16,8 +16,8 @@ from rma_mm.policy.model.machine import COLLECTIVES, COPY, TYPICAL, Machine
 from rma_mm.policy.model.machine_file import machine_text
 from rma_mm.runtime.calibration import cache
 from rma_mm.runtime.calibration.link import has_changed
+from rma_mm.runtime.calibration.run_calibration import Wanted, run_calibration
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.survey import Wanted, survey
 from rma_mm.runtime.ranks.agreement import agreed
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _found(
     if is_named or wanted is None or not may_measure:
         return base
     seconds = KERNEL if base is not None else BETWEEN if site.has("between") else SHORT
-    machine = survey(comm, site, wanted, seconds, base).machine
+    machine = run_calibration(comm, site, wanted, seconds, base).machine
     if comm.rank == 0:
         cache.write(cache.key_of(site), machine, tries + 1)
     return machine

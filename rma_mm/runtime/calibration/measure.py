@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rma_mm.flavours import DEFAULT
+from rma_mm.runtime.calibration.run_calibration import Wanted, run_calibration
 from rma_mm.runtime.calibration.site import Site
-from rma_mm.runtime.calibration.survey import Wanted, survey
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,4 +30,4 @@ def measure(
     seconds: about how long it takes; more makes it surer. flavours: of windows; one whose memory there is not is left
     out. Raises DtypeError or AlgorithmError for products that cannot be done so.
     """
-    return survey(comm, Site.of(comm, node_of, threads), Wanted(dtypes, flavours), seconds).machine
+    return run_calibration(comm, Site.of(comm, node_of, threads), Wanted(dtypes, flavours), seconds).machine

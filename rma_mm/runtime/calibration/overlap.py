@@ -10,7 +10,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from rma_mm.policy.model.machine import COLLECTIVES, COPY, PACKED, SUMS
-from rma_mm.runtime.calibration.sampling import Act, Lap
+from rma_mm.runtime.calibration.sampling import Act, Sample
 from rma_mm.runtime.calibration.site import Load, Site
 from rma_mm.windows import Transfer
 from rma_mm.windows.progress import Progress
@@ -63,7 +63,7 @@ class Overlap:
         self.counts: list[int] = []
         """Products of each round."""
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         self.counts.append(self.products)
         with self.progress:
@@ -100,7 +100,7 @@ class Overlap:
         beyond = both - multiply.min() * np.array(self.counts)
         return share * max(0.0, float(beyond[1:].min()))
 
-    def _timed(self, multiply: bool = True, move: bool = True) -> Lap:
+    def _timed(self, multiply: bool = True, move: bool = True) -> Sample:
         if move:
             self._start()
             self._wait()
@@ -112,7 +112,7 @@ class Overlap:
             self.progress.during(self._multiply)
         if move:
             self._wait()
-        return Lap(begin, time.perf_counter())
+        return Sample(begin, time.perf_counter())
 
     def _start(self) -> None:
         for transfer in self.moves[self.size]:

@@ -40,7 +40,7 @@ LEAST, ROUNDS = 3, 15
 """Rounds at least and at most. The first does not count: it finds everything cold."""
 
 
-class Lap(NamedTuple):
+class Sample(NamedTuple):
     """A stretch of time, in what time.perf_counter says: one clock for all processes of a host."""
 
     begin: float = inf
@@ -57,7 +57,7 @@ class Case(Protocol):
     begins_together: bool
     """Whether the clock begins with the first rank of a host, and not with each for itself."""
 
-    def sample(self) -> Sequence[Lap]:
+    def sample(self) -> Sequence[Sample]:
         """What this rank's clock said. All ranks have just met. Collective."""
 
     def learn(self, seconds: Sequence[float]) -> None:
@@ -98,7 +98,7 @@ def scatter(rounds: Sequence[NDArray[np.float64]]) -> float:
 
 def _round(comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case]) -> NDArray[np.float64]:
     """Every case once."""
-    laps: list[Lap] = []
+    laps: list[Sample] = []
     for case in cases:
         barrier(comm)
         laps += case.sample()
@@ -144,7 +144,7 @@ def multiply_for(seconds: float, multiply: Act, progress: Progress) -> None:
     progress.during(work)
 
 
-class Movement:
+class TransferBenchmark:
     """One movement of one size, with idle targets. Every rank that takes part starts and ends its share."""
 
     figures, begins_together = 1, True
@@ -161,15 +161,15 @@ class Movement:
         self.count = 4
         """Movements of a sample; the same on all ranks."""
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
-        return [self.lap(self.count, inf) if self.moves else Lap()]
+        return [self.lap(self.count, inf) if self.moves else Sample()]
 
     def learn(self, seconds: Sequence[float]) -> None:
         """As many movements as make a sample."""
         self.count = min(MOST, max(1, round(SAMPLE * max(1.0, self.load[0]) / max(1e-9, seconds[0]))))
 
-    def lap(self, most: int, seconds: float) -> Lap:
+    def lap(self, most: int, seconds: float) -> Sample:
         """So many movements, but no more than go into the time."""
         begin, count, moves = time.perf_counter(), 0, self.moves
         end = begin + seconds
@@ -178,14 +178,14 @@ class Movement:
             count += 1
         if self.finish is not None:
             self.finish()
-        return Lap(begin, time.perf_counter(), count)
+        return Sample(begin, time.perf_counter(), count)
 
     def point(self, seconds: float) -> tuple[float, float, float]:
         """What its time is made of: transfers, bytes, seconds."""
         return self.load[0], self.load[1] * self.nbytes, seconds
 
 
-class BusyMovement(Movement):
+class BusyTransferBenchmark(TransferBenchmark):
     """The same while the targets are inside a multiply."""
 
     def __init__(
@@ -196,14 +196,14 @@ class BusyMovement(Movement):
         super().__init__(link, f"{name} busy", nbytes, load, moves, finish)
         self.progress, self.multiply = progress, multiply
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`: of the origins, as many movements as go into the time."""
         with self.progress:
             if self.multiply is not None:
                 begin = time.perf_counter()
                 multiply_for(BUSY, self.multiply, self.progress)
-                return [Lap(begin, begin, inf)]
-            return [self.lap(MOST, 0.6 * BUSY) if self.moves else Lap()]
+                return [Sample(begin, begin, inf)]
+            return [self.lap(MOST, 0.6 * BUSY) if self.moves else Sample()]
 
     def learn(self, seconds: Sequence[float]) -> None:
         """The time decides how many."""

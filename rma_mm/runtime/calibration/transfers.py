@@ -15,7 +15,7 @@ from rma_mm.flavours import find_flavour
 from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import PACKED
 from rma_mm.runtime.calibration.overlap import LONG, WIDTH, Overlap
-from rma_mm.runtime.calibration.sampling import Act, BusyMovement, Case, Lap, Movement
+from rma_mm.runtime.calibration.sampling import Act, BusyTransferBenchmark, Case, Sample, TransferBenchmark
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.windows import Patch, Transfer, Window, open_window
 from rma_mm.windows.progress import Progress
@@ -79,7 +79,7 @@ class OneSided:
         self.transfers: list[Transfer] = []
         self.has_long = False
 
-    def cases(self, has_long: bool) -> list[Movement]:
+    def cases(self, has_long: bool) -> list[TransferBenchmark]:
         """Every movement on every class of link that there is, its targets idle and busy.
 
         has_long: whether `overlaps` tell what large ones take between nodes.
@@ -88,7 +88,7 @@ class OneSided:
         links = [link for link in ("node", "between") if self.site.has(link)]
         return [*self._own(), *(case for link in links for busy in (False, True) for case in self._cases(link, busy))]
 
-    def _own(self) -> list[Movement]:
+    def _own(self) -> list[TransferBenchmark]:
         """Accumulates to a rank's own memory, which go through MPI as all others do."""
         ranks = range(self.site.size)
         pairs = dict(zip(ranks, ranks, strict=True))
@@ -99,7 +99,7 @@ class OneSided:
         """What is to be timed of several readers, where there are several."""
         return [Contention(self, link) for link in ("node", "between") if self.site.readers(link)[0]]
 
-    def _cases(self, link: str, busy: bool) -> list[Movement]:
+    def _cases(self, link: str, busy: bool) -> list[TransferBenchmark]:
         pairs = self.site.pairs(link, busy)
         makers: dict[str, Callable[[int, Region], Transfer]] = {"get": self.get, "accumulate": self.accumulate}
         sizes = BUSY_SIZES if busy else SIZES[:-1] if self.has_long and link == "between" else SIZES
@@ -127,7 +127,7 @@ class OneSided:
 
     def _case(
         self, link: str, name: str, rows: int, pairs: dict[int, int], prepare: Callable[[int], list[Act]], busy: bool
-    ) -> Movement:
+    ) -> TransferBenchmark:
         """One movement of so many rows; `prepare` makes it for a target."""
         target = pairs.get(self.site.rank)
         moves = [] if target is None else prepare(target)
@@ -135,9 +135,9 @@ class OneSided:
         load = self.site.pair_load(link, pairs, busy)
         nbytes, name = rows * WIDTH * 4 or 8, f"{self.flavour}.{name}"
         if not busy:
-            return Movement(link, name, nbytes, load, moves, finish)
+            return TransferBenchmark(link, name, nbytes, load, moves, finish)
         multiply = self.multiply if self.site.rank in pairs.values() else None
-        return BusyMovement(link, name, nbytes, load, moves, finish, self.progress, multiply)
+        return BusyTransferBenchmark(link, name, nbytes, load, moves, finish, self.progress, multiply)
 
     def prepared(self, make: Callable[[int, Region], Transfer], rows: int, target: int) -> list[Act]:
         """Transfers of so many rows, at different places."""
@@ -176,7 +176,7 @@ class Contention(Case):
         self.ways = [[] if owner is None else via.prepared(via.get, BUSY_SIZES[-1], owner) for owner in mine]
         self.comm = via.comm
 
-    def sample(self) -> list[Lap]:
+    def sample(self) -> list[Sample]:
         """See `Case`."""
         found = []
         for moves in self.ways:
@@ -184,7 +184,7 @@ class Contention(Case):
             begin = time.perf_counter()
             for move in moves * TURNS:
                 move()
-            found.append(Lap(begin, time.perf_counter()) if moves else Lap())
+            found.append(Sample(begin, time.perf_counter()) if moves else Sample())
         return found
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.layout import Layout
 from rma_mm.kernels.epilogue.epilogue import compiles
-from rma_mm.kernels.epilogue.pointwise import Fused, apply, summed
+from rma_mm.kernels.epilogue.pointwise import Fused, apply, sum_axes
 from rma_mm.policy.model.cost_model import CostBreakdown
 from rma_mm.policy.planner.chain_steps import Step
 from rma_mm.runtime.execution.executor import Executable, Running
 from rma_mm.runtime.matrices.matrix import DistMatrix
-from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.matrices.move import Redistribution
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.schedule import Schedule
@@ -185,7 +185,7 @@ class AxisSums(StepPlaces, Action):
         own, factor = here[self.own], self.step.factors[0]
         source = here[place].T if factor.transposed else here[place]
         if own.tile.size:
-            own.mesh.progress.during(partial(summed, source.tile, self.step.axes, own.tile))
+            own.mesh.progress.during(partial(sum_axes, source.tile, self.step.axes, own.tile))
             if factor.conjugated:
                 np.conjugate(own.tile, out=own.tile)
 
@@ -194,7 +194,7 @@ class AxisSums(StepPlaces, Action):
 class Conversion(Action):
     """A matrix brought to another placement."""
 
-    moving: Moving
+    moving: Redistribution
     source: Place
     target: Place
     made: DistMatrix

@@ -34,20 +34,20 @@ from rma_mm.runtime.chains.prices import Prices, nbytes
 from rma_mm.runtime.chains.told import seconds_line, step_table
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
-from rma_mm.runtime.matrices.move import Moving, scratch_bytes
+from rma_mm.runtime.matrices.move import Redistribution, scratch_bytes
 from rma_mm.runtime.products.make_plan import common_mesh, describe
 from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import tell_together
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows.waiting import largest
 
 Given = DistMatrix | Operand | tuple[Shape, DTypeLike] | complex
 T = TypeVar("T")
 
 
-@in_turn
+@serialized
 def plan_chain(
     steps: str | Sequence[str] = "",
     /,
@@ -206,7 +206,7 @@ class ChainPlan:
 
     # -- executing --------------------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def execute(
         self, inputs: Mapping[str, DistMatrix] | None = None, /, *, out: Mapping[str, DistMatrix] | None = None,
         **named: DistMatrix,
@@ -367,8 +367,10 @@ class ChainPlan:
     def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
         made = self._made[target]
-        moving = Moving(self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block)
-        self._actions.append(Conversion(moving, source, target, made, CostBreakdown(moving=seconds)))
+        redistributions = Redistribution(
+            self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block
+        )
+        self._actions.append(Conversion(redistributions, source, target, made, CostBreakdown(moving=seconds)))
 
     def _add(self, placed: StepPlaces, seconds: float, product: Frontier | None) -> None:
         """A step as the next action, or two. Collective."""

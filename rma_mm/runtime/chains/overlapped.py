@@ -27,22 +27,22 @@ from rma_mm.windows.waiting import barrier
 
 AHEAD = 3
 """Actions by which transfers start early: a helper thread looks after them every 5 ms, in which a step may pass."""
-Together = tuple[tuple[int, ...], int]
+GroupStart = tuple[tuple[int, ...], int]
 """Something that ranks of a group start together: these, and what it is."""
 
 
-class RankMoves(NamedTuple):
+class RankTransfers(NamedTuple):
     """What ranks have to know of each other's operations of an action."""
 
     reached: set[str]
     """Homes of others that are read, or added to, without these taking part."""
-    brought: set[str]
+    prefetched: set[str]
     """The operands of which parts are brought at its beginning."""
-    together: Counter[Together]
+    collectives: Counter[GroupStart]
     """What of that groups move."""
 
 
-class Moment(NamedTuple):
+class ActionTiming(NamedTuple):
     """When an action is."""
 
     meets: bool
@@ -62,7 +62,7 @@ class Overlapped:
         """Those by which `keeps_barriers` and `moments` were found."""
         self.keeps_barriers: list[bool] = []
         """By action."""
-        self.moments: list[Moment] = []
+        self.moments: list[ActionTiming] = []
         self.brings: list[bool] = []
         """By action: whether it brings operands at its beginning."""
         self._look()
@@ -138,34 +138,39 @@ class Overlapped:
         own = [rank_moves(each, self.mesh) for each in schedules]
         moved = [joined(ranks) for ranks in zip(*self.mesh.comm.allgather(own), strict=True)]
         self.keeps_barriers = [self.is_checked or bool(each.reached - {"A", "B"}) for each in moved]
-        self.brings = [bool(each.brought) for each in moved]
+        self.brings = [bool(each.prefetched) for each in moved]
         numbers = range(len(self.actions))
-        alone = (Moment(False, [n]) for n in numbers)
-        self.moments = list(alone if self.is_checked else moments(self.actions, self.inputs, moved))
+        alone = (ActionTiming(False, [n]) for n in numbers)
+        self.moments = list(alone if self.is_checked else action_timings(self.actions, self.inputs, moved))
 
 
-def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankMoves:
+def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankTransfers:
     """That of this rank."""
     ops = [] if schedule is None else all_ops(schedule, mesh)
-    first, together = list(chain(*leading(ops)[0])), Counter[Together]()
+    first, together = list(chain(*leading(ops)[0])), Counter[GroupStart]()
     for op in first:
         if isinstance(op, Broadcast):
             together[op.group, digest(*map(str, op.parts))] += 1
         elif isinstance(op, Shift):  # round a ring
             together[tuple(mesh.shape.ranks), digest(op.dst.operand)] += 1
-    return RankMoves(reached(ops, mesh.rank), {source.operand for op in first for source in sources(op)}, together)
+    return RankTransfers(reached(ops, mesh.rank), {source.operand for op in first for source in sources(op)}, together)
 
 
-def joined(ranks: Sequence[RankMoves]) -> RankMoves:
+def joined(ranks: Sequence[RankTransfers]) -> RankTransfers:
     """That of all ranks. Nothing is brought early that not all ranks of a group would start at the beginning."""
     alike = all(
-        ranks[rank].together[key] == count for each in ranks for key, count in each.together.items() for rank in key[0]
+        ranks[rank].collectives[key] == count
+        for each in ranks
+        for key, count in each.collectives.items()
+        for rank in key[0]
     )
     reached, brought = ({name for names in found for name in names} for found in list(zip(*ranks, strict=True))[:2])
-    return RankMoves(reached, brought if alike else set(), Counter())
+    return RankTransfers(reached, brought if alike else set(), Counter())
 
 
-def moments(actions: Sequence[Action], inputs: Collection[Place], moved: Sequence[RankMoves]) -> Iterator[Moment]:
+def action_timings(
+    actions: Sequence[Action], inputs: Collection[Place], moved: Sequence[RankTransfers]
+) -> Iterator[ActionTiming]:
     """When each action is."""
     known, news, begun = set(inputs), set[Place](), set[int]()
 
@@ -178,8 +183,8 @@ def moments(actions: Sequence[Action], inputs: Collection[Place], moved: Sequenc
             known |= news
             news.clear()
         following = range(n + 1, min(n + 1 + AHEAD, len(actions)))
-        early = [m for m in following if moved[m].brought and known >= named(m, moved[m].brought)]
-        begins = [n, *early] if moved[n].brought else [*early, n]  # some ranks of a group may begin more of n
-        yield Moment(meets, [m for m in begins if m not in begun])
+        early = [m for m in following if moved[m].prefetched and known >= named(m, moved[m].prefetched)]
+        begins = [n, *early] if moved[n].prefetched else [*early, n]  # some ranks of a group may begin more of n
+        yield ActionTiming(meets, [m for m in begins if m not in begun])
         begun.update(begins)
         news.add(action.result)

@@ -16,7 +16,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.kernels import choose_kernel
 from rma_mm.runtime.einsum.placing import multiplied, options_of
 from rma_mm.runtime.einsum.subscripts import Indices, Pair, Subscripts, pairs, parse, summed_early
-from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, summed, whole
+from rma_mm.runtime.einsum.term import Groups, Term, arranged, diagonal, dropped, parted, sum_over, whole
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
 from rma_mm.runtime.matrices.arguments import placed
 from rma_mm.runtime.matrices.array import DistArray, as_array, kind_of
@@ -26,10 +26,10 @@ from rma_mm.runtime.products.make_plan import check_limit, common_mesh, describe
 from rma_mm.runtime.products.matmul import PlanCache, matmul
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 
 
-@in_turn
+@serialized
 def einsum(
     subscripts: str,
     *operands: Multiplicand | NDArray[Any],
@@ -177,7 +177,7 @@ class _Sums:
         term, extents = terms[number], dict(self.subscripts.extents)
         term = dropped(term, [name for name in term.names if term.extent(name) != extents[name]])
         others = {name for n, other in enumerate(terms) if n != number for name in _long(other, extents)}
-        return summed(term, [x for x in term.names if x not in others and x not in output], self.dtype, self.semiring)
+        return sum_over(term, [x for x in term.names if x not in others and x not in output], self.dtype, self.semiring)
 
     def _pair(self, a: Term, b: Term, pair: Pair) -> Term:
         """The product of two. Collective."""

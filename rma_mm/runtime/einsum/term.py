@@ -67,7 +67,7 @@ def diagonal(term: Term) -> Term:
     return diagonal(Term(names, made))
 
 
-def summed(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: Semiring) -> Term:
+def sum_over(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: Semiring) -> Term:
     """The operand summed over some of its indices, as `dtype`. Collective.
 
     Sums are formed in the type in which those of products are. Where ranks hold parts of such an index each sums its

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Sums:
+class Accumulator:
     """How what reaches C is added up."""
 
     semiring: Semiring = PLUS_TIMES
@@ -38,7 +38,7 @@ class Sums:
         """MPI's operation of an accumulate: what else than C is added to is a matrix given in summands."""
         return (self.semiring if home.buffer == "C" else PLUS_TIMES).reduction.mpi
 
-    def by_hand(self, dst: Box, src: Box) -> Callable[[], None]:
+    def local_add(self, dst: Box, src: Box) -> Callable[[], None]:
         """What adds a box to one of this rank's own C."""
         (c, (rows, cols)), (total, (down, across)) = dst, src
         pairs = paired_views(total, (down, across), c, (rows, cols))
@@ -67,7 +67,7 @@ class Sums:
         """Make what `c` holds floats again, where it holds keys."""
         from_keys(c, self.semiring.reduction)
 
-    def turned(self, box: Box) -> Callable[[], None]:
+    def encode_in_place(self, box: Box) -> Callable[[], None]:
         """What turns the floats of a box into their keys, in place."""
         array, (rows, cols) = box
         views = [view for view, _ in paired_views(array, (rows, cols), array, (rows, cols))]
@@ -78,7 +78,7 @@ class Sums:
 
         return turn
 
-    def keys_of(self, x: Array) -> Array:
+    def encode_keys(self, x: Array) -> Array:
         """An array whose floats were turned into keys, as those."""
         return x.view(key_type(x.dtype))
 
@@ -88,7 +88,7 @@ class Sums:
         def join(c: Array, total: Array) -> None:
             if self.are_keys(home, c.dtype):
                 to_keys(total, self.semiring.reduction)
-                c, total = self.keys_of(c), self.keys_of(total)
+                c, total = self.encode_keys(c), self.encode_keys(total)
             self.semiring.add(c, total, out=c)
 
         return join

@@ -20,10 +20,10 @@ from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.kernels.symmetric import clear_beyond, mirror_within, transpose_into
 from rma_mm.policy.model.machine import Machine
-from rma_mm.runtime.execution.accumulators import Sums
+from rma_mm.runtime.execution.accumulators import Accumulator
 from rma_mm.runtime.execution.addressing import Box, Places, slots
 from rma_mm.runtime.execution.collectives import Bound, bind_broadcast, bind_reduce, bind_shift
-from rma_mm.runtime.execution.epilogue import Closings
+from rma_mm.runtime.execution.epilogue import EpilogueBinder
 from rma_mm.runtime.execution.node_slots import Fetch, NodeScratch
 from rma_mm.runtime.execution.poisoned_slots import Slots
 from rma_mm.runtime.execution.tracing import Trace, TracedTransfer, itemsize, op_noted, transfer_noted
@@ -39,7 +39,7 @@ from rma_mm.schedule.passes import leading
 from rma_mm.windows import Counters, Transfer
 from rma_mm.windows.boxes.copying import paired_views
 from rma_mm.windows.channel import Channel
-from rma_mm.windows.checks.checked import named
+from rma_mm.windows.checks.checked import labelled
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, NODE
 
 Action = Callable[[], None]
@@ -58,7 +58,7 @@ class Scalars:
     conj_a: bool = False
     conj_b: bool = False
     kernel: str = "auto"
-    sums: Sums = field(default_factory=Sums)
+    sums: Accumulator = field(default_factory=Accumulator)
     epilogue: Epilogue | None = None
 
 
@@ -83,10 +83,10 @@ class Setup:
     """Where to note what is done when."""
     machine: Machine | None = None
     """What transfers are held against."""
-    closings: Closings = field(init=False)
+    closings: EpilogueBinder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.closings = Closings(self.places, self.scalars.epilogue, self.scalars.kernel)
+        self.closings = EpilogueBinder(self.places, self.scalars.epilogue, self.scalars.kernel)
 
 
 class Binding:
@@ -169,7 +169,7 @@ class Binding:
 
     def noted(self, transfer: Transfer, op: Op, part: int = 0) -> Transfer:
         """The transfer that an operation (of a Reduce, one part) has become: named, timed, traced where wanted."""
-        return transfer_noted(self.setup.trace, self.watched(named(transfer, op), op), op, self.places, part)
+        return transfer_noted(self.setup.trace, self.watched(labelled(transfer, op), op), op, self.places, part)
 
     def watched(self, transfer: Transfer, op: Op) -> Transfer:
         """The transfer, timed for the metrics unless it stays within this rank's memory."""
@@ -218,7 +218,7 @@ class Binding:
         assert block is not None
         sums = self.scalars.sums
         if op.adds and sums.are_keys(remote, origin.dtype):
-            origin = sums.keys_of(origin)
+            origin = sums.encode_keys(origin)
         if flipped:
             where, here, origin = where.T, here.T, origin.T
         target, (rows, cols) = block.patch(remote.rank, where), here
@@ -237,11 +237,11 @@ class Binding:
         if op.dst.buffer == "C" and not (sums.through_windows and flavour.sums(sums.semiring.reduction, block.dtype)):
             where = self.places.schedule.holds(op.dst).locate(op.dst.region)
             target = self.places.whole(op.dst, summing=True), where
-            self.act(sums.by_hand(target, self.places.box(op.src)), op, "cast")
+            self.act(sums.local_add(target, self.places.box(op.src)), op, "cast")
             return
         if isinstance(op.src.buffer, Slot) or source.dtype == block.dtype:
             if sums.are_keys(op.dst, source.dtype):
-                self.act(sums.turned(self.places.box(op.src)), op, "cast")
+                self.act(sums.encode_in_place(self.places.box(op.src)), op, "cast")
             self.begin(self.noted(self.transfer(op, self.places.box(op.src)), op), key)
             return
         schedule = self.places.schedule
@@ -255,19 +255,19 @@ class Binding:
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
         """What a group gets from the owners among it."""
-        self.together(op, [bind_broadcast(op, self.places, self.channel(op.group))])
+        self.bind_collective(op, [bind_broadcast(op, self.places, self.channel(op.group))])
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
         """A step round a ring, which goes through the channel of all ranks."""
-        self.together(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
+        self.bind_collective(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
 
     @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
         """What a group sums up."""
-        self.together(op, bind_reduce(op, self.places, self.channel(op.group), self.scalars.sums))
+        self.bind_collective(op, bind_reduce(op, self.places, self.channel(op.group), self.scalars.sums))
 
-    def together(self, op: ops.GroupOp, parts: Iterable[Bound]) -> None:
+    def bind_collective(self, op: ops.GroupOp, parts: Iterable[Bound]) -> None:
         """What a group moves."""
         for part, bound in enumerate(parts):
             self.wait(bound.after)
@@ -323,9 +323,9 @@ class Binding:
                 self.viewed.add(array.size, 0, same_node=nodes[ref.rank] == nodes[self.rank])
         s = self.scalars
         beta = 0 if op.first else s.beta if id(op) in self.fused else 1
-        closing = self.setup.closings.of(op.c) if id(op) in self.closed else None
+        tile = self.setup.closings.of(op.c) if id(op) in self.closed else None
         b = b.T if op.b_is_transposed_a else b
-        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, closing, op.half)
+        product = bind(a, b, c, s.alpha, beta, s.conj_a, s.conj_b, s.kernel, s.sums.semiring, tile, op.half)
         work = float(multiply_adds(op))
         self.setup.total_work += work
         helper, done, tally = self.setup.mesh.progress, self.setup.done, self.setup.mesh.metrics.tally

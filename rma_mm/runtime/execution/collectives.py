@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rma_mm.runtime.execution.accumulators import Sums
+from rma_mm.runtime.execution.accumulators import Accumulator
 from rma_mm.runtime.execution.addressing import Places, slots
 from rma_mm.schedule.ops import Broadcast, Reduce, Shift, Slot
 from rma_mm.windows import Transfer
@@ -50,7 +50,7 @@ def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:
     return Bound(transfer, after, [f"fill {op.dst.place}", *(f"read {name}" for name in slots([op.src]))])
 
 
-def bind_reduce(op: Reduce, places: Places, channel: Channel, sums: Sums) -> Iterator[Bound]:
+def bind_reduce(op: Reduce, places: Places, channel: Channel, sums: Accumulator) -> Iterator[Bound]:
     """A reduction of each part."""
     for src, dst in zip(op.srcs, op.dsts, strict=True):
         is_mine, is_slot = dst.rank == places.rank, isinstance(dst.buffer, Slot)

@@ -9,14 +9,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rma_mm.kernels.epilogue.epilogue import Closing, Epilogue, compiles
+from rma_mm.kernels.epilogue.epilogue import Epilogue, EpilogueTile, compiles
 from rma_mm.runtime.execution.addressing import Places
 from rma_mm.schedule.lowering.fused_finish import closing
 from rma_mm.schedule.ops import Op, Ref
 
 
 @dataclass
-class Closings:
+class EpilogueBinder:
     """The closings of a rank's own C, in parts."""
 
     places: Places
@@ -54,16 +54,16 @@ class Closings:
         """Whether closing C does anything."""
         return self.epilogue is not None or self.places.memory.shadow is not None
 
-    def of(self, c: Ref) -> Closing:
+    def of(self, c: Ref) -> EpilogueTile:
         """What closes a part of the rank's C."""
         result = self.places.result_part(c.region)
         if self.epilogue is None:
-            return Closing(result)
+            return EpilogueTile(result)
         at = self.places.schedule.home("C", self.places.rank).locate(c.region)
         bias = None if self.bias is None else self.bias[at[self.axis].as_slice()]
         is_compiled = compiles(self.kernel, self.places.schedule.homes["C"].shape)
         work = self.epilogue.tile_work(at[0].as_slice(), at[1].as_slice(), is_compiled)
-        return Closing(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled, work)
+        return EpilogueTile(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled, work)
 
     def call(self, c: Ref) -> Callable[[], None]:
         """What closes a part of the rank's C, once it is complete."""

@@ -18,11 +18,11 @@ from rma_mm.runtime.execution.addressing import Memory, Places, Tickets
 from rma_mm.runtime.execution.binding import Action, Binding, Scalars, Setup
 from rma_mm.runtime.execution.checked_pushes import Pushes
 from rma_mm.runtime.execution.tracing import Trace, call_noted
-from rma_mm.runtime.ranks.agreement import left
+from rma_mm.runtime.ranks.agreement import abort_product
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import spoil, within
-from rma_mm.runtime.watching.retries import FAULTS, again
+from rma_mm.runtime.ranks.process_group import poison_job, within
+from rma_mm.runtime.watching.retries import FAULTS, retry
 from rma_mm.runtime.watching.transfers import timed
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
@@ -180,7 +180,7 @@ class Executable:
         try:
             return tickets.next_task()
         except FAULTS as fault:
-            return again(fault, tickets.next_task, "fetch-and-add to rank 0", self.mesh.metrics.tally)
+            return retry(fault, tickets.next_task, "fetch-and-add to rank 0", self.mesh.metrics.tally)
 
     def count_views(self, viewed: Counters) -> None:
         """Add words read in place to the traffic of the first window."""
@@ -199,10 +199,10 @@ def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
         with mesh.progress:
             yield
     except Exception as error:
-        raise left(mesh.group, error, kept) from error
+        raise abort_product(mesh.group, error, kept) from error
     except BaseException as error:
-        spoil(f"rank {mesh.rank} left a product in its midst ({type(error).__name__})", kept)
-        mesh.group.leave((type(error).__name__, str(error)))
+        poison_job(f"rank {mesh.rank} left a product in its midst ({type(error).__name__})", kept)
+        mesh.group.announce_abort((type(error).__name__, str(error)))
         raise
 
 

@@ -28,10 +28,10 @@ def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
         itemsize = c_dtype.itemsize if name == "C" else operands.dtype(name).itemsize
         total += schedule.in_memory(name, mesh.rank) * itemsize
     c = schedule.home("C", mesh.rank)
-    if operands.summed != c_dtype:
-        total += c.size * operands.summed.itemsize
+    if operands.accum_dtype != c_dtype:
+        total += c.size * operands.accum_dtype.itemsize
     if operands.options.epilogue is not None:
-        total += operands.options.epilogue.scratch_bytes((len(c[0]), len(c[1])), operands.summed)
+        total += operands.options.epilogue.scratch_bytes((len(c[0]), len(c[1])), operands.accum_dtype)
     for name in [name for name in schedule.homes if name.endswith(STAGE)]:
         if operands.dtype(name) != operands.dtype(name[0]):  # summands are cast before they are added up
             total += schedule.home(name[0], mesh.rank).size * operands.dtype(name).itemsize
@@ -50,7 +50,7 @@ def _kernel_bytes(op: Op, operands: Operands) -> int:
     if not isinstance(op, Multiply):
         return 0
     (m, n), k = op.c.region.shape, op.a.region.shape[1]
-    dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.accum_dtype)
     options = operands.options
     conjugates = options.conjugate_a or options.conjugate_b
     return scratch_bytes(m, n, k, *dtypes, operands.kernel, conjugates, operands.semiring)

@@ -139,7 +139,7 @@ class Operands:
         """What tells local products apart that take different times for a multiply-add, wherever operands lie."""
         o = self.options
         turns = o.transpose_a, o.transpose_b
-        return self.shape, *turns, self.a.dtype.name, self.b.dtype.name, self.summed.name, self.kernel, o.semiring
+        return self.shape, *turns, self.a.dtype.name, self.b.dtype.name, self.accum_dtype.name, self.kernel, o.semiring
 
     @property
     def product_dtype(self) -> np.dtype[Any]:
@@ -148,7 +148,7 @@ class Operands:
         return result_dtype(self.a.dtype, self.b.dtype, parse_dtype(compute) if compute else None)
 
     @property
-    def summed(self) -> np.dtype[Any]:
+    def accum_dtype(self) -> np.dtype[Any]:
         """The element type in which C is summed."""
         return accumulator(self.product_dtype)
 
@@ -164,12 +164,12 @@ class Operands:
 
     def may_push(self, flavours: Iterable[Flavour]) -> bool:
         """Return whether ranks can add to each other's C in windows of any of these flavours."""
-        return all(flavour.sums(self.semiring.reduction, self.summed) for flavour in flavours)
+        return all(flavour.sums(self.semiring.reduction, self.accum_dtype) for flavour in flavours)
 
     def choose_kernel(self) -> str:
         """The local kernel that this rank would choose now."""
         m, n, k = self.shape
-        return choose_kernel(self.options.kernel, self.summed, m, n, k, self.semiring, self.operand_dtype)
+        return choose_kernel(self.options.kernel, self.accum_dtype, m, n, k, self.semiring, self.operand_dtype)
 
     @property
     def operand_dtype(self) -> np.dtype[Any] | None:
@@ -179,7 +179,7 @@ class Operands:
     def dtype(self, buffer: str) -> np.dtype[Any]:
         """Element type of a home, or of a scratch frame, by its name: sums are formed in the accumulator's type."""
         if buffer[0] in ("C", FINISHED):
-            return self.summed if buffer[0] == "C" else self.c.dtype
+            return self.accum_dtype if buffer[0] == "C" else self.c.dtype
         operand = self.a if buffer[0] == "A" else self.b
         is_summed = buffer.endswith(STAGE) and operand.layout is not None and bool(operand.layout.partial)
         return accumulator(operand.dtype) if is_summed else operand.dtype

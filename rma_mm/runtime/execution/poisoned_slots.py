@@ -26,18 +26,18 @@ class Slots:
     ) -> None:
         """wait: what is under way under these names must be over before the next call; act: make a call next."""
         self.frames, self.wait, self.act = frames, wait, act
-        self.held: dict[str, Slot] = {}
+        self.by_frame: dict[str, Slot] = {}
 
     def enter(self, op: Op) -> None:
         """Before an operation: frames that it gives to other slots are poisoned, once nothing moves there."""
         for ref in op.refs:
             slot = ref.buffer
-            if isinstance(slot, Slot) and not slot.group and self.held.get(slot.frame) != slot:
-                self.held[slot.frame] = slot
+            if isinstance(slot, Slot) and not slot.group and self.by_frame.get(slot.frame) != slot:
+                self.by_frame[slot.frame] = slot
                 self.wait([f"read {slot.frame}", f"fill {slot.frame}"])
                 self.act(partial(poison, self.frames[slot.frame]))
 
     def leave(self) -> None:
         """After the last operation, when nothing is under way."""
-        for frame in self.held:
+        for frame in self.by_frame:
             self.act(partial(poison, self.frames[frame]))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import check_extents, unwritable
 from rma_mm.runtime.files.sieve import read_region
@@ -56,11 +56,12 @@ class DenseFile:
 
     def check_size(self) -> None:
         """Raise FileFormatError where the file has too few bytes, or the matrix is larger than any can be."""
-        name, size = named(self.path), self.version.size
+        name, size = display_path(self.path), self.version.size
         needed = self.offset + prod(self.shape) * self.stored.itemsize
         if size < needed:
             raise FileFormatError(
-                f"{name}: is truncated: {cut(self.shape)} of {self.dtype.name} needs {cut(needed)} bytes with its "
+                f"{name}: is truncated: {truncate(self.shape)} of {self.dtype.name} needs "
+                f"{truncate(needed)} bytes with its "
                 f"header, the file has {size}"
             )
         check_extents(name, self.shape)
@@ -81,7 +82,7 @@ class DenseFile:
                 read_region(descriptor, self.offset, stored, *given)
                 self.version.check(descriptor)
         except OSError as error:
-            raise FileFormatError(f"{named(self.path)}: cannot be read any more: {error}") from None
+            raise FileFormatError(f"{display_path(self.path)}: cannot be read any more: {error}") from None
 
     def check(self) -> None:
         """Raise FileFormatError where the file is no longer the one whose header was read."""
@@ -116,7 +117,7 @@ class DenseSink:
 
         Raises FileFormatError naming the path and why it cannot be written.
         """
-        held = Unfinished(f"output {named(path)}", path)
+        held = Unfinished(f"output {display_path(path)}", path)
         held.reserve(header, len(header) + prod(shape) * stored.itemsize)
         return cls(held.path, held.temporary, shape, dtype, stored, len(header), held)
 
@@ -140,13 +141,13 @@ class DenseSink:
         try:
             with _to_write(self.temporary) as descriptor:
                 if os.fstat(descriptor).st_size < length:
-                    raise OSError(f"{named(self.temporary)} was truncated meanwhile")
+                    raise OSError(f"{display_path(self.temporary)} was truncated meanwhile")
                 with mmap.mmap(descriptor, length, access=mmap.ACCESS_WRITE) as memory:
                     for part, at in _boxes(region):
                         self._matrix(memory)[part] = tile[at].view(self.stored)
                 os.fsync(descriptor)  # each rank: what is kept back may be kept by its own node
         except (OSError, ValueError) as error:
-            raise FileFormatError(f"output {named(self.path)}: {error}") from None
+            raise FileFormatError(f"output {display_path(self.path)}: {error}") from None
 
     def _matrix(self, memory: mmap.mmap) -> NDArray[Any]:
         """The matrix in the mapped bytes. A temporary of its statement: a map with views cannot be closed."""

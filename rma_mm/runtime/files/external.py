@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 
 _ALLOWED: ContextVar[bool] = ContextVar("rma_mm_allow_external", default=False)
 
@@ -34,7 +34,8 @@ def allowing(allow_external: bool | None) -> Iterator[None]:
 def external(name: str, how: str, target: str | os.PathLike[str]) -> FileFormatError:
     """The error for a file that another file names. how: by what it names it, as "is a link to"."""
     return FileFormatError(
-        f"{name}: {how} {named(target)}, which is not read unless you allow it: --allow-external, allow_external=True"
+        f"{name}: {how} {display_path(target)}, which is not read unless you allow it: "
+        f"--allow-external, allow_external=True"
     )
 
 

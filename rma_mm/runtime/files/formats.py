@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
-from rma_mm.errors import FileFormatError, OptionError, cut, named, quoted
+from rma_mm.errors import FileFormatError, OptionError, display_path, quoted, truncate
 from rma_mm.geometry.extents import as_matrix, too_large
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.names import Name
@@ -162,7 +162,7 @@ def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
     name = Name.of(path, {suffix for suffix, form in FORMATS.items() if form.holds_many})
     form = format_of(name.path, kind)
     if name.inner and not form.holds_many:
-        raise FileFormatError(f"{named(name.text)}: such a file holds one matrix; leave ::{name.inner} out")
+        raise FileFormatError(f"{display_path(name.text)}: such a file holds one matrix; leave ::{name.inner} out")
     return name, form
 
 
@@ -172,7 +172,9 @@ def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
     said: what the user says that it is, or None.
     """
     if kind.hasobject or kind.names or kind.subdtype or kind.kind in "OSTU" or kind.newbyteorder("=") not in SUPPORTED:
-        what = "records" if kind.names else "text or objects" if kind.hasobject or kind.kind in "OSTU" else cut(kind)
+        what = (
+            "records" if kind.names else "text or objects" if kind.hasobject or kind.kind in "OSTU" else truncate(kind)
+        )
         raise FileFormatError(f"{name}: holds {what}; supported element types are {supported_names()}")
     native = np.dtype(kind.str).newbyteorder("=")
     check_said(name, native, said)
@@ -183,19 +185,19 @@ def check_shape(name: str, shape: tuple[int, ...], is_matrix: bool) -> None:
     """Raise FileFormatError where a shape is not that of a matrix; where one will do, of an array."""
     if len(shape) != 2 and (is_matrix or not shape):
         fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
-        raise FileFormatError(f"{name}: has shape {cut(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
+        raise FileFormatError(f"{name}: has shape {truncate(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
 
 
 def check_extents(name: str, shape: tuple[int, ...]) -> None:
     """Raise FileFormatError where a matrix, or an array, is larger than any can be."""
     if reason := too_large(as_matrix(shape)):
-        raise FileFormatError(f"{name}: has shape {cut(shape)}; {reason}")
+        raise FileFormatError(f"{name}: has shape {truncate(shape)}; {reason}")
 
 
 def unwritable(path: str, why: str) -> FileFormatError:
     """What a rank says that cannot write where rank 0 could."""
     return FileFormatError(
-        f"output {named(path)}: a rank on {os.uname().nodename} cannot write there: {why}; "
+        f"output {display_path(path)}: a rank on {os.uname().nodename} cannot write there: {why}; "
         f"all nodes must see the directory"
     )
 
@@ -215,4 +217,4 @@ def check_said(name: str, held: np.dtype[Any], said: Any) -> None:
 def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:
     """Raise FileFormatError where the format of a file keeps matrices alone, and `shape` is none's."""
     if len(shape) != 2 and named_in(path, kind)[1].open_array is None:
-        raise FileFormatError(f"{named(path)}: its format keeps matrices, not arrays of shape {shape}; use .npy")
+        raise FileFormatError(f"{display_path(path)}: its format keeps matrices, not arrays of shape {shape}; use .npy")

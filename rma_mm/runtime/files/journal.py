@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.unfinished import JOURNAL, Unfinished, remove_left_behind, sync, write_at
 
@@ -42,7 +42,7 @@ class Journal:
     def begin(final: str, facts: Mapping[str, Any]) -> Journal:
         """A new one for the output of this name, on the disk. Raises FileFormatError, where one is there too."""
         made = Journal(final + JOURNAL, {"version": VERSION, **facts})
-        file = Unfinished(f"journal {named(made.path)}", made.path)
+        file = Unfinished(f"journal {display_path(made.path)}", made.path)
         try:
             made._add(made.facts, file.temporary)
             try:
@@ -55,7 +55,7 @@ class Journal:
         except FileExistsError:
             raise FileFormatError(interrupted(final)) from None
         except OSError as error:
-            raise FileFormatError(f"journal {named(made.path)}: cannot be written: {error.strerror}") from None
+            raise FileFormatError(f"journal {display_path(made.path)}: cannot be written: {error.strerror}") from None
         finally:
             file.discard()
         return made
@@ -69,7 +69,9 @@ class Journal:
             with open(path, "rb") as file:
                 raw = file.read()
         except OSError as error:
-            raise FileFormatError(f"journal {named(path)}: there is nothing to go on with: {error.strerror}") from None
+            raise FileFormatError(
+                f"journal {display_path(path)}: there is nothing to go on with: {error.strerror}"
+            ) from None
         lines, length = [], 0
         for line in raw.splitlines(keepends=True):
             content = _read(line)
@@ -78,8 +80,12 @@ class Journal:
             lines.append(content)
             length += len(line)
         if not lines or lines[0].get("version") != VERSION:
-            said = f"is of version {cut(lines[0].get('version'))}, and not {VERSION}" if lines else "has no first line"
-            raise FileFormatError(f"journal {named(path)}: {said}; remove it to begin anew")
+            said = (
+                f"is of version {truncate(lines[0].get('version'))}, and not {VERSION}"
+                if lines
+                else "has no first line"
+            )
+            raise FileFormatError(f"journal {display_path(path)}: {said}; remove it to begin anew")
         if length < len(raw):
             os.truncate(path, length)
         return Journal(path, lines[0], {line["block"]: line["sum"] for line in lines[1:]})
@@ -90,7 +96,8 @@ class Journal:
             was = self.facts.get(name)
             if was != json.loads(json.dumps(now)):
                 raise FileFormatError(
-                    f"journal {named(self.path)}: it was begun with {name} {cut(was)}, and now that is {cut(now)}; "
+                    f"journal {display_path(self.path)}: it was begun with {name} {truncate(was)}, "
+                    f"and now that is {truncate(now)}; "
                     f"finish it as it was begun, or remove it to begin anew"
                 )
 
@@ -99,7 +106,7 @@ class Journal:
         try:
             self._add({"block": block, "sum": checksum})
         except OSError as error:
-            raise FileFormatError(f"journal {named(self.path)}: cannot be written: {error.strerror}") from None
+            raise FileFormatError(f"journal {display_path(self.path)}: cannot be written: {error.strerror}") from None
         self.blocks[block] = checksum
 
     def remove(self) -> None:
@@ -131,7 +138,8 @@ def interrupted(final: str) -> str:
     """What to say where a job that was ended has left a journal of this output."""
     done = "" if (known := _count(final + JOURNAL)) is None else f", with {known} blocks that are done"
     return (
-        f"output {named(final)}: a job that was ended left {named(final + JOURNAL)}{done}; --resume goes on with it, "
+        f"output {display_path(final)}: a job that was ended left {display_path(final + JOURNAL)}{done}; "
+        f"--resume goes on with it, "
         f"or remove it to begin anew"
     )
 

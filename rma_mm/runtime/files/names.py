@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, cut, named, quoted
+from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 
 SEPARATOR = "::"
 """What stands between a file and the matrix in it."""
@@ -82,8 +82,8 @@ def no_matrix(
 
     found: the matrices that are there, as `listed` has them. holder: what the file is.
     """
-    what = f"{cut(inner)} is {kind}" if inner else f"say which matrix, as {named(file)}{SEPARATOR}NAME"
-    return FileFormatError(f"{named(file)}: {what}; the {holder} holds {listed(found)}")
+    what = f"{truncate(inner)} is {kind}" if inner else f"say which matrix, as {display_path(file)}{SEPARATOR}NAME"
+    return FileFormatError(f"{display_path(file)}: {what}; the {holder} holds {listed(found)}")
 
 
 def listed(found: Mapping[str, str]) -> str:
@@ -93,7 +93,7 @@ def listed(found: Mapping[str, str]) -> str:
     '/A: (2, 3) of float64, /B: (3, 2) of int8'
     """
     first = list(found.items())[:MOST_LISTED]
-    shown = [f"{cut(name) if name.isprintable() else quoted(name)}: {what}" for name, what in first]
+    shown = [f"{truncate(name) if name.isprintable() else quoted(name)}: {what}" for name, what in first]
     more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
     return ", ".join(shown) + more if shown else "no matrix"
 
@@ -112,7 +112,8 @@ def _part(text: str, words: str) -> tuple[slice, slice]:
     parts = [_slice(word.strip()) for word in words.split(",")]
     if len(parts) > 2 or None in parts:
         raise FileFormatError(
-            f"{named(text)}: has the part [{words}]; a part is rows, or rows and columns, each from a first to before "
+            f"{display_path(text)}: has the part [{words}]; a part is rows, or rows and columns, each from a first "
+            "to before "
             f"a last and in steps of 1, as [0:1000, :]"
         )
     rows, cols = (*parts, slice(None))[:2]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rma_mm.elements.dtypes import BFLOAT16, SUPPORTED, as_dtype, supported_names
-from rma_mm.errors import FileFormatError, cut, named, quoted
+from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.dense import DenseFile, DenseSink
 from rma_mm.runtime.files.formats import Format, Readable, Source, check_said, check_shape, register_format
@@ -65,7 +65,7 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_mat
     file's own. Raises FileFormatError for anything that is not a matrix of a supported type.
     """
     given = os.fspath(path)
-    name = named(given)
+    name = display_path(given)
     with examined(given, ".npy") as (descriptor, version):
         head = os.pread(descriptor, LONGEST_HEADER, 0)
     header, offset = _parsed(name, head, version.size)
@@ -121,7 +121,7 @@ def _stored_type(name: str, descr: Any) -> np.dtype[Any]:
     """The element type that a header's descr names."""
     if not isinstance(descr, str):
         raise FileFormatError(
-            f"{name}: holds records ({cut(descr)}); a matrix of plain numbers is needed: save one field, x['name']"
+            f"{name}: holds records ({truncate(descr)}); a matrix of plain numbers is needed: save one field, x['name']"
         )
     try:
         return np.dtype(descr)
@@ -139,7 +139,7 @@ def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) 
         raise FileFormatError(f"{name}: holds |V2, two raw bytes an element; if that is bfloat16, say --dtype bfloat16")
     native = stored.newbyteorder("=")
     if native not in SUPPORTED:
-        raise FileFormatError(f"{name}: holds {cut(stored)}; supported element types are {supported_names()}")
+        raise FileFormatError(f"{name}: holds {truncate(stored)}; supported element types are {supported_names()}")
     check_said(name, native, said)
     return native
 
@@ -147,7 +147,7 @@ def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) 
 def _shape(name: str, shape: Any, is_matrix: bool) -> tuple[int, ...]:
     """The shape in a header, if it is that of a matrix, or of an array where one will do."""
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise FileFormatError(f"{name}: has a damaged .npy header: {cut(shape)} is no shape")
+        raise FileFormatError(f"{name}: has a damaged .npy header: {truncate(shape)} is no shape")
     check_shape(name, shape, is_matrix)
     return shape
 

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import cut
+from rma_mm.errors import truncate
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.sieve import from_disk
 
@@ -46,7 +46,7 @@ class NpyAgain:
         with open(path, "rb") as file:
             stored, turned, shape = _header(file)
         if len(shape) != 2:
-            raise ValueError(f"it holds {cut(shape)}, which is no matrix")
+            raise ValueError(f"it holds {truncate(shape)}, which is no matrix")
         held = BFLOAT16 if stored == "V2" and BFLOAT16 is not None else stored.newbyteorder("=")
         return NpyAgain(path, (shape[0], shape[1]), held, turned, stored)
 
@@ -75,7 +75,7 @@ def reread_vector(path: str, like: NDArray[Any]) -> NDArray[Any]:
     with open(path, "rb") as file:
         stored, _, shape = _header(file)
         if shape != like.shape:
-            raise ValueError(f"it holds {cut(shape)}, and held {like.shape}")
+            raise ValueError(f"it holds {truncate(shape)}, and held {like.shape}")
         found = np.fromfile(file, stored, prod(shape))
     return _typed(found, like.dtype)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import ClosedError, ShapeError, named
+from rma_mm.errors import ClosedError, ShapeError, display_path
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.external import allowing
 from rma_mm.runtime.files.formats import Path, Readable, Shape, Source, named_in
@@ -108,13 +108,13 @@ class Opened:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{named(self.path)}: {self.dtype} of shape {self.shape}>"
+        return f"<{display_path(self.path)}: {self.dtype} of shape {self.shape}>"
 
     @property
     def _live(self) -> Source:
         """What reads. Raises ClosedError."""
         if self._source is None:
-            raise ClosedError(f"{named(self.path)}: it is closed; open it again")
+            raise ClosedError(f"{display_path(self.path)}: it is closed; open it again")
         return self._source
 
     def _within(self, region: Region) -> Region:

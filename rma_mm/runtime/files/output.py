@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import parse_dtype
-from rma_mm.errors import FileFormatError, OptionError, named, quoted
+from rma_mm.errors import FileFormatError, OptionError, display_path, quoted
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.formats import FORMATS, Path, Shape, Sink, Source, named_in
 from rma_mm.runtime.files.version import Version
@@ -72,19 +72,20 @@ class Saving:
         """A file in the making. Local; raises FileFormatError, OptionError."""
         name, form = named_in(path, self.format)
         if name.part is not None:
-            raise FileFormatError(f"output {named(name.text)}: names a part of a matrix; a whole one is written")
+            raise FileFormatError(f"output {display_path(name.text)}: names a part of a matrix; a whole one is written")
         ending = os.path.splitext(name.path)[1].lower()
         if form is FORMATS[""] and self.format is None and ending in FOREIGN:
             known = ", ".join(sorted(suffix for suffix in FORMATS if suffix))
             raise FileFormatError(
-                f"output {named(name.text)}: {ending} files are not written; there are {known}; or say what it is in "
+                f"output {display_path(name.text)}: {ending} files are not written; there are {known}; or "
+                "say what it is in "
                 f"spite of its name: --format npy, format='npy'"
             )
         said = {key: x for key, x in vars(self).items() if key != "format" and x is not None}
         for key in said:
             if key not in form.options:
                 others = sorted({suffix for suffix, other in FORMATS.items() if key in other.options})
-                raise OptionError(f"{key}: output {named(name.text)} has none; {', '.join(others)} files have")
+                raise OptionError(f"{key}: output {display_path(name.text)} has none; {', '.join(others)} files have")
         return form.create(name.whole, shape, dtype, **said)
 
 
@@ -207,7 +208,7 @@ def _again(path: Path, how: Saving, facts: Mapping[str, Any]) -> Sink:
         else:
             said[name] = tuple(x) if isinstance(x, list) else x
     final = said.pop("final")
-    held = Unfinished.adopted(f"output {named(path)}", final, said["temporary"], is_folder="unit" in said)
+    held = Unfinished.adopted(f"output {display_path(path)}", final, said["temporary"], is_folder="unit" in said)
     held.keep()
     made: Sink = kind(**said, held=held)
     return made

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
@@ -81,7 +81,7 @@ def reread(
         try:
             made = _strips(comm, again(), dtype, shape, failures)
         except (OSError, ValueError) as error:  # ValueError: a header that cannot be read any more
-            raise FileFormatError(f"{named(path)}: cannot be read again to check the result: {error}") from None
+            raise FileFormatError(f"{display_path(path)}: cannot be read again to check the result: {error}") from None
     return made
 
 
@@ -91,7 +91,7 @@ def _strips(
 ) -> Strips:
     """This rank's strip. Raises OSError, ValueError."""
     if (file.shape, file.dtype) != (shape, dtype):
-        raise ValueError(f"it holds {cut(file.shape)} of {file.dtype}, and held {shape} of {dtype.name}")
+        raise ValueError(f"it holds {truncate(file.shape)} of {file.dtype}, and held {shape} of {dtype.name}")
     line = Line(comm, comm.rank, MeshShape((comm.size,)))
     extents = shape[::-1] if file.fortran_order else shape
     made = Strips(line, extents, strip_layout(extents[0], comm.size), np.empty((0, 0), dtype))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Version:
         try:
             found = identity_of(os.stat(self.path) if descriptor is None else os.fstat(descriptor))
         except OSError as error:
-            raise FileFormatError(f"{named(self.path)}: cannot be read any more: {error.strerror}") from None
+            raise FileFormatError(f"{display_path(self.path)}: cannot be read any more: {error.strerror}") from None
         if found != self.identity:
             raise FileFormatError(
-                f"{named(self.path)}: was replaced or changed meanwhile; what was read of it may be of both versions"
+                f"{display_path(self.path)}: was replaced or changed meanwhile; "
+                f"what was read of it may be of both versions"
             )
 
 
@@ -57,7 +58,7 @@ def examined(path: str, suffix: str = "") -> Iterator[tuple[int, Version]]:
         with opened(path, suffix) as descriptor:
             yield descriptor, Version(path, identity_of(os.fstat(descriptor)))
     except OSError as error:
-        raise FileFormatError(f"{named(path)}: cannot be read: {error.strerror}") from None
+        raise FileFormatError(f"{display_path(path)}: cannot be read: {error.strerror}") from None
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def opened(path: str, suffix: str = "") -> Iterator[int]:
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
             needed = f"; a {suffix} file is needed" if suffix else ""
-            raise FileFormatError(f"{named(path)}: is {kind}{needed}")
+            raise FileFormatError(f"{display_path(path)}: is {kind}{needed}")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -18,7 +18,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.matmul import matmul
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 
 PATHS = {MIN_PLUS.name: "shortest paths", MAX_MIN.name: "widest paths", OR_AND.name: "what is reached"}
 """Semiring → what its closure is."""
@@ -28,7 +28,7 @@ BLOCK = 2**22
 """Lengths of paths that are traced at a time."""
 
 
-@in_turn
+@serialized
 def closure(
     D: DistMatrix | NDArray[Any] | Any,
     semiring: str = MIN_PLUS.name,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import check_dtype, parse_dtype
-from rma_mm.errors import LayoutError, MeshError, ShapeError, cut
+from rma_mm.errors import LayoutError, MeshError, ShapeError, truncate
 from rma_mm.geometry.extents import too_large
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.level import Level
@@ -121,7 +121,7 @@ def checked_shape(shape: Any) -> Shape:
     if min(rows, cols) < 0:
         raise ShapeError(f"shape: got {shape!r}; both dimensions are at least 0")
     if reason := too_large((rows, cols)):
-        raise ShapeError(f"shape: got {cut(shape)}; {reason}")
+        raise ShapeError(f"shape: got {truncate(shape)}; {reason}")
     return rows, cols
 
 
@@ -173,7 +173,7 @@ def _weights() -> NDArray[np.uint64]:
     return np.random.default_rng(1).integers(0, 2**64, (2, 64), np.uint64)
 
 
-def fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
+def exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
     """The caller's array, if it can be exposed as a local array of shape `wanted`."""
     if array is None and 0 in wanted:
         return None

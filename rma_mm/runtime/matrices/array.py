@@ -22,7 +22,7 @@ from rma_mm.runtime.matrices.move import move
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 
 
 class DistArray(Distributed):
@@ -49,7 +49,7 @@ class DistArray(Distributed):
         return cls(folded, shape, layout)
 
     @classmethod
-    @in_turn
+    @serialized
     def from_local(
         cls, array: NDArray[Any] | None, shape: tuple[int, ...], mesh: Mesh, layout: str | Layout
     ) -> DistArray:
@@ -62,7 +62,7 @@ class DistArray(Distributed):
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_extents(shape)
             place = placed(layout, shape, mesh)
-            array = _fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
+            array = _exposable(array, place.region(shape, mesh.shape, mesh.rank).shape)
         dtype = common_dtype(mesh, array)
         flat = place.folded(shape)
         mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
@@ -109,9 +109,9 @@ class DistArray(Distributed):
         return self.folded.block
 
     @property
-    def held(self) -> Block | None:
+    def block_or_none(self) -> Block | None:
         """The memory under the array; None after `close`."""
-        return self.folded.held
+        return self.folded.block_or_none
 
     @property
     def in_place(self) -> bool:
@@ -140,7 +140,7 @@ class DistArray(Distributed):
 
     # -- moving it --------------------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def redistribute(self, layout: str | Layout) -> DistArray:
         """The same array placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
         with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
@@ -151,13 +151,13 @@ class DistArray(Distributed):
         move(self.folded, made.folded.layout, made.folded.tile, made.folded.block)
         return made
 
-    @in_turn
+    @serialized
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
         """The whole array on every rank, or on `root` alone (None elsewhere). Collective."""
         whole = self.folded.to_numpy(root)
         return None if whole is None else whole.reshape(self.shape)
 
-    @in_turn
+    @serialized
     def save(self, path: str | PathLike[str], **options: Any) -> None:
         """Write the array to a file, each rank its own part, beside the final name first. Collective.
 
@@ -187,7 +187,7 @@ class DistArray(Distributed):
         return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
 
 
-@in_turn
+@serialized
 def load(
     path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
     format: str | None = None,  # noqa: A002
@@ -215,7 +215,7 @@ def as_array(x: DistArray | DistMatrix) -> DistArray:
     return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
 
 
-def _fitting(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
+def _exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
     """The caller's array, if it can be exposed as a local array of shape `wanted`. Raises ShapeError, DtypeError."""
     if array is None and 0 in wanted:
         return None

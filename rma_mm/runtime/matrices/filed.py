@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rma_mm.errors import ShapeError, named
+from rma_mm.errors import ShapeError, display_path
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.formats import Path, check_dimensions
@@ -34,7 +34,9 @@ def loaded(
         shape = getattr(file, "array", ()) or file.shape
         kind = kind_of(shape)
         if kind.is_matrix and len(shape) != 2:
-            raise ShapeError(f"{named(path)}: holds an array of shape {shape}; DistMatrix has two dimensions: use load")
+            raise ShapeError(
+                f"{display_path(path)}: holds an array of shape {shape}; DistMatrix has two dimensions: use load"
+            )
         place = read_as = placed(layout, shape, mesh)
         chunks = getattr(file, "chunks", None)
         if chunks and not keeps_whole(place, shape, mesh.shape, chunks):

@@ -24,7 +24,7 @@ from rma_mm.runtime.matrices.arguments import (
     checked_shape,
     checksum,
     common_dtype,
-    fitting,
+    exposable,
     pinned,
     placed,
     sliced,
@@ -34,7 +34,7 @@ from rma_mm.runtime.matrices.move import collected, move
 from rma_mm.runtime.matrices.stored import Shape, Stored
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -96,7 +96,7 @@ class Distributed(Multiplicand):
         raise NotImplementedError
 
     @classmethod
-    @in_turn
+    @serialized
     def empty(cls, shape: Any, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> Self:
         """One of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
         with agreed(checked_mesh(mesh).comm, "empty", shape=shape, dtype=dtype, layout=layout):
@@ -106,7 +106,7 @@ class Distributed(Multiplicand):
         return cls.allocated(mesh, shape, element, place)
 
     @classmethod
-    @in_turn
+    @serialized
     def from_numpy(
         cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
     ) -> Self:
@@ -140,7 +140,7 @@ class Distributed(Multiplicand):
         return source.redistribute(placed(layout, shape, mesh))
 
     @classmethod
-    @in_turn
+    @serialized
     def from_function(
         cls, shape: Any, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
     ) -> Self:
@@ -178,7 +178,7 @@ class DistMatrix(Stored, Distributed):
     """
 
     @classmethod
-    @in_turn
+    @serialized
     def from_local(cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh, layout: str | Layout) -> DistMatrix:
         """A matrix on the caller's own arrays, in place and without a copy. Collective.
 
@@ -189,14 +189,14 @@ class DistMatrix(Stored, Distributed):
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
-            array = fitting(array, place.region(shape, mesh.shape, mesh.rank).shape)
+            array = exposable(array, place.region(shape, mesh.shape, mesh.rank).shape)
         dtype = common_dtype(mesh, array)
         if array is None:
             array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
         return cls(mesh, shape, dtype, place, cls.adopted(mesh, array))
 
     @classmethod
-    @in_turn
+    @serialized
     def load(
         cls, path: str | PathLike[str], mesh: Mesh, layout: str | Layout | None = None, dtype: str | None = None,
         format: str | None = None,  # noqa: A002
@@ -207,7 +207,7 @@ class DistMatrix(Stored, Distributed):
         return made
 
     @classmethod
-    @in_turn
+    @serialized
     def from_source(cls, x: Any, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
         """A matrix of the elements of `x`, of which each rank reads its own part only. Collective.
 
@@ -241,7 +241,7 @@ class DistMatrix(Stored, Distributed):
 
     # -- moving it --------------------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def redistribute(self, layout: str | Layout) -> DistMatrix:
         """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
         with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
@@ -252,12 +252,12 @@ class DistMatrix(Stored, Distributed):
         move(self, made.layout, made.tile, made.block)
         return made
 
-    @in_turn
+    @serialized
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
         """The whole matrix as an array on every rank, or on `root` alone (None elsewhere). Collective."""
         return collected(self, root)
 
-    @in_turn
+    @serialized
     def save(self, path: str | PathLike[str], **options: Any) -> None:
         """Write the matrix to a file, each rank its own part, beside the final name first. Collective.
 

@@ -39,12 +39,12 @@ def move(source: Stored, layout: Layout, result: NDArray[Any], block: Block | No
 
     Collective. The caller has just agreed: what owners stored before that is there for every reader.
     """
-    moving = Moving(source.mesh, source.shape, source.dtype, source.layout, layout, result, block)
-    moving.run(source)
-    moving.close()
+    redistributions = Redistribution(source.mesh, source.shape, source.dtype, source.layout, layout, result, block)
+    redistributions.run(source)
+    redistributions.close()
 
 
-class Moving:
+class Redistribution:
     """Matrices of one placement brought to another, again and again, into the same memory: prepared once for each."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Moving:
 
 
 def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout) -> int:
-    """Bytes that this rank takes for a `Moving` beside its part of the result."""
+    """Bytes that this rank takes for a `Redistribution` beside its part of the result."""
     schedule = redistribution(mesh.shape, shape, source, target)
     arrives = accumulator(dtype) if source.partial else dtype
     loads = mesh.granted(mesh.flavour).loads_on_node

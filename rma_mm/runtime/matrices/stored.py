@@ -56,7 +56,7 @@ class Stored:
         return mesh.arena.adopt(array, able[0])
 
     @property
-    def held(self) -> Block | None:
+    def block_or_none(self) -> Block | None:
         """The memory under the matrix; None after `close`."""
         return self._block
 

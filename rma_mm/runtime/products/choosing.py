@@ -12,7 +12,7 @@ from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.products.memory import MemoryTrial, fit_memory, memory_trials
 from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.prices import cost_model_of
-from rma_mm.runtime.ranks.agreement import shared_out
+from rma_mm.runtime.ranks.agreement import distribute_tasks
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
 
@@ -46,7 +46,7 @@ def _priced_by(mesh: Mesh, request: Request) -> Each | None:
     """
     if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
         return None
-    return partial(shared_out, mesh.comm, "plan")
+    return partial(distribute_tasks, mesh.comm, "plan")
 
 
 def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request:

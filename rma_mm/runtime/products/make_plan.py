@@ -37,14 +37,14 @@ from rma_mm.runtime.products.symmetry import checked_symmetry, with_symmetry
 from rma_mm.runtime.products.workspace import check_workspace
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows.waiting import wait
 
 Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]
 """What is multiplied, as it is given."""
 
 
-@in_turn
+@serialized
 def make_plan(
     A: Given,
     B: Given,
@@ -268,16 +268,16 @@ def _with_epilogue(operands: Operands) -> Operands:
             f"layout: C is placed as {c.layout}, in summands; an epilogue needs whole elements, so place C without sum"
         )
     if o.beta != 0:
-        check_cast(stored, operands.summed, "C, which beta adds,", "the sum")
+        check_cast(stored, operands.accum_dtype, "C, which beta adds,", "the sum")
     return replace(operands, c=replace(c, dtype=stored))
 
 
 def _probe(operands: Operands) -> None:
     """Find out now whether the kernel takes these types (and compile it, if it is to be compiled)."""
-    dtypes = (operands.a.dtype, operands.b.dtype, operands.summed)
+    dtypes = (operands.a.dtype, operands.b.dtype, operands.accum_dtype)
     a, b, c = (np.zeros((2, 2), dtype) for dtype in dtypes)
     if operands.options.epilogue is not None:
-        operands.options.epilogue.prepare(operands.summed, operands.c.shape, operands.kernel)
+        operands.options.epilogue.prepare(operands.accum_dtype, operands.c.shape, operands.kernel)
     for stored in (c, c.T):  # a C that is stored by columns may want other code
         bind(a, b, stored, operands.options.alpha, 0, kernel=operands.kernel, semiring=operands.semiring)
 

@@ -25,7 +25,7 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 
 plan = make_plan
 """The public name of `make_plan`."""
@@ -84,7 +84,7 @@ class PlanCache:
         self._steps.clear()
 
 
-@in_turn
+@serialized
 def matmul(
     A: Multiplicand | Opened | NDArray[Any],
     B: Multiplicand | Opened | NDArray[Any],

@@ -24,13 +24,13 @@ from rma_mm.runtime.matrices.streamed import FileMatrix, as_operands, read_again
 from rma_mm.runtime.products.adaptation import Adaptation
 from rma_mm.runtime.products.choosing import choose_plan
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.prepared import OWN, Latest, Prepared
+from rma_mm.runtime.products.prepared import OWN, BoundOperands, Prepared
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
 from rma_mm.runtime.ranks.agreement import Ballot, Told, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.runtime.verification.checked_product import SELDOM, as_before, checked_product, required
 from rma_mm.schedule.drawing.page import page
 from rma_mm.schedule.drawing.text import drawn
@@ -70,7 +70,7 @@ class Plan:
         self.trace: Trace | None = None
         """Where to note what this rank does when; to be set before anything is bound."""
         self._own_c: DistMatrix | None = None
-        self._latest: Latest[DistMatrix, Executable] | None = None
+        self._latest: BoundOperands[DistMatrix, Executable] | None = None
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         """The matrices of operands that come as arrays."""
         self._is_closed = False
@@ -200,7 +200,7 @@ class Plan:
 
     # -- executing --------------------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def execute(
         self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
         c: DistMatrix | None = None, opened: Told = None,
@@ -219,19 +219,19 @@ class Plan:
         if self._may_adapt:
             self.follow()
         A, B = as_operands(A, B, self.mesh)
-        latest = self._latest
-        if latest is None or not latest.names(A, B, out, c):
+        bound = self._latest
+        if bound is None or not bound.names(A, B, out, c):
             A, B, out = self._agreed(A, B, out, c, opened)
             executable = self.prepared.executable(A, B, out, self.trace)
-            latest = self._latest = Latest((A, B, out, c), executable, *self.agreed)
+            bound = self._latest = BoundOperands((A, B, out, c), executable, *self.agreed)
         else:  # checked and bound already: only the other ranks remain to be asked
-            latest.executable.sync()
-            self._vote(latest.facts, latest.digest, None, opened)
-            out = latest.out
+            bound.executable.sync()
+            self._vote(bound.facts, bound.digest, None, opened)
+            out = bound.out
         listener = None if progress is None else Listener(progress)
         added = c if self.options.beta != 0 else None
-        with using_threads(self.mesh.threads), self.checked(*latest.matrices, added):
-            self._run(latest.executable, listener, out, added)
+        with using_threads(self.mesh.threads), self.checked(*bound.matrices, added):
+            self._run(bound.executable, listener, out, added)
         if listener is not None and listener.error is not None:
             raise listener.error
         return out
@@ -246,9 +246,9 @@ class Plan:
             return ()
         for window in {matrix.block.window for matrix in operands}:
             window.sync()
-        return self.watch.tells()
+        return self.watch.piggyback()
 
-    @in_turn
+    @serialized
     def prepare(self, A: Given, B: Given, out: DistMatrix | None = None) -> None:
         """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
         A, B = as_operands(A, B, self.mesh)
@@ -300,10 +300,10 @@ class Plan:
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: Told) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.tells()):
+        if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
             names = ("plan", "adapt", "A", "B", "c", "C")
             disagree(self.ballot, in_words(dict(zip(names, facts, strict=False))), error)
-        self.watch.hears(opened or self.ballot.told)
+        self.watch.act_on_votes(opened or self.ballot.votes)
 
     def follow(self) -> None:
         """Go over to another way of doing the same where that is due. Collective; ranks have agreed that it may."""

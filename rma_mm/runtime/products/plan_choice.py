@@ -123,7 +123,7 @@ class PlanChoice:
     def epilogue(self) -> str | None:
         """What becomes of each element of C once it is summed; None for nothing."""
         asked = self.spec.options.epilogue
-        return None if asked is None else asked.words(self.spec.c.dtype, self.spec.summed)
+        return None if asked is None else asked.words(self.spec.c.dtype, self.spec.accum_dtype)
 
     @property
     def decision(self) -> Decision:
@@ -177,7 +177,7 @@ class PlanChoice:
     def _why_kernel(self) -> str:
         """What was measured of the local kernels, where anything was."""
         given = self.spec
-        dtype = given.operand_dtype or given.summed
+        dtype = given.operand_dtype or given.accum_dtype
         is_named = given.options.kernel != "auto"
         why = "it was named" if is_named else reason(given.kernel, dtype, *given.shape, given.semiring)
         return f" ({why})" if why else ""

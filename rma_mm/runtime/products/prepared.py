@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.kernels.threads import using_threads
-from rma_mm.runtime.execution.accumulators import Sums
+from rma_mm.runtime.execution.accumulators import Accumulator
 from rma_mm.runtime.execution.addressing import Memory, Tickets
 from rma_mm.runtime.execution.binding import Scalars
 from rma_mm.runtime.execution.executor import Executable
@@ -21,7 +21,7 @@ from rma_mm.runtime.execution.tracing import Trace
 from rma_mm.runtime.matrices.arguments import pinned
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.products.plan_choice import PlanChoice
-from rma_mm.runtime.products.workspace import check_room, cut, frames, nbytes
+from rma_mm.runtime.products.workspace import check_room, frames, nbytes, split_frames
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
@@ -50,7 +50,7 @@ class Prepared:
         self._added: dict[str, DistMatrix] = self._allocate()
         self.node_scratch = NodeScratch(mesh, choice.schedule, choice.spec) if choice.fetches_together else None
         """Scratch for what ranks of a node fetch together; None where nothing is."""
-        self.frames = cut(sizes, workspace)
+        self.frames = split_frames(sizes, workspace)
         self.tickets = Tickets(self._added["ticket"].block) if choice.schedule.pool else None
         if self.node_scratch and self.node_scratch.blocks and choice.spec.files:
             mesh.progress.look_out()  # panels are asked for as soon as there is room, also while a rank multiplies
@@ -103,7 +103,7 @@ class Prepared:
             self.node_scratch,
         )
         may_push = choice.request.pushes
-        sums = Sums(choice.spec.semiring, may_push and choice.chosen.algorithm.result != "here", may_push)
+        sums = Accumulator(choice.spec.semiring, may_push and choice.chosen.algorithm.result != "here", may_push)
         scalars = Scalars(o.alpha, o.beta, o.conjugate_a, o.conjugate_b, choice.spec.kernel, sums, o.epilogue)
         machine = choice.request.cost_model.machine
         return Executable(choice.schedule, self.mesh, memory, scalars, trace, machine if machine.measured else None)
@@ -137,9 +137,9 @@ class Prepared:
                 added[name + STAGE] = DistMatrix.allocated(
                     self.mesh, home.shape, given.dtype(name + STAGE), home.layout
                 )
-        if given.summed != given.c.dtype:
+        if given.accum_dtype != given.c.dtype:
             home = schedule.homes["C"]
-            added["shadow"] = DistMatrix.allocated(self.mesh, home.shape, given.summed, home.layout)
+            added["shadow"] = DistMatrix.allocated(self.mesh, home.shape, given.accum_dtype, home.layout)
         if schedule.pool:
             added["ticket"] = DistMatrix.allocated(self.mesh, (1, 1), np.dtype(np.int64), pinned(self.mesh, 0))
             added["ticket"].tile[...] = 0
@@ -154,7 +154,7 @@ class OnMemory(Protocol):
         """The memory under it. Raises ClosedError where it is closed."""
 
     @property
-    def held(self) -> Block | None:
+    def block_or_none(self) -> Block | None:
         """The memory under it; None where it is closed."""
 
 
@@ -162,7 +162,7 @@ M = TypeVar("M", bound=OnMemory)
 E = TypeVar("E")
 
 
-class Latest(Generic[M, E]):
+class BoundOperands(Generic[M, E]):
     """What a plan remembers of its last execution: what was checked, bound and agreed on. Holds no operand alive."""
 
     def __init__(
@@ -180,7 +180,12 @@ class Latest(Generic[M, E]):
         given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))
         for matrix, (known, block) in zip(given, self._known, strict=True):
             found = known()
-            if found is None or matrix is not found or found.held is None or found.held is not block():
+            if (
+                found is None
+                or matrix is not found
+                or found.block_or_none is None
+                or found.block_or_none is not block()
+            ):
                 return False
         return True
 

@@ -35,7 +35,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     Raises MachineError for a described machine (RMA_MM_MACHINE) that is none.
     """
     options = operands.options
-    dtype = operands.summed.name
+    dtype = operands.accum_dtype.name
     each = zip("ABC", (operands.a, operands.b, operands.c), strict=True)
     flavours = tuple((x, flavour_of(mesh, operand)) for x, operand in each)
     machine = machine_of(
@@ -47,7 +47,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
     factors = () if options.deterministic else mesh.metrics.relief.factors  # other shares may give other bits
     machine = _with(machine, mesh.speeds, factors)
     reading = max(operands.a.reading, operands.b.reading)
-    return CostModel(machine, dtype, operands.kernel, max(sizes), operands.summed.itemsize, flavours, reading)
+    return CostModel(machine, dtype, operands.kernel, max(sizes), operands.accum_dtype.itemsize, flavours, reading)
 
 
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:

@@ -102,7 +102,7 @@ def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
 def _trial(plan: Plan, machine: Machine, seconds: float) -> TimedProduct:
     mesh, chosen = plan.mesh, plan.choice.chosen
     flavours = tuple((x, mesh.window_flavour) for x in "ABC")
-    cost_model = CostModel(machine, plan.spec.summed.name, plan.kernel, 4, 4, flavours)
+    cost_model = CostModel(machine, plan.spec.accum_dtype.name, plan.kernel, 4, 4, flavours)
     assert chosen.layouts is not None
     problem = placed_problem(request_of(mesh, plan.spec, cost_model), chosen.layouts, chosen.copied)
     return TimedProduct(workload_of(chosen.algorithm, problem, plan.choice.tuning.width), cost_model, seconds)

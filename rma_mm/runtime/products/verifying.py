@@ -18,12 +18,12 @@ from rma_mm.runtime.products.make_plan import common_mesh, describe, operand_of,
 from rma_mm.runtime.products.symmetry import with_symmetry
 from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.runtime.verification.check import Verdict
 from rma_mm.runtime.verification.checked_product import as_before, required
 
 
-@in_turn
+@serialized
 def verify(
     A: DistMatrix | Opened,
     B: DistMatrix | Opened,

@@ -38,7 +38,7 @@ def nbytes(sizes: Frames) -> int:
     return ALIGNMENT * bool(sizes) + sum(_rounded(n * dtype.itemsize) for n, dtype in sizes.values())
 
 
-def cut(sizes: Frames, workspace: NDArray[np.uint8] | None) -> dict[str, NDArray[Any]]:
+def split_frames(sizes: Frames, workspace: NDArray[np.uint8] | None) -> dict[str, NDArray[Any]]:
     """The frames, flat, in the workspace, or each in memory of its own."""
     if workspace is None:
         return {frame: np.empty(n, dtype) for frame, (n, dtype) in sizes.items()}

@@ -14,7 +14,7 @@ from rma_mm import errors
 from rma_mm.errors import DisagreementError, RmaError
 from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.ranks.deadlock import Wait, receive
-from rma_mm.runtime.ranks.process_group import ProcessGroup, require_usable, seat_of, spoil
+from rma_mm.runtime.ranks.process_group import ProcessGroup, mesh_slot_of, poison_job, require_usable
 from rma_mm.windows.hosts.liveness import BEGIN, CELLS, DOING
 from rma_mm.windows.waiting import wait
 
@@ -55,14 +55,14 @@ class Ballot:
         from mpi4py import MPI
 
         self.max, self.what = MPI.MAX, what
-        self.seat = seat_of(comm)
-        self.comm = comm if self.seat is None else self.seat.group.comm
+        self.slot = mesh_slot_of(comm)
+        self.comm = comm if self.slot is None else self.slot.group.comm
         self._late: Wait | None = None
         self.mine = np.empty(3 + TOLD, np.int64)
         self.all = np.empty(3 + TOLD, np.int64)
 
     @property
-    def told(self) -> list[int]:
+    def votes(self) -> list[int]:
         """The largest of each number that a rank told with the last ballot."""
         told: list[int] = self.all[3:].tolist()
         return told
@@ -73,23 +73,23 @@ class Ballot:
         Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
         """
         require_usable()
-        if self.seat is not None:
-            value ^= self.seat.number * MESH
-            self.seat.group.calls += 1
+        if self.slot is not None:
+            value ^= self.slot.number * MESH
+            self.slot.group.calls += 1
         self._late, CELLS[DOING] = None, BEGIN
         self.mine[:] = value, -value, failed, *told, *(0,) * (TOLD - len(told))
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:
             wait(request, self._when_late)
         except BaseException:
-            spoil(f"rank {self.comm.rank} left {self.what} before all ranks had come", request, self)
+            poison_job(f"rank {self.comm.rank} left {self.what} before all ranks had come", request, self)
             raise
         return bool(self.all[0] == -self.all[1] and not self.all[2])
 
     def _when_late(self) -> None:
         """Find out whether the others can still come."""
-        if self.seat is not None:
-            self._late = self._late or Wait(self.seat.group, f"{self.what} of {self.seat.name}")
+        if self.slot is not None:
+            self._late = self._late or Wait(self.slot.group, f"{self.what} of {self.slot.name}")
             self._late.look()
 
 
@@ -111,8 +111,8 @@ def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
     if ballot.cast(digest(END)):
         return True
     ballot.what += how
-    if all(call.startswith(END) for call, *_ in _heard(ballot, {}, None)):
-        spoil("ranks came to the end of the program with different meshes open")
+    if all(call.startswith(END) for call, *_ in _gather_calls(ballot, {}, None)):
+        poison_job("ranks came to the end of the program with different meshes open")
     return False
 
 
@@ -127,26 +127,26 @@ def require_alike(ballot: Ballot, texts: dict[str, str], error: Exception | None
 
     What they differ in may then be their own. Collective over the ballot's communicator; raises as `agree` does.
     """
-    found = _heard(ballot, texts, error)
+    found = _gather_calls(ballot, texts, error)
     calls = [call for call, _, _, _ in found]
     if len({name for _, name, _, _ in found}) > 1:
         calls = [f"{call} of {name}" if name else call for call, name, _, _ in found]
     failures = {rank: failure for rank, (*_, failure) in enumerate(found) if failure}
     is_same_call = len(set(calls)) == 1
     if failures and is_same_call:
-        raise shared_error(failures, ballot.comm.size) from error
+        raise common_error(failures, ballot.comm.size) from error
     every = [texts for _, _, texts, _ in found]
     if not is_same_call or any(texts != every[0] for texts in every):
         raise DisagreementError(difference(calls, every)) from error
 
 
-Heard = tuple[str, str, dict[str, str], tuple[str, str] | None]
+RankCall = tuple[str, str, dict[str, str], tuple[str, str] | None]
 """What a rank tells after a failed ballot: its call, its mesh, facts and error."""
 
 
-def _heard(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[Heard]:
+def _gather_calls(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[RankCall]:
     """What every rank tells. Collective."""
-    mesh = "" if ballot.seat is None else ballot.seat.name
+    mesh = "" if ballot.slot is None else ballot.slot.name
     return ballot.comm.allgather((ballot.what, mesh, texts, describe(error)))
 
 
@@ -169,7 +169,7 @@ def agreed(comm: MPI.Intracomm, what: str = "", **facts: object) -> Iterator[dic
     agree(comm, what, facts, error)
 
 
-def shared_out(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: int) -> list[T]:
+def distribute_tasks(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: int) -> list[T]:
     """What becomes of 0…count − 1, each done by one rank, which sends it to all. Collective; raises as `agree` does."""
     with agreed(comm, what):
         mine = [act(n) for n in range(comm.rank, count, comm.size)]
@@ -177,21 +177,21 @@ def shared_out(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: i
     return [told[n % comm.size][n // comm.size] for n in range(count)]
 
 
-def left(group: ProcessGroup, error: Exception, kept: object) -> Exception:
+def abort_product(group: ProcessGroup, error: Exception, kept: object) -> Exception:
     """What is raised by a rank that leaves a product in its midst, by an error of its own or because another did.
 
     All ranks of the group hear of it, and raise the error of the lowest that has one of its own, if all come within
     some seconds. Nothing can be agreed on any more. kept: see `spoil`.
     """
-    has_heard = isinstance(error, DisagreementError) and bool(group.left)
-    group.leave(None if has_heard else describe(error))
+    has_heard = isinstance(error, DisagreementError) and bool(group.aborted)
+    group.announce_abort(None if has_heard else describe(error))
     deadline = time.monotonic() + PARTING
-    while len(group.left) < group.comm.size and time.monotonic() < deadline:
+    while len(group.aborted) < group.comm.size and time.monotonic() < deadline:
         receive()
         time.sleep(0.005)
-    failures = {rank: failure for rank, failure in sorted(group.left.items()) if failure}
-    error = shared_error(failures, group.comm.size) if failures else error
-    spoil(f"a product failed: {error}", kept, is_told=True)
+    failures = {rank: failure for rank, failure in sorted(group.aborted.items()) if failure}
+    error = common_error(failures, group.comm.size) if failures else error
+    poison_job(f"a product failed: {error}", kept, is_told=True)
     return error
 
 
@@ -202,7 +202,7 @@ def describe(error: Exception | None) -> tuple[str, str] | None:
     return (type(error).__name__, str(error)) if error is not None else None
 
 
-def shared_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
+def common_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
     """The error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
     name, text = next(iter(failures.values()))
     kind = getattr(errors, name, None)

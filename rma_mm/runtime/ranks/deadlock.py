@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rma_mm.errors import DisagreementError
-from rma_mm.runtime.ranks.process_group import GROUPS, Left, ProcessGroup, broken, spoil
+from rma_mm.runtime.ranks.process_group import GROUPS, AbortNotice, ProcessGroup, broken, poison_job
 from rma_mm.windows.waiting import WHEN_LATE
 
 
@@ -75,7 +75,7 @@ _open: dict[tuple[int, int], tuple[ProcessGroup, Probe]] = {}
 def _tell_all(verdict: str) -> None:
     """Believe a verdict, and pass it on once."""
     if not broken():
-        spoil(verdict)
+        poison_job(verdict)
         for group in list(GROUPS):
             group.tell(verdict)
 
@@ -83,11 +83,11 @@ def _tell_all(verdict: str) -> None:
 def receive() -> None:
     """Take what other ranks have told."""
     for group in list(GROUPS):
-        for message in group.heard():
+        for message in group.receive_messages():
             if isinstance(message, Probe):
                 _open[id(group), message.asker] = group, message
-            elif isinstance(message, Left):
-                group.left[message.rank] = message.failure
+            elif isinstance(message, AbortNotice):
+                group.aborted[message.rank] = message.failure
             else:
                 _tell_all(str(message))
 
@@ -102,7 +102,7 @@ def _require_all() -> None:
     if broken():
         raise DisagreementError(broken())
     for group in GROUPS:
-        for rank in group.left:
+        for rank in group.aborted:
             raise DisagreementError(f"rank {rank} left a product in its midst")
 
 

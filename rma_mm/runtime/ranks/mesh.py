@@ -12,7 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from rma_mm.errors import AbsentError, ClosedError, DisagreementError, MeshError, OptionError, WindowError, cut, quoted
+from rma_mm.errors import (
+    AbsentError,
+    ClosedError,
+    DisagreementError,
+    MeshError,
+    OptionError,
+    WindowError,
+    quoted,
+    truncate,
+)
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.shares import speeds_problem
@@ -23,7 +32,7 @@ from rma_mm.policy.planner.preference import VARIABLES, preferred
 from rma_mm.runtime.ranks.agreement import END, agree, agree_to_end, digest
 from rma_mm.runtime.ranks.arena import Arena, Closable, Fallback, Holder
 from rma_mm.runtime.ranks.metrics import Metrics
-from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, in_turn
+from rma_mm.runtime.ranks.process_group import ProcessGroup, end_broken_job, serialized
 from rma_mm.windows import Checks, absent
 from rma_mm.windows.checks.checked import SWITCH
 from rma_mm.windows.hosts.liveness import VARIABLE as TIMEOUT
@@ -62,7 +71,7 @@ class Mesh:
     environment sets, differ between ranks.
     """
 
-    @in_turn
+    @serialized
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -261,7 +270,7 @@ class Mesh:
         if self._is_closed:
             raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
 
-    @in_turn
+    @serialized
     def close(self) -> None:
         """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
 
@@ -298,7 +307,7 @@ class Mesh:
         Raises DisagreementError where calls can be agreed on no more.
         """
         error = getattr(sys, "last_value", None)
-        how = "" if error is None else f" ({type(error).__name__}: {cut(error)})"
+        how = "" if error is None else f" ({type(error).__name__}: {truncate(error)})"
         enter_call(call_name(END))
         try:
             while not agree_to_end(self._comm, how):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 from rma_mm.runtime.ranks.agreement import agree, agreed
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.runtime.watching.relief import Relief
 from rma_mm.runtime.watching.slowness import LEAST, Recent, SlowLink, Slowness
 from rma_mm.runtime.watching.tally import FAR_LINKS, Tally
@@ -107,13 +107,13 @@ class Metrics:
         elapsed, multiplying, waiting, traffic = self._last
         return ProductFigures(1e-9 * elapsed, 1e-9 * multiplying, 1e-9 * waiting, traffic)
 
-    @in_turn
+    @serialized
     def collect(self) -> Totals | None:
         """The counts of all ranks, on rank 0; None on the others. Collective."""
         agree(self._comm, "metrics.collect", {})
         return self._gathered()
 
-    @in_turn
+    @serialized
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file, which is written again every 5 s at most while products go on, and when the mesh is closed.
 
@@ -123,11 +123,11 @@ class Metrics:
         with agreed(self._comm, "metrics.write", path=os.fspath(path)):
             require_client()
             if self.mesh.rank == 0:
-                check_target(f"metrics {named(path)}", path)
+                check_target(f"metrics {display_path(path)}", path)
         totals = self._gathered()
         with agreed(self._comm, "metrics.write"):
             if totals is not None:
-                write_whole(f"metrics {named(path)}", path, totals.text())
+                write_whole(f"metrics {display_path(path)}", path, totals.text())
         self._path, self._next = real_path(path), monotonic() + EVERY
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Metrics:
             self._usual.popitem(last=False)
         return found
 
-    def tells(self, elapsed: int, relative: float) -> tuple[int, ...]:
+    def piggyback(self, elapsed: int, relative: float) -> tuple[int, ...]:
         """What this rank tells when a product begins, of which the largest counts; see `hears`."""
         slow, slowness = 0, self.slowness
         if slowness.is_slow and self.mesh.rank not in self._named:
@@ -156,7 +156,7 @@ class Metrics:
         known = (-fine, fine) if relative else (SILENT, SILENT)
         return elapsed, *known, slow, self._slow_link, int(is_due), int(self.relief.is_due(slowness.is_slow))
 
-    def hears(self, told: Sequence[int]) -> None:
+    def act_on_votes(self, told: Sequence[int]) -> None:
         """Name who became slow, on every rank alike; write the file, and follow with shares, where due. Collective."""
         _, _, _, slow, link, is_due, follows, *_ = told
         if not (slow or link or is_due or follows):
@@ -245,7 +245,7 @@ class Metrics:
         if totals is None:
             return
         try:
-            write_whole(f"metrics {named(self._path)}", self._path, totals.text())
+            write_whole(f"metrics {display_path(self._path)}", self._path, totals.text())
         except FileFormatError as error:
             if not self._has_failed:
                 sys.stderr.write(f"rma_mm: {error}; the job goes on\n")
@@ -274,13 +274,13 @@ class ProductWatch:
         self._usual = metrics.usual(kind)
         self._elapsed, self._pace = 0, 0.0
 
-    def tells(self) -> tuple[int, ...]:
+    def piggyback(self) -> tuple[int, ...]:
         """What this rank tells as the next product begins."""
         slowness = self.metrics.slowness
         slowness.seen = self._usual
-        return self.metrics.tells(self._elapsed, slowness.relative(self._pace))
+        return self.metrics.piggyback(self._elapsed, slowness.relative(self._pace))
 
-    def hears(self, told: Sequence[int]) -> None:
+    def act_on_votes(self, told: Sequence[int]) -> None:
         """What the ranks told. Collective."""
         self.heard += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
@@ -289,7 +289,7 @@ class ProductWatch:
         if self._pace:
             slowness.note(self._pace, -told[1] / FINE, 1e-9 * self._elapsed)
             self.metrics.tally.is_slow = slowness.is_slow
-        self.metrics.hears(told)
+        self.metrics.act_on_votes(told)
 
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:
         """A product took so many nanoseconds. before: what `Metrics.now` said as it began."""
@@ -300,7 +300,7 @@ def tell_together(comm: MPI.Intracomm, watches: Sequence[ProductWatch]) -> None:
     """What is told as products begin, of several that follow each other, at once. Collective, if there are any."""
     if not watches:
         return
-    told = np.array([watch.tells() for watch in watches], np.int64)
+    told = np.array([watch.piggyback() for watch in watches], np.int64)
     reduced(comm, told, "MAX")
     for n, (watch, each) in enumerate(zip(watches, told.tolist(), strict=True)):
-        watch.hears(each if n == 0 else [*each[:OWN], *[0] * (len(each) - OWN)])
+        watch.act_on_votes(each if n == 0 else [*each[:OWN], *[0] * (len(each) - OWN)])

@@ -28,7 +28,7 @@ GROUPS: list[ProcessGroup] = []
 """Groups with an open mesh, in the order in which they were made."""
 
 
-class Seat(NamedTuple):
+class MeshSlot(NamedTuple):
     """A mesh among those of its group."""
 
     group: ProcessGroup
@@ -37,8 +37,8 @@ class Seat(NamedTuple):
     name: str
 
 
-class Left(NamedTuple):
-    """What a rank tells when it leaves a product in its midst; see `ProcessGroup.left`."""
+class AbortNotice(NamedTuple):
+    """What a rank tells when it leaves a product in its midst; see `ProcessGroup.aborted`."""
 
     rank: int
     failure: tuple[str, str] | None
@@ -63,10 +63,10 @@ class ProcessGroup:
         self.sent = [0] * parent.size
         """Messages to each rank, by `tell`."""
         self.received = [0] * parent.size
-        self.left: dict[int, tuple[str, str] | None] = {}
+        self.aborted: dict[int, tuple[str, str] | None] = {}
         """Who left a product in its midst, and by which error of its own: its class and text."""
         self._sending: list[MPI.Request] = []
-        self._number(self.comm, Seat(self, 0, ""))
+        self._number(self.comm, MeshSlot(self, 0, ""))
         GROUPS.append(self)
 
     @staticmethod
@@ -82,7 +82,7 @@ class ProcessGroup:
         comm = self.comm.Dup()
         self.made += 1
         self.open += 1
-        self._number(comm, Seat(self, self.made, f"mesh {self.made} of shape {shape}"))
+        self._number(comm, MeshSlot(self, self.made, f"mesh {self.made} of shape {shape}"))
         return comm
 
     def dismiss(self) -> None:
@@ -101,12 +101,12 @@ class ProcessGroup:
                 self._sending.append(self.comm.isend(message, rank, TAG))
                 self.sent[rank] += 1
 
-    def leave(self, failure: tuple[str, str] | None) -> None:
+    def announce_abort(self, failure: tuple[str, str] | None) -> None:
         """Tell the others that this rank has left a product in its midst."""
-        self.left[self.comm.rank] = failure
-        self.tell(Left(self.comm.rank, failure))
+        self.aborted[self.comm.rank] = failure
+        self.tell(AbortNotice(self.comm.rank, failure))
 
-    def heard(self) -> list[Any]:
+    def receive_messages(self) -> list[Any]:
         """The messages that have arrived."""
         from mpi4py import MPI
 
@@ -121,19 +121,19 @@ class ProcessGroup:
         """Receive every message: one that came later could be taken for one of a communicator made later."""
         expected = self.comm.alltoall(self.sent)
         while self.received != expected:
-            self.heard()
+            self.receive_messages()
         for request in self._sending:
             request.Wait()
 
     @staticmethod
-    def _number(comm: MPI.Intracomm, seat: Seat) -> None:
-        comm.Set_attr(_keyval(), seat)
+    def _number(comm: MPI.Intracomm, slot: MeshSlot) -> None:
+        comm.Set_attr(_keyval(), slot)
 
 
-def seat_of(comm: MPI.Intracomm) -> Seat | None:
+def mesh_slot_of(comm: MPI.Intracomm) -> MeshSlot | None:
     """The mesh that `comm` was made for; None for a communicator that is not of this package."""
     found: Any = comm.Get_attr(_keyval())
-    return found if isinstance(found, Seat) else None
+    return found if isinstance(found, MeshSlot) else None
 
 
 @functools.cache
@@ -145,12 +145,12 @@ def _keyval() -> int:
 
 # -- one call at a time ---------------------------------------------------------------------------
 
-_turn = threading.RLock()
+_call_lock = threading.RLock()
 ALONE = MemoryError, KeyboardInterrupt
 """Exceptions that come at any place, and to one rank alone."""
 
 
-def in_turn(call: Callable[P, R]) -> Callable[P, R]:
+def serialized(call: Callable[P, R]) -> Callable[P, R]:
     """A collective call that waits until no other thread of this process is in one.
 
     Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
@@ -158,19 +158,19 @@ def in_turn(call: Callable[P, R]) -> Callable[P, R]:
     name = call_name(call.__qualname__.removesuffix(".__init__"))
 
     @functools.wraps(call)
-    def turned(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _turn:
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _call_lock:
             enter_call(name)
             try:
                 return call(*args, **kwargs)
             except ALONE as error:
                 if not isinstance(error, RmaError):
-                    spoil(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
+                    poison_job(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
                 raise
             finally:
                 leave_call()
 
-    return turned
+    return alone
 
 
 # -- a job that cannot go on ----------------------------------------------------------------------
@@ -197,7 +197,7 @@ def broken() -> str:
     return _state.broken
 
 
-def spoil(why: str, *kept: object, is_told: bool = False) -> None:
+def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
     """This rank left a call in its midst, or waits for ever: nothing can be agreed on any more.
 
     kept: what transfers under way may still write to. is_told: whether all ranks raise the same, and need not hear it.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification.parts import Array, Part, summed
+from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 from rma_mm.runtime.verification.rows import Indices
 
 COUNTS = np.dtype(np.uint16)
@@ -23,11 +23,11 @@ def true_rows(comm: Any, a: Part, b: Part, before: Part | None, reads: bool, row
     """(r, n): rows of A times B, or C0. `reads`: whether alpha is 1. Collective."""
     count = np.zeros((len(rows), b.shape[1]), COUNTS)
     if reads:
-        left = summed(comm, a.some_rows(rows))[0][:, b.rows] > 0
+        left = allreduce_sums(comm, a.some_rows(rows))[0][:, b.rows] > 0
         count[:, b.cols] = _times(left, b.tile)
     if before is not None:
         count += before.some_rows(rows)
-    made: NDArray[np.bool_] = summed(comm, count)[0] > 0
+    made: NDArray[np.bool_] = allreduce_sums(comm, count)[0] > 0
     return made
 
 

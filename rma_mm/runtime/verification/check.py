@@ -17,9 +17,9 @@ from rma_mm.elements.semiring import PLUS_TIMES, Distributes, Semiring
 from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.contents import differences
-from rma_mm.runtime.verification.epilogue import Closed, wrong_closed
-from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, survey
-from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed, whole
+from rma_mm.runtime.verification.epilogue import EpilogueProduct, wrong_closed
+from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, scan_values
+from rma_mm.runtime.verification.parts import Array, MatrixView, Part, allreduce_sums, whole
 from rma_mm.runtime.verification.rows import chosen_rows, how_many, wrong_floats
 from rma_mm.runtime.verification.screen import NEIGHBOURS, PASSED, looks_right
 from rma_mm.runtime.verification.semirings import wrong_semiring
@@ -92,7 +92,7 @@ def verify(
     elif before is None:
         raise ValueError("before: beta is not 0, so the check needs C as it was before the product")
     comm = c.mesh.comm
-    closed = Closed(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product)
+    closed = EpilogueProduct(a, b, c, before, alpha, beta, (conj_a, conj_b), epilogue or Epilogue(), product)
     with np.errstate(all="ignore"):
         if not semiring.is_arithmetic:
             verdict = _exact(*wrong_semiring(a, b, c, before, semiring, seed), c.shape[0], _others(semiring))
@@ -124,13 +124,13 @@ def _how(rows: int, m: int, others: str) -> str:
     return WHOLE if rows == m else SOME.format(rows, m, others)
 
 
-def _floats(closed: Closed, seed: int, quick: bool) -> Verdict:
+def _floats(closed: EpilogueProduct, seed: int, quick: bool) -> Verdict:
     """The check for real and complex types. Collective."""
     p = product_of(closed)
     m, n, k = *p.c.shape, p.a.shape[1]
     if quick and how_many(m, n, k) < m and looks_right(p, seed):
         return Verdict(True, None, how=SCREENED)
-    touched = survey(p)
+    touched = scan_values(p)
     if touched.impossible:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
     if not np.isfinite(p.alpha) or not np.isfinite(p.beta):
@@ -142,7 +142,7 @@ def _floats(closed: Closed, seed: int, quick: bool) -> Verdict:
     return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
 
 
-def product_of(closed: Closed) -> FloatProduct:
+def product_of(closed: EpilogueProduct) -> FloatProduct:
     """The parts of a product of floats to compute with."""
     c, kept = closed.c, closed.epilogue
     working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
@@ -168,9 +168,9 @@ def _integers(
     if before is not None:
         error -= np.uint64(beta % 2**64) * _times(Part(before, working), x)
     if alpha != 0:
-        z = summed(c.mesh.comm, _times(Part(b, working), x))[0]
+        z = allreduce_sums(c.mesh.comm, _times(Part(b, working), x))[0]
         error -= np.uint64(alpha % 2**64) * _times(Part(a, working), z)
-    total = summed(c.mesh.comm, error)[0] & np.uint64(2 ** (8 * c.dtype.itemsize) - 1)
+    total = allreduce_sums(c.mesh.comm, error)[0] & np.uint64(2 ** (8 * c.dtype.itemsize) - 1)
     wrong = np.flatnonzero(total.any(axis=1))
     if not wrong.size:
         bits = 8 * c.dtype.itemsize

@@ -36,10 +36,10 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.verification.check import Verdict, verify
-from rma_mm.runtime.verification.contents import Held, differences
-from rma_mm.runtime.verification.parts import MatrixView, Turnable
+from rma_mm.runtime.verification.contents import LocalMatrix, differences
+from rma_mm.runtime.verification.parts import MatrixView, Transposable
 from rma_mm.schedule.symmetry import Symmetry
-from rma_mm.windows.checks.poison import poison, poisoned, tells
+from rma_mm.windows.checks.poison import poison, poisoned, shows_poison
 
 
 class OnMesh(MatrixView, Protocol):
@@ -106,7 +106,13 @@ def required(
 
 
 def verdict_of(
-    given: Operands, A: Turnable, B: Turnable, C: MatrixView, before: MatrixView | None, seed: int, quick: bool = False
+    given: Operands,
+    A: Transposable,
+    B: Transposable,
+    C: MatrixView,
+    before: MatrixView | None,
+    seed: int,
+    quick: bool = False,
 ) -> Verdict:
     """Whether C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
     o = given.options
@@ -117,14 +123,14 @@ def verdict_of(
     )
 
 
-def as_before(given: Operands, C: Result, added: Result | None) -> Held | None:
+def as_before(given: Operands, C: Result, added: Result | None) -> LocalMatrix | None:
     """C as it is before the product, where that enters: what is `added`, which stays as it is, or a copy."""
     if given.options.beta == 0:
         return None
     if given.options.symmetric is not None:
         source = C if added is None else added
         return _completed(source, given.options.symmetric, np.ones(source.tile.shape, bool))
-    before = held(C if added is None else added)
+    before = local_matrix(C if added is None else added)
     if added is None:
         before.tile = C.tile.copy()
     return before
@@ -139,14 +145,14 @@ def whole_of(given: Operands, C: Result) -> MatrixView:
     return C if known is None or known.fill == "both" else _completed(C, known, C.tile == 0)
 
 
-def _completed(C: Result, known: Symmetry, where: NDArray[Any]) -> Held:
+def _completed(C: Result, known: Symmetry, where: NDArray[Any]) -> LocalMatrix:
     """C with elements of its upper triangle replaced by the mirror image of the lower. where: which.
 
     Of a Hermitian one those on the diagonal are real.
     """
     rows, cols = (span.indices for span in C.region)
     image = C.T.redistribute(C.layout).tile
-    found = held(C)
+    found = local_matrix(C)
     is_mirrored = (rows[:, None] < cols[None, :]) & where
     found.tile = np.where(is_mirrored, np.conjugate(image) if known.conjugates else image, C.tile)
     if known.conjugates:
@@ -161,7 +167,7 @@ def in_words(x: OnMesh) -> str:
 
 def unwritten(C: OnMesh, was_poisoned: bool) -> Iterator[str]:
     """Where this rank's part of C is still as it was before the first operation, in words."""
-    if not (was_poisoned and tells(C.dtype)):
+    if not (was_poisoned and shows_poison(C.dtype)):
         return
     left = poisoned(C.tile)
     if left.any():
@@ -173,9 +179,9 @@ def unwritten(C: OnMesh, was_poisoned: bool) -> Iterator[str]:
         )
 
 
-def held(matrix: OnMesh) -> Held:
+def local_matrix(matrix: OnMesh) -> LocalMatrix:
     """A matrix as the checks see it."""
-    return Held(matrix.mesh, matrix.shape, matrix.dtype, matrix.layout, matrix.tile)
+    return LocalMatrix(matrix.mesh, matrix.shape, matrix.dtype, matrix.layout, matrix.tile)
 
 
 def checked_move(source: OnMesh, layout: Layout, tile: NDArray[Any]) -> AbstractContextManager[None]:
@@ -185,15 +191,15 @@ def checked_move(source: OnMesh, layout: Layout, tile: NDArray[Any]) -> Abstract
     """
     if source.mesh.checks is None:
         return nullcontext()
-    return _checked_move(source, Held(source.mesh, source.shape, source.dtype, layout, tile))
+    return _checked_move(source, LocalMatrix(source.mesh, source.shape, source.dtype, layout, tile))
 
 
 @contextmanager
-def _checked_move(source: OnMesh, copy: Held) -> Iterator[None]:
+def _checked_move(source: OnMesh, copy: LocalMatrix) -> Iterator[None]:
     poison(copy.tile)
     yield
     what = f"redistribution of {in_words(source)} into {copy.layout}"
-    found = [] if source.layout.partial else list(differences(source, held(source), "the source"))
+    found = [] if source.layout.partial else list(differences(source, local_matrix(source), "the source"))
     tell(source.mesh, what, [*found, *differences(source, copy, "the result")])
 
 

@@ -13,7 +13,7 @@ from rma_mm.elements.dtypes import accumulator
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.ranks.mesh import Mesh
-from rma_mm.runtime.verification.parts import MatrixView, Part, answers, summed
+from rma_mm.runtime.verification.parts import MatrixView, Part, allreduce_sums, answers
 from rma_mm.windows.checks.poison import differing, in_bytes
 
 Array = NDArray[Any]
@@ -22,7 +22,7 @@ TABLE = 2**20
 
 
 @dataclass
-class Held:
+class LocalMatrix:
     """A matrix as the checks see it: this rank's part of it is `tile`."""
 
     mesh: Mesh
@@ -77,7 +77,7 @@ def _by_bits(source: MatrixView) -> Compare:
         at = np.flatnonzero((rows >= lines[0]) & (rows <= lines[-1]))
         if at.size and cols.size:
             out[np.ix_(rows[at] - lines[0], cols)] = in_bytes(source.tile[at])
-        return (summed(source.mesh.comm, out)[0],)
+        return (allreduce_sums(source.mesh.comm, out)[0],)
 
     def differ(part: Array, wanted: tuple[Array, ...]) -> Array:
         found: Array = (in_bytes(part) != wanted[0]).any(axis=-1)
@@ -96,7 +96,7 @@ def _by_sums(source: MatrixView, dtype: np.dtype[Any]) -> Compare:
     def rows_of(lines: NDArray[np.int64]) -> tuple[Array, ...]:
         mine = part.some_rows(lines)
         with np.errstate(all="ignore"):
-            return tuple(summed(source.mesh.comm, mine, np.abs(mine)))
+            return tuple(allreduce_sums(source.mesh.comm, mine, np.abs(mine)))
 
     def differ(found: Array, wanted: tuple[Array, ...]) -> Array:
         total, size = wanted

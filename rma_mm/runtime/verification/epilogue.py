@@ -14,12 +14,12 @@ from rma_mm.elements.dtypes import accumulator
 from rma_mm.kernels.elementwise import cast
 from rma_mm.kernels.epilogue.epilogue import Epilogue
 from rma_mm.runtime.verification.bools import COUNTS, true_rows
-from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed
+from rma_mm.runtime.verification.parts import Array, MatrixView, Part, allreduce_sums
 from rma_mm.runtime.verification.rows import SLOWER, Indices, differing, first_wrong, how_many, products, random_rows
 
 
 @dataclass
-class Closed:
+class EpilogueProduct:
     """A product with its epilogue."""
 
     a: MatrixView
@@ -34,7 +34,7 @@ class Closed:
     """The type of the product; C may be stored in another."""
 
     @property
-    def summed(self) -> np.dtype[Any]:
+    def accum_dtype(self) -> np.dtype[Any]:
         """The type in which C is summed."""
         return accumulator(self.product)
 
@@ -42,8 +42,8 @@ class Closed:
         """What is added to these rows, in the type in which C is summed; it broadcasts."""
         bias = self.epilogue.bias
         if bias is None:
-            return np.zeros((1, 1), self.summed)
-        held: Array = bias.astype(self.summed)
+            return np.zeros((1, 1), self.accum_dtype)
+        held: Array = bias.astype(self.accum_dtype)
         return held[rows, None] if self.epilogue.per == "row" else held[None, :]
 
     def parts(self, working: np.dtype[Any]) -> tuple[Part, Part, Part | None]:
@@ -52,7 +52,7 @@ class Closed:
         return Part(self.a, working, self.conj[0]), Part(self.b, working, self.conj[1]), old
 
 
-def wrong_closed(p: Closed, seed: int | None) -> tuple[str, int]:
+def wrong_closed(p: EpilogueProduct, seed: int | None) -> tuple[str, int]:
     """Where a row computed again is wrong (empty if none is), and the number of such rows: all without a seed.
 
     Collective.
@@ -62,16 +62,16 @@ def wrong_closed(p: Closed, seed: int | None) -> tuple[str, int]:
     return first_wrong(rows, max(n, k), lambda some: _compared(p, some))[0], len(rows)
 
 
-def _compared(p: Closed, rows: Indices) -> tuple[str, float]:
+def _compared(p: EpilogueProduct, rows: Indices) -> tuple[str, float]:
     """As `first_wrong` asks. Collective."""
-    sums = (_truths if p.summed.kind == "b" else _whole)(p, rows)
+    sums = (_truths if p.accum_dtype.kind == "b" else _whole)(p, rows)
     sums = np.add(sums, p.bias(rows))
     if p.epilogue.activation == "relu":
         sums = np.maximum(sums, 0)
     expected = np.empty(sums.shape, p.c.dtype)
     cast(sums, expected)
     working = _wide(p.c.dtype)
-    actual = summed(p.c.mesh.comm, Part(p.c, working).some_rows(rows))[0]
+    actual = allreduce_sums(p.c.mesh.comm, Part(p.c, working).some_rows(rows))[0]
     if p.c.dtype.kind == "b":
         actual, working = actual > 0, p.c.dtype
     return differing([f"C[{row}, {{}}]" for row in rows], actual, expected, actual != _converted(expected, working))
@@ -87,19 +87,19 @@ def _converted(x: Array, working: np.dtype[Any]) -> Array:
     return x.astype(np.int64).view(np.uint64) if x.dtype.kind == "i" else x.astype(working)
 
 
-def _whole(p: Closed, rows: Indices) -> Array:
+def _whole(p: EpilogueProduct, rows: Indices) -> Array:
     """The rows of a product of integers, which wrap around."""
     comm = p.c.mesh.comm
     a, b, before = p.parts(np.dtype(np.uint64))
     total = np.zeros((len(rows), p.c.shape[1]), np.uint64)
     if p.alpha != 0:
-        total += np.uint64(int(p.alpha) % 2**64) * products(comm, summed(comm, a.some_rows(rows))[0], b)
+        total += np.uint64(int(p.alpha) % 2**64) * products(comm, allreduce_sums(comm, a.some_rows(rows))[0], b)
     if before is not None:
-        total += np.uint64(int(p.beta) % 2**64) * summed(comm, before.some_rows(rows))[0]
-    return total.astype(f"u{p.summed.itemsize}").view(p.summed)
+        total += np.uint64(int(p.beta) % 2**64) * allreduce_sums(comm, before.some_rows(rows))[0]
+    return total.astype(f"u{p.accum_dtype.itemsize}").view(p.accum_dtype)
 
 
-def _truths(p: Closed, rows: Indices) -> Array:
+def _truths(p: EpilogueProduct, rows: Indices) -> Array:
     """The rows of a product of truth values."""
     a, b, before = p.parts(COUNTS)
     return true_rows(p.c.mesh.comm, a, b, before, p.alpha != 0, rows)

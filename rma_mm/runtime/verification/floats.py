@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
-from rma_mm.runtime.verification.parts import Array, Part, summed
+from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 
 SHORT = 512
 """Terms of a sum whose rounding errors are not much larger than those of a check in the same type."""
@@ -112,7 +112,7 @@ class FloatProduct:
 
 
 @dataclass
-class Touched:
+class ScannedValues:
     """What a first look at the operands finds."""
 
     rows: NDArray[np.bool_]
@@ -129,7 +129,7 @@ class Touched:
     """(n,): those of B's columns, within their scales; 1 for columns of zeros."""
 
 
-def survey(p: FloatProduct) -> Touched:
+def scan_values(p: FloatProduct) -> ScannedValues:
     """Look for NaN and infinities, and measure the rows of A and columns of B. Collective."""
     m, n = p.c.shape
     bad_rows, bad_cols, rows, cols, old, squares = (np.zeros(size) for size in (m, n, m, n, m, n))
@@ -151,11 +151,11 @@ def survey(p: FloatProduct) -> Touched:
                 rows[at] += sizes
             else:
                 old[at] += sizes
-    bad_rows, bad_cols, rows, cols, old, squares = summed(p.comm, bad_rows, bad_cols, rows, cols, old, squares)
+    bad_rows, bad_cols, rows, cols, old, squares = allreduce_sums(p.comm, bad_rows, bad_cols, rows, cols, old, squares)
     most = int(np.finfo(p.narrow).maxexp) - 8
     scales = _power(rows, most), _power(cols, most)
     norms = np.clip(np.nan_to_num(np.sqrt(squares)), scales[1] / 4, scales[1] * max(1, p.b.shape[0]) ** 0.5)
-    touched = Touched(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, scales, norms)
+    touched = ScannedValues(bad_rows > 0, bad_cols > 0, np.zeros(m, bool), 0, scales, norms)
     _look_at_result(p, touched, old)
     return touched
 
@@ -189,7 +189,7 @@ def inverse(scale: Array, most: int) -> Array | None:
     return 1 / scale if np.abs(exponents).max(initial=0) > most else None
 
 
-def _look_at_result(p: FloatProduct, touched: Touched, old: Array) -> None:
+def _look_at_result(p: FloatProduct, touched: ScannedValues, old: Array) -> None:
     """Find the elements of C that are not finite where no operand explains it. Collective."""
     counts, impossible = np.zeros(len(touched.rows)), np.zeros(1)
     down, across = touched.scales
@@ -207,7 +207,7 @@ def _look_at_result(p: FloatProduct, touched: Touched, old: Array) -> None:
         small = reach < 0.5 * min(p.rounding.largest, p.rounding.acc_largest)
         if not (p.a.is_partial or p.b.is_partial):
             impossible += (odd & small).sum()
-    counts, impossible = summed(p.comm, counts, impossible)
+    counts, impossible = allreduce_sums(p.comm, counts, impossible)
     touched.overflown = counts > 0
     touched.impossible = int(impossible[0])
 

@@ -60,7 +60,7 @@ class MatrixView(Protocol):
         """Their elements, of shape `region.shape`."""
 
 
-class Turnable(MatrixView, Protocol):
+class Transposable(MatrixView, Protocol):
     """A matrix that can be looked at transposed."""
 
     @property
@@ -139,7 +139,7 @@ class Part:
     def some_rows(self, wanted: NDArray[np.int64]) -> Array:
         """(len(wanted), columns of the matrix): the rows `wanted` as far as this rank answers for them, else 0."""
         out = np.zeros((len(wanted), self.shape[1]), self.working)
-        held, at = _found(self.rows, wanted)
+        held, at = _positions(self.rows, wanted)
         if held.size and self.cols.size:
             out[np.ix_(held, self.cols)] = self._read(self.tile[at], wanted[held], self.cols)
         return out
@@ -147,7 +147,7 @@ class Part:
     def some_cols(self, wanted: NDArray[np.int64]) -> Array:
         """(rows of the matrix, len(wanted)): the same for columns."""
         out = np.zeros((self.shape[0], len(wanted)), self.working)
-        held, at = _found(self.cols, wanted)
+        held, at = _positions(self.cols, wanted)
         if held.size and self.rows.size:
             out[np.ix_(self.rows, held)] = self._read(self.tile[:, at], self.rows, wanted[held])
         return out
@@ -172,7 +172,7 @@ class Part:
         return made
 
 
-def _found(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _positions(held: NDArray[np.int64], wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Which of `wanted` are among `held`, which ascends, and where there."""
     at = np.searchsorted(held, wanted)
     which = np.flatnonzero(at < len(held))
@@ -217,7 +217,7 @@ def answers(matrix: MatrixView) -> bool:
     return coords is not None and not any(coords[axis] for axis in matrix.layout.replicated_axes(mesh))
 
 
-def summed(comm: Any, *arrays: Array) -> list[Array]:
+def allreduce_sums(comm: Any, *arrays: Array) -> list[Array]:
     """Each array summed over all ranks. Collective; every rank gets the same bits as rank 0 where it matters."""
     totals = []
     for array in arrays:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification.floats import FloatProduct, Touched, scalar, squared
-from rma_mm.runtime.verification.parts import Array, Part, run, summed
+from rma_mm.runtime.verification.floats import FloatProduct, ScannedValues, scalar, squared
+from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 from rma_mm.runtime.verification.sketch import suspicion
 
 ROWS = 64
@@ -89,7 +89,7 @@ def differing(names: Sequence[str], actual: Array, exact: Array, wrong: Array) -
     return f"{names[row].format(col)} is {actual[row, col]}, computed again it is {exact[row, col]}", math.inf
 
 
-def chosen_rows(p: FloatProduct, touched: Touched, seed: int) -> Indices:
+def chosen_rows(p: FloatProduct, touched: ScannedValues, seed: int) -> Indices:
     """The rows to compute again, ascending; the same on every rank. Collective."""
     m, n, k = *p.c.shape, p.a.shape[1]
     count = how_many(m, n, k)
@@ -112,7 +112,7 @@ def products(comm: Any, a_rows: Array, b: Part) -> Array:
     out = np.zeros((len(a_rows), b.shape[1]), a_rows.dtype)
     for at, block in b.blocks(DEPTH):
         out[:, b.cols] += a_rows[:, at] @ block
-    return summed(comm, out)[0]
+    return allreduce_sums(comm, out)[0]
 
 
 # -- what rows should be --------------------------------------------------------------------------
@@ -134,17 +134,17 @@ class Rows:
     """No partial sum is larger, in whatever order."""
 
 
-def again(p: FloatProduct, rows: Indices) -> Rows:
+def recompute_rows(p: FloatProduct, rows: Indices) -> Rows:
     """Compute rows again. Collective."""
     shape = len(rows), p.c.shape[1]
     total, squares, reach = np.zeros(shape, p.a.working), np.zeros(shape), np.zeros(shape)
     if p.alpha != 0:
-        total, squares, reach = _sums(p, summed(p.comm, p.a.some_rows(rows))[0])
+        total, squares, reach = _sums(p, allreduce_sums(p.comm, p.a.some_rows(rows))[0])
     scale = _undone(p.a.down, rows)[:, None] * _undone(p.b.across, np.arange(shape[1]))
     made = scalar(p.alpha, total) * total * scale
     start = np.zeros(shape)
     if p.before is not None:
-        old = summed(p.comm, p.before.some_rows(rows))[0]
+        old = allreduce_sums(p.comm, p.before.some_rows(rows))[0]
         made = made + scalar(p.beta, old) * old
         start = np.abs(np.where(np.isfinite(old), old, 0)) * abs(p.beta)
     r = p.rounding
@@ -178,7 +178,7 @@ def _sums(p: FloatProduct, a_rows: Array) -> tuple[Array, Array, Array]:
     if b.is_partial:
         squares *= p.comm.size  # of a sum of so many
     low[~np.isfinite(low)] = 0
-    high, low, squares, reach = summed(p.comm, high, low, squares, reach)
+    high, low, squares, reach = allreduce_sums(p.comm, high, low, squares, reach)
     return high + low, squares, np.where(np.isfinite(reach), reach, 0)
 
 
@@ -213,13 +213,13 @@ def wrong_floats(p: FloatProduct, rows: Indices) -> tuple[str, float | None]:
 
     And the largest error in units of what is allowed, None where it is no number.
     """
-    where, worst = first_wrong(rows, max(p.c.shape[1], p.a.shape[1]), lambda some: _compare(p, again(p, some)))
+    where, worst = first_wrong(rows, max(p.c.shape[1], p.a.shape[1]), lambda some: _compare(p, recompute_rows(p, some)))
     return where, worst if math.isfinite(worst) or not where else None
 
 
 def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
     """Where one of these rows is wrong (else ""), and the largest error in units of what is allowed. Collective."""
-    actual = summed(p.comm, p.c.some_rows(made.indices))[0]
+    actual = allreduce_sums(p.comm, p.c.some_rows(made.indices))[0]
     expected, ratio = _ratio(p, made, actual, 1.0)
     bad = np.argwhere(ratio > 1)
     if len(bad):
@@ -291,7 +291,7 @@ def _drift(p: FloatProduct, made: Rows, ratio: Array) -> float:
         return 1.0
     worst = np.argsort(np.where(np.isfinite(ratio), -ratio, 0), axis=None)[:SUSPECTS]
     row, col = np.unravel_index(p.comm.bcast(worst, 0), ratio.shape)
-    left, right = summed(p.comm, p.a.some_rows(made.indices[row]), p.b.some_cols(col))
+    left, right = allreduce_sums(p.comm, p.a.some_rows(made.indices[row]), p.b.some_cols(col))
     scale = _undone(p.a.down, made.indices[row]) * _undone(p.b.across, col) * abs(p.alpha)
     depth = max(1, p.rounding.depth // 2 if left.dtype.kind == "c" else p.rounding.depth)
     depths = [max(1, depth * share // 24) for share in (24, 18, 12, 9, 8, 6, 4, 3)]  # libraries differ in it

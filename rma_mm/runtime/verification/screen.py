@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rma_mm.runtime.verification.floats import FloatProduct, scalar, squared
-from rma_mm.runtime.verification.parts import Array, Part, run, summed
+from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 from rma_mm.runtime.verification.sketch import (
     PANEL_TERMS,
     ROWS_AT_ONCE,
@@ -46,7 +46,7 @@ def looks_right(p: FloatProduct, seed: int) -> bool:
     groups = -(-n // NEIGHBOURS)
     z, made = (np.zeros((rows, groups), p.narrow) for rows in (k, m))
     _add(z, b, x)
-    z = summed(p.comm, z)[0]
+    z = allreduce_sums(p.comm, z)[0]
     _add(made, c, x)
     results, squares = mean_squares(made, ALL), np.zeros((m, 1))
     if p.rounding.final or groups < FEW:  # too much rests on it
@@ -63,7 +63,7 @@ def looks_right(p: FloatProduct, seed: int) -> bool:
             total += block[:, left : left + PANEL_TERMS] @ z[left : left + PANEL_TERMS]
         error[run(at)] -= scalar(p.alpha, total) * total
         squares[run(at)] += squared(block) @ weights
-    error, squares, results = summed(p.comm, error, squares, results)
+    error, squares, results = allreduce_sums(p.comm, error, squares, results)
     worst = scores(p, np.abs(error).max(axis=1, keepdims=True), squares, results, NEIGHBOURS)
     return bool(p.comm.bcast(np.isfinite(squares + results).all() and (worst <= CLEAR).all()))
 
@@ -74,7 +74,7 @@ def _weights(p: FloatProduct, b: Part, seed: int) -> Array:
     if b.tile.size:
         some = b.tile[:: -(-len(b.tile) // SAMPLED)].astype(p.narrow, copy=False)
         squares[b.cols] = squared(some).sum(axis=0)
-    norms = np.sqrt(summed(p.comm, squares)[0])
+    norms = np.sqrt(allreduce_sums(p.comm, squares)[0])
     norms[~(norms > 0)] = norms.mean() or 1.0
     rng = np.random.default_rng(seed)
     signs = rng.choice((-1.0, 1.0), n) * rng.uniform(1 - SPREAD, 1 + SPREAD, n)

@@ -19,7 +19,7 @@ from rma_mm.elements.dtypes import accumulator
 from rma_mm.elements.reduction import Reduction
 from rma_mm.elements.semiring import Distributes, Semiring
 from rma_mm.kernels.order_keys import from_keys, has_keys, key_type, to_keys
-from rma_mm.runtime.verification.parts import Array, MatrixView, Part, summed
+from rma_mm.runtime.verification.parts import Array, MatrixView, Part, allreduce_sums
 from rma_mm.runtime.verification.rows import ROWS, SLOWER, Indices, differing, first_wrong, how_many, random_rows
 
 
@@ -58,7 +58,7 @@ def distributes(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
             finite = block[np.isfinite(block)].astype(np.float64)
             found[i] = max(found[i], np.abs(finite).max(initial=0))
             found[2:] += (block == np.inf).any(), (block == -np.inf).any()
-    found = summed(comm, found)[0]
+    found = allreduce_sums(comm, found)[0]
     if a.working.kind in "iu":
         return bool(found[0] + found[1] < np.iinfo(a.working).max)
     return not (found[2] and found[3])
@@ -91,14 +91,14 @@ def _compared(
 ) -> tuple[str, float]:
     """Rows of C and rows of A times B, as `first_wrong` asks; `lines`: those of A, C and C0. Collective."""
     a_rows, actual, old = lines
-    exact = _again(comm, a_rows, b, semiring)
+    exact = _recompute_rows(comm, a_rows, b, semiring)
     if old is not None:
         semiring.add(exact, old, out=exact)
     exact = exact.astype(dtype).astype(actual.dtype)  # rounded once
     return differing(names, actual, exact, (actual != exact) & ~((actual != actual) & (exact != exact)))
 
 
-def _again(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:
+def _recompute_rows(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:
     """(r, n): rows of A, known everywhere, times B. Collective."""
     nothing = semiring.identity(a_rows.dtype)
     mine = np.full((len(a_rows), len(b.cols)), nothing)
@@ -115,8 +115,8 @@ def _again(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Array:
 def _known(comm: Any, x: Array) -> Array:
     """An array of which every element is 0 but on one rank, known everywhere. Collective."""
     if x.dtype.kind != "b":
-        return summed(comm, x)[0]
-    return summed(comm, x.view(np.uint8))[0].view(np.bool_)  # MPI has no sum of truth values
+        return allreduce_sums(comm, x)[0]
+    return allreduce_sums(comm, x.view(np.uint8))[0].view(np.bool_)  # MPI has no sum of truth values
 
 
 def _reduced(comm: Any, x: Array, semiring: Semiring) -> Array:

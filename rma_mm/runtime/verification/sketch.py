@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.runtime.verification.floats import BLOCK_TERMS, FloatProduct, Touched, inverse, scalar, squared
-from rma_mm.runtime.verification.parts import Array, Part, run, summed
+from rma_mm.runtime.verification.floats import BLOCK_TERMS, FloatProduct, ScannedValues, inverse, scalar, squared
+from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 
 WIDTH = 16
 """Columns of C that a vector looks at together: the check costs a little more than 1/`WIDTH` of the product."""
@@ -87,7 +87,7 @@ def grouped(block: Array, signs: Array, starts: NDArray[np.int64], width: int = 
     return made if whole == len(starts) else np.column_stack([made, block[:, end:] @ signs[end:]])
 
 
-def suspicion(p: FloatProduct, touched: Touched, seed: int) -> Array:
+def suspicion(p: FloatProduct, touched: ScannedValues, seed: int) -> Array:
     """(m,): how far each row of C·x is from what it should be, in standard deviations as far as they are known.
 
     Rows that cannot be judged get 0. Collective.
@@ -98,7 +98,7 @@ def suspicion(p: FloatProduct, touched: Touched, seed: int) -> Array:
     x = (signs / touched.norms[:, None]).astype(real)
     x[touched.cols] = 0
     step = max(1, MEMORY // max(1, m + k)) * WIDTH
-    look = Look(p, x, inverse(touched.scales[0], SAFE[real]), n)
+    look = ColumnSketch(p, x, inverse(touched.scales[0], SAFE[real]), n)
     found = np.zeros(m)
     for left in range(0, n, step):
         found = np.maximum(found, look.at((left, min(n, left + step))))
@@ -106,7 +106,7 @@ def suspicion(p: FloatProduct, touched: Touched, seed: int) -> Array:
     return found
 
 
-class Look:
+class ColumnSketch:
     """What all passes over the columns have in common. All methods are collective."""
 
     def __init__(self, p: FloatProduct, x: Array, down: Array | None, n: int) -> None:
@@ -139,7 +139,7 @@ class Look:
         squares = np.zeros((m, len(edges)))
         if p.alpha != 0:
             self._subtract(span, error, squares, edges, is_last)
-        error, squares, results = summed(p.comm, error, squares, results)
+        error, squares, results = allreduce_sums(p.comm, error, squares, results)
         if p.bias.any():
             error -= self._biased(span, is_last)
         counts = np.diff(edges, append=groups)
@@ -159,10 +159,10 @@ class Look:
         p, groups = self.p, -(-(span[1] - span[0]) // WIDTH)
         made = RowSums(np.zeros((p.b.shape[0], groups), p.narrow), self.wide_z)
         made.add(self.b, self.x, span)
-        z = summed(p.comm, made.near)[0]
+        z = allreduce_sums(p.comm, made.near)[0]
         weights = mean_squares(z, edges).astype(self.x.dtype)[run(self.a.cols)]
         if is_last:
-            z = np.concatenate([z, *summed(p.comm, made.wide)], axis=1)
+            z = np.concatenate([z, *allreduce_sums(p.comm, made.wide)], axis=1)
         z, alpha = z[run(self.a.cols)], scalar(p.alpha, error)
         for at, block in self.a.blocks(ROWS_AT_ONCE):
             total, terms = np.zeros((len(at), z.shape[1]), error.dtype), np.zeros((len(at), len(edges)))

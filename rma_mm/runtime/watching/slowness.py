@@ -112,12 +112,12 @@ class SlowLink:
     def __init__(self) -> None:
         self.run = 0
         """Products in a row in which it was slow."""
-        self.share = 1.0
+        self.fraction = 1.0
         """Achieved over calibrated bandwidth in the last product that used it."""
 
     def note(self, share: float) -> None:
         """A product achieved this share of the calibrated bandwidth."""
-        self.share = share
+        self.fraction = share
         self.run = self.run + 1 if share < POOR else 0
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter_ns as clock
 
 from rma_mm.policy.model.machine import Machine
-from rma_mm.runtime.watching.retries import FAULTS, again
+from rma_mm.runtime.watching.retries import FAULTS, retry
 from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
 from rma_mm.windows.base import Transfer
 from rma_mm.windows.hosts.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity, activity_text
@@ -95,7 +95,7 @@ class WatchedTransfer:
 
     def _again(self, fault: Exception) -> bool:
         """It has failed: try again, until it is over. Raises WindowError."""
-        return again(fault, self._repeat, activity_text(self.activity), self.tally, self.repeats)
+        return retry(fault, self._repeat, activity_text(self.activity), self.tally, self.repeats)
 
     def _repeat(self) -> bool:
         self.inner.wait()  # a part of it may still be under way

@@ -200,7 +200,7 @@ class CheckedWindow:
         return lines[:, (target.cols.indices - first) * right]
 
 
-def named(transfer: Transfer, what: object) -> Transfer:
+def labelled(transfer: Transfer, what: object) -> Transfer:
     """The transfer, which says what it belongs to where it is checked."""
     if isinstance(transfer, CheckedTransfer):
         transfer.what = str(what)

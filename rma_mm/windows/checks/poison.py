@@ -28,7 +28,7 @@ def poison(array: NDArray[Any]) -> None:
     array[...] = pattern(array.dtype)
 
 
-def tells(dtype: np.dtype[Any]) -> bool:
+def shows_poison(dtype: np.dtype[Any]) -> bool:
     """Whether an element that is poisoned cannot have been computed: not so of integers."""
     return dtype.kind not in "iu"
 

@@ -184,7 +184,7 @@ def operation(page: bytes) -> str:
 # -- the others of this host ----------------------------------------------------------------------
 
 
-class Mate:
+class PeerProcess:
     """Another process of this host, as this one sees it."""
 
     def __init__(self, identity: Identity) -> None:
@@ -243,7 +243,7 @@ class NodeWatch:
         """seen: as `by_sight` says. when_lost: see `end_job`. Local."""
         self.identities, self.timeout, self.when_lost = identities, timeout, when_lost
         self.near = [other for other, number in enumerate(seen) if number == seen[rank]]
-        self.mates: dict[int, Mate] = {}
+        self.mates: dict[int, PeerProcess] = {}
         for other in self.near:
             if other != rank:
                 with suppress(OSError):
@@ -266,7 +266,7 @@ class NodeWatch:
                 if mate.is_lost(now, self.timeout):
                     self._lose(rank, mate)
 
-    def _lose(self, lost: int, mate: Mate) -> None:
+    def _lose(self, lost: int, mate: PeerProcess) -> None:
         reason = REASONS.get(mate.state, "it neither computes nor beats")
         text = (
             f"rank {lost} on host {self.identities[lost].host} (process {mate.process}) has stood still for "
@@ -313,14 +313,14 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
 
 
 _watches: list[NodeWatch] = []
-_mates: dict[Identity, Mate] = {}
+_mates: dict[Identity, PeerProcess] = {}
 """Of all meshes: a page that is mapped once costs nothing more."""
 _beating: list[threading.Thread] = []
 
 
-def _mate(identity: Identity) -> Mate:
+def _mate(identity: Identity) -> PeerProcess:
     if identity not in _mates:
-        _mates[identity] = Mate(identity)
+        _mates[identity] = PeerProcess(identity)
     return _mates[identity]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 from rma_mm.runtime.files.dense import DenseSink
 from rma_mm.runtime.files.version import Version
 from rma_mm.unfinished import Unfinished
@@ -27,7 +27,7 @@ class AddedSink(DenseSink):
         if self.before is not None:
             self.before.check()
         elif os.path.lexists(self.path):
-            raise FileFormatError(f"output {named(self.path)}: was made by another program meanwhile")
+            raise FileFormatError(f"output {display_path(self.path)}: was made by another program meanwhile")
         super().publish()
 
 

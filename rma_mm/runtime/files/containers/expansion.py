@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection
 from typing import Any
 
-from rma_mm.errors import FileFormatError, cut
+from rma_mm.errors import FileFormatError, truncate
 
 LEAST = 2**26
 """Bytes to which any chunk may unpack."""
@@ -40,13 +40,15 @@ def limit_of(nbytes: int) -> int:
 def check_chunk_size(name: str, chunk_bytes: int, array_bytes: int) -> None:
     """Raise FileFormatError if a chunk is much larger than the whole matrix, as honest files have none."""
     if chunk_bytes > limit_of(array_bytes):
-        raise FileFormatError(f"{name}: has chunks of {cut(chunk_bytes)} bytes, and {cut(array_bytes)} in all")
+        raise FileFormatError(
+            f"{name}: has chunks of {truncate(chunk_bytes)} bytes, and {truncate(array_bytes)} in all"
+        )
 
 
 def check_compressors(name: str, codecs: Collection[str]) -> None:
     """Raise FileFormatError if chunks are compressed twice: what that unpacks to cannot be told beforehand."""
     if len(codecs) > 1:
-        found = cut(", ".join(codecs))
+        found = truncate(", ".join(codecs))
         raise FileFormatError(f"{name}: is compressed more than once ({found}); save it with one codec")
 
 
@@ -58,7 +60,7 @@ def check_expansion(name: str, codec: str, raw: Callable[[int, int], bytes], siz
     """
     most = limit_of(nbytes)
     if size > most:
-        raise FileFormatError(f"{name}: a chunk of {cut(nbytes)} bytes is stored in {cut(size)}")
+        raise FileFormatError(f"{name}: a chunk of {truncate(nbytes)} bytes is stored in {truncate(size)}")
     if codec in STREAMS:
         is_small = codec in ("gzip", "zlib") and size * DEFLATE_MOST <= most
         is_over = not is_small and _streams_over(codec, raw, size, most)

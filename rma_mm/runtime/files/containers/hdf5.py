@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import FileFormatError, named
+from rma_mm.errors import FileFormatError, display_path
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
@@ -116,7 +116,7 @@ class _Checked:
 
     @property
     def _name(self) -> str:
-        return named(joined(self.source.path, self.source.inner))
+        return display_path(joined(self.source.path, self.source.inner))
 
     @property
     def _bytes(self) -> int:
@@ -202,7 +202,7 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
     file, inner = _followed(*split(path))
     with examined(file, ".h5") as (_, version), library_file(file) as held:
         dataset = held[inner]
-        name = named(joined(file, inner))
+        name = display_path(joined(file, inner))
         check_sources(name, dataset, file)
         native = element_type(name, dataset.dtype, dtype)
         stored: np.dtype[Any] = np.dtype(dataset.dtype.str)
@@ -240,7 +240,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
     """
     file, inner = split(path)
     inner = inner or DEFAULT_NAME
-    what = f"output {named(joined(file, inner))}"
+    what = f"output {display_path(joined(file, inner))}"
     if dtype == BFLOAT16:
         raise FileFormatError(f"{what}: HDF5 has no bfloat16; use .safetensors or .npy, or another --result-dtype")
     library(file)
@@ -284,14 +284,14 @@ def _followed(file: str, inner: str) -> tuple[str, str]:
             import h5py
 
             inner = inner or _only(held, file)
-            place = resolved(named(joined(file, inner)), held, file, inner)
+            place = resolved(display_path(joined(file, inner)), held, file, inner)
             if place is None or place[0] == file:
                 found = None if place is None else held[place[1]]
                 if place and isinstance(found, h5py.Dataset):
                     return place
                 raise no_matrix(file, inner, _matrices(held), "a group" if found is not None else "not there")
         file, inner = place
-    raise FileFormatError(f"{named(file)}: is reached by more than {MOST_FILES} links from file to file")
+    raise FileFormatError(f"{display_path(file)}: is reached by more than {MOST_FILES} links from file to file")
 
 
 def _only(held: Any, file: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.external import external, is_allowed
 from rma_mm.runtime.files.names import joined
@@ -35,7 +35,7 @@ def library_file(path: str) -> Iterator[Any]:
     """The file by the library, for reading. Raises FileFormatError, for what goes wrong inside too."""
     h5py = library(path)
     locking = False if path.endswith(SUFFIX) else "best-effort"  # of what is in the making, this job holds the lock
-    with library_errors(named(path)), h5py.File(path, "r", locking=locking) as file:
+    with library_errors(display_path(path)), h5py.File(path, "r", locking=locking) as file:
         yield file
 
 
@@ -99,7 +99,7 @@ def check_no_links(what: str, held: Any, inner: str) -> None:
         group = held[done]
         link = group.get(word, getlink=True) if isinstance(group, h5py.Group) else None
         if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-            raise FileFormatError(f"{what}: {cut(word)} is a link in that file; nothing is written through one")
+            raise FileFormatError(f"{what}: {truncate(word)} is a link in that file; nothing is written through one")
         if link is None:
             return
         done = f"{done.rstrip('/')}/{word}"
@@ -176,7 +176,7 @@ def _numbered(pattern: str) -> Iterator[str]:
         return
     for n in count():
         if n > MOST_BLOCKS:
-            raise FileFormatError(f"{cut(pattern)}: stands for more than {MOST_BLOCKS} names")
+            raise FileFormatError(f"{truncate(pattern)}: stands for more than {MOST_BLOCKS} names")
         yield pattern.replace("%b", str(n)).replace("%%", "%")
 
 
@@ -185,6 +185,6 @@ def _beside(name: str, file: str, target: str, folder: str | None = None) -> str
     folder = os.path.dirname(file) if folder is None else folder.replace("${ORIGIN}", os.path.dirname(file) or ".")
     path = os.path.join(folder, target)
     if not os.path.exists(path):
-        raise FileFormatError(f"{name}: is put together from files of which {named(path)} is not there")
+        raise FileFormatError(f"{name}: is put together from files of which {display_path(path)} is not there")
     with examined(path):
         return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 
 LONGEST = 200
 """Characters of a package's own message that are repeated."""
@@ -20,11 +20,11 @@ def package(module: str, extra: str, path: str) -> Any:
         return import_module(module)
     except ImportError:
         fix = f"pip install 'rma_mm[{extra}]'"
-        raise FileFormatError(f"{named(path)}: needs {module}, which is not installed: {fix}") from None
+        raise FileFormatError(f"{display_path(path)}: needs {module}, which is not installed: {fix}") from None
 
 
 def refused_by(package: str, what: str, error: Exception) -> FileFormatError:
     """The error of a package that reads, or writes, `what`, in a line."""
     found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    brief = cut(" ".join(found.split()) or type(error).__name__, LONGEST)
+    brief = truncate(" ".join(found.split()) or type(error).__name__, LONGEST)
     return FileFormatError(f"{what}: cannot be read or written as {package}: {brief}")

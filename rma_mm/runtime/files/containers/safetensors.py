@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import FileFormatError, cut, named, quoted
+from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.added import AddedSink, in_the_making
@@ -169,9 +169,9 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
     if inner not in header.tensors:
         raise no_matrix(file, inner, header.matrices)
     found = header.tensors[inner]
-    name, shape = named(joined(file, inner)), tuple(found["shape"])
+    name, shape = display_path(joined(file, inner)), tuple(found["shape"])
     if found["dtype"] not in TYPES:
-        raise FileFormatError(f"{name}: holds {cut(found['dtype'])}; types that are read are {', '.join(TYPES)}")
+        raise FileFormatError(f"{name}: holds {truncate(found['dtype'])}; types that are read are {', '.join(TYPES)}")
     check_shape(name, shape, is_matrix)
     check_extents(name, shape)
     stored, native = TYPES[found["dtype"]], _native(found["dtype"])
@@ -197,7 +197,7 @@ def _only(file: str, header: Header, is_matrix: bool) -> str:
 
 def read_header(path: str) -> Header:
     """What is in a file, checked in full. Raises FileFormatError."""
-    name = named(path)
+    name = display_path(path)
     with examined(path, ".safetensors") as (descriptor, version):
         size = version.size
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
@@ -218,7 +218,7 @@ def read_header(path: str) -> Header:
         for tensor, x in tensors.items():
             end = _checked(tensor, x, end)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FileFormatError(f"{name}: has a damaged header: {cut(error)}") from None
+        raise FileFormatError(f"{name}: has a damaged header: {truncate(error)}") from None
     if 8 + length + end != size:
         raise FileFormatError(
             f"{name}: is truncated, or no safetensors file: its header tells of {8 + length + end} bytes, it has {size}"
@@ -253,11 +253,11 @@ def _checked(name: str, x: Any, end: int) -> int:
     (begin, stop), shape, dtype = x["data_offsets"], x["shape"], x["dtype"]
     is_shape = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
     if not (is_shape and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, stop))):
-        raise ValueError(f"{quoted(name)} has the shape {cut(shape)} at {begin}, {stop}")
+        raise ValueError(f"{quoted(name)} has the shape {truncate(shape)} at {begin}, {stop}")
     if begin != end or stop < begin or not isinstance(dtype, str):
         raise ValueError(f"{quoted(name)} lies at {begin} to {stop}, where {end} is its place")
     if dtype in TYPES and stop - begin != prod(shape) * TYPES[dtype].itemsize:
-        raise ValueError(f"{quoted(name)} has {stop - begin} bytes for {cut(shape)} of {dtype}")
+        raise ValueError(f"{quoted(name)} has {stop - begin} bytes for {truncate(shape)} of {dtype}")
     return int(stop)
 
 
@@ -268,7 +268,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
     """
     file, inner = split(path)
     inner = inner or DEFAULT_NAME
-    what = f"output {named(joined(file, inner))}"
+    what = f"output {display_path(joined(file, inner))}"
     kind = next((key for key in TYPES if _native(key) == dtype), "")
     if not kind:
         raise FileFormatError(f"{what}: safetensors has no {dtype.name}; use .npy, or another --result-dtype")
@@ -340,7 +340,7 @@ def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tenso
 
 def read_index(index: str) -> tuple[dict[str, Any], Version]:
     """The file of each tensor as an index has it, unchecked, and the index's version. Raises FileFormatError."""
-    name = named(index)
+    name = display_path(index)
     with examined(index, ".json") as (descriptor, version):
         if version.size > LONGEST_HEADER:
             raise FileFormatError(f"{name}: has {version.size} bytes; at most {LONGEST_HEADER} of an index are read")
@@ -348,15 +348,15 @@ def read_index(index: str) -> tuple[dict[str, Any], Version]:
     try:
         return dict(_parsed(text)["weight_map"]), version
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FileFormatError(f"{name}: is no index of tensors: {cut(error)}") from None
+        raise FileFormatError(f"{name}: is no index of tensors: {truncate(error)}") from None
 
 
 def file_in(index: str, file: Any) -> str:
     """The path of a file that an index names. Raises FileFormatError; also, unless allowed, outside its folder."""
     if not isinstance(file, str) or os.path.basename(file) in ("", ".", "..") or "\0" in file:
-        raise FileFormatError(f"{named(index)}: names {quoted(file)}, which is no file beside it")
+        raise FileFormatError(f"{display_path(index)}: names {quoted(file)}, which is no file beside it")
     if os.path.basename(file) != file and not is_allowed():
-        raise external(named(index), "names the file", file)
+        raise external(display_path(index), "names the file", file)
     return os.path.join(os.path.dirname(index), file)
 
 
@@ -367,7 +367,7 @@ def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:
 
 def refuse(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
     """Raises FileFormatError: an index is not written."""
-    raise FileFormatError(f"output {named(path)}: is an index of files; write to a .safetensors file")
+    raise FileFormatError(f"output {display_path(path)}: is an index of files; write to a .safetensors file")
 
 
 register_format(Format((".safetensors",), open_tensor, create, open_array, holds_many=True, sink=SafetensorsSink))

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.runtime.files.containers.expansion import COMPRESSORS, check_compressors
 from rma_mm.runtime.files.containers.packages import package, refused_by
 from rma_mm.runtime.files.external import check_unlinked
@@ -52,15 +52,17 @@ class ZarrNode:
                     raw = os.pread(descriptor, min(version.size, LONGEST_METADATA), 0)
             except FileFormatError:  # it has none of this format, or not as a regular file
                 continue
-            check_unlinked(named(path), folder, path)
+            check_unlinked(display_path(path), folder, path)
             if version.size > LONGEST_METADATA:
-                raise FileFormatError(f"{named(path)}: has {version.size} bytes; at most {LONGEST_METADATA} are read")
+                raise FileFormatError(
+                    f"{display_path(path)}: has {version.size} bytes; at most {LONGEST_METADATA} are read"
+                )
             try:
                 fields = json.loads(raw)
             except (ValueError, RecursionError):
                 fields = None
             if not isinstance(fields, dict):
-                raise FileFormatError(f"{named(path)}: is damaged, it holds no metadata of Zarr")
+                raise FileFormatError(f"{display_path(path)}: is damaged, it holds no metadata of Zarr")
             return ZarrNode(folder, version, fields)
         return None
 
@@ -137,7 +139,7 @@ class ZarrNode:
             raise FileFormatError(f"{name}: holds pickled objects, which are never loaded")
         shape = self.extents
         if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
-            raise FileFormatError(f"{name}: is damaged: {cut(shape)} is no shape")
+            raise FileFormatError(f"{name}: is damaged: {truncate(shape)} is no shape")
         check_compressors(name, self.compressors)
         inner = self.shard
         if inner and any(map(_is_sharding, inner.get("codecs", []))):
@@ -148,7 +150,7 @@ class ZarrNode:
         kind = self.fields.get("data_type", self.fields.get("dtype"))
         with suppress(TypeError):  # a name that NumPy has none of
             kind = np.dtype(kind).name if isinstance(kind, str) else "records"
-        return f"{cut(tuple(self.extents))} of {cut(kind)}"
+        return f"{truncate(tuple(self.extents))} of {truncate(kind)}"
 
     def _several(self, key: str) -> list[Any]:
         found = self.fields.get(key)
@@ -172,13 +174,13 @@ def place_of(path: Path) -> tuple[str, str]:
     store, inner = store.rstrip("/") or store, inner.strip("/")
     if inner and any(not word or word.startswith((".", "__")) for word in inner.split("/")):
         rule = "no part of one is empty or begins with . or __"
-        raise FileFormatError(f"{named(path)}: {cut(inner)} is no name in a Zarr store; {rule}")
+        raise FileFormatError(f"{display_path(path)}: {truncate(inner)} is no name in a Zarr store; {rule}")
     return store, inner
 
 
 def name_of(store: str, inner: str) -> str:
     """An array, for messages."""
-    return named(joined(store, inner))
+    return display_path(joined(store, inner))
 
 
 def array_of(store: str, inner: str) -> ZarrNode:
@@ -190,11 +192,14 @@ def array_of(store: str, inner: str) -> ZarrNode:
         return node
     if ZarrNode.of(store) is None:
         what = "is no Zarr store" if os.path.isdir(store) else "is no folder, as Zarr stores are"
-        raise FileFormatError(f"{named(store)}: {what if os.path.lexists(store) else 'No such file or directory'}")
+        raise FileFormatError(
+            f"{display_path(store)}: {what if os.path.lexists(store) else 'No such file or directory'}"
+        )
     kind = "not there" if node is None else "a group"
     raise FileFormatError(
-        f"{named(store)}: {cut(inner) or 'its root'} is {kind}; the store holds {listed(_matrices(store))}; "
-        f"name one as {named(store)}{SEPARATOR}NAME"
+        f"{display_path(store)}: {truncate(inner) or 'its root'} is {kind}; "
+        f"the store holds {listed(_matrices(store))}; "
+        f"name one as {display_path(store)}{SEPARATOR}NAME"
     )
 
 

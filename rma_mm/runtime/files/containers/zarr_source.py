@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rma_mm.errors import FileFormatError, cut, named
+from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.extents import as_matrix
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.containers.chunked import ChunkedFile
@@ -110,7 +110,7 @@ class _Reader:
                 size, raw = os.fstat(descriptor).st_size, pread(descriptor)
                 is_short = source.node.is_blosc and int.from_bytes(raw(0, BLOSC_HEAD)[-4:], "little") > size
                 if is_short or not size:
-                    raise FileFormatError(f"{source.name}: is truncated: {named(file)} has {size} bytes")
+                    raise FileFormatError(f"{source.name}: is truncated: {display_path(file)} has {size} bytes")
                 codec = "".join(source.node.compressors)
                 in_shards = source.node.shard is not None and codec in source.node.compressors_in_shards
                 unit, chunk = (prod(extents) * source.dtype.itemsize for extents in (source.unit, source.step))
@@ -151,7 +151,7 @@ def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
     check_shape(name, shape, is_matrix or len(shape) > 2)
     check_extents(name, shape)
     if any(n < 1 for n in (*chunks, *unit)):
-        raise FileFormatError(f"{name}: is damaged: it has chunks of {cut(chunks)} in files of {cut(unit)}")
+        raise FileFormatError(f"{name}: is damaged: it has chunks of {truncate(chunks)} in files of {truncate(unit)}")
     check_chunk_size(name, prod(chunks) * dtype.itemsize, prod(shape) * dtype.itemsize)
     is_vector = len(shape) == 1
     rows_and_cols = as_matrix(shape), as_matrix(chunks), as_matrix(unit)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rma_mm.elements.dtypes import BFLOAT16
-from rma_mm.errors import FileFormatError, OptionError, ShapeError, named
+from rma_mm.errors import FileFormatError, OptionError, ShapeError, display_path
 from rma_mm.geometry.span import Region
 from rma_mm.runtime.files.containers.added import in_the_making
 from rma_mm.runtime.files.containers.chunked import cuts_none
@@ -68,10 +68,10 @@ class ZarrSink:
         Raises FileFormatError; ShapeError where the region has a part of a unit, of which the rest would be lost.
         """
         if not cuts_none(region, self.shape, self.unit):
-            raise ShapeError(f"output {named(self.path)}: {region} cuts a chunk of {self.unit}")
+            raise ShapeError(f"output {display_path(self.path)}: {region} cuts a chunk of {self.unit}")
         if not region:
             return
-        with zarr_errors(f"output {named(self.path)}"):
+        with zarr_errors(f"output {display_path(self.path)}"):
             array = open_folder(self._folder, "r+")
             for box in region.run_boxes():
                 array[box.selector()] = tile[region.locate(box).selector()]
@@ -85,17 +85,21 @@ class ZarrSink:
     def publish(self) -> None:
         """Give it its final name. Raises FileFormatError where a chunk is missing, or its place has changed."""
         assert self.held is not None
-        with zarr_errors(f"output {named(self.path)}"):
+        with zarr_errors(f"output {display_path(self.path)}"):
             array = open_folder(self._folder, "r")
             files = (file_of(array, at) for at in units_of(Region.whole(self.shape), self.unit))
             missing = sum(not os.path.exists(file) for file in files)
         if missing:
-            raise FileFormatError(f"output {named(self.path)}: {missing} of its chunks have not come to the disk")
+            raise FileFormatError(
+                f"output {display_path(self.path)}: {missing} of its chunks have not come to the disk"
+            )
         if self.before is not None:
             self.before.check()
         elif os.path.lexists(self.held.path):
-            place = named(self.held.path)
-            raise FileFormatError(f"output {named(self.path)}: another program has made {place} meanwhile; try again")
+            place = display_path(self.held.path)
+            raise FileFormatError(
+                f"output {display_path(self.path)}: another program has made {place} meanwhile; try again"
+            )
         self.held.publish()
 
     def discard(self) -> None:
@@ -134,13 +138,13 @@ def create(
         raise FileFormatError(f"{what}: only matrices are written there, not arrays of shape {shape}; use .npy")
     chunks, unit = _grid((shape[0], shape[1]), dtype.itemsize, chunks, shards)
     library(store)
-    spot = _Spot.of(what, store, inner)
+    spot = _Destination.of(what, store, inner)
     if shards and spot.format == 2:
         raise OptionError(f"shards: {what} is in a store of Zarr format 2, which has none; leave them out")
     with in_the_making(what, spot.folder, is_folder=True) as held:
-        now = _Spot.of(what, store, inner)  # what a crash left may be back in its place
+        now = _Destination.of(what, store, inner)  # what a crash left may be back in its place
         if now != spot:
-            raise FileFormatError(f"{what}: another program has changed {named(spot.folder)}; try again")
+            raise FileFormatError(f"{what}: another program has changed {display_path(spot.folder)}; try again")
         with zarr_errors(what):
             _make(held.content, spot, shape, dtype, chunks, unit if shards else None, compress)
     name, rows_cols = joined(store, inner), (shape[0], shape[1])
@@ -148,7 +152,7 @@ def create(
 
 
 @dataclass(frozen=True)
-class _Spot:
+class _Destination:
     """Where an array goes."""
 
     folder: str
@@ -161,32 +165,43 @@ class _Spot:
     """The metadata of the array that is replaced."""
 
     @staticmethod
-    def of(what: str, store: str, inner: str) -> _Spot:
+    def of(what: str, store: str, inner: str) -> _Destination:
         """For an array of this name in a store. Raises FileFormatError where there can be none."""
         folder, words, form, before = store, inner.split("/") if inner else [], 3, None
         while os.path.lexists(folder):
             if folder != store and os.path.islink(folder):
-                raise FileFormatError(f"{what}: {named(folder)} is a symbolic link; nothing is written through one")
+                raise FileFormatError(
+                    f"{what}: {display_path(folder)} is a symbolic link; nothing is written through one"
+                )
             node = ZarrNode.of(folder)
             if node is None:
-                raise FileFormatError(f"{what}: {named(folder)} is there, and no array or group of Zarr; name another")
+                raise FileFormatError(
+                    f"{what}: {display_path(folder)} is there, and no array or group of Zarr; name another"
+                )
             if not node.is_array and not words:
                 raise FileFormatError(f"{what}: is a group in that store; name a matrix in it")
             if not words:
                 before = node.version
                 break
             if node.is_array:
-                raise FileFormatError(f"{what}: {named(folder)} is an array, which holds no others")
+                raise FileFormatError(f"{what}: {display_path(folder)} is an array, which holds no others")
             if node.is_consolidated:
                 raise FileFormatError(
-                    f"{what}: {named(folder)} has consolidated metadata, which would be wrong then; name another store"
+                    f"{what}: {display_path(folder)} has consolidated metadata, "
+                    f"which would be wrong then; name another store"
                 )
             folder, form = os.path.join(folder, words.pop(0)), node.format
-        return _Spot(folder, "/".join(words), form, before)
+        return _Destination(folder, "/".join(words), form, before)
 
 
 def _make(
-    folder: str, spot: _Spot, shape: tuple[int, ...], dtype: Any, chunks: Shape, shards: Shape | None, compress: str
+    folder: str,
+    spot: _Destination,
+    shape: tuple[int, ...],
+    dtype: Any,
+    chunks: Shape,
+    shards: Shape | None,
+    compress: str,
 ) -> None:
     """An array without elements, the groups around it, all on the disk. Raises what the package raises."""
     import numcodecs

@@ -56,7 +56,7 @@ class BatchRequest:
     def moved_dtype(self, x: str) -> np.dtype[Any]:
         """The same where it is moved: what is added to C is rounded once, behind that."""
         is_added = x == "C" and self.operands.options.beta != 0
-        return self.operands.summed if is_added else self.dtype(x)
+        return self.operands.accum_dtype if is_added else self.dtype(x)
 
 
 Move = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
@@ -154,7 +154,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
             raise OptionError(f"{name}: a product of batches takes none; leave it out")
     m, n, k = operands.shape
     rows = m * prod(shape[:-2])
-    kernel = choose_kernel(options.kernel, operands.summed, rows, n, k, operands.semiring, operands.operand_dtype)
+    kernel = choose_kernel(options.kernel, operands.accum_dtype, rows, n, k, operands.semiring, operands.operand_dtype)
     return BatchRequest(batch, replace(operands, kernel=kernel), {"A": a.layout, "B": b.layout, "C": layout})
 
 
@@ -217,6 +217,6 @@ def _fastest_that_fits(
 
 def _may_sum(operands: Operands) -> bool:
     """Whether sums of several ranks may be added up: exactly so, or in an order that does not matter."""
-    is_plain = operands.semiring.is_arithmetic and operands.summed == operands.c.dtype
+    is_plain = operands.semiring.is_arithmetic and operands.accum_dtype == operands.c.dtype
     return is_plain and operands.c.dtype.kind in "iufc" and not operands.needs_order
 

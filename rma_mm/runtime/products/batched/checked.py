@@ -15,7 +15,7 @@ from rma_mm.runtime.execution.operands import Operands
 from rma_mm.runtime.matrices.array import DistArray
 from rma_mm.runtime.verification.check import verify
 from rma_mm.runtime.verification.checked_product import tell, unwritten
-from rma_mm.runtime.verification.contents import Held, differences
+from rma_mm.runtime.verification.contents import LocalMatrix, differences
 from rma_mm.windows.checks.poison import poison
 
 MOST = 64
@@ -58,7 +58,7 @@ def _by_rows(x: DistArray) -> DistArray:
     return x.redistribute(Layout((*((),) * (len(x.shape) - 2), (rows,), ())))
 
 
-def _one(x: DistArray, index: Index, is_transposed: bool = False) -> Held:
+def _one(x: DistArray, index: Index, is_transposed: bool = False) -> LocalMatrix:
     """One matrix of a batch that lies by rows, that for a product of C; transposed where it is stored so."""
     own = index[len(index) - len(x.shape) + 2 :]
     at = tuple(0 if extent == 1 else n for n, extent in zip(own, x.shape[:-2], strict=True))
@@ -66,4 +66,4 @@ def _one(x: DistArray, index: Index, is_transposed: bool = False) -> Held:
     shape, tile = (x.shape[-2], x.shape[-1]), x.tile[at] if x.mesh.is_member else np.empty((0, 0), x.dtype)
     if is_transposed:
         shape, tile, layout = shape[::-1], tile.T, layout.T
-    return Held(x.mesh, shape, x.dtype, layout, tile)
+    return LocalMatrix(x.mesh, shape, x.dtype, layout, tile)

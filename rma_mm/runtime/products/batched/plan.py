@@ -19,14 +19,14 @@ from rma_mm.kernels.elementwise import scalar
 from rma_mm.kernels.threads import using_threads
 from rma_mm.runtime.matrices.array import DistArray, as_array
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_memory, copy_in
-from rma_mm.runtime.matrices.move import Moving
+from rma_mm.runtime.matrices.move import Redistribution
 from rma_mm.runtime.products.batched.batch_choice import BatchChoice
 from rma_mm.runtime.products.batched.checked import checked_batch
-from rma_mm.runtime.products.prepared import OWN, Latest
+from rma_mm.runtime.products.prepared import OWN, BoundOperands
 from rma_mm.runtime.ranks.agreement import Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
-from rma_mm.runtime.ranks.process_group import in_turn
+from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows import Counters, Window
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, PRODUCT
 from rma_mm.windows.waiting import barrier
@@ -84,7 +84,7 @@ class BatchPlan:
         self.words = Counters()
         """What this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
-        self._latest: Latest[DistArray | DistMatrix, BoundBatch] | None = None
+        self._latest: BoundOperands[DistArray | DistMatrix, BoundBatch] | None = None
         self._bound: OrderedDict[tuple[object, ...], BoundBatch] = OrderedDict()
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
         self._own_c: DistArray | None = None
@@ -129,7 +129,7 @@ class BatchPlan:
 
     # -- executing --------------------------------------------------------------------------------
 
-    @in_turn
+    @serialized
     def execute(self, A: Given, B: Given, out: DistArray | None = None, c: DistArray | None = None) -> DistArray:
         """Multiply. Collective. Returns `out`, or the plan's own C. c: what beta multiplies in place of it.
 
@@ -137,18 +137,18 @@ class BatchPlan:
         every rank, which is not checked here. Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError,
         ClosedError; DisagreementError.
         """
-        latest = self._latest
-        if latest is None or not latest.names(A, B, out, c):
-            latest = self._latest = self._agreed(A, B, out, c)
+        bound = self._latest
+        if bound is None or not bound.names(A, B, out, c):
+            bound = self._latest = self._agreed(A, B, out, c)
         else:  # checked and bound already: only the other ranks remain to be asked
-            latest.executable.sync()
-            self._vote(latest.facts, latest.digest, None)
-        a, b, made = map(as_array, latest.matrices)
+            bound.executable.sync()
+            self._vote(bound.facts, bound.digest, None)
+        a, b, made = map(as_array, bound.matrices)
         added = c if self.options.beta != 0 else None
         with self._checks(a, b, made, added):
             if added is not None:
                 made.tile[...] = added.tile
-            self._run(latest.executable, a, b, made)
+            self._run(bound.executable, a, b, made)
         return made
 
     def _checks(
@@ -162,7 +162,7 @@ class BatchPlan:
 
     def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
-    ) -> Latest[DistArray | DistMatrix, BoundBatch]:
+    ) -> BoundOperands[DistArray | DistMatrix, BoundBatch]:
         """The operands, checked and bound, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
@@ -187,13 +187,15 @@ class BatchPlan:
         hashed = digest(facts)
         self._vote(facts, hashed, error)
         made = out if out is not None else self._c()
-        return Latest((left, right, made, c), self._bind_once(as_array(left), as_array(right), made), facts, hashed)
+        return BoundOperands(
+            (left, right, made, c), self._bind_once(as_array(left), as_array(right), made), facts, hashed
+        )
 
     def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
-        if not self.ballot.cast(hashed, error is not None, self.watch.tells()):
+        if not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
             disagree(self.ballot, in_words(dict(zip(("plan", "A", "B", "c", "C"), facts, strict=False))), error)
-        self.watch.hears(self.ballot.told)
+        self.watch.act_on_votes(self.ballot.votes)
 
     def _run(self, mine: BoundBatch, a: DistArray, b: DistArray, c: DistArray) -> None:
         before, seen, begun = mine.traffic(), self.mesh.metrics.now(), clock()
@@ -218,17 +220,17 @@ class BatchPlan:
 
     def _move_c(self, c: DistArray) -> None:
         """What ranks have multiplied, brought to where C lies, and added to what is there."""
-        moving, made = self._moving["C"], self._redistributed["C"]
+        redistributions, made = self._moving["C"], self._redistributed["C"]
         made.folded.block.window.sync()
         barrier(self.mesh.comm)  # everyone's products are there
-        moving.run(made.folded)
+        redistributions.run(made.folded)
         tile, add = c.folded.tile, self.choice.request.operands.semiring.add
         with np.errstate(all="ignore"):
             if self.options.beta == 0:
-                tile[...] = moving.result
+                tile[...] = redistributions.result
             else:  # in the type of sums, and rounded once
-                old = tile.astype(moving.result.dtype, copy=False)
-                tile[...] = add(old * scalar(self.options.beta, self.c_dtype, "beta"), moving.result)
+                old = tile.astype(redistributions.result.dtype, copy=False)
+                tile[...] = add(old * scalar(self.options.beta, self.c_dtype, "beta"), redistributions.result)
 
     # -- operands ---------------------------------------------------------------------------------
 
@@ -269,14 +271,14 @@ class BatchPlan:
 
     # -- preparing --------------------------------------------------------------------------------
 
-    def _prepared(self) -> tuple[dict[str, Moving], dict[str, DistArray]]:
+    def _prepared(self) -> tuple[dict[str, Redistribution], dict[str, DistArray]]:
         """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
         moving, brought = {}, {}
         for x, (shape, dtype, source, target) in self.choice.moves.items():
             if x == "C":
                 brought[x] = DistArray.allocated(self.mesh, self.c_shape, dtype, self.choice.inner[x])
             result = np.empty(target.region(shape, self.mesh.shape, self.mesh.rank).shape, dtype)
-            moving[x] = Moving(self.mesh, shape, dtype, source, target, result, None)
+            moving[x] = Redistribution(self.mesh, shape, dtype, source, target, result, None)
         return moving, brought
 
     def _extent(self, dim: str) -> int:
@@ -293,7 +295,9 @@ class BatchPlan:
             if len(self._bound) >= BOUND:
                 self._bound.popitem(last=False)
             moved = {x.block.window for x in (a, b, *self._redistributed.values())} if self._moving else set()
-            moved |= {block.window for moving in self._moving.values() for block in moving.blocks.values()}
+            moved |= {
+                block.window for redistributions in self._moving.values() for block in redistributions.blocks.values()
+            }
             windows = frozenset(x.block.window for x in (a, b, c))
             with using_threads(self.mesh.threads):  # products are cut for them
                 self._bound[key] = BoundBatch(self._bind(a, b, c), windows, frozenset(moved))
@@ -328,8 +332,8 @@ class BatchPlan:
         self._is_closed = True
         self._latest = None
         self._bound.clear()
-        for moving in self._moving.values():
-            moving.close()
+        for redistributions in self._moving.values():
+            redistributions.close()
         for array in (*self._arrays.values(), *self._redistributed.values()):
             array.close()
         self._own_c = None

@@ -21,7 +21,7 @@ from rma_mm.kernels.threads import using_threads
 from rma_mm.policy.model.machine import COPY, LINKS, PACKED, TYPICAL, Cost, Machine
 from rma_mm.runtime.calibration.fitting import Shape, cost_of, kernel_of
 from rma_mm.runtime.calibration.overlap import overlap_kind
-from rma_mm.runtime.calibration.sampling import Case, Movement, sampled, scatter, typical
+from rma_mm.runtime.calibration.sampling import Case, TransferBenchmark, sampled, scatter, typical
 from rma_mm.runtime.calibration.site import Site
 from rma_mm.runtime.calibration.speeds import measured, round_of, with_processors
 from rma_mm.runtime.ranks.agreement import agreed
@@ -58,7 +58,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Measurements:
     """What was measured, the same on every rank."""
 
     machine: Machine
@@ -72,7 +72,9 @@ class Survey:
     """Whether no two rounds found the same speeds of ranks."""
 
 
-def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None) -> Survey:
+def run_calibration(
+    comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None
+) -> Measurements:
     """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
     deadline = time.perf_counter() + seconds
     site = replace(site, cores=base.cores) if base is not None else with_processors(comm, site)
@@ -90,7 +92,7 @@ def survey(comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base
         cores=site.cores, threads=site.threads, nodes_per_host=site.nodes_per_host, speeds=speeds or (),
     )
     told = comm.bcast((machine.as_json(), found.points, found.contention) if comm.rank == 0 else None)
-    return Survey(Machine.from_json(told[0]), told[1], told[2], found.rounds, speeds is None)
+    return Measurements(Machine.from_json(told[0]), told[1], told[2], found.rounds, speeds is None)
 
 
 def _costs(points: dict[Pair, list[Point]], base: Machine | None) -> dict[str, dict[str, Cost]]:
@@ -175,7 +177,7 @@ class _Cases:
     """What is timed on this rank, prepared. Collective to make and to close."""
 
     def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
-        from rma_mm.runtime.calibration.groups import Together
+        from rma_mm.runtime.calibration.groups import CollectiveGroups
         from rma_mm.runtime.calibration.local import NARROW, Crowding, Meeting, Operation, Pieces, copies
         from rma_mm.runtime.calibration.transfers import SIDE, buffer, opened
         from rma_mm.windows.progress import Progress
@@ -188,8 +190,10 @@ class _Cases:
         flavours = wanted.flavours if site.size > 1 else ()
         self.windows = opened(comm, site, flavours, room, self.progress, multiply)
         links = [link for link in ("node", "between") if wanted.basis and site.has(link)]
-        self.groups = [Together(comm, site, link, home, room, self.progress[is_far], multiply) for link in links]
-        self.movements: list[Movement] = copies(site, home, room) if wanted.basis else []
+        self.groups = [
+            CollectiveGroups(comm, site, link, home, room, self.progress[is_far], multiply) for link in links
+        ]
+        self.movements: list[TransferBenchmark] = copies(site, home, room) if wanted.basis else []
         for each in self.windows:
             self.movements += each.cases(is_far and wanted.basis and each is self.windows[0])
         for group in self.groups:
@@ -233,7 +237,7 @@ class _Cases:
         for meeting in self.meetings:
             found.facts["meeting"] = figures[meeting][0] / max(1.0, log2(self.site.size))
         for crowding in self.crowding:
-            found.facts["crowding"] = crowding.share(rounds[crowding])
+            found.facts["crowding"] = crowding.slowdown(rounds[crowding])
         for operation in self.operations:
             found.facts["operation"] = operation.seconds(figures[operation])
         return found
