@@ -37,7 +37,7 @@ def main(comm: MPI.Intracomm) -> int:
     parser.add_argument("--repeat", type=int, default=30, help="samples of each (30)")
     options = parser.parse_args()
     with rma_mm.Mesh((comm.size,), comm) as mesh:
-        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "threads": mesh.threads}
+        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.grid), "threads": mesh.threads}
         large = Case(mesh, options.shape, options.dtype)
         rate = large.rate(options.repeat)
         small = Case(mesh, options.small, options.dtype)

@@ -64,7 +64,7 @@ def main(comm: MPI.Intracomm) -> int:
     grid = measure.grid(options.mesh) if options.mesh else squarest(comm.size)
     shapes = shapes_of(options.rows, options.width, options.hidden, options.steps)
     with rma_mm.Mesh(grid, comm, window=options.window) as mesh:
-        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "nodes": mesh.nodes}
+        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.grid), "nodes": mesh.num_nodes}
         asked = options.steps, shapes, options.dtype
         results = [measured(mesh, *asked, inputs, options.repeat) for inputs in options.inputs]
     if comm.rank == 0:
@@ -130,7 +130,7 @@ class Contender:
         self, mesh: rma_mm.Mesh, name: str, steps: str, shapes: dict[str, tuple[int, int]], dtype: str, inputs: str
     ) -> None:
         self.mesh, self.steps, self.shapes, self.dtype = mesh, STEPS[steps], shapes, dtype
-        blocks, *_, columns = single_layouts(mesh.shape)
+        blocks, *_, columns = single_layouts(mesh.grid)
         layouts = {"blocks": dict.fromkeys(shapes, blocks), "columns": dict.fromkeys(shapes, columns), "free": {}}[
             inputs
         ]

@@ -65,7 +65,7 @@ class Case:
         m, n, k = shape
         self.mesh, self.turned = mesh, [letter == "T" for letter in way]
         extents = ((k, m) if self.turned[0] else (m, k)), ((n, k) if self.turned[1] else (k, n))
-        place = f"{mesh.shape.names[0]}, {mesh.shape.names[1]}"
+        place = f"{mesh.grid.names[0]}, {mesh.grid.names[1]}"
         self.a, self.b = (
             DistMatrix.from_function(each, measure.whole_numbers, mesh, dtype=dtype, layout=place) for each in extents
         )

@@ -48,7 +48,7 @@ def main(comm: MPI.Intracomm) -> int:
     size = options.size
     mesh = rma_mm.Mesh(best_grid(comm, (size, size, size), options.dtype), comm, window=options.window)
     with mesh:
-        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.shape), "threads": mesh.threads}
+        where = measure.machine(comm, mesh.window_flavour) | {"mesh": str(mesh.grid), "threads": mesh.threads}
         a, b = (
             rma_mm.DistMatrix.from_function((size, size), measure.whole_numbers, mesh, dtype=options.dtype)
             for _ in range(2)

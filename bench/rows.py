@@ -58,7 +58,7 @@ def measured(comm: MPI.Intracomm, name: str, shape: tuple[int, int, int], option
         return {
             "algorithm": name, "mesh": list(grids[1]), "right": right, "words": words, "words_of_summa": theirs,
             "messages": messages, "peak_bytes": row.plan.peak_bytes, "seconds": seconds, "samples": samples,
-            "ratio": ratio, "met": ratio <= BAR if words == theirs and first.nodes == 1 else None,
+            "ratio": ratio, "met": ratio <= BAR if words == theirs and first.num_nodes == 1 else None,
             "movement": row.movement(),
         }
 

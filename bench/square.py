@@ -40,7 +40,7 @@ def main(comm: MPI.Intracomm) -> int:
     with rma_mm.Mesh(grid, comm, window=options.window) as mesh:
         where = measure.machine(comm, mesh.window_flavour)
         results = [measured(mesh, size, dtype, options.repeat) for dtype in options.dtype]
-        where |= {"mesh": str(mesh.shape), "threads": mesh.threads}
+        where |= {"mesh": str(mesh.grid), "threads": mesh.threads}
     if comm.rank == 0:
         head = ["case", "median s", "GF/s", "fastest s", "slowest s"]
         lines = [line for result in results for line in ["", *lines_of(result, head)]]

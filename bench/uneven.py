@@ -105,7 +105,7 @@ class Case:
         choice = self.plan.choice
         words = sum(self.mesh.comm.allgather(self.plan.words.words_intra + self.plan.words.words_inter))
         work = choice.chosen.algorithm.work(choice.problem.reduced)
-        most = max(work.region(self.shape, self.mesh.shape, rank).size for rank in range(self.mesh.size))
+        most = max(work.region(self.shape, self.mesh.grid, rank).size for rank in range(self.mesh.size))
         took = median(samples)
         return {
             "row": self.plan.algorithm, "C": str(self.plan.layouts["C"]), "ms": 1e3 * took, "of ideal": took / ideal,

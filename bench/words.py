@@ -58,7 +58,7 @@ def main(comm: MPI.Intracomm) -> int:
         all_grids = [*grids(comm.size, 2), *grids(comm.size, 3)]
         for grid in [measure.grid(options.mesh)] if options.mesh else all_grids:
             with rma_mm.Mesh(grid, comm, window=window) as mesh:
-                where["nodes"] = mesh.nodes
+                where["nodes"] = mesh.num_nodes
                 found = [result for case in cases(grid, options.algorithms) for result in counted(case, mesh)]
             results += [{"window": window, "mesh": list(grid), **result} for result in found]
     if comm.rank == 0:
@@ -116,7 +116,7 @@ def counted(case: Case, mesh: rma_mm.Mesh) -> list[dict[str, Any]]:
     """
     m, n, k = case.shape
     texts = case.layouts or (None, None, None)
-    places = [parse_layout(text, mesh.shape) if text else None for text in texts]
+    places = [parse_layout(text, mesh.grid) if text else None for text in texts]
     shapes = ((m, k), (k, n))
     operands = [Operand(shape, np.dtype("float64"), place) for shape, place in zip(shapes, places, strict=False)]
     plan = rma_mm.plan(*operands, mesh, layout=places[2], algorithm=case.algorithm)
@@ -178,7 +178,7 @@ def closed_form(case: Case, mesh: rma_mm.Mesh) -> int | None:
     """Words of each rank by algorithms.md §3, rows 9 and 20; None where they say nothing."""
     if case.placement != "even blocks" or case.algorithm not in ("stationary_c", "srumma"):
         return None
-    (m, n, k), (rows, cols) = case.shape, mesh.shape.shape
+    (m, n, k), (rows, cols) = case.shape, mesh.grid.dims
     if m % rows or n % cols or k % rows or k % cols:
         return None
     return m * k // rows * (cols - 1) // cols + k * n // cols * (rows - 1) // rows

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Literal
+import warnings
+from typing import Any, Literal
 
 QUOTED, NAMED = 80, 400
 """Characters of a value, and of a file's path, that a message repeats at most."""
@@ -159,3 +160,13 @@ class VerificationError(RmaError):
 
 class FileFormatError(RmaError, ValueError):
     """An input file that is missing, truncated, pickled or no matrix, or an output that cannot be written."""
+
+
+def renamed(new: str) -> Any:
+    """Return a property that reads the attribute `new` and warns that its own name will go away."""
+
+    def read(self: object) -> Any:
+        warnings.warn(f"this attribute of {type(self).__name__} is now called {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)

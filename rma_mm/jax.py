@@ -39,7 +39,7 @@ class JaxRanks:
                     f"{mesh.size} ranks needs a process and a device: before any other call of JAX, call "
                     f"jax.distributed.initialize(address, num_processes=mesh.size, process_id=mesh.rank)"
                 )
-            if mesh.shape.size != mesh.size:
+            if mesh.grid.size != mesh.size:
                 raise MeshError(f"mesh: {mesh!r} has ranks beyond its grid, which no mesh of JAX has")
         self.processes: list[int] = mesh.comm.allgather(jax.process_index("cpu"))
         found = {device.process_index: device for device in jax.devices("cpu")}
@@ -62,7 +62,7 @@ class JaxRanks:
 
     def arranged(self, grid: MeshShape) -> JaxMesh:
         """The mesh of JAX whose devices are those of the ranks on a grid."""
-        return JaxMesh(np.reshape(np.array(self.devices, object), grid.shape), grid.names)
+        return JaxMesh(np.reshape(np.array(self.devices, object), grid.dims), grid.names)
 
     def layout(self, x: jax.Array, mesh: Mesh) -> Layout:
         """Where an array lies. Raises LayoutError, MeshError."""
@@ -78,13 +78,13 @@ class JaxRanks:
         found = [device.process_index for device in devices.flat]
         if found != self.processes:
             raise MeshError(
-                f"x: it lies on the processes {found} of JAX; the ranks of the mesh {mesh.shape} are the processes "
+                f"x: it lies on the processes {found} of JAX; the ranks of the mesh {mesh.grid} are the processes "
                 f"{self.processes}: rma_mm.jax.device_mesh(mesh) makes a mesh of these"
             )
         if getattr(sharding.spec, "unreduced", None) or getattr(sharding.spec, "reduced", None):
             raise LayoutError(f"x: got {sharding.spec}; sums are to be completed before")
-        grid = None if devices.shape == mesh.shape.shape else MeshShape(devices.shape)
-        names = dict(zip(sharding.mesh.axis_names, (grid or mesh.shape).names, strict=True))
+        grid = None if devices.shape == mesh.grid.dims else MeshShape(devices.shape)
+        names = dict(zip(sharding.mesh.axis_names, (grid or mesh.grid).names, strict=True))
         cuts = [() if cut is None else (cut,) if isinstance(cut, str) else cut for cut in sharding.spec]
         cuts += [()] * (2 - len(cuts))
         splits = tuple(tuple(Level((names[axis],)) for axis in cut) for cut in cuts)
@@ -96,7 +96,7 @@ def device_mesh(mesh: Mesh) -> JaxMesh:
 
     Raises MeshError where JAX does not have one process, with one CPU device, for each rank.
     """
-    return JaxRanks.of(mesh).arranged(mesh.shape)
+    return JaxRanks.of(mesh).arranged(mesh.grid)
 
 
 def from_jax(x: jax.Array, mesh: Mesh) -> DistMatrix:
@@ -131,7 +131,7 @@ def to_jax(D: DistMatrix) -> jax.Array:
     known = JaxRanks.of(D.mesh)
     with agreed(D.mesh.comm, "to_jax") as facts:
         facts["D"] = D.facts
-        grid = D.layout.mesh(D.mesh.shape)
+        grid = D.layout.mesh(D.mesh.grid)
         if grid.size != D.mesh.size:
             raise LayoutError(f"layout: got {D.layout}, which leaves ranks out; an array of JAX lies on all of them")
         cuts = even_axes(replace(D.layout, grid=None), grid, "PartitionSpec")

@@ -67,7 +67,7 @@ def meshes(draw: DrawFn, max_ranks: int = 64, axes: Sequence[int] = (1, 2, 3, 4)
     for _ in range(draw(st.sampled_from(axes))):
         shape.append(draw(st.integers(1, max(1, limit // prod(shape)))))
     shape = draw(st.permutations(shape))
-    return MeshShape(tuple(shape), nodes=draw(node_maps(prod(shape))))
+    return MeshShape(tuple(shape), node_of_rank=draw(node_maps(prod(shape))))
 
 
 @st.composite
@@ -114,7 +114,7 @@ def layouts(
 def by_column(draw: DrawFn, mesh: MeshShape, extents: tuple[int, int]) -> Layout:
     """Blocks on a mesh of two axes: columns of any width, each cut into rows of its own; or that transposed."""
     rows, columns = extents
-    (i, j), (heights, widths) = mesh.names, mesh.shape
+    (i, j), (heights, widths) = mesh.names, mesh.dims
     lists = draw(st.lists(_arguments("bounds", heights, rows), min_size=widths, max_size=widths))
     cut = Level((i,), "bounds", tuple(edge for edges in lists for edge in edges), (j,))
     layout = Layout(((cut,), (Level((j,), "bounds", draw(_arguments("bounds", widths, columns))),)))

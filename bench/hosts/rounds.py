@@ -51,7 +51,7 @@ def main(comm: MPI.Intracomm) -> int:
         samples = measure.interleaved(comm, calls, options.repeat)
         right = product.is_right() and right
         facts = {
-            "shape": [m, n, k], "mesh": list(mesh.shape.shape), "nodes": mesh.nodes, "threads": mesh.threads,
+            "shape": [m, n, k], "mesh": list(mesh.grid.dims), "nodes": mesh.num_nodes, "threads": mesh.threads,
             "algorithm": product.plan.algorithm, "movement": product.movement(), "right": right,
             "seconds": measure.medians(samples), "samples": samples, **found,
         }

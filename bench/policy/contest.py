@@ -105,7 +105,7 @@ class Contender:
         """All that is known of it."""
         layouts = self.candidate.layouts or ()
         return {
-            "algorithm": self.name, "mesh": str(self.mesh.shape), "place": self.place, "chosen": self.is_chosen,
+            "algorithm": self.name, "mesh": str(self.mesh.grid), "place": self.place, "chosen": self.is_chosen,
             "layouts": dict(zip("ABC", map(str, layouts), strict=False)),
             **(self.prediction(self.plan) if self.plan else {"predicted": None}),
             "seconds": self.seconds if self.samples else None, "samples": self.samples,
@@ -143,8 +143,8 @@ class Contest:
         own = own_grid(self.case, self.comm)
         for grid in dict.fromkeys([own, *(grids(self.case.ranks, 2) if self.case.mesh == ANY else [])]):
             self.enter(grid, grid == own)
-        if self.meshes[0].nodes != self.case.nodes:
-            return {"skipped": f"this MPI shows {self.meshes[0].nodes} nodes, not {self.case.nodes}"}
+        if self.meshes[0].num_nodes != self.case.nodes:
+            return {"skipped": f"this MPI shows {self.meshes[0].num_nodes} nodes, not {self.case.nodes}"}
         self.contenders.sort(key=lambda contender: not contender.is_chosen)  # it stands for those that are the same
         self.name()
         self.find_same()
@@ -160,7 +160,7 @@ class Contest:
         self.meshes.append(mesh)
         set_threads(mesh.threads)  # else it is done anew for each product
         matrices = Matrices(self.case, mesh, self.whole)
-        a, b, c = (parse_layout(text, mesh.shape) if text else None for text in self.case.layouts)
+        a, b, c = (parse_layout(text, mesh.grid) if text else None for text in self.case.layouts)
         start = time.perf_counter()
         auto = rma_mm.plan(self.operand("A", a), self.operand("B", b), mesh, layout=c)
         took = time.perf_counter() - start

@@ -73,7 +73,7 @@ class Matrices:
         """The same, made anew; C is undefined. Collective."""
         extent, dtype = self.case.extent(operand), self.case.dtype
         if operand in self.case.own:
-            region = layout.region(extent, self.mesh.shape, self.mesh.rank)
+            region = layout.region(extent, self.mesh.grid, self.mesh.rank)
             mine = np.ascontiguousarray(self.whole[operand][region.selector()])
             return rma_mm.DistMatrix.from_local(mine, extent, self.mesh, layout)
         made = rma_mm.DistMatrix.empty(extent, dtype, self.mesh, layout)

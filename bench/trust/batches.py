@@ -57,12 +57,12 @@ def place(rng: Random, mesh: Mesh, shape: tuple[int, ...], spare: tuple[str, ...
     if rng.random() < 0.4:
         return None
     words, rest = ["None"] * len(shape), []
-    for axis in rng.sample(mesh.shape.names, len(mesh.shape.names)):
+    for axis in rng.sample(mesh.grid.names, len(mesh.grid.names)):
         dim, does = rng.randrange(len(shape) + 1), rng.choice(spare)
         if dim < len(shape) and words[dim] == "None":
             words[dim] = f"'{axis}{rng.choice(CUTS)}'"
         elif does:
-            rest.append(f"{axis}={does if does == 'sum' else rng.randrange(mesh.shape.axis_size(axis))}")
+            rest.append(f"{axis}={does if does == 'sum' else rng.randrange(mesh.grid.axis_size(axis))}")
     return f"P({', '.join([*words, *rest])})"
 
 

@@ -42,7 +42,7 @@ def run(mesh: Mesh, rng: Random) -> None:
     part = [sorted(rng.choices(range(extent + 1), k=2)) for extent in shape]
     extents = part[0][1] - part[0][0], part[1][1] - part[1][0]
     inner = "" if suffix == ".npy" or rng.random() < 0.2 else rng.choice(NAMES)
-    here, there = (draw_layout(rng, mesh.shape, shape), draw_layout(rng, mesh.shape, extents))
+    here, there = (draw_layout(rng, mesh.grid, shape), draw_layout(rng, mesh.grid, extents))
     options = chunking(rng, suffix)
     again = rng.random() < 0.5, (rng.randint(1, 12), rng.randint(1, 12)), rng.choice((2, 3)), rng.choice("CF")
     x = elements(np.random.default_rng(rng.getrandbits(32)), shape, dtype)

@@ -56,7 +56,7 @@ def garbage(dtype: np.dtype[Any]) -> Any:
 
 def summands(layout: Layout | None, mesh: Mesh) -> int:
     """How many a matrix in this placement comes in."""
-    return prod(layout.mesh(mesh.shape).axis_size(axis) for axis in layout.partial) if layout else 1
+    return prod(layout.mesh(mesh.grid).axis_size(axis) for axis in layout.partial) if layout else 1
 
 
 class Maker:
@@ -64,7 +64,7 @@ class Maker:
 
     def __init__(self, mesh: Mesh, directory: Path, *, text: bool, root: int) -> None:
         self.mesh, self.directory, self.text = mesh, directory, text
-        self.root = root % mesh.shape.size
+        self.root = root % mesh.grid.size
         self.files = 0
 
     def place(self, layout: Layout | None) -> Layout | str | None:
@@ -124,8 +124,8 @@ class Maker:
         """On the caller's own array; where it comes in summands, on random ones that add up."""
         layout = given.layout
         assert layout is not None
-        grid, rank = layout.mesh(self.mesh.shape), self.mesh.rank
-        coords, number = layout.coords(self.mesh.shape, rank) or {}, 0
+        grid, rank = layout.mesh(self.mesh.grid), self.mesh.rank
+        coords, number = layout.coords(self.mesh.grid, rank) or {}, 0
         for axis in layout.partial:
             number = number * grid.axis_size(axis) + coords.get(axis, 0)
         others = [elements(rng, x.shape, given.dtype) for _ in range(summands(layout, self.mesh) - 1)]
@@ -133,7 +133,7 @@ class Maker:
             others = [x & other for other in others]
         with np.errstate(all="ignore"):
             mine = [*others, x if x.dtype.kind == "b" else x - sum(others, np.zeros_like(x))][number]
-        region = layout.region(given.shape, self.mesh.shape, rank)
+        region = layout.region(given.shape, self.mesh.grid, rank)
         part = strided(mine[region.selector()], given.order)
         is_none = not part.size and bool(x.size) and number % 2 == 0
         return DistMatrix.from_local(None if is_none else part, given.shape, self.mesh, self.place(layout))

@@ -48,7 +48,7 @@ def algorithm_from_table(
     """
 
     def placements(mesh: MeshShape) -> Wanted | str:
-        if axes not in (1, len(mesh.shape)):
+        if axes not in (1, len(mesh.dims)):
             return f"needs a mesh of {('one axis', 'two axes', 'three axes')[axes - 1]}, {_as_in(mesh, axes)}"
         placed = [None if text is None else place(text, _FACES[x], mesh, axes) for x, text in (("A", a), ("B", b))]
         return placed[0], placed[1], place(c, _FACES["C"], mesh, axes)
@@ -114,8 +114,8 @@ def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
         else:
             cuts[dim] = cut
     words = ", ".join([*(cuts.get(dim, "*") for dim in dims), *pins])
-    if axes == 1 and len(mesh.shape) > 1:
-        long = [name for name, size in zip(mesh.names, mesh.shape, strict=True) if size > 1]
+    if axes == 1 and len(mesh.dims) > 1:
+        long = [name for name, size in zip(mesh.names, mesh.dims, strict=True) if size > 1]
         if len(long) == 1:  # the same ranks in the same order, and people write this axis
             return parse_layout(re.sub(rf"\b{AXIS_NAMES[0]}\b", long[0], words), mesh, len(dims))
         grid = MeshShape((mesh.size,), AXIS_NAMES[:1])
@@ -153,4 +153,4 @@ def _as_in(mesh: MeshShape, axes: int) -> str:
     for left in range(axes, 0, -1):
         rest = mesh.size // prod(fits)
         fits.append(max(n for n in divisors(rest) if n**left <= rest) if left > 1 else rest)
-    return f"as {tuple(fits)}; this one is {mesh.shape}"
+    return f"as {tuple(fits)}; this one is {mesh.dims}"

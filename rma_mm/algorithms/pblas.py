@@ -31,7 +31,7 @@ def _blocks(m: int, n: int, k: int) -> Algorithm:
 
 def _fit(problem: Problem) -> Algorithm:
     """Blocks so small that every rank has two along each dimension, and no smaller; larger along a long dimension."""
-    longest = max(problem.mesh.shape)
+    longest = max(problem.mesh.dims)
     size = min(BLOCK, min(problem.shape) // (2 * longest))
     return _blocks(*(max(1, size, -(-extent // (MOST_BLOCKS * longest))) for extent in problem.shape))
 

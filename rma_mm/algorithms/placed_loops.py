@@ -71,7 +71,7 @@ class PlacedLoops:
 
     def placements(self, mesh: MeshShape) -> Wanted | str:
         """The placements on a mesh, or why it cannot be used."""
-        if len(mesh.shape) != len(self.axes):
+        if len(mesh.dims) != len(self.axes):
             texts = ", ".join(self.notations)
             return f"needs a mesh with as many axes as {texts} have entries; this one is {mesh}"
         try:

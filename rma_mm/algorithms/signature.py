@@ -57,7 +57,7 @@ def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> A
     spare = "".join(x for x, sbp in zip("AB", (a, b), strict=True) if {"B", "P"} & set(sbp))
 
     def placements(mesh: MeshShape) -> Wanted | str:
-        if len(mesh.shape) != len(a):
+        if len(mesh.dims) != len(a):
             return f"needs a mesh of as many axes as {sbp_text(a)} has words; this one is {mesh}"
         return sbp_to_layout(a, mesh), sbp_to_layout(b, mesh), _shared(pairs, mesh)
 

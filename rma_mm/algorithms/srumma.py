@@ -12,8 +12,8 @@ from rma_mm.schedule.algorithm import Algorithm, stationary
 
 
 def _blocks(mesh: MeshShape) -> tuple[Layout, Layout, Layout] | str:
-    if len(mesh.shape) != 2:
-        return f"srumma needs a mesh of two axes, as (2, 3); this one is {mesh.shape}"
+    if len(mesh.dims) != 2:
+        return f"srumma needs a mesh of two axes, as (2, 3); this one is {mesh.dims}"
     rows, cols = (Level((axis,)) for axis in mesh.names)
     blocks = Layout(((rows,), (cols,)))
     return blocks, blocks, blocks

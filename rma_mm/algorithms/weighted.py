@@ -32,7 +32,7 @@ def _fit(by_columns: bool, problem: Problem) -> Algorithm:
 def _cut(by_columns: bool, problem: Problem) -> Layout:
     """A dimension cut by speed over all ranks in order."""
     mesh = problem.mesh
-    grid = mesh if len(mesh.shape) == 1 else MeshShape((mesh.size,), AXIS_NAMES[:1])
+    grid = mesh if len(mesh.dims) == 1 else MeshShape((mesh.size,), AXIS_NAMES[:1])
     edges = slices(problem.shape[by_columns], problem.speeds or (1.0,) * mesh.size)
     cut: Split = (Level(grid.names, "bounds", tuple(map(float, edges))),)
     return Layout(((), cut) if by_columns else (cut, ()), grid=None if grid is mesh else grid)
@@ -61,7 +61,7 @@ def _fit_blocks(problem: Problem) -> Algorithm:
     m, n, _ = problem.shape
     mesh, c = problem.mesh, problem.layouts[2]
     rows, columns = min(grids(mesh.size, 2), key=lambda grid: grid[1] * m + grid[0] * n)
-    grid = mesh if mesh.shape == (rows, columns) else MeshShape((rows, columns), AXIS_NAMES[:2])
+    grid = mesh if mesh.dims == (rows, columns) else MeshShape((rows, columns), AXIS_NAMES[:2])
     even = tuple((Level((axis,)),) for axis in grid.names)
     cut = cuts_by_speed(even, (m, n), grid, problem.speeds or (1.0,) * mesh.size)
     layout = None if c else Layout(cut, grid=None if grid is mesh else grid)

@@ -183,7 +183,7 @@ class BatchJob:
         batch = plan.choice.request.batch
         work = float(np.prod([float(extent) for extent in batch.extents.values()]))
         facts = {
-            "a": batch.a, "b": batch.b, "c": plan.c_shape, "dtype": plan.c_dtype.name, "mesh": plan.mesh.shape.shape,
+            "a": batch.a, "b": batch.b, "c": plan.c_shape, "dtype": plan.c_dtype.name, "mesh": plan.mesh.grid.dims,
             "layouts": {x: str(layout) for x, layout in plan.layouts.items()}, "kernel": plan.kernel, "words": words,
             "seconds": seconds, "gflops": 2e-9 * work / min(seconds), "verified": verdict,
         }

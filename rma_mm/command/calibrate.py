@@ -116,7 +116,7 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         return DONE
     with Mesh((frame.comm.size,), frame.comm, threads=options.threads) as mesh:
         comm, site = mesh.comm, Site.of(mesh.comm, mesh.node_of, mesh.threads)
-        where = _ranks(mesh.size, mesh.threads, mesh.nodes)
+        where = _ranks(mesh.size, mesh.threads, mesh.num_nodes)
         frame.say(f"measuring for about {options.seconds:g} s on {where}")
         products = tuple((dtype.name, "blas") for dtype in BLAS_TYPES)
         found = run_calibration(
@@ -127,7 +127,7 @@ def run(options: CalibrateOptions, frame: Frame) -> int:
         with agreed(comm):
             if comm.rank == 0:
                 kept = cache.write(cache.key_of(site), machine)
-                frame.say(*table(found), told(factors))
+                frame.say(*table(found), factors_text(factors))
                 frame.say(f"kept in {kept}" if kept else "not kept: the user's cache cannot be written")
                 _write(found, machine, options)
         if options.kernels:
@@ -239,7 +239,7 @@ def _rate(machine: Machine, name: str, size: int) -> float:
     return 2e-9 * size**3 / machine.kernels[name].seconds(size, size, size) * (4 if name.startswith("complex") else 1)
 
 
-def told(factors: Mapping[str, float]) -> str:
+def factors_text(factors: Mapping[str, float]) -> str:
     """What the figures are multiplied by before they are kept."""
     changed = (f"{kind} × {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
     return f"as whole products took, and as is kept: {', '.join(changed) or 'all × 1'}"

@@ -204,7 +204,7 @@ class InBlocks:
     def _whole(self, product: BlockedProduct, output: Output) -> dict[int, int]:
         """Those of the blocks that the journal knows which hold what was computed. Collective."""
         found: dict[int, int] = {}
-        layout, mesh, rank = product.first.layouts["C"], self.mesh.shape, self.comm.rank
+        layout, mesh, rank = product.first.layouts["C"], self.mesh.grid, self.comm.rank
         for number, expected in self.done.items():
             rows, cols = product.blocks[number]
             mine, own = layout.region((len(rows), len(cols)), mesh, rank), 0

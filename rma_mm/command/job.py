@@ -241,7 +241,7 @@ class Job:
     def _layout(self, name: str, mesh: Mesh, shape: tuple[int, int]) -> Layout | None:
         """The placement that the command line names for an operand. Raises LayoutError, saying for which."""
         text: str | None = getattr(self.options, f"layout_{name.lower()}")
-        return None if text is None else parse_layout(text, mesh.shape, shape=shape)
+        return None if text is None else parse_layout(text, mesh.grid, shape=shape)
 
     def check_start(self, a: Shape, b: Shape, wanted: Shape, dtype: np.dtype[Any]) -> None:
         """Raise ShapeError or DtypeError where C0 cannot be scaled into C, which is `wanted` for A of `a`, B of `b`."""
@@ -372,7 +372,7 @@ class Job:
             if self.comm.rank == 0:
                 write_json(self.frame, "--json", o.json, facts.json)
                 if records:
-                    document = timeline(records, mesh.shape, mesh.node_of, facts.json, self.predicted)
+                    document = timeline(records, mesh.grid, mesh.node_of, facts.json, self.predicted)
                     write_json(self.frame, "--trace", o.trace, document, None)
 
 

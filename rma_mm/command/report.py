@@ -196,8 +196,8 @@ def gather_facts(
         "semiring": plan.spec.semiring.name,
         "epilogue": plan.epilogue,
         "ranks": mesh.size,
-        "nodes": mesh.nodes,
-        "mesh": list(mesh.shape.shape),
+        "nodes": mesh.num_nodes,
+        "mesh": list(mesh.grid.dims),
         "algorithm": plan.algorithm,
         "layouts": {name: str(plan.layouts[name]) for name in "ABC"},
         "movement": movement,
@@ -235,7 +235,7 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
     working = accumulator(dtype)
     if working not in BLAS_TYPES:
         return None
-    share = (math.prod(shape) / mesh.shape.size) ** (1 / 3)
+    share = (math.prod(shape) / mesh.grid.size) ** (1 / 3)
     size = max(PROBE_SIZES[0], min(PROBE_SIZES[1], int(share)))
     best = 0.0
     with using_threads(mesh.threads):

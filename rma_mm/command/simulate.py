@@ -210,4 +210,4 @@ def _timeline(price: Price) -> dict[str, Any]:
     simulated = simulated_by(price.schedule(), price.question.cost_model)
     mesh = price.request.mesh
     facts = {"algorithm": price.algorithm, "seconds": simulated.seconds, "priced": price.seconds} | price.as_json()
-    return timeline(predicted_records(simulated, ranks), mesh, mesh.nodes, facts)
+    return timeline(predicted_records(simulated, ranks), mesh, mesh.node_of_rank, facts)

@@ -136,7 +136,7 @@ def lanes(
 
 def predicted_run(plan: Plan) -> list[Record]:
     """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
-    if plan.mesh.shape.size > SIMULATED:
+    if plan.mesh.grid.size > SIMULATED:
         return []
     return predicted_records(simulated_by(plan.schedule, plan.choice.request.cost_model), plan.mesh.size)
 

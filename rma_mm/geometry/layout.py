@@ -37,7 +37,7 @@ class Layout:
 
     def mesh(self, mesh: MeshShape) -> MeshShape:
         """The grid that the axes of this placement are of, where the ranks are those of `mesh`."""
-        return mesh if self.grid is None else regrouped(self.grid, mesh.nodes)
+        return mesh if self.grid is None else regrouped(self.grid, mesh.node_of_rank)
 
     def coords(self, mesh: MeshShape, rank: int) -> dict[str, int] | None:
         """Coordinates of `rank` along the axes of this placement; None for a rank beyond its grid."""
@@ -170,9 +170,9 @@ class Layout:
         replicas = [mesh.rank(at) for at in mesh.along(free, coords)]
         if near in replicas:
             return near
-        if mesh.nodes[default] == mesh.nodes[near]:
+        if mesh.node_of_rank[default] == mesh.node_of_rank[near]:
             return default
-        return next((r for r in replicas if mesh.nodes[r] == mesh.nodes[near]), default)
+        return next((r for r in replicas if mesh.node_of_rank[r] == mesh.node_of_rank[near]), default)
 
     # -- layouts made from layouts ----------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Layout:
         dims += [f"{axis}=sum" for axis in self.partial]
         text = f"P({', '.join(dims)})"
         if self.grid is not None:
-            sizes = zip(self.grid.names, self.grid.shape, strict=True)
+            sizes = zip(self.grid.names, self.grid.dims, strict=True)
             text += f" on {', '.join(f'{name}={size}' for name, size in sizes)}"
         return text
 

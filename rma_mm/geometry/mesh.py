@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import isqrt, prod
 
-from rma_mm.errors import MeshError
+from rma_mm.errors import MeshError, renamed
 
 AXIS_NAMES = ("i", "j", "l", "p", "q", "r")
 """Those of the axes of a mesh, where none are given."""
@@ -40,49 +40,55 @@ class MeshShape:
     ({'i': 1, 'j': 1}, 5)
     """
 
-    shape: tuple[int, ...]
+    dims: tuple[int, ...]
     """Ranks along each axis."""
     names: tuple[str, ...] = ()
     """Axis names, in the order of `shape`; those of `AXIS_NAMES` when not given."""
-    nodes: tuple[int, ...] = ()
+    node_of_rank: tuple[int, ...] = ()
     """The node of each rank; all on node 0 when not given."""
 
+    shape, nodes = renamed("dims"), renamed("node_of_rank")
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not self.shape or min(self.shape) < 1:
-            raise MeshError(f"mesh shape: got {self.shape}; it has axes of at least one rank each, as (2, 3)")
-        if not self.names and len(self.shape) > len(AXIS_NAMES):
+        object.__setattr__(self, "dims", tuple(int(n) for n in self.dims))
+        if not self.dims or min(self.dims) < 1:
+            raise MeshError(f"mesh shape: got {self.dims}; it has axes of at least one rank each, as (2, 3)")
+        if not self.names and len(self.dims) > len(AXIS_NAMES):
             named = f"up to {len(AXIS_NAMES)} have names of their own, {', '.join(AXIS_NAMES)}"
-            raise MeshError(f"mesh names: got none for {len(self.shape)} axes; {named}; for more pass names")
-        names = tuple(self.names) or AXIS_NAMES[: len(self.shape)]
-        if len(names) != len(self.shape) or len(set(names)) != len(names):
-            raise MeshError(f"mesh names: got {names} for the shape {self.shape}; every axis needs one name of its own")
+            raise MeshError(f"mesh names: got none for {len(self.dims)} axes; {named}; for more pass names")
+        names = tuple(self.names) or AXIS_NAMES[: len(self.dims)]
+        if len(names) != len(self.dims) or len(set(names)) != len(names):
+            raise MeshError(f"mesh names: got {names} for the shape {self.dims}; every axis needs one name of its own")
         for name in names:
             if not (name.isidentifier() and name.isascii()) or name in ("None", "sum"):
                 raise MeshError(
                     f"mesh names: got {name!r}; names are ASCII identifiers, not None or sum"
                 )
         object.__setattr__(self, "names", names)
-        nodes = self.nodes if isinstance(self.nodes, _Nodes) else tuple(self.nodes) or _one_node(prod(self.shape))
-        if len(nodes) < prod(self.shape):
-            raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.shape)} ranks; each rank needs one")
-        is_ready = isinstance(nodes, _Nodes) and len(nodes) == prod(self.shape)
-        object.__setattr__(self, "nodes", nodes if is_ready else _Nodes(nodes[: prod(self.shape)]))
+        nodes = (
+            self.node_of_rank
+            if isinstance(self.node_of_rank, _Nodes)
+            else tuple(self.node_of_rank) or _one_node(prod(self.dims))
+        )
+        if len(nodes) < prod(self.dims):
+            raise MeshError(f"mesh nodes: got {len(nodes)} nodes for {prod(self.dims)} ranks; each rank needs one")
+        is_ready = isinstance(nodes, _Nodes) and len(nodes) == prod(self.dims)
+        object.__setattr__(self, "node_of_rank", nodes if is_ready else _Nodes(nodes[: prod(self.dims)]))
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.names, self.nodes))
+        return hash((self.dims, self.names, self.node_of_rank))
 
     def __hash__(self) -> int:
         return self._hash  # meshes are looked up all the time, and there may be many nodes
 
     def __reduce__(self) -> tuple[type[MeshShape], tuple[object, ...]]:
-        return MeshShape, (self.shape, self.names, self.nodes)  # in another process texts have other hashes
+        return MeshShape, (self.dims, self.names, self.node_of_rank)  # in another process texts have other hashes
 
     @property
     def size(self) -> int:
         """Number of ranks on the grid."""
-        return prod(self.shape)
+        return prod(self.dims)
 
     @property
     def ranks(self) -> range:
@@ -92,16 +98,16 @@ class MeshShape:
     @cached_property
     def is_one_node(self) -> bool:
         """Whether all ranks live on one node."""
-        return len(set(self.nodes)) == 1
+        return len(set(self.node_of_rank)) == 1
 
     def axis_size(self, name: str) -> int:
         """Ranks along the axis `name`."""
-        return self.shape[self.names.index(name)]
+        return self.dims[self.names.index(name)]
 
     def coords(self, rank: int) -> dict[str, int]:
         """Coordinates of a rank, by axis name."""
         coords = {}
-        for name, extent in zip(reversed(self.names), reversed(self.shape), strict=True):
+        for name, extent in zip(reversed(self.names), reversed(self.dims), strict=True):
             rank, coords[name] = divmod(rank, extent)
         return {name: coords[name] for name in self.names}
 
@@ -116,7 +122,7 @@ class MeshShape:
     def rank(self, coords: Mapping[str, int]) -> int:
         """The rank at these coordinates."""
         rank = 0
-        for name, extent in zip(self.names, self.shape, strict=True):
+        for name, extent in zip(self.names, self.dims, strict=True):
             rank = rank * extent + coords[name]
         return rank
 
@@ -126,13 +132,13 @@ class MeshShape:
             yield {**coords, **dict(zip(axes, values, strict=True))}
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.shape))
+        return "x".join(map(str, self.dims))
 
 
 @lru_cache(maxsize=256)
 def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
     """`grid` over the first of the ranks that live on `nodes`."""
-    return replace(grid, nodes=nodes)
+    return replace(grid, node_of_rank=nodes)
 
 
 def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:

@@ -85,7 +85,7 @@ def cuts_by_speed(
     by_column: where two dimensions are cut, the parts of the second are columns of ranks, as wide as their ranks are
     fast together, and each of them cuts the first by the speeds of its own; else each is cut alike everywhere.
     """
-    found, each = list(splits), np.array(speeds[: grid.size]).reshape(grid.shape)
+    found, each = list(splits), np.array(speeds[: grid.size]).reshape(grid.dims)
     is_even = [all(level.kind == "even" and not level.skew for level in split) for split in splits]
     axes = {dim: sum((level.axes for level in splits[dim]), ()) for dim in range(len(splits)) if is_even[dim]}
     dims = [dim for dim in axes if axes[dim]]

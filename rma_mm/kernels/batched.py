@@ -17,7 +17,7 @@ from rma_mm.elements.semiring import PLUS_TIMES, Semiring
 from rma_mm.kernels import local
 from rma_mm.kernels.binders import bind_numba
 from rma_mm.kernels.choice.choice import choose_kernel
-from rma_mm.kernels.epilogue.epilogue import in_turn
+from rma_mm.kernels.epilogue.epilogue import run_all
 from rma_mm.kernels.local import bind, bound_or_scaled
 from rma_mm.kernels.numpy_gemm import bind_numpy, bind_terms, plan_numpy
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
@@ -45,7 +45,7 @@ def bind_batch(
     a, b = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
     check_apart(a, b, c)
     if not prod(batch):
-        return partial(in_turn, [])
+        return partial(run_all, [])
     options = (alpha, beta, conj_a, conj_b, kernel, semiring)
     if not batch:
         return bind(a, b, c, *options)
@@ -60,7 +60,7 @@ def bind_batch(
     for at in np.ndindex(c.shape[:-3]):
         problem = checked(a[at], b[at], c[at], alpha, beta, conj_a, conj_b, semiring, dims=3)
         steps.append(bound_or_scaled(problem, name, kernel == name, BATCHED))
-    return steps[0] if len(steps) == 1 else partial(in_turn, steps)
+    return steps[0] if len(steps) == 1 else partial(run_all, steps)
 
 
 def scratch_bytes(
@@ -159,7 +159,7 @@ def _shared(calls: list[Call]) -> None:
 def _one_by_one(problem: LocalOperands) -> Product:
     """Each product by itself, by NumPy's ufuncs."""
     p = problem
-    return Product.by("numpy", p, in_turn, [
+    return Product.by("numpy", p, run_all, [
         bind_terms(replace(p, a=p.a[n], b=p.b[n], c=p.c[n])) for n in range(p.count)
     ])
 

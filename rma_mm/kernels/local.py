@@ -26,7 +26,7 @@ from rma_mm.kernels.epilogue.epilogue import (
     check_epilogue,
     compiles,
     element_type,
-    in_turn,
+    run_all,
 )
 from rma_mm.kernels.numpy_gemm import plan_numpy, terms_bytes
 from rma_mm.kernels.product import Binder, LocalOperands, Product, check_apart, checked
@@ -138,7 +138,7 @@ def _closed(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile) -
         block = replace(problem, a=problem.a[rows], b=problem.b[:, cols], c=c)
         product = bound_or_scaled(block, name, sure)
         steps += [product, tile.part(rows, cols).bound(c)]
-    return Product.by(product.kernel if steps else name, problem, in_turn, steps)
+    return Product.by(product.kernel if steps else name, problem, run_all, steps)
 
 
 def _halved(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile | None) -> Product:
@@ -146,7 +146,7 @@ def _halved(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile | 
     whole = bind_syrk(problem) if name == "blas" else None
     products = [whole] if whole else [bound_or_scaled(part, name, sure) for part in triangle(problem)]
     closings = [] if tile is None else [tile.part(*at).bound(problem.c[at]) for at in blocks(problem.c)]
-    return Product.by(products[0].kernel if products else name, problem, in_turn, [*products, *closings])
+    return Product.by(products[0].kernel if products else name, problem, run_all, [*products, *closings])
 
 
 def scratch_bytes(

@@ -81,7 +81,9 @@ class PlacedProblem:
         """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
         if operand in self.chunks:
             return False
-        return rank == owner or (operand in self.in_place and self.mesh.nodes[rank] == self.mesh.nodes[owner])
+        return rank == owner or (
+            operand in self.in_place and self.mesh.node_of_rank[rank] == self.mesh.node_of_rank[owner]
+        )
 
     def placed(self, x: str, layout: Layout) -> PlacedProblem:
         """The problem with an operand placed otherwise."""

@@ -231,7 +231,7 @@ class _Machine:
     # -- one operation ----------------------------------------------------------------------------
 
     def step(self, rank: _Rank) -> None:
-        op, number, nodes = rank.ops.pop(), rank.number, self.schedule.mesh.nodes
+        op, number, nodes = rank.ops.pop(), rank.number, self.schedule.mesh.node_of_rank
         for other, words, message in foreign(op, number):
             self.outcome.words[number] += words
             self.outcome.words_between_nodes += words * (nodes[other] != nodes[number])

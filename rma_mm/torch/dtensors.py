@@ -51,7 +51,7 @@ class TorchRanks:
 
     def _check_order(self, mesh: Mesh) -> None:
         """Raise MeshError where ranks do not ascend along the axes: PyTorch's groups do, and mix up shards then."""
-        grid = np.reshape(self.ranks[: mesh.shape.size], mesh.shape.shape)
+        grid = np.reshape(self.ranks[: mesh.grid.size], mesh.grid.dims)
         if any((np.diff(grid, axis=axis) <= 0).any() for axis in range(grid.ndim)):
             raise MeshError(
                 f"torch.distributed: it has the mesh's ranks as {grid.tolist()}; they must ascend along "
@@ -61,12 +61,12 @@ class TorchRanks:
     def check(self, device_mesh: DeviceMesh, mesh: Mesh) -> None:
         """Raise MeshError where its ranks are not those of `mesh` in the same order."""
         grid = np.asarray(device_mesh.mesh.cpu().numpy())
-        wanted = np.reshape(self.ranks[: mesh.shape.size], mesh.shape.shape)
+        wanted = np.reshape(self.ranks[: mesh.grid.size], mesh.grid.dims)
         if device_mesh.device_type != "cpu":
             raise MeshError(f"device_mesh: got one of {device_mesh.device_type}; tiles lie in the memory of the CPU")
         if grid.shape != wanted.shape or (grid != wanted).any():
             raise MeshError(
-                f"device_mesh: got the ranks {grid.tolist()}; those of the mesh {mesh.shape} are, in "
+                f"device_mesh: got the ranks {grid.tolist()}; those of the mesh {mesh.grid} are, in "
                 f"torch.distributed, {wanted.tolist()}: rma_mm.torch.device_mesh(mesh) makes one of them"
             )
 
@@ -78,8 +78,8 @@ def device_mesh(mesh: Mesh) -> DeviceMesh:
     """
     known = TorchRanks.of(mesh)
     if known.device_mesh is None:
-        grid = torch.tensor(known.ranks[: mesh.shape.size]).reshape(mesh.shape.shape)
-        known.device_mesh = DeviceMesh("cpu", grid, mesh_dim_names=mesh.shape.names)
+        grid = torch.tensor(known.ranks[: mesh.grid.size]).reshape(mesh.grid.dims)
+        known.device_mesh = DeviceMesh("cpu", grid, mesh_dim_names=mesh.grid.names)
     return known.device_mesh
 
 
@@ -101,11 +101,11 @@ def from_dtensor(t: DTensor, mesh: Mesh) -> DistMatrix:
             raise LayoutError("t: got a DTensor that requires a gradient, which a matrix has none of; pass t.detach()")
         words = tuple(_word(placement) for placement in t.placements)
         shape = (t.shape[0], t.shape[1])
-        layout = sharded(words, shape, mesh.shape)
+        layout = sharded(words, shape, mesh.grid)
         facts |= {"shape": shape, "placements": t.placements}
         local = check_tensor("t", t.to_local())
         array: Any = array_of(local.resolve_conj())
-        wanted = layout.region(shape, mesh.shape, mesh.rank).shape
+        wanted = layout.region(shape, mesh.grid, mesh.rank).shape
         if 0 in wanted and array.size == 0:
             array = array.reshape(wanted)
     return DistMatrix.from_local(array, shape, mesh, layout)
@@ -136,7 +136,7 @@ def to_dtensor(D: DistMatrix, device_mesh: DeviceMesh | None = None) -> DTensor:
     with agreed(mesh.comm, "to_dtensor") as facts:
         facts["D"] = D.facts
         known.check(own, mesh)
-        words = placements_of(D.layout, D.shape, mesh.shape)
+        words = placements_of(D.layout, D.shape, mesh.grid)
         local = KeptTensors.of(mesh).lend(D)
     stride = (1, D.shape[0]) if D.flipped else (D.shape[1], 1)
     placements = [PLACEMENTS[word] for word in words]

@@ -109,7 +109,7 @@ class KeptTensors:
     def expose(self, tensor: Tensor, shape: Shape, layout: Layout) -> DistMatrix:
         """A matrix on the tensor's own memory; on a copy where its elements are not dense. Collective."""
         tile = dense(tensor)
-        wanted = layout.region(shape, self.mesh.shape, self.mesh.rank).shape
+        wanted = layout.region(shape, self.mesh.grid, self.mesh.rank).shape
         array = array_of(tile).reshape(wanted) if tile.numel() == 0 else array_of(tile)
         matrix = DistMatrix(self.mesh, shape, array.dtype, layout, DistMatrix.adopted(self.mesh, array))
         if tile.data_ptr() == tensor.data_ptr() and tile.stride() == tensor.stride():

@@ -77,16 +77,16 @@ class Linear(torch.nn.Module):
                 raise OptionError(f"activation: got {quoted(activation)}; use {', '.join(ACTIVATIONS)} or None")
             if dtype not in TRAINED:
                 raise DtypeError(f"dtype: got {quoted(dtype)}; use {', '.join(map(str, TRAINED))}")
-            places = layouts_of(mesh.shape, placement, x_layout, layout)
+            places = layouts_of(mesh.grid, placement, x_layout, layout)
             if bias:
-                places.bias.check((1, out_features), mesh.shape)
+                places.bias.check((1, out_features), mesh.grid)
         self.in_features, self.out_features = in_features, out_features
         self.mesh, self.activation, self.layouts = mesh, activation, places
         self.weight = torch.nn.Parameter(empty((out_features, in_features), dtype, mesh, places.weight))
-        self.regions = {"weight": places.weight.region((out_features, in_features), mesh.shape, mesh.rank)}
+        self.regions = {"weight": places.weight.region((out_features, in_features), mesh.grid, mesh.rank)}
         """The part of each whole tensor that this rank holds."""
         if bias:
-            self.regions["bias"] = Region(places.bias.region((1, out_features), mesh.shape, mesh.rank)[1:])
+            self.regions["bias"] = Region(places.bias.region((1, out_features), mesh.grid, mesh.rank)[1:])
             self.bias = torch.nn.Parameter(torch.empty(self.regions["bias"].shape, dtype=dtype))
         else:
             self.register_parameter("bias", None)

@@ -180,7 +180,7 @@ class TorchProduct:
     def columns(self, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The columns of y that a rank holds, which are its part of the bias."""
         assert self.y_layout is not None
-        return self.y_layout.region((self.m, self.n), self.mesh.shape, rank)[1].indices
+        return self.y_layout.region((self.m, self.n), self.mesh.grid, rank)[1].indices
 
     def close(self) -> None:
         """Give the plans' memory back, once all ranks have. Local."""

@@ -68,7 +68,7 @@ def multiplied(
             if not isinstance(place, str | Layout) and (name != "layout" or place is not None):
                 raise LayoutError(f"{name}: got {place!r}; write text as \"P('i', 'j')\", or pass a Layout")
         options = bias is not None, activation, is_trained and activation in KEEPS_SUMS
-        asked = _request(mesh.shape, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
+        asked = _request(mesh.grid, x_layout, w_layout, layout, flag("transpose_w", transpose_w), *options)
     except RmaError as error:  # the others must hear of it
         asked = error
     y: Tensor
@@ -235,8 +235,8 @@ class KeptProducts:
 
     def _product(self, asked: LinearRequest, tiles: list[Any], tensors: Sequence[Any]) -> TorchProduct:
         """The product of matrices whose tiles, by rank, have such shapes. Collective. ShapeError, LayoutError."""
-        x = whole_shape("x", asked.x_layout, [shapes[0] for shapes in tiles], self.mesh.shape)
-        w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.shape)
+        x = whole_shape("x", asked.x_layout, [shapes[0] for shapes in tiles], self.mesh.grid)
+        w = whole_shape("w", asked.w_layout, [shapes[1] for shapes in tiles], self.mesh.grid)
         key = (asked, x, w, tensors[0].dtype)
         if key not in self.kinds:
             made = TorchProduct(self.tensors, asked, x, w, TYPES[tensors[0].dtype])

@@ -163,7 +163,7 @@ def test_inputs_of_any_kind(comm, tmp_path):
     with Slow(comm, str(tmp_path)), Mesh((comm.size, 1), comm) as mesh:
         for layout in ("P(None, None, i=sum)", "P(None, None)", "P(None, 'i:cyclic(3)')", "P(None, None, i=1)", "own"):
             if layout == "own":
-                rows = parse_layout("P('i', None)", mesh.shape).region(x.shape, mesh.shape, comm.rank)
+                rows = parse_layout("P('i', None)", mesh.grid).region(x.shape, mesh.grid, comm.rank)
                 X = DistMatrix.from_local(np.asfortranarray(x[rows.selector()]), x.shape, mesh, "P('i', None)")
             else:
                 X = DistMatrix.from_numpy(x, mesh).redistribute(layout)
@@ -187,7 +187,7 @@ def test_every_conversion_again_and_again(comm, third):
     kind = parse_dtype("bfloat16")
     with Mesh(GRIDS[comm.size], comm) as mesh:
         for target in LAYOUTS:
-            place = parse_layout(target, mesh.shape)
+            place = parse_layout(target, mesh.grid)
             for source in LAYOUTS[(third + LAYOUTS.index(target)) % 3 :: 3]:
                 made = DistMatrix.empty((15, 14), kind, mesh, place)
                 x = numbers((15, 14), 1).astype(kind)

@@ -100,13 +100,13 @@ def test_a_get_that_is_over_before_it_has_moved_anything(comm):
         A, B = some(mesh, layout="i,j"), some(mesh, (11, 9), layout="i,j")
         with rma_mm.plan(A, B, mesh, algorithm="summa_c:pull", layout="i,j") as plan:
             first = plan.execute(A, B).to_numpy()
-            kind = transfers.MpiTransfer if mesh.nodes > 1 else CopyTransfer
+            kind = transfers.MpiTransfer if mesh.num_nodes > 1 else CopyTransfer
             if mesh.rank == 3:
                 patch.setattr(kind, "start", lambda self: None)
             assert np.array_equal(plan.execute(A, B).tile, first[plan._c().region.selector()])
 
     with switched("0"), Mesh((2, 2), comm) as mesh:
-        if mesh.nodes == 1:  # what a node-mate holds is read in place, but for what is redistributed
+        if mesh.num_nodes == 1:  # what a node-mate holds is read in place, but for what is redistributed
             return check_found(comm, moved_again, r"C@1\[.* elements that came from rank \d are not what it holds")
     return check_found(comm, body, r"A@\d.* elements that came from rank \d are not what it holds: position")
 

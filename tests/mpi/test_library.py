@@ -70,7 +70,7 @@ def test_every_constructor_holds_the_same_matrix(comm):
                 DistMatrix.from_function((7, 10), lambda rows, cols: x[rows, cols], mesh, layout),
             ]
             place = made[0].layout
-            own = x[place.region((7, 10), mesh.shape, mesh.rank).selector()]
+            own = x[place.region((7, 10), mesh.grid, mesh.rank).selector()]
             made.append(DistMatrix.from_local(np.ascontiguousarray(own), (7, 10), mesh, place))
             made.append(DistMatrix.from_local(np.asfortranarray(own), (7, 10), mesh, place))
             for each in made:
@@ -355,3 +355,14 @@ def test_a_function_that_fails_on_one_rank_fails_on_all(comm):
 
     with Mesh((2,), comm) as mesh, pytest.raises(RuntimeError, match=r"no such thing.*rank 1"):
         DistMatrix.from_function((10, 4), f, mesh, dtype=float)
+
+
+@parallel(ranks=(2,), env=("node",))
+def test_earlier_names_of_a_mesh_still_work(comm: MPI.Intracomm) -> None:
+    with rma_mm.Mesh((1, 2), comm) as mesh:
+        for owner, old, new in (
+            (mesh, "shape", "grid"), (mesh, "nodes", "num_nodes"), (mesh.grid, "shape", "dims"),
+            (mesh.grid, "nodes", "node_of_rank"),
+        ):
+            with pytest.warns(DeprecationWarning, match=rf"is now called {new}"):
+                assert getattr(owner, old) is getattr(owner, new)

@@ -20,7 +20,7 @@ def test_ranks_beyond_the_grid_join_what_a_node_shares(comm, shape):
     """They have no part of the counts of what was posted."""
     a, b = (np.random.default_rng(n).integers(-4, 5, (24, 24)).astype("float64") for n in (1, 2))
     with Mesh(shape, comm) as mesh:
-        left, right = (DistMatrix.from_numpy(x, mesh, f"P('{mesh.shape.names[0]}', None)") for x in (a, b))
+        left, right = (DistMatrix.from_numpy(x, mesh, f"P('{mesh.grid.names[0]}', None)") for x in (a, b))
         plan = rma_mm.plan(left, right, algorithm="stationary_c")
         assert plan.node_scratch is not None and plan.node_scratch.counts
         for _ in range(3):

@@ -184,7 +184,7 @@ def test_a_slow_link_is_named_once_on_every_rank(comm):
             for number in range(LONG + 5):
                 plan.execute(A, A)
                 assert bool(mesh.fallbacks) == (is_slow and number >= LONG)
-            link = "between" if mesh.nodes > 1 else "node"
+            link = "between" if mesh.num_nodes > 1 else "node"
             found = [note for note in mesh.fallbacks if note.startswith(f"link {link}: rank ")]
             assert len(found) == len(mesh.fallbacks) == is_slow
             totals = mesh.metrics.collect()

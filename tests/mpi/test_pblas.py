@@ -24,11 +24,11 @@ CASES = [
 def sub_matrix(whole, descriptor, mesh, at, extent):
     """A(ia : ia + m, ja : ja + n) as a matrix on the rank's full local array of A."""
     rank = mesh.rank if mesh.is_member else 0
-    layout = descriptor.layout(mesh.shape, *at, *extent)
-    full = Descriptor.layout(descriptor, mesh.shape).region(whole.shape, mesh.shape, rank)
+    layout = descriptor.layout(mesh.grid, *at, *extent)
+    full = Descriptor.layout(descriptor, mesh.grid).region(whole.shape, mesh.grid, rank)
     local = np.ascontiguousarray(whole[full.selector()])
-    assert local.shape == descriptor.local_shape(mesh.shape, rank)
-    part = local[descriptor.local_part(mesh.shape, rank, *at, *extent)]
+    assert local.shape == descriptor.local_shape(mesh.grid, rank)
+    part = local[descriptor.local_part(mesh.grid, rank, *at, *extent)]
     return DistMatrix.from_local(part, extent, mesh, layout), local
 
 
@@ -43,7 +43,7 @@ def test_sub_matrices_in_place(comm):
 
 def check(mesh, first, second, third, shape):
     """C(ic:, jc:) = 2 A(ia:, ja:) B(ib:, jb:) − C, and nothing around it changes."""
-    rows, cols = mesh.shape.shape
+    rows, cols = mesh.grid.dims
     if any(d.rsrc >= rows or d.csrc >= cols for d, *_ in (first, second, third)):
         return
     m, n, k = shape
@@ -59,5 +59,5 @@ def check(mesh, first, second, third, shape):
     a, b, wanted = (whole[i : i + x.shape[0], j : j + x.shape[1]]
                     for whole, (_, i, j), x in zip(wholes, (first, second, third), parts, strict=True))
     wanted[:] = 2 * a @ b - wanted
-    full = third[0].layout(mesh.shape).region(wholes[2].shape, mesh.shape, mesh.rank)
+    full = third[0].layout(mesh.grid).region(wholes[2].shape, mesh.grid, mesh.rank)
     assert np.array_equal(locals_[2], wholes[2][full.selector()])

@@ -60,7 +60,7 @@ def test_no_get_and_no_accumulate(comm):
                 assert not acts_alone(comm, plan), (at_a, at_b, at_c, plan.algorithm)
                 assert np.array_equal(plan.execute(A, B).to_numpy(), a @ b)
                 assert "prefer='two-sided' (or RMA_MM_PREFER) excludes" in " ".join(str(plan.decision).split())
-        assert alone or mesh.nodes == 1
+        assert alone or mesh.num_nodes == 1
 
 
 @thorough

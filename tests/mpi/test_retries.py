@@ -260,7 +260,7 @@ with rma_mm.Mesh((4, 1), comm) as mesh:
     A, B = (rma_mm.DistMatrix.from_numpy(np.ones((64, 64)), mesh) for _ in "AB")
     with rma_mm.plan(A, B, mesh, layout="P('i', 'j')", algorithm="stationary_c") as plan:
         plan.execute(A, B)
-        assert plan.shared is not None and mesh.nodes == 2
+        assert plan.node_scratch is not None and mesh.num_nodes == 2
         if comm.rank == 1:
             MpiWindow.issue = fails
         try:

@@ -45,7 +45,7 @@ GRIDS = {
 
 def placed(x, layout, mesh, dtype, seed):
     """A DistMatrix with the tiles that the reference makes, summands of a partial one included."""
-    tiles = distribute(x, layout, mesh.shape, np.random.default_rng(seed))
+    tiles = distribute(x, layout, mesh.grid, np.random.default_rng(seed))
     D = DistMatrix.empty(x.shape, dtype, mesh, layout)
     if mesh.is_member:
         D.tile[...] = tiles[mesh.rank]
@@ -88,11 +88,11 @@ def panels_of(width: int) -> Iterator[None]:
 
 def check_form(mesh, form):
     """Words and messages of one algorithm on one mesh are the closed form, to the last one."""
-    grid, shape = mesh.shape.shape, even_shape(mesh.shape.shape)
-    in_place = "AB" if mesh.nodes == 1 else ""
+    grid, shape = mesh.grid.dims, even_shape(mesh.grid.dims)
+    in_place = "AB" if mesh.num_nodes == 1 else ""
     with panels_of(1 if in_place and form.viewed_of else 128):  # fused panels are got, and not read in place
-        words, messages, gets = of_algorithm(mesh, shape, form.name, form.layouts(mesh.shape))
-    if mesh.nodes == 1:  # every get is a copy by load and store
+        words, messages, gets = of_algorithm(mesh, shape, form.name, form.layouts(mesh.grid))
+    if mesh.num_nodes == 1:  # every get is a copy by load and store
         messages = [sum(both) for both in zip(messages, gets, strict=True)]
     assert words == form.words(grid, shape), f"words of {form.label} on {grid}"
     assert messages == form.messages(grid, shape, in_place), f"messages of {form.label} on {grid}"
@@ -211,10 +211,10 @@ def check_product(mesh, name, product, allowed=BY_GROUPS | ONE_SIDED):
         return ""
     tiles, ways, traffic, moved = zip(*ranks, strict=True)
     wanted = expected(a, b, c, product.alpha, product.beta, product.transposed)
-    right = np.array_equal(collect(tiles, C.layout, mesh.shape, wanted.shape), wanted)
+    right = np.array_equal(collect(tiles, C.layout, mesh.grid, wanted.shape), wanted)
     trouble = [] if right else ["a wrong result"]
     trouble += misnamed(set().union(*ways), traffic, moved, allowed)
-    return f"{name} on {mesh.shape}: {', '.join(trouble)} with {product}" if trouble else ""
+    return f"{name} on {mesh.grid}: {', '.join(trouble)} with {product}" if trouble else ""
 
 
 def counters(plan):
@@ -370,7 +370,7 @@ def test_plans_that_come_and_go_leave_no_communicators(comm):
     with Mesh((2, 2), comm) as flat, Mesh((2, 1, 2), comm) as cube:
         for n in range(200):
             mesh = (flat, cube)[n % 2]
-            names = KEPT[len(mesh.shape.shape)]
+            names = KEPT[len(mesh.grid.dims)]
             with rma_mm.plan(x, x, mesh, algorithm=names[n // 2 % len(names)]) as plan:
                 assert (plan.execute(x, x).tile == 12).all()
             if n % 40 == 39:
@@ -389,7 +389,7 @@ def test_a_ring_that_is_named_is_a_ring(comm):
     x = np.arange(64.0).reshape(8, 8)
     for shape in ((4,), (4, 1), (1, 4), (2, 2)):
         with Mesh(shape, comm) as mesh:
-            long = [repr(name) for name, size in zip(mesh.shape.names, mesh.shape.shape, strict=True) if size > 1]
+            long = [repr(name) for name, size in zip(mesh.grid.names, mesh.grid.dims, strict=True) if size > 1]
             rows, cols = f"P(({', '.join(long)},), None)", f"P(None, ({', '.join(long)},))"
             places = {
                 "gather_gemm": (rows, cols, cols), "gather_gemm:b": (rows, cols, rows),

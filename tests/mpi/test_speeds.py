@@ -25,7 +25,7 @@ def test_shares_follow_speeds(comm, beta):
         with rma_mm.plan(a, b, mesh) as plan:
             out = DistMatrix.from_numpy(c0, mesh, plan.layouts["C"])
             work = [
-                plan.choice.chosen.algorithm.work(plan.choice.problem.reduced).region(SHAPE, mesh.shape, rank).size
+                plan.choice.chosen.algorithm.work(plan.choice.problem.reduced).region(SHAPE, mesh.grid, rank).size
                 for rank in range(mesh.size)
             ]
         if plan.choice.chosen.algorithm.order != "ticket":

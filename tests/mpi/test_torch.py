@@ -52,11 +52,11 @@ def whole(shape, dtype=torch.float64, seed=0):
 
 def tile(x, layout, mesh):
     """This rank's part of a whole tensor."""
-    place = parse_layout(layout, mesh.shape) if isinstance(layout, str) else layout
-    region = place.region(tuple(x.shape), mesh.shape, mesh.rank)
+    place = parse_layout(layout, mesh.grid) if isinstance(layout, str) else layout
+    region = place.region(tuple(x.shape), mesh.grid, mesh.rank)
     part = x[np.ix_(*(span.indices for span in region))].clone()
     if place.partial and mesh.is_member:  # the rank at 0 along these axes holds all, the others summands of nothing
-        part *= all(mesh.shape.coords(mesh.rank)[axis] == 0 for axis in place.partial)
+        part *= all(mesh.grid.coords(mesh.rank)[axis] == 0 for axis in place.partial)
     return part
 
 
@@ -112,7 +112,7 @@ def compare(mesh, example):
 def test_products_and_gradients(comm):
     """Drawn placements of all three, replicas and summands among them, types, and tensors of any strides."""
     with Mesh(grid(comm), comm) as mesh:
-        shape = MeshShape(mesh.shape.shape)
+        shape = MeshShape(mesh.grid.dims)
         shared_examples(comm, products(shape), lambda _, example: compare(mesh, example), max_examples=12)
 
 

@@ -97,7 +97,7 @@ def check_all(comm, dtype, names):
             assert comm.allreduce(work) == m * n * k, name
             claims = comm.allreduce(sum(event.kind == "claim" for event in trace.calls))
             pool = plan.schedule.pool
-            assert claims == (pool.tasks + mesh.shape.size if pool else 0)
+            assert claims == (pool.tasks + mesh.grid.size if pool else 0)
             assert bool(pool) == any(isinstance(op, Claim) for op in plan.schedule.program(0))
             records = gathered(trace, mesh.comm)
             assert [record.rank for record in records] == (list(range(comm.size)) if comm.rank == 0 else [])

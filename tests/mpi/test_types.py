@@ -31,7 +31,7 @@ def matrix(mesh, layout, parts, dtype):
     """The matrix whose summands these are, placed; and its value."""
     D = DistMatrix.empty(parts[0].shape, dtype, mesh, layout)
     if mesh.is_member:
-        coords = mesh.shape.coords(mesh.rank)
+        coords = mesh.grid.coords(mesh.rank)
         D.tile[...] = parts[coords[D.layout.partial[0]] if D.layout.partial else 0][D.region.selector()]
     return D, typed.total(parts, dtype) if len(parts) > 1 else parts[0]
 
@@ -74,7 +74,7 @@ def check(mesh, rng, types, way, alpha=None, beta=None):
 
 def placed(text, mesh):
     """A placement, or none."""
-    return None if text is None else parse_layout(text, mesh.shape)
+    return None if text is None else parse_layout(text, mesh.grid)
 
 
 def pairs():

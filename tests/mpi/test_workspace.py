@@ -57,7 +57,7 @@ def test_any_plan_works_in_a_workspace(comm):
     with Mesh((2, 2), comm) as mesh:
         for algorithm, dtype, place in CASES:
             x, y = (rng.integers(0, 3, (22, 22)).astype(dtype) for _ in range(2))
-            A, B = (placed(z, parse_layout(place, mesh.shape), mesh, dtype, 0) for z in (x, y))
+            A, B = (placed(z, parse_layout(place, mesh.grid), mesh, dtype, 0) for z in (x, y))
             with rma_mm.plan(A, B, mesh, algorithm=algorithm) as plan:
                 needed, in_windows = plan.scratch_bytes, plan.window_bytes
             workspace = np.full(needed + 64, 0xA5, np.uint8)

@@ -305,7 +305,7 @@ def test_real_prices_of_small_chains(mesh: MeshShape, data: st.DataObject) -> No
 
 def test_a_tall_matrix_in_blocks_is_converted_once_for_forward_and_backward() -> None:
     """Four hosts: activations in blocks cross the network in every product, unless they are brought to rows."""
-    mesh = MeshShape((2, 2), nodes=(0, 1, 2, 3))
+    mesh = MeshShape((2, 2), node_of_rank=(0, 1, 2, 3))
     shapes = {"X": (131072, 64), "W1": (64, 64), "W2": (64, 64), "dY": (131072, 64)}
     question = real_question(mesh, MLP, shapes, dict.fromkeys(shapes, "P('i', 'j')"))
     joint, greedy = jointly(question), greedily(question)
@@ -322,7 +322,7 @@ def test_a_tall_matrix_in_blocks_is_converted_once_for_forward_and_backward() ->
 
 def test_conversions_cost_their_words() -> None:
     """Beyond meetings: words between nodes at the wire's rate, and copies within a rank at the memory's."""
-    mesh = MeshShape((4,), nodes=(0, 1, 2, 3))
+    mesh = MeshShape((4,), node_of_rank=(0, 1, 2, 3))
     rows, cols, none = (parse_layout(text, mesh) for text in ("P('i', None)", "P(None, 'i')", "P(None, None)"))
     size = 4096
     wire, memory = 4 * size * size / 4 / 1e9, 4 * size * size / 4 / 10e9

@@ -29,7 +29,10 @@ SHARE = 0.65
 @pytest.mark.parametrize("at", range(len(MEASURED)))
 def test_the_choice_is_what_was_fastest(at: int) -> None:
     given = MEASURED[at]
-    machine, mesh = Machine.from_json(given["machine"]), MeshShape(tuple(given["mesh"]), nodes=tuple(given["nodes"]))
+    machine, mesh = (
+        Machine.from_json(given["machine"]),
+        MeshShape(tuple(given["mesh"]), node_of_rank=tuple(given["nodes"])),
+    )
     request = Request(tuple(given["shape"]), mesh, cost_model=CostModel(machine), fetches_together=True)
     found, seconds = [each for each in candidates(request) if each.algorithm.name in given["seconds"]], given["seconds"]
     off = [abs(each.seconds / seconds[each.algorithm.name] - 1) for each in found]
@@ -56,7 +59,7 @@ CLUSTERS = {
 def test_the_choice_is_among_the_fastest_simulated(
     cluster: str, shape: tuple[int, int, int], grid: tuple[int, int]
 ) -> None:
-    mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(grid[0] * grid[1])))
+    mesh = MeshShape(grid, node_of_rank=tuple(rank // 2 for rank in range(grid[0] * grid[1])))
     request = Request(shape, mesh, cost_model=CostModel(CLUSTERS[cluster]), fetches_together=True)
     found = [each for each in candidates(request) if not each.rejected and each.algorithm.order != "ticket"]
     rivals = {(*map(str, each.layouts or ()), each.kind): each for each in reversed(found[:12])}
@@ -74,7 +77,7 @@ def simulated(candidate: Candidate, request: Request) -> float:
 
 def test_a_get_behind_another_is_priced_by_what_the_link_carries() -> None:
     """One alone waits until its owner has sent what it sends, which takes up to twice as long."""
-    machine, mesh = CLUSTERS["Ethernet"], MeshShape((2, 1), nodes=(0, 1))
+    machine, mesh = CLUSTERS["Ethernet"], MeshShape((2, 1), node_of_rank=(0, 1))
     costs = {move: replace(cost, hidden=1.0) for move, cost in machine.costs["between"].items()}
     costs |= {f"{move} busy": cost for move, cost in costs.items() if "." in move}
     alone = {move: replace(cost, beta=2 * cost.beta) for move, cost in costs.items() if move.endswith(".get")}

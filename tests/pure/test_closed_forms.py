@@ -71,7 +71,7 @@ def check_counts(form: Form, grid: Grid, door: str, factors: Extents = (2, 3, 4)
     shape, in_place = even_shape(grid, *factors), "" if door == "one by one" else "AB"
     nodes = tuple(range(MeshShape(grid).size)) if door == "nodes" else ()
     with limits({"NARROW": 1} if door == "in place" and form.viewed_of else {}):
-        outcome, each = counted(form.name, form.problem(MeshShape(grid, nodes=nodes), shape, in_place))
+        outcome, each = counted(form.name, form.problem(MeshShape(grid, node_of_rank=nodes), shape, in_place))
     assert outcome.words == form.words(grid, shape)
     if door == "nodes":
         assert outcome.words_between_nodes == sum(outcome.words)
@@ -108,7 +108,7 @@ def check_halves(form: Form, grid: Grid) -> None:
     """With half of the ranks on each of two nodes."""
     shape, size = even_shape(grid), MeshShape(grid).size
     halves = tuple(2 * rank // size for rank in range(size))
-    outcome, _ = counted(form.name, form.problem(MeshShape(grid, nodes=halves), shape, "AB"))
+    outcome, _ = counted(form.name, form.problem(MeshShape(grid, node_of_rank=halves), shape, "AB"))
     assert outcome.words == form.words(grid, shape)
     assert 0 <= outcome.words_between_nodes <= sum(outcome.words)
     assert sum(form.messages(grid, shape, "AB")) <= outcome.messages <= sum(form.messages(grid, shape))
@@ -304,4 +304,4 @@ def test_every_row_runs_on_so_many_ranks(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", ["cannon", "pumma", "summa_c", "summa_a", "summa_b"])
 def test_rows_of_two_axes_use_every_mesh_of_two_axes(name: str) -> None:
     for count in COUNTS:
-        assert {mesh.shape for mesh, _, _ in usable(name, count)} == set(grids(count, 2))
+        assert {mesh.dims for mesh, _, _ in usable(name, count)} == set(grids(count, 2))

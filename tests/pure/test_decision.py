@@ -60,7 +60,7 @@ def test_parts_sum_to_the_difference_and_the_largest_is_named_first(
 
 @pytest.mark.parametrize("nodes", [(0, 1), (0, 0)])
 def test_one_schedule_under_many_names_has_one_line(nodes: tuple[int, int]) -> None:
-    made = decide(Request((512, 512, 512), MeshShape((2, 1), nodes=nodes)))
+    made = decide(Request((512, 512, 512), MeshShape((2, 1), node_of_rank=nodes)))
     keys = [
         (each.placements, each.words, each.messages, each.held, tuple(each.parts.items())) for each in made.considered
     ]

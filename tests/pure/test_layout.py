@@ -72,8 +72,8 @@ def test_what_is_held_overlaps_with_oneself(placement: Placement) -> None:
         return
     for owner, part in layout.overlapping(shape, mesh, Region.whole(shape), 0):
         holders = [rank for rank in mesh.ranks if part.issubset(layout.region(shape, mesh, rank))]
-        near = any(mesh.nodes[rank] == mesh.nodes[0] for rank in holders)
-        assert not near or mesh.nodes[owner] == mesh.nodes[0]
+        near = any(mesh.node_of_rank[rank] == mesh.node_of_rank[0] for rank in holders)
+        assert not near or mesh.node_of_rank[owner] == mesh.node_of_rank[0]
 
 
 @pure(80)

@@ -15,11 +15,11 @@ from tests.strategies import meshes, pure
 @pure(60)
 @given(meshes())
 def test_ranks_and_coordinates_are_row_major(mesh: MeshShape) -> None:
-    corners = list(product(*map(range, mesh.shape)))
+    corners = list(product(*map(range, mesh.dims)))
     assert [tuple(mesh.coords(rank).values()) for rank in mesh.ranks] == corners
     assert [mesh.rank(dict(zip(mesh.names, corner, strict=True))) for corner in corners] == list(mesh.ranks)
-    assert mesh.size == len(corners) == len(mesh.nodes) <= 64
-    assert tuple(mesh.axis_size(name) for name in mesh.names) == mesh.shape
+    assert mesh.size == len(corners) == len(mesh.node_of_rank) <= 64
+    assert tuple(mesh.axis_size(name) for name in mesh.names) == mesh.dims
     assert tuple(mesh.coords(0)) == mesh.names
 
 
@@ -40,20 +40,20 @@ def test_along_some_axes(mesh: MeshShape) -> None:
 def test_defaults_and_text() -> None:
     mesh = MeshShape((2, 3, 4))
     assert mesh.names == ("i", "j", "l")
-    assert mesh.nodes == (0,) * 24
+    assert mesh.node_of_rank == (0,) * 24
     assert str(mesh) == "2x3x4"
     assert mesh == MeshShape((2, 3, 4), ("i", "j", "l"))
-    assert len({mesh, MeshShape((2, 3, 4)), MeshShape((2, 3, 4), nodes=range(24))}) == 2
+    assert len({mesh, MeshShape((2, 3, 4)), MeshShape((2, 3, 4), node_of_rank=range(24))}) == 2
     assert MeshShape((2, 3), ("rows", "cols")).coords(5) == {"rows": 1, "cols": 2}
 
 
 def test_nodes_of_ranks_beyond_the_mesh_are_left_out() -> None:
-    assert MeshShape((2,), nodes=(0, 1, 2)).nodes == (0, 1)
+    assert MeshShape((2,), node_of_rank=(0, 1, 2)).node_of_rank == (0, 1)
 
 
 def test_too_few_nodes() -> None:
     with pytest.raises(MeshError, match="nodes"):
-        MeshShape((4,), nodes=(0, 0))
+        MeshShape((4,), node_of_rank=(0, 0))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, -1), (1, 1, 1, 0)])

@@ -362,8 +362,8 @@ def placed(draw: st.DrawFn) -> tuple[MeshShape, tuple[int, int], Layout]:
     mesh = draw(meshes())
     shape = draw(st.tuples(st.integers(0, 20), st.integers(0, 20)))
     kinds = draw(st.sampled_from([("even",), ("cyclic",), ("even", "cyclic", "weights", "bounds")]))
-    turned = draw(st.booleans()) and len(mesh.shape) == 2
-    grid = MeshShape(mesh.shape[::-1], mesh.names[::-1]) if turned else None
+    turned = draw(st.booleans()) and len(mesh.dims) == 2
+    grid = MeshShape(mesh.dims[::-1], mesh.names[::-1]) if turned else None
     layout = draw(layouts(grid or mesh, shape, kinds=kinds, skew=draw(st.booleans())))
     return mesh, shape, replace(layout, grid=grid)
 

@@ -35,7 +35,7 @@ class Part:
 
     def coords(self, rank: int) -> tuple[int, int]:
         """Process row and column, as BLACS numbers them."""
-        rows, cols = self.mesh.shape
+        rows, cols = self.mesh.dims
         return divmod(rank, cols) if self.whole.order == "R" else (rank % rows, rank // rows)
 
 
@@ -44,7 +44,7 @@ def parts(draw: st.DrawFn) -> Part:
     mesh = draw(meshes(max_ranks=16, axes=(2,)))
     shape = m, n = draw(st.tuples(st.integers(0, 20), st.integers(0, 20)))
     blocks = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
-    sources = [draw(st.integers(0, size - 1)) for size in mesh.shape]
+    sources = [draw(st.integers(0, size - 1)) for size in mesh.dims]
     at = draw(st.tuples(st.integers(0, m), st.integers(0, n)))
     rows, cols = (draw(st.integers(0, extent - start)) for extent, start in zip(shape, at, strict=True))
     order = draw(st.sampled_from("RC"))
@@ -90,7 +90,7 @@ def test_cyclic_spans_follow_the_rule(extent: int, block: int, parts: int, offse
 @pure(120)
 @given(parts())
 def test_each_element_is_where_scalapack_has_it(part: Part) -> None:
-    whole, (rows, cols) = part.whole, part.mesh.shape
+    whole, (rows, cols) = part.whole, part.mesh.dims
     part.layout.check(part.shape, part.mesh)
     for rank in part.mesh.ranks:
         process = part.coords(rank)

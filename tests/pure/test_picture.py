@@ -24,7 +24,7 @@ from tests.reference import kept
 from tests.thorough import COVERING, covering, nightly, usually
 
 MESHES = [
-    MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), nodes=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
+    MeshShape((3,)), MeshShape((2, 2)), MeshShape((2, 3), node_of_rank=(0, 0, 0, 1, 1, 1)), MeshShape((2, 2, 2)),
     MeshShape((1, 1)), MeshShape((1, 9)),
 ]
 SHAPES = [(6, 6, 6), (7, 5, 4), (1, 3, 2), (3, 0, 2), (4, 3, 0)]

@@ -33,8 +33,8 @@ from rma_mm.schedule.verify.checker import verify
 from tests.strategies import layouts, meshes, pure, some_mesh
 
 NODE = MeshShape((2, 2))
-APART = MeshShape((4, 4), nodes=tuple(range(16)))
-TWO_NODES = MeshShape((4, 4), nodes=tuple(rank // 8 for rank in range(16)))
+APART = MeshShape((4, 4), node_of_rank=tuple(range(16)))
+TWO_NODES = MeshShape((4, 4), node_of_rank=tuple(rank // 8 for rank in range(16)))
 
 
 def texts(layouts: tuple[Layout, Layout, Layout] | None) -> list[str]:

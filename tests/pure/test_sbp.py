@@ -34,7 +34,7 @@ MESH = MeshShape((2, 3))
 @st.composite
 def boxes(draw: st.DrawFn) -> tuple[MeshShape, tuple[int, int], Sbp, Sbp]:
     mesh = draw(meshes(max_ranks=12))
-    words = st.tuples(*[st.sampled_from(PLACED)] * len(mesh.shape))
+    words = st.tuples(*[st.sampled_from(PLACED)] * len(mesh.dims))
     return mesh, draw(st.tuples(st.integers(0, 13), st.integers(0, 13))), draw(words), draw(words)
 
 
@@ -53,7 +53,7 @@ def changed(steps: object, source: Sbp, mesh: MeshShape) -> list[Sbp]:
 
 @pytest.mark.parametrize("mesh", [MeshShape((4,)), MESH, MeshShape((2, 2, 2))], ids=str)
 def test_every_signature_there_and_back(mesh: MeshShape) -> None:
-    for sbp in product(PLACED, repeat=len(mesh.shape)):
+    for sbp in product(PLACED, repeat=len(mesh.dims)):
         assert parse_sbp(sbp_text(sbp), mesh) == sbp
         assert layout_to_sbp(sbp_to_layout(sbp, mesh), mesh) == sbp
 

@@ -120,7 +120,7 @@ def test_meshes_of_four_axes() -> None:
         run(Case(each.algorithm, PlacedProblem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
     loops = product(A="xy->xy*x", B="xy->*yx*", C="xy->xy00").distribute(m="i", n="j", k=("l", "p"))
     algorithm = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
-    renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), nodes=[rank // 5 for rank in range(16)])
+    renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), node_of_rank=[rank // 5 for rank in range(16)])
     for each in (mesh, renamed):
         run(
             Case(
@@ -400,7 +400,7 @@ def test_queue_on_rows_that_are_cut_differently_at_each_step() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_scattered_owners_do_not_scatter_the_c_that_is_multiplied_into(transposed: bool) -> None:
     """The walk goes along rows, or columns, of C, which an operand's owners have dealt out in wide parts."""
-    mesh = MeshShape((3,), nodes=(0, 1, 2))
+    mesh = MeshShape((3,), node_of_rank=(0, 1, 2))
     dealt, whole = parse_layout("i:cyclic(1)", mesh), parse_layout("*, i", mesh)
     placed = (dealt, whole, whole) if not transposed else (whole.T, dealt.T, whole.T)
     algorithm = find_algorithm("gather_gemm:pull")

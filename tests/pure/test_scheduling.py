@@ -169,7 +169,7 @@ def fetched(loops: Loops, mesh: MeshShape, shape: tuple[int, int, int], rank: in
 
 def test_operands_move_at_the_loop_where_they_are_communicated() -> None:
     """On 2x2 a rank has half of k of A and of B; it gets the other half in chunks, each at its own cut."""
-    mesh, shape = MeshShape((2, 2), nodes=(0, 1, 2, 3)), (8, 12, 96)
+    mesh, shape = MeshShape((2, 2), node_of_rank=(0, 1, 2, 3)), (8, 12, 96)
     grid = product().distribute(m="i", n="j")
 
     def sizes(loops: Loops) -> dict[str, list[tuple[int, ...]]]:

@@ -34,7 +34,7 @@ FETCHING = ("4x1", "1x4", "2x2")
 def problem(grid: str, shares: bool, shape: tuple[int, int, int] = (16, 16, 16)) -> PlacedProblem:
     """Blocks on a mesh whose halves are nodes; on 2 × 2, node-mates want the same part of A and have all of B."""
     sizes = tuple(map(int, grid.split("x")))
-    mesh = MeshShape(sizes, nodes=(0, 0, 1, 1))
+    mesh = MeshShape(sizes, node_of_rank=(0, 0, 1, 1))
     a = parse_layout("j, i" if grid == "2x2" else "i, j", mesh)
     b, c = parse_layout("i, j", mesh), parse_layout("i, j", mesh)
     if grid == "2x2":
@@ -64,7 +64,7 @@ def test_fetching_together_halves_the_words_between_nodes(grid: str, depth: int)
 @pytest.mark.parametrize("name", ["stationary_a", "stationary_b", "row_parallel:pull"])
 def test_summing_on_the_node_halves_the_words_between_nodes(name: str) -> None:
     """Each rank holds a quarter of k: what the four push to C on the other node is summed in pairs."""
-    mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
+    mesh = MeshShape((4,), node_of_rank=(0, 0, 1, 1))
     places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
     alone, together = (
         moved(name, PlacedProblem((8, 6, 16), mesh, places, fetches_together=shares)).words_between_nodes
@@ -105,7 +105,7 @@ def fetching(depth: int = 1) -> Schedule:
 
 
 def summing() -> Schedule:
-    mesh = MeshShape((4,), nodes=(0, 0, 1, 1))
+    mesh = MeshShape((4,), node_of_rank=(0, 0, 1, 1))
     places = tuple(parse_layout(text, mesh) for text in ("*, i", "i, *", "i, *"))
     return lower(find_algorithm("stationary_a"), PlacedProblem((8, 6, 16), mesh, places, fetches_together=True))
 

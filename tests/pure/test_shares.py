@@ -201,7 +201,7 @@ def test_a_machine_keeps_them() -> None:
 # -- machines whose nodes differ ------------------------------------------------------------------
 
 
-TWO_KINDS = MeshShape((8, 8), nodes=tuple(rank // 4 for rank in range(64)))
+TWO_KINDS = MeshShape((8, 8), node_of_rank=tuple(rank // 4 for rank in range(64)))
 
 
 def het(**changes: object) -> Machine:
@@ -238,7 +238,7 @@ def simulated(candidate: Candidate, request: Request) -> float:
 
 
 def test_what_crosses_a_slow_wire_takes_longer() -> None:
-    mesh = MeshShape((4,), nodes=(0, 1, 2, 3))
+    mesh = MeshShape((4,), node_of_rank=(0, 1, 2, 3))
     layouts = [parse_layout(text, mesh) for text in ("i, *", "i, *", "i, *")]
     request = Request((512, 512, 512), mesh, tuple(layouts), algorithm="stationary_c")  # type: ignore[arg-type]
     bills = {}
@@ -277,7 +277,7 @@ FOUR = {"nodes": 4, "ranks_per_node": 2, "cores": 2, "group": [{"nodes": 2}] * 2
 
 def priced(name: str, grid: tuple[int, ...], extent: int, machine: Machine) -> tuple[float, float]:
     """Seconds of a square product on four nodes, by price and simulated."""
-    mesh = MeshShape(grid, nodes=tuple(rank // 2 for rank in range(8)))
+    mesh = MeshShape(grid, node_of_rank=tuple(rank // 2 for rank in range(8)))
     request = Request((extent,) * 3, mesh, algorithm=name, cost_model=CostModel(machine))
     best = candidates(request)[0]
     return best.seconds, simulated(best, request)

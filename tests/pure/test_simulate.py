@@ -166,7 +166,7 @@ CLOSE, FEW = 0.03, 0.02
 
 
 def on_nodes(grid: tuple[int, ...], per_node: int) -> MeshShape:
-    return MeshShape(grid, nodes=tuple(rank // per_node for rank in range(prod(grid))))
+    return MeshShape(grid, node_of_rank=tuple(rank // per_node for rank in range(prod(grid))))
 
 
 def figures(candidate: Candidate, request: Request) -> dict[str, float]:

@@ -69,7 +69,7 @@ def _movement(key: str) -> str:
 
 def schedule(programs: Sequence[Sequence[Op]], nodes: Sequence[int] = (), pool: Pool | None = None) -> Schedule:
     """Ranks with these operations; A, B and C are of one row, and everybody holds all of them."""
-    mesh = MeshShape((len(programs),), nodes=tuple(nodes))
+    mesh = MeshShape((len(programs),), node_of_rank=tuple(nodes))
     homes = {x: Home((1, 100), everywhere()) for x in "ABC"}
     return Schedule(mesh, homes, lambda rank: list(programs[rank]), (1, 1, 1), pool)
 
@@ -211,7 +211,7 @@ def test_c_is_summed_in_its_own_type() -> None:
 
 def test_each_piece_of_memory_costs_something() -> None:
     """Three rows of a matrix of six columns, in slots of as many columns or of more."""
-    mesh = MeshShape((2,), nodes=(0, 1))
+    mesh = MeshShape((2,), node_of_rank=(0, 1))
     homes = {x: Home((3, 6), everywhere()) for x in "ABC"}
 
     def seconds(op: Callable[[Ref, Ref], Op], last: int, width: int) -> float:

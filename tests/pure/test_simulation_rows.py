@@ -61,7 +61,7 @@ def programs_of(schedule: Schedule, outcome: Simulated) -> list[list[Op]]:
 
 def counted(schedule: Schedule, rank: int, ops: list[Op]) -> tuple[int, int, int]:
     """Words within nodes, words between them, and messages of a rank's operations."""
-    nodes = schedule.mesh.nodes
+    nodes = schedule.mesh.node_of_rank
     moved = [(nodes[other] == nodes[rank], words, counts) for op in ops for other, words, counts in foreign(op, rank)]
     within = sum(words for is_within, words, _ in moved if is_within)
     return within, sum(words for _, words, _ in moved) - within, sum(counts for *_, counts in moved)
@@ -127,7 +127,7 @@ def least(schedule: Schedule, outcome: Simulated, on: Machine) -> float:
 
     A broadcast may come from any member, so that it does not count where it leaves.
     """
-    nodes = schedule.mesh.nodes
+    nodes = schedule.mesh.node_of_rank
     hosts, inward, outward = (dict.fromkeys(range(max(nodes) + 1), 0.0) for _ in range(3))
     longest = 0.0
     for rank, ops in enumerate(programs_of(schedule, outcome)):
@@ -213,6 +213,6 @@ def test_what_shares_nothing_is_never_faster_with_slower_parts(
     """A processor for each rank of one node, and no target that is slower while it multiplies."""
     idle = {link: {move: c for move, c in moves.items() if "busy" not in move} for link, moves in on.costs.items()}
     on = replace(on, costs=idle, cores=12)
-    problem = replace(case.problem, mesh=MeshShape(case.problem.mesh.shape))
+    problem = replace(case.problem, mesh=MeshShape(case.problem.mesh.dims))
     schedule = kept(lower(case.row, problem, case.tuning))
     assert simulate(schedule, scaled(on, *factors)).seconds >= simulate(schedule, on).seconds * (1 - 1e-9)

@@ -397,7 +397,7 @@ def test_what_it_does_not_take(algorithm: Algorithm, c: str, known: Symmetry | N
 
 def over_hosts(count: int, shape: tuple[int, int]) -> Request:
     """Rows of A and C, each rank on a node of its own."""
-    mesh, (m, k) = MeshShape((count,), nodes=tuple(range(count))), shape
+    mesh, (m, k) = MeshShape((count,), node_of_rank=tuple(range(count))), shape
     rows = parse_layout("i", mesh, 2)
     return Request((m, m, k), mesh, (rows, rows.T, rows), in_place="", symmetry=Symmetry(is_own=True))
 

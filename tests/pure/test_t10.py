@@ -27,7 +27,7 @@ CASES = [
 
 
 def request_for(size: int, nodes: int, shape: tuple[int, int, int], memory: int | None = None) -> Request:
-    mesh = MeshShape((size,), nodes=tuple(rank * nodes // size for rank in range(size)))
+    mesh = MeshShape((size,), node_of_rank=tuple(rank * nodes // size for rank in range(size)))
     return Request(shape, mesh, memory=memory, algorithm="t10_rotate")
 
 

@@ -133,7 +133,7 @@ def test_nodes_are_processes_and_ranks_are_threads() -> None:
         return Record(rank, f"host{rank}", [call], [get, get], [(start, start + 3000), (start + 5000, start + 6000)])
 
     records = [record(0, 10_000), record(1, 12_000), record(2, 11_000)]
-    found = timeline(records, MeshShape((1, 2), nodes=(0, 1)), (0, 1, 1), {"algorithm": "x"})
+    found = timeline(records, MeshShape((1, 2), node_of_rank=(0, 1)), (0, 1, 1), {"algorithm": "x"})
     assert found["otherData"] == {"algorithm": "x"}
     names = {
         (event["pid"], event.get("tid")): event["args"]["name"]

@@ -81,7 +81,7 @@ class Comm:
 class Mesh:
     comm: Comm
     rank: int
-    shape: MeshShape
+    grid: MeshShape
 
 
 @dataclass
@@ -96,10 +96,10 @@ class Matrix:
 
 def placed(x: Array, mesh: Mesh, text: str) -> Matrix:
     """Rank's own part of x; a partial placement gets all of it in the first summand and 0 in the others."""
-    layout = parse_layout(text, mesh.shape)
-    region = layout.region(x.shape, mesh.shape, mesh.rank)
+    layout = parse_layout(text, mesh.grid)
+    region = layout.region(x.shape, mesh.grid, mesh.rank)
     tile = x[region.selector()].copy()
-    coords = mesh.shape.coords(mesh.rank) if mesh.rank < mesh.shape.size else {}
+    coords = mesh.grid.coords(mesh.rank) if mesh.rank < mesh.grid.size else {}
     if any(coords.get(axis) for axis in layout.partial):
         tile[...] = 0
     return Matrix(mesh, x.shape, x.dtype, layout, region, tile)

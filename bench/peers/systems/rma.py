@@ -32,7 +32,7 @@ class RmaMM(OverMPI):
         self.c = self.plan.execute(self.a, self.b)
         self.facts = {
             "rma_mm": rma_mm.__version__, "mpi": mpi_library(), "blas": measure.blas_name(),
-            "mesh": str(self.mesh.shape),
+            "mesh": str(self.mesh.grid),
             "algorithm": self.plan.algorithm, "window": self.mesh.window_flavour, "threads": self.mesh.threads,
             "layouts": {name: str(layout) for name, layout in self.plan.layouts.items()},
             "movement": merged(comm.allgather(self.plan.movement)), "result": "into the plan's own C",

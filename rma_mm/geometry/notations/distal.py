@@ -37,10 +37,10 @@ def parse_distal(text: str, mesh: MeshShape, begin: int = 0, dims: int = 2) -> L
     names = _dimensions(reader, dims)
     splits: dict[str, list[Level]] = {name: [] for name in names}
     pins = []
-    for axis, size in zip(mesh.names, mesh.shape, strict=True):
+    for axis, size in zip(mesh.names, mesh.dims, strict=True):
         kind, entry, _ = reader.tokens[reader.at]
         if kind == "end":
-            reader.fail(f"nothing is said of the axis {axis}; the mesh {mesh} has {len(mesh.shape)}")
+            reader.fail(f"nothing is said of the axis {axis}; the mesh {mesh} has {len(mesh.dims)}")
         if entry not in (*names, "*") and kind != "number":
             reader.fail(f"expected {', '.join(names)}, a coordinate or *")
         if kind == "number" and int(entry) >= size:
@@ -51,7 +51,7 @@ def parse_distal(text: str, mesh: MeshShape, begin: int = 0, dims: int = 2) -> L
             pins.append((axis, int(entry)))
         reader.at += 1
     if not reader.peek(""):
-        reader.fail(f"more than one entry per axis; the mesh {mesh} has {len(mesh.shape)}")
+        reader.fail(f"more than one entry per axis; the mesh {mesh} has {len(mesh.dims)}")
     return Layout(tuple(map(tuple, splits.values())), tuple(pins))
 
 

@@ -94,7 +94,7 @@ class Descriptor:
         """
         self._check(mesh)
         self._ranges(ia, ja, rows, cols)
-        cuts = zip(mesh.names, (self.mb, self.nb), (ia, ja), (self.rsrc, self.csrc), mesh.shape, strict=True)
+        cuts = zip(mesh.names, (self.mb, self.nb), (ia, ja), (self.rsrc, self.csrc), mesh.dims, strict=True)
         splits = tuple(
             (_cyclic(axis, block, at % block, indxg2p(at, block, source, parts)),)
             for axis, block, at, source, parts in cuts
@@ -122,8 +122,8 @@ class Descriptor:
         self._check(mesh)
         if rank >= mesh.size:
             return slice(0, 0), slice(0, 0)
-        coords = divmod(rank, mesh.shape[1]) if self.order == "R" else divmod(rank, mesh.shape[0])[::-1]
-        cuts = zip((self.mb, self.nb), coords, (self.rsrc, self.csrc), mesh.shape, strict=True)
+        coords = divmod(rank, mesh.dims[1]) if self.order == "R" else divmod(rank, mesh.dims[0])[::-1]
+        cuts = zip((self.mb, self.nb), coords, (self.rsrc, self.csrc), mesh.dims, strict=True)
         edges = (
             slice(*(numroc(index, *cut) for index in ends))
             for ends, cut in zip(self._ranges(ia, ja, rows, cols), cuts, strict=True)
@@ -132,7 +132,7 @@ class Descriptor:
 
     def _check(self, mesh: MeshShape) -> None:
         _check_grid(mesh)
-        for name, source, size in zip(("RSRC", "CSRC"), (self.rsrc, self.csrc), mesh.shape, strict=True):
+        for name, source, size in zip(("RSRC", "CSRC"), (self.rsrc, self.csrc), mesh.dims, strict=True):
             if source >= size:
                 raise LayoutError(f"descriptor {self}: got {name} = {source}; on the mesh {mesh} it is 0 to {size - 1}")
 
@@ -155,13 +155,13 @@ def _cyclic(axis: str, block: int, offset: int, source: int) -> Level:
 
 def _column_major(mesh: MeshShape) -> MeshShape:
     """The ranks of `mesh` in column-major order: row-major on the grid with its axes exchanged."""
-    return MeshShape(mesh.shape[::-1], mesh.names[::-1])
+    return MeshShape(mesh.dims[::-1], mesh.names[::-1])
 
 
 def _check_grid(mesh: MeshShape) -> None:
-    if len(mesh.shape) != 2:
+    if len(mesh.dims) != 2:
         raise LayoutError(
-            f"PBLAS has process grids of two axes; got the mesh {mesh} with {len(mesh.shape)}; "
+            f"PBLAS has process grids of two axes; got the mesh {mesh} with {len(mesh.dims)}; "
             f"1x{mesh.size} would do for its {mesh.size} ranks"
         )
 
@@ -175,13 +175,13 @@ def parse_descriptor(text: str, mesh: MeshShape, begin: int = 0) -> Descriptor:
     Raises LayoutError, with a mark under the offending character, where it is malformed or does not fit `mesh`.
     """
     reader = Reader(text, _FORMS, begin)
-    if len(mesh.shape) != 2:
-        reader.fail(f"process grids have two axes; got the mesh {mesh} with {len(mesh.shape)}")
+    if len(mesh.dims) != 2:
+        reader.fail(f"process grids have two axes; got the mesh {mesh} with {len(mesh.dims)}")
     if reader.next("word", "the word desc") != "desc":
         reader.fail_before("expected the word desc")
     reader.mark("(")
     numbers: list[int] = []
-    tops = (None, None, None, None, *mesh.shape)
+    tops = (None, None, None, None, *mesh.dims)
     for (name, least), top in zip(_LEAST, tops, strict=True):
         if len(numbers) >= 4 and (reader.peek(")") or reader.tokens[reader.at][0] == "word"):
             break
@@ -214,7 +214,7 @@ def layout_to_descriptor(layout: Layout, mesh: MeshShape, shape: tuple[int, int]
     for split, axis in zip(layout.splits, mesh.names, strict=True):
         if any(level.axes != (axis,) for level in split):
             raise LayoutError(f"PBLAS cuts rows over {mesh.names[0]} and columns over {mesh.names[1]}; got {layout}")
-    cuts = zip(layout.splits, shape, mesh.names, mesh.shape, strict=True)
+    cuts = zip(layout.splits, shape, mesh.names, mesh.dims, strict=True)
     (mb, rsrc), (nb, csrc) = (_blocks(*cut, dict(layout.pins)) for cut in cuts)
     return Descriptor(*shape, mb, nb, rsrc, csrc, "R" if layout.grid is None else "C")
 

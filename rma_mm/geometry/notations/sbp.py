@@ -55,7 +55,7 @@ def parse_sbp(text: str, mesh: MeshShape, begin: int = 0) -> Sbp:
     per axis of `mesh`.
     """
     reader = Reader(text, _FORMS, begin)
-    axes = len(mesh.shape)
+    axes = len(mesh.dims)
     wrapped = reader.peek("(")
     reader.at += wrapped
     found: list[Placed] = []
@@ -113,7 +113,7 @@ def sbp_to_layout(sbp: Sbp, mesh: MeshShape) -> Layout:
 
 
 def _check_length(sbp: Sbp, mesh: MeshShape) -> None:
-    if len(sbp) != len(mesh.shape) or not set(sbp) <= set(PLACED):
+    if len(sbp) != len(mesh.dims) or not set(sbp) <= set(PLACED):
         raise LayoutError(
             f"SBP: got {sbp_text(sbp)}; the mesh {mesh} has the axes {', '.join(mesh.names)}, and each needs one of "
             f"{', '.join(PLACED)}"
@@ -147,7 +147,7 @@ def _fitting(a: Placed, b: Placed) -> str:
 
 def signatures(mesh: MeshShape) -> Iterator[tuple[Sbp, Sbp, Sbp]]:
     """All (A, B, C) that need no movement but for the sums: six per axis."""
-    for pairs in product(VALID, repeat=len(mesh.shape)):
+    for pairs in product(VALID, repeat=len(mesh.dims)):
         yield tuple(a for a, _ in pairs), tuple(b for _, b in pairs), tuple(VALID[pair] for pair in pairs)
 
 
@@ -198,7 +198,7 @@ def boxing(source: Sbp, target: Sbp, shape: tuple[int, int], mesh: MeshShape) ->
     """
     _check_length(source, mesh)
     _check_length(target, mesh)
-    return _cheapest(source, target, shape, mesh.shape, mesh.names)
+    return _cheapest(source, target, shape, mesh.dims, mesh.names)
 
 
 @lru_cache(maxsize=4096)

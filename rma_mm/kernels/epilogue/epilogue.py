@@ -258,7 +258,7 @@ class EpilogueTile:
             step = part._compiled(c[at])
             assert step is not None  # as for the whole
             steps += [step, partial(cast, c[at], part.result)]
-        return partial(in_turn, steps)
+        return partial(run_all, steps)
 
     def _by_numpy(self, c: NDArray[Any], is_apart: bool) -> None:
         """Close the tile in pieces that stay in the cache from pass to pass."""
@@ -286,7 +286,7 @@ class EpilogueTile:
         return self.bias[:, None] if self.bias is not None and self.per == "row" else self.bias
 
 
-def in_turn(steps: Sequence[Callable[[], object]]) -> None:
+def run_all(steps: Sequence[Callable[[], object]]) -> None:
     """Make calls in order."""
     for step in steps:
         step()

@@ -121,7 +121,7 @@ def _crossing(workload: Workload, cost_model: CostModel) -> list[Cost]:
     mesh = by_group(workload.sample.mesh, machine.groups)
     if mesh.is_one_node:
         return nothing
-    other, count, costs = workload.on(mesh), len(set(mesh.nodes)), []
+    other, count, costs = workload.on(mesh), len(set(mesh.node_of_rank)), []
     for phase in other.phases:
         nbytes, calls = np.zeros(other.sample.count), np.zeros(other.sample.count)
         for moved in phase.moved:

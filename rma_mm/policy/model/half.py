@@ -60,7 +60,7 @@ def _ranks(boxes: WorkBoxes) -> list[int]:
 
 def _by_link(boxes: WorkBoxes, found: Iterable[list[tuple[int, int]]]) -> tuple[Figures, ...]:
     """(own words, words of the node, of other nodes, transfers with other ranks), of (owner, words) of each rank."""
-    nodes, rows = boxes.sample.mesh.nodes, []
+    nodes, rows = boxes.sample.mesh.node_of_rank, []
     for rank, parts in zip(_ranks(boxes), found, strict=True):
         own = sum(size for owner, size in parts if owner == rank)
         near = sum(size for owner, size in parts if nodes[owner] == nodes[rank]) - own

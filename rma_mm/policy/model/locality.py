@@ -118,7 +118,7 @@ class RankSample:
     def coords(self, grid: MeshShape) -> dict[str, Numbers]:
         """Coordinates of all these ranks on a grid over the mesh's first; those beyond it count as its first rank."""
         inside = np.where(self.ranks < grid.size, self.ranks, 0)
-        return dict(zip(grid.names, np.unravel_index(inside, grid.shape), strict=True))
+        return dict(zip(grid.names, np.unravel_index(inside, grid.dims), strict=True))
 
     def holds(self, layout: Layout) -> NDArray[np.bool_]:
         """To which of the ranks a placement gives anything."""
@@ -242,7 +242,7 @@ class RankSample:
 @lru_cache(maxsize=64)
 def rank_sample(mesh: MeshShape) -> RankSample:
     """The ranks of a mesh that prices look at."""
-    nodes = np.fromiter(mesh.nodes, np.int64, mesh.size)
+    nodes = np.fromiter(mesh.node_of_rank, np.int64, mesh.size)
     sizes = np.bincount(nodes)
     count = int((sizes > 0).sum())
     ranks, weights = np.arange(mesh.size), np.ones(mesh.size)
@@ -270,21 +270,21 @@ def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
     where = np.indices(cells).reshape(len(cells), -1)
     numbers = np.arange(1, where.shape[1] + 1)
     ranks, weights = np.zeros_like(numbers), np.ones(len(numbers))
-    for extent, count, at, step in zip(mesh.shape, cells, where, _steps(len(cells)), strict=True):
+    for extent, count, at, step in zip(mesh.dims, cells, where, _steps(len(cells)), strict=True):
         low, high = at * extent // count, (at + 1) * extent // count
         ranks = ranks * extent + low + ((numbers * step + 0.5) % 1 * (high - low)).astype(np.int64)
         weights *= high - low
-    ends = product(*(sorted({0, extent - 1}) for extent in mesh.shape))
-    corners = np.setdiff1d([np.ravel_multi_index(at, mesh.shape) for at in ends], ranks)
+    ends = product(*(sorted({0, extent - 1}) for extent in mesh.dims))
+    corners = np.setdiff1d([np.ravel_multi_index(at, mesh.dims) for at in ends], ranks)
     return np.concatenate([ranks, corners]), np.concatenate([weights, np.zeros(len(corners))])
 
 
 def _fair(mesh: MeshShape, ranks: Numbers, weights: Figures) -> Figures:
     """The weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
     weights = np.where(weights > 0, weights, 1.0)
-    coords = np.unravel_index(ranks, mesh.shape)
+    coords = np.unravel_index(ranks, mesh.dims)
     for _ in range(ROUNDS):
-        for at, extent in zip(coords, mesh.shape, strict=True):
+        for at, extent in zip(coords, mesh.dims, strict=True):
             for layer, count in ((at == 0, 1), (at == extent - 1, 1), ((at > 0) & (at < extent - 1), extent - 2)):
                 if count > 0 and layer.any():
                     weights[layer] *= mesh.size / extent * count / weights[layer].sum()
@@ -301,9 +301,9 @@ def _steps(dims: int) -> list[float]:
 
 def _cells(mesh: MeshShape, about: int) -> tuple[int, ...]:
     """Into how many cells each axis is cut, so that there are about so many, with sides about as long."""
-    counts = [1] * len(mesh.shape)
+    counts = [1] * len(mesh.dims)
     while prod(counts) < min(about, mesh.size):
-        widest = max(range(len(counts)), key=lambda axis: mesh.shape[axis] / counts[axis])
+        widest = max(range(len(counts)), key=lambda axis: mesh.dims[axis] / counts[axis])
         counts[widest] += 1
     return tuple(counts)
 
@@ -316,8 +316,8 @@ def _astride(mesh: MeshShape, nodes: Numbers) -> Numbers:
     found: list[int] = []
     if np.any(np.diff(nodes) < 0):
         return np.array(found, np.int64)
-    for axis in range(1, len(mesh.shape)):
-        stride = prod(mesh.shape[axis:])
+    for axis in range(1, len(mesh.dims)):
+        stride = prod(mesh.dims[axis:])
         edges = np.arange(stride, mesh.size, stride)
         edges = edges[nodes[edges - 1] == nodes[edges]]
         before = edges - np.searchsorted(nodes, nodes[edges])

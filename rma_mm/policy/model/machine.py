@@ -240,7 +240,9 @@ def _first(speeds: tuple[float, ...], ranks: int) -> tuple[float, ...]:
 @lru_cache(maxsize=64)
 def by_group(mesh: MeshShape, groups: tuple[int, ...]) -> MeshShape:
     """A mesh with the group of each rank's node for a node; of nodes that nothing is told of, the last."""
-    return replace(mesh, nodes=tuple(groups[min(node, len(groups) - 1)] if groups else 0 for node in mesh.nodes))
+    return replace(
+        mesh, node_of_rank=tuple(groups[min(node, len(groups) - 1)] if groups else 0 for node in mesh.node_of_rank)
+    )
 
 
 @lru_cache

@@ -183,7 +183,7 @@ def _edges(split: Split, extent: int, grid: MeshShape) -> Numbers:
 def _edges_of(split: Split, extent: int, sizes: tuple[tuple[str, int], ...]) -> Numbers:
     """The same, for axes of these sizes."""
     grid = MeshShape(tuple(size for _, size in sizes), tuple(axis for axis, _ in sizes))
-    at = np.unravel_index(np.arange(grid.size), grid.shape)
+    at = np.unravel_index(np.arange(grid.size), grid.dims)
     found = windows(split, extent, grid, dict(zip(grid.names, at, strict=True)))
     assert found is not None, "what is shifted was made of windows"
     low, high = found

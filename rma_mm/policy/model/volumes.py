@@ -237,8 +237,8 @@ class _WorkloadOfProblem:
 
         def is_apart(ahead: int) -> NDArray[np.bool_]:
             at = dict(zip(axes, np.unravel_index((place + ahead) % group, sizes), strict=True))
-            ranks = np.ravel_multi_index([at.get(axis, coords[axis]) for axis in grid.names], grid.shape)
-            there = [self.mesh.nodes[rank] for rank in ranks[: self.sample.count].tolist()]
+            ranks = np.ravel_multi_index([at.get(axis, coords[axis]) for axis in grid.names], grid.dims)
+            there = [self.mesh.node_of_rank[rank] for rank in ranks[: self.sample.count].tolist()]
             return np.asarray(np.array(there) != self.sample.nodes)
 
         comes, goes = is_apart(1), is_apart(-1)

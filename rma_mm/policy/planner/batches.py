@@ -191,7 +191,7 @@ def batch_load(
     prices: BatchPrices,
 ) -> BatchLoad:
     """What `rank` has to do. layouts: where A, B and C lie, None for wherever the product wants them."""
-    link = "own" if mesh.size == 1 else "node" if len(set(mesh.nodes)) == 1 else "between"
+    link = "own" if mesh.size == 1 else "node" if len(set(mesh.node_of_rank)) == 1 else "between"
     machine = prices.machine
     seconds, words, held = _multiplying(batch, mesh, rank, cuts, prices), 0, 0
     for x in "ABC":

@@ -450,7 +450,7 @@ def default_mesh(
     for axes in (2, 3, 1):
         priced = []
         for grid in sorted(grids(size, axes), key=lambda grid: (max(grid) - min(grid), [-n for n in grid])):
-            mesh = MeshShape(grid, nodes=nodes)
+            mesh = MeshShape(grid, node_of_rank=nodes)
             best = candidates(Request(shape, mesh, algorithm=algorithm, cost_model=cost_model, prefer=prefer))[0]
             if not best.rejected:
                 priced.append((best.seconds, grid))

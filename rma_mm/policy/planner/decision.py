@@ -129,7 +129,7 @@ class Decision:
 def decide(request: Request) -> Decision:
     """What would be chosen where memory has no limit. Raises AlgorithmError where nothing can serve."""
     found = choose(request)
-    return Decision.of(request.shape, request.mesh.shape, found, found[0], request.algorithm)
+    return Decision.of(request.shape, request.mesh.dims, found, found[0], request.algorithm)
 
 
 def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: list[Candidate]) -> Considered:

@@ -189,7 +189,7 @@ def _price(question: SweepProblem, name: str, request: Request) -> Price:
     found = candidates(replace(request, algorithm=name))[0]
     own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
     mesh = own.pop() if len(own) == 1 else request.mesh
-    return Price(question, name, mesh.shape, found, request)
+    return Price(question, name, mesh.dims, found, request)
 
 
 def _requests(question: SweepProblem) -> list[Request]:
@@ -202,7 +202,7 @@ def _requests(question: SweepProblem) -> list[Request]:
     memory = int(least * question.memory) // question.element if question.memory is not None else None
     asked, refused = [], []
     for grid in [question.mesh] if question.mesh else default_grids(question.shape, question.ranks):
-        mesh = MeshShape(grid, nodes=nodes)
+        mesh = MeshShape(grid, node_of_rank=nodes)
         try:
             a, b, c = (_layout(question, mesh, x, text) for x, text in zip("ABC", question.layouts, strict=True))
         except RmaError as error:
@@ -235,7 +235,7 @@ def node_map(ranks: int, per_node: int) -> tuple[int, ...]:
         raise MeshError(f"ranks: got {ranks}; 1 to {MOST} are priced")
     count = -(-ranks // per_node)
     nodes = tuple(islice(chain.from_iterable(repeat(node, per_node) for node in range(count)), ranks))
-    return MeshShape((ranks,), nodes=nodes).nodes
+    return MeshShape((ranks,), node_of_rank=nodes).node_of_rank
 
 
 def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:

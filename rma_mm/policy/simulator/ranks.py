@@ -46,13 +46,13 @@ class World:
         self.schedule, self.machine, self.kernel = schedule, machine, kernel
         self.bytes_of, self.cost = bytes_of, cache(machine.cost)
         self.flavours = {x: find_flavour(name) for x, name in flavours.items()}
-        self.nodes, self.size = schedule.mesh.nodes, schedule.mesh.size
+        self.nodes, self.size = schedule.mesh.node_of_rank, schedule.mesh.size
         self.clock = clock = Clock()
         nodes = dict.fromkeys(self.nodes)
         hosts = {node // machine.nodes_per_host: Server(clock, machine.slots, machine.crowding) for node in nodes}
         paces = dict(enumerate(machine.wires))
         self.inward, self.outward = ({n: Server(clock, pace=paces.get(n, 1.0)) for n in nodes} for _ in range(2))
-        self.groups = by_group(schedule.mesh, machine.groups).nodes
+        self.groups = by_group(schedule.mesh, machine.groups).node_of_rank
         self.joints = {(group, way): Server(clock) for group in set(self.groups) for way in ("in", "out")}
         """What joins each group of nodes to the others."""
         delays = dict(enumerate(machine.delays))

@@ -328,7 +328,7 @@ class _Program:
                 self.begin(next(out).come().over, ("read", src.place))
                 continue
             summed, each = Signal(self.world.clock), list(islice(into, len(op.group) - 1))
-            self.rank.processor.run(_in_turn([*each[at:], *each[:at]], summed))
+            self.rank.processor.run(_one_after_another([*each[at:], *each[:at]], summed))
             self.begin(summed, ("read", src.place), *filled)
 
     # -- alone, and all ----------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class _Program:
         self.rank.is_meeting = False
 
 
-def _in_turn(letters: Sequence[Message], over: Signal) -> Waits:
+def _one_after_another(letters: Sequence[Message], over: Signal) -> Waits:
     """Take one letter after the other."""
     for letter in letters:
         yield letter.come().over

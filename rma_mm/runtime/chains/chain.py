@@ -355,14 +355,14 @@ class ChainPlan:
         """The sums of ranks' own parts, as they are brought together."""
         made = []
         for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
-            own = summands(step, placed.layouts[0], self.mesh.shape) if step.axes else None
+            own = summands(step, placed.layouts[0], self.mesh.grid) if step.axes else None
             if own is not None and not self._is_there(step, own, placed.layouts[-1]):
                 made.append(PricedConversion(step.result, own, placed.layouts[-1], 0.0))
         return made
 
     def _is_there(self, step: Step, own: Layout, target: Layout) -> bool:
         """Whether the sums of ranks' own parts are the result."""
-        return matching_layout(own, [target], self.chain.matrices[step.result].shape, self.mesh.shape) is not None
+        return matching_layout(own, [target], self.chain.matrices[step.result].shape, self.mesh.grid) is not None
 
     def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
@@ -389,7 +389,7 @@ class ChainPlan:
     def _add_sums(self, placed: StepPlaces, cost: CostBreakdown) -> None:
         """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
         step, made = placed.step, self._made[placed.result]
-        own = summands(step, placed.layouts[0], self.mesh.shape)
+        own = summands(step, placed.layouts[0], self.mesh.grid)
         assert own is not None
         if self._is_there(step, own, placed.layouts[-1]):
             self._actions.append(AxisSums(step, placed.layouts, cost, placed.result))
@@ -420,7 +420,7 @@ class ChainPlan:
         """The steps, their algorithms and placements, what is converted between them, and what all that takes."""
         seconds = self._seconds, self._apart, self.greedy.seconds
         lines = [
-            f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.shape}",
+            f"chain of {len(self.chain.products)} products on a mesh of {self.mesh.grid}",
             step_table(self.chain.steps, self.answer, self._chosen),
             seconds_line(*seconds, self._prices.is_known, self.answer.is_exact),
             f"peak memory {self.peak_bytes} bytes on the fullest rank",

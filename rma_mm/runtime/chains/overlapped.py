@@ -152,7 +152,7 @@ def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankTransfers:
         if isinstance(op, Broadcast):
             together[op.group, digest(*map(str, op.parts))] += 1
         elif isinstance(op, Shift):  # round a ring
-            together[tuple(mesh.shape.ranks), digest(op.dst.operand)] += 1
+            together[tuple(mesh.grid.ranks), digest(op.dst.operand)] += 1
     return RankTransfers(reached(ops, mesh.rank), {source.operand for op in first for source in sources(op)}, together)
 
 

@@ -57,8 +57,8 @@ class Prices:
         self.cost_model = self._usual()
         """What everything else is priced by."""
         self.shapes = {name: x.shape for name, x in chain.matrices.items()}
-        speeds = self.cost_model.machine.speeds_of(mesh.shape.size)
-        options = all_places(mesh.shape, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
+        speeds = self.cost_model.machine.speeds_of(mesh.grid.size)
+        options = all_places(mesh.grid, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
         self.question = Question(
             chain.steps, options, chain.given, chain.wanted, self.price, self.conversion, self.beside
         )
@@ -113,15 +113,15 @@ class Prices:
         """Seconds of what is done to elements of a matrix in a step."""
         cost_model = replace(self.cost_model, itemsize=self.chain.matrices[name].dtype.itemsize)
         step = self.chain.steps[number]
-        return elementwise_seconds(self.mesh.shape, step, self.shapes[name], layout, cost_model)
+        return elementwise_seconds(self.mesh.grid, step, self.shapes[name], layout, cost_model)
 
     def sums(self, number: int, source: Layout, target: Layout) -> float:
         """Seconds of sums: of the own part, and of bringing these together."""
         step = self.chain.steps[number]
-        own, name = summands(step, source, self.mesh.shape), step.factors[0].name
+        own, name = summands(step, source, self.mesh.grid), step.factors[0].name
         if own is None or target.partial or source.partial:
             return inf
-        there = matching_layout(own, [target], self.shapes[step.result], self.mesh.shape)
+        there = matching_layout(own, [target], self.shapes[step.result], self.mesh.grid)
         moved = 0.0 if there else self.conversion(step.result, own, target)
         return self.elementwise(number, name, source) + moved
 
@@ -131,7 +131,7 @@ class Prices:
         for x in step.others:
             wanted = beside(layout, self.shapes[step.result], x, self.shapes[x.name])
             place = wanted and matching_layout(
-                wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.shape
+                wanted, self.question.options[x.name], self.shapes[x.name], self.mesh.grid
             )
             if place is None:
                 return None
@@ -151,7 +151,7 @@ class Prices:
                 break
         flavours, summed = (("A", flavour_of(self.mesh, x)),), accumulator(x.dtype).itemsize
         cost_model = replace(cost_model, itemsize=x.dtype.itemsize, accum_itemsize=summed, flavours=flavours)
-        return conversion_seconds(self.mesh.shape, x.shape, source, target, cost_model)
+        return conversion_seconds(self.mesh.grid, x.shape, source, target, cost_model)
 
     def every(self, number: int) -> list[Places]:
         """All placements of a step's factors and its result."""
@@ -208,4 +208,4 @@ class Prices:
 
 def nbytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> int:
     """Bytes of this rank's part of a matrix."""
-    return int(layout.region(shape, mesh.shape, mesh.rank).size * dtype.itemsize)
+    return int(layout.region(shape, mesh.grid, mesh.rank).size * dtype.itemsize)

@@ -237,7 +237,7 @@ class _Sums:
             copied.tile[...] = made.tile
             made = copied
         if layout is None and made.layout.partial:
-            layout = made.layout.single(mesh.shape)
+            layout = made.layout.single(mesh.grid)
         if layout is not None:
             made = made.redistribute(layout)
         return made.folded if made.ndim == 2 else made
@@ -245,7 +245,7 @@ class _Sums:
 
 def _most(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
     """Elements on the fullest rank."""
-    return max(layout.region(shape, mesh.shape, rank).size for rank in range(mesh.shape.size))
+    return max(layout.region(shape, mesh.grid, rank).size for rank in range(mesh.grid.size))
 
 
 def _long(term: Term, extents: dict[str, int]) -> list[str]:

@@ -183,7 +183,7 @@ def whole(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
     """
     if not array.layout.partial or array.dtype == dtype:
         return array
-    return array.redistribute(array.layout.single(array.mesh.shape))
+    return array.redistribute(array.layout.single(array.mesh.grid))
 
 
 def _lacking(items: tuple[Any, ...], dims: Sequence[int]) -> tuple[Any, ...]:

@@ -56,7 +56,7 @@ class NodeScratch:
                 self.frames[holder, frame] = memory[0, start : start + size]
 
     def _count(self) -> None:
-        shapes = [(1, len(EVENTS) * (rank < self.mesh.shape.size)) for rank in range(self.mesh.size)]
+        shapes = [(1, len(EVENTS) * (rank < self.mesh.grid.size)) for rank in range(self.mesh.size)]
         block = self.mesh.arena.allocate(shapes, np.dtype(np.int64))
         block.local[...] = 0
         self.blocks.append(block)

@@ -164,7 +164,7 @@ def transfer_facts(op: Op, places: Places) -> Facts:
 
     Words are counted once, on the rank that asked for them; what is moved within a rank's own memory is no word.
     """
-    rank, nodes = places.rank, places.schedule.mesh.nodes
+    rank, nodes = places.rank, places.schedule.mesh.node_of_rank
     came: list[TransferSpec] = []
     went: list[TransferSpec] = []
     for move in op.moves(rank):
@@ -197,7 +197,7 @@ def itemsize(op: Op, ref: Ref, places: Places) -> int:
 
 def words_of(op: Op, places: Places) -> dict[str, int]:
     """Words of this operation as the report counts them."""
-    nodes, words = places.schedule.mesh.nodes, {"intra_node": 0, "inter_node": 0}
+    nodes, words = places.schedule.mesh.node_of_rank, {"intra_node": 0, "inter_node": 0}
     for other, size, _ in foreign(op, places.rank):
         words["intra_node" if nodes[other] == nodes[places.rank] else "inter_node"] += size
     return words

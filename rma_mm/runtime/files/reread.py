@@ -35,7 +35,7 @@ class Line:
 
     comm: MPI.Intracomm
     rank: int
-    shape: MeshShape
+    grid: MeshShape
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Strips:
     @property
     def region(self) -> Region:
         """The global indices that this rank holds."""
-        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+        return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
     @property
     def T(self) -> Strips:

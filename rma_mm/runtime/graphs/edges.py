@@ -45,7 +45,7 @@ class Edges:
 
 def by_rows(mesh: Mesh) -> Layout:
     """Whole rows on every rank."""
-    return Layout((tuple(Level((axis,)) for axis in mesh.shape.names), ()))
+    return Layout((tuple(Level((axis,)) for axis in mesh.grid.names), ()))
 
 
 def is_sparse(graph: object) -> bool:

@@ -28,7 +28,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 
 def default_layout(mesh: Mesh) -> Layout:
     """Blocks that hold each element once: the leading axes cut rows, the others columns."""
-    return next(single_layouts(mesh.shape))
+    return next(single_layouts(mesh.grid))
 
 
 def default_split(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
@@ -38,7 +38,7 @@ def default_split(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     """
     splits: list[list[Level]] = [[] for _ in shape]
     dim, parts = 0, 1
-    for axis, size in zip(mesh.shape.names, mesh.shape.shape, strict=True):
+    for axis, size in zip(mesh.grid.names, mesh.grid.dims, strict=True):
         while dim < len(shape) - 1 and parts * size > max(1, shape[dim]):
             dim, parts = dim + 1, 1
         splits[dim].append(Level((axis,)))
@@ -52,7 +52,7 @@ def by_chunks(shape: Shape, mesh: Mesh, chunks: Shape) -> Layout:
     for split, extent, step in zip(default_layout(mesh).splits, shape, chunks, strict=True):
         axes = tuple(axis for level in split for axis in level.axes)
         count = -(-extent // step)
-        block = step * max(1, -(-count // prod(map(mesh.shape.axis_size, axes))))
+        block = step * max(1, -(-count // prod(map(mesh.grid.axis_size, axes))))
         splits.append((Level(axes, "cyclic", (block,)),) if axes else ())
     return Layout(tuple(splits))
 
@@ -66,7 +66,7 @@ def keeps_whole(layout: Layout, shape: tuple[int, ...], mesh: MeshShape, chunks:
 
 def pinned(mesh: Mesh, rank: int, dims: int = 2) -> Layout:
     """The placement that puts a whole matrix on one rank."""
-    return Layout(((),) * dims, tuple(mesh.shape.coords(rank).items()))
+    return Layout(((),) * dims, tuple(mesh.grid.coords(rank).items()))
 
 
 def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> Layout:
@@ -75,8 +75,8 @@ def placed(layout: str | Layout | None, shape: tuple[int, ...], mesh: Mesh) -> L
         return default_layout(mesh) if len(shape) == 2 else default_split(mesh, shape)
     if not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
-    place = parse_layout(layout, mesh.shape, len(shape), tuple(shape)) if isinstance(layout, str) else layout
-    place.check(shape, mesh.shape)
+    place = parse_layout(layout, mesh.grid, len(shape), tuple(shape)) if isinstance(layout, str) else layout
+    place.check(shape, mesh.grid)
     return place
 
 

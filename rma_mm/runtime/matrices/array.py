@@ -62,10 +62,10 @@ class DistArray(Distributed):
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_extents(shape)
             place = placed(layout, shape, mesh)
-            array = _exposable(array, place.region(shape, mesh.shape, mesh.rank).shape)
+            array = _exposable(array, place.region(shape, mesh.grid, mesh.rank).shape)
         dtype = common_dtype(mesh, array)
         flat = place.folded(shape)
-        mine = flat.region(as_matrix(shape), mesh.shape, mesh.rank).shape
+        mine = flat.region(as_matrix(shape), mesh.grid, mesh.rank).shape
         local = np.empty(mine, dtype) if array is None else array.reshape(mine)
         return cls(DistMatrix(mesh, as_matrix(shape), dtype, flat, DistMatrix.adopted(mesh, local)), shape, place)
 
@@ -75,7 +75,7 @@ class DistArray(Distributed):
             file.read(self.folded.region, self.folded.tile)
             return
         turned = replace(self.layout, splits=self.layout.splits[::-1]).folded(self.shape[::-1])
-        region = turned.region(file.shape, self.mesh.shape, self.mesh.rank)
+        region = turned.region(file.shape, self.mesh.grid, self.mesh.rank)
         part = np.empty(region.shape, file.dtype)
         file.read(region, part)
         self.tile[...] = part.reshape(self.tile.shape[::-1]).T
@@ -90,7 +90,7 @@ class DistArray(Distributed):
     @property
     def region(self) -> Region:
         """The global indices that this rank holds."""
-        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+        return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
     @property
     def tile(self) -> NDArray[Any]:
@@ -130,11 +130,11 @@ class DistArray(Distributed):
         """
         folded, mesh = self.folded, self.mesh
         flat, place = as_matrix(shape), layout.folded(shape)
-        held = [folded.layout.region(folded.shape, mesh.shape, rank).shape for rank in range(mesh.size)]
+        held = [folded.layout.region(folded.shape, mesh.grid, rank).shape for rank in range(mesh.size)]
         dense = zip(folded.block.strides, held, strict=True)
         if folded.flipped or not all(strides == (max(1, cols), 1) for strides, (_, cols) in dense):
             return None
-        parts = [place.region(flat, mesh.shape, rank).shape for rank in range(mesh.size)]
+        parts = [place.region(flat, mesh.grid, rank).shape for rank in range(mesh.size)]
         block = mesh.arena.reshaped(folded.block, [(rows, cols) for rows, cols in parts])
         return DistArray(DistMatrix(mesh, flat, self.dtype, place, block), shape, layout)
 
@@ -184,7 +184,7 @@ class DistArray(Distributed):
         self.close()
 
     def __repr__(self) -> str:
-        return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
+        return f"DistArray(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.grid})"
 
 
 @serialized

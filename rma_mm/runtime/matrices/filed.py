@@ -39,7 +39,7 @@ def loaded(
             )
         place = read_as = placed(layout, shape, mesh)
         chunks = getattr(file, "chunks", None)
-        if chunks and not keeps_whole(place, shape, mesh.shape, chunks):
+        if chunks and not keeps_whole(place, shape, mesh.grid, chunks):
             read_as = by_chunks(shape, mesh, chunks)
         facts |= {**file.facts, "shape": shape, "chunks": chunks}
     made = kind.allocated(mesh, shape, file.dtype, read_as)
@@ -67,7 +67,7 @@ def write(matrix: Any, output: Output, at: tuple[int, int] = (0, 0)) -> Any:
 
     at: where in the file it begins. Returns it as it was written: placed so that no unit is cut.
     """
-    shape, mesh, layout = matrix.shape, matrix.mesh.shape, matrix.layout
+    shape, mesh, layout = matrix.shape, matrix.mesh.grid, matrix.layout
     if not layout.is_single(mesh):
         layout = layout.single(mesh)
     if output.unit and not keeps_whole(layout, shape, mesh, output.unit):

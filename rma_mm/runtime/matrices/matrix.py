@@ -65,7 +65,7 @@ class Multiplicand:
 
     def keep_first_summand(self) -> None:
         """Where it is held in summands, of which each has got all of it, leave it in the first of them alone. Local."""
-        at = self.layout.coords(self.mesh.shape, self.mesh.rank)
+        at = self.layout.coords(self.mesh.grid, self.mesh.rank)
         if at is not None and any(at[axis] for axis in self.layout.partial):
             self.tile[...] = 0
 
@@ -129,7 +129,7 @@ class Distributed(Multiplicand):
     @classmethod
     def _from_root(cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None, root: int) -> Self:
         with agreed(checked_mesh(mesh).comm, "from_numpy", root=root, layout=layout):
-            root = checked_root(root, mesh.shape.size, f"the mesh {mesh.shape}")
+            root = checked_root(root, mesh.grid.size, f"the mesh {mesh.grid}")
             if mesh.rank == root:
                 array = checked_array(x, cls.is_matrix)
                 placed(layout, array.shape, mesh)
@@ -189,10 +189,10 @@ class DistMatrix(Stored, Distributed):
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
             place = placed(layout, shape, mesh)
-            array = exposable(array, place.region(shape, mesh.shape, mesh.rank).shape)
+            array = exposable(array, place.region(shape, mesh.grid, mesh.rank).shape)
         dtype = common_dtype(mesh, array)
         if array is None:
-            array = np.empty(place.region(shape, mesh.shape, mesh.rank).shape, dtype)
+            array = np.empty(place.region(shape, mesh.grid, mesh.rank).shape, dtype)
         return cls(mesh, shape, dtype, place, cls.adopted(mesh, array))
 
     @classmethod
@@ -283,7 +283,7 @@ class DistMatrix(Stored, Distributed):
         self.tile[...] = other.tile
 
     def __repr__(self) -> str:
-        return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.shape})"
+        return f"DistMatrix(shape={self.shape}, dtype={self.dtype}, layout={self.layout}, mesh={self.mesh.grid})"
 
 
 def overlap(one: DistMatrix, other: DistMatrix) -> bool:

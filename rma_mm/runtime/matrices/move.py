@@ -53,12 +53,12 @@ class Redistribution:
     ) -> None:
         """result, block: as of `move`. Collective."""
         self.mesh, self.target, self.result = mesh, target, result
-        self.schedule = remembered(redistribution(mesh.shape, shape, source, target))
+        self.schedule = remembered(redistribution(mesh.grid, shape, source, target))
         prove_once(mesh, self.schedule, "redistribute", (shape, source, target))
         self.blocks = {"C": block} if block else {}
         arrives = accumulator(dtype) if source.partial else dtype
         if source.partial:  # each element once, in the type it is summed in
-            self.blocks["A" + STAGE] = Stored.allocated(mesh, shape, arrives, source.single(mesh.shape)).block
+            self.blocks["A" + STAGE] = Stored.allocated(mesh, shape, arrives, source.single(mesh.grid)).block
         self.frames = {LANDING: np.empty(0, arrives)}
         self.is_cast = arrives != dtype
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
@@ -109,7 +109,7 @@ class Redistribution:
 
 def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout) -> int:
     """Bytes that this rank takes for a `Redistribution` beside its part of the result."""
-    schedule = redistribution(mesh.shape, shape, source, target)
+    schedule = redistribution(mesh.grid, shape, source, target)
     arrives = accumulator(dtype) if source.partial else dtype
     loads = mesh.granted(mesh.flavour).loads_on_node
     near = {rank for rank, node in enumerate(mesh.node_of) if loads and node == mesh.node_of[mesh.rank]} | {mesh.rank}
@@ -128,8 +128,8 @@ def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
         facts["matrix"] = source.facts
         source.block.window.sync()
         root = None if root is None else checked_root(root, mesh.size, "the mesh's communicator")
-    layout = everywhere() if root is None else pinned(mesh, root if root < mesh.shape.size else 0)
-    wanted = mesh.is_member and bool(layout.holds(mesh.shape.coords(mesh.rank)))
+    layout = everywhere() if root is None else pinned(mesh, root if root < mesh.grid.size else 0)
+    wanted = mesh.is_member and bool(layout.holds(mesh.grid.coords(mesh.rank)))
     whole = np.empty(source.shape if wanted else (0, 0), source.dtype)
     move(source, layout, whole)
     return _relayed(mesh, whole, source, root)
@@ -137,7 +137,7 @@ def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
 
 def _relayed(mesh: Mesh, whole: NDArray[Any], source: Stored, root: int | None) -> NDArray[Any] | None:
     """Hand the collected matrix on to ranks beyond the grid that want it."""
-    outside = [rank for rank in range(mesh.shape.size, mesh.size) if root in (None, rank)]
+    outside = [rank for rank in range(mesh.grid.size, mesh.size) if root in (None, rank)]
     if mesh.rank in outside:
         whole = np.empty(source.shape, source.dtype)
     raw = whole.reshape(-1).view(np.uint8)

@@ -35,7 +35,7 @@ class Stored:
     @classmethod
     def allocated(cls, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> Self:
         """A matrix on new memory of the arena, everything agreed already. Collective."""
-        shapes = [layout.region(shape, mesh.shape, rank).shape for rank in range(mesh.size)]
+        shapes = [layout.region(shape, mesh.grid, rank).shape for rank in range(mesh.size)]
         block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype)
         return cls(mesh, shape, dtype, layout, block)
 
@@ -49,7 +49,7 @@ class Stored:
         if len(able) > 1:
             machine = machine_of(mesh.comm, mesh.node_of, threads=mesh.threads, dtype="float32", kernel="blas",
                                  may_measure=False, flavours=tuple(each.name for each in able))
-            link = "node" if mesh.nodes == 1 else "between"
+            link = "node" if mesh.num_nodes == 1 else "between"
             names = {f"{each.name}.get busy" for each in able}
             if machine is not None and mesh.size > 1 and names <= set(machine.costs[link]):
                 able.sort(key=lambda each: machine.cost(link, "get", each.name, busy=True).seconds(LARGE))
@@ -76,7 +76,7 @@ class Stored:
     @property
     def region(self) -> Region:
         """The global indices that this rank holds."""
-        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+        return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
     @property
     def tile(self) -> NDArray[Any]:

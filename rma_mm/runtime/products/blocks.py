@@ -191,7 +191,7 @@ class BlockedProduct:
 
     def _by_bytes(self) -> Iterator[tuple[int, int]]:
         """How many rows and columns of blocks, those first that read least, if they seem to fit."""
-        limit, ranks, (m, n, k) = self.options["memory_limit"], self.mesh.shape.size, self.shape
+        limit, ranks, (m, n, k) = self.options["memory_limit"], self.mesh.grid.size, self.shape
         itemsize = max(file.dtype.itemsize for file in self.files.values())
 
         def needed(counts: tuple[int, int]) -> float:

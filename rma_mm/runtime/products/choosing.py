@@ -64,13 +64,13 @@ def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request
         is_made_here = operand.in_place is None or (operand.layout is not None and operand.layout.partial)
         if ours if is_made_here else operand.in_place:
             in_place += x
-        elif ours and len(set(mesh.shape.nodes)) < mesh.shape.size:
+        elif ours and len(set(mesh.grid.node_of_rank)) < mesh.grid.size:
             copyable += x
     itemsize = max(operands.dtype(x).itemsize for x in "ABC")
     memory = None if o.memory_limit is None else o.memory_limit // itemsize
     return Request(
-        operands.shape, mesh.shape, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
-        fetches_together=ours and (mesh.nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
+        operands.shape, mesh.grid, layouts, memory, keeps_c=bool(o.beta != 0), in_place=in_place,
+        fetches_together=ours and (mesh.num_nodes > 1 or bool(operands.files)), algorithm=o.algorithm,
         deterministic=operands.needs_order, copyable=copyable, cost_model=cost_model, pushes=operands.may_push(windows),
         prefer=o.prefer or mesh.prefer, symmetry=o.symmetric, files=operands.files,
     )

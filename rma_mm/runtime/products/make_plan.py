@@ -151,7 +151,7 @@ def plan_of(mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None 
     for x, operand in (("A", operands.a), ("B", operands.b)):
         if operand.in_place is None and x not in operands.options.arrays:  # it will be made after the plan
             problem = choice.problem
-            parts = [problem.layout(x).region(problem.extent(x), mesh.shape, rank).size for rank in range(mesh.size)]
+            parts = [problem.layout(x).region(problem.extent(x), mesh.grid, rank).size for rank in range(mesh.size)]
             later.append([size * operand.dtype.itemsize for size in parts])
     mesh.arena.reserve(later)
     return Plan(mesh, choice, workspace)

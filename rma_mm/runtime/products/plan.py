@@ -185,7 +185,7 @@ class Plan:
 
     def frontier(self) -> str:
         """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
-        return frontier_table(self.spec.shape, self.mesh.shape.size)
+        return frontier_table(self.spec.shape, self.mesh.grid.size)
 
     def picture(self) -> str:
         """The schedule drawn as text: who multiplies what when, and who moves what to whom. Small meshes only."""

@@ -129,7 +129,7 @@ class PlanChoice:
     def decision(self) -> Decision:
         """What was considered, what each candidate would take and move, and why it lost."""
         asked = self.spec.options.algorithm
-        return Decision.of(self.spec.shape, self.schedule.mesh.shape, self.candidates, self.chosen, asked)
+        return Decision.of(self.spec.shape, self.schedule.mesh.dims, self.candidates, self.chosen, asked)
 
     def __str__(self) -> str:
         """What is multiplied, how, and in how much memory."""

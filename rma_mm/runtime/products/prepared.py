@@ -55,7 +55,7 @@ class Prepared:
         if self.node_scratch and self.node_scratch.blocks and choice.spec.files:
             mesh.progress.look_out()  # panels are asked for as soon as there is room, also while a rank multiplies
         if (choice.chosen.algorithm.grouped or choice.fetches_together) and mesh.is_member:
-            mesh.open_channels(groups_of(choice.schedule, mesh) | {tuple(mesh.shape.ranks)})
+            mesh.open_channels(groups_of(choice.schedule, mesh) | {tuple(mesh.grid.ranks)})
         prove(mesh, choice.schedule, "plan")
 
     @property

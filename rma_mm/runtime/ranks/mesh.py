@@ -20,6 +20,7 @@ from rma_mm.errors import (
     OptionError,
     WindowError,
     quoted,
+    renamed,
     truncate,
 )
 from rma_mm.flavours import DEFAULT, FLAVOURS, Flavour, find_flavour
@@ -122,13 +123,13 @@ class Mesh:
         """Where each rank's process is."""
         self.hosts = [each.host for each in self.identities]
         """The name of each rank's host."""
-        self.shape = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
+        self.grid = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
         """The grid: shape, axis names, nodes."""
-        self.nodes = len(set(self.node_of))
-        self.is_member = self.rank < self.shape.size
+        self.num_nodes = len(set(self.node_of))
+        self.is_member = self.rank < self.grid.size
         self.active: MPI.Intracomm = self.comm
         """The ranks on the grid (on the others, the ranks that are not)."""
-        if self.shape.size < self.size:
+        if self.grid.size < self.size:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
@@ -237,7 +238,7 @@ class Mesh:
         """Have MPI called while this rank multiplies, if transfers of windows of a flavour wait for that. Local."""
         from rma_mm.windows.progress import can_help
 
-        if self.nodes > 1 or (self.size > 1 and flavour.needs_progress):
+        if self.num_nodes > 1 or (self.size > 1 and flavour.needs_progress):
             self.progress.require()
             note = "progress: only between multiplies, as MPI was not started with THREAD_MULTIPLE"
             if not can_help() and note not in self.fallbacks:
@@ -268,7 +269,10 @@ class Mesh:
     def require_open(self) -> None:
         """Raise ClosedError after `close`."""
         if self._is_closed:
-            raise ClosedError(f"mesh {self.shape}: it is closed; make a new Mesh")
+            raise ClosedError(f"mesh {self.grid}: it is closed; make a new Mesh")
+
+    shape = renamed("grid")
+    nodes = renamed("num_nodes")
 
     @serialized
     def close(self) -> None:
@@ -330,7 +334,9 @@ class Mesh:
             self.close()
 
     def __repr__(self) -> str:
-        return f"Mesh({self.shape.shape}, names={self.shape.names}, nodes={self.nodes}, window={self.window_flavour!r})"
+        return (
+            f"Mesh({self.grid.dims}, names={self.grid.names}, nodes={self.num_nodes}, window={self.window_flavour!r})"
+        )
 
 
 def _closed_at_exit(mesh: Mesh) -> None:

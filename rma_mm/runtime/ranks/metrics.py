@@ -65,7 +65,7 @@ class Watched(Protocol):
     """What metrics have to know of their mesh."""
 
     rank: int
-    shape: MeshShape
+    grid: MeshShape
     hosts: list[str]
     fallbacks: list[str]
 
@@ -83,7 +83,7 @@ class Metrics:
         """This rank's counts."""
         self.slowness = Slowness()
         """This rank's multiplies."""
-        self.relief = Relief(mesh.shape.size)
+        self.relief = Relief(mesh.grid.size)
         """What slow ranks are spared."""
         self._usual: OrderedDict[Hashable, Recent] = OrderedDict()
         self._last: tuple[int, int, int, Counters] | None = None
@@ -179,7 +179,7 @@ class Metrics:
             self._again()
         if follows:
             paces = self._comm.allgather((self.slowness.pace, self.slowness.is_slow))
-            self.relief.follow(paces[: self.mesh.shape.size])
+            self.relief.follow(paces[: self.mesh.grid.size])
 
     def changed_plan(self, *notes: str) -> None:
         """A repeated product goes on with another plan, for which there are these notes, or as ranks became slow."""
@@ -236,7 +236,7 @@ class Metrics:
     def _gathered(self) -> Totals | None:
         """The counts of all ranks, on rank 0. Collective, among ranks that have agreed."""
         tallies = self._comm.gather(self.tally)
-        return None if tallies is None else Totals(tallies, self.mesh.hosts, self.mesh.shape.size)
+        return None if tallies is None else Totals(tallies, self.mesh.hosts, self.mesh.grid.size)
 
     def _again(self) -> None:
         """Write the file again; that it cannot be is said once. Collective, among ranks that have agreed."""

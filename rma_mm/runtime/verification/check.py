@@ -153,7 +153,7 @@ def product_of(closed: EpilogueProduct) -> FloatProduct:
     sizes = *c.shape, closed.a.shape[1]
     return FloatProduct(
         c.mesh.comm, a, b, Part(c, stored), before, complex(closed.alpha), complex(closed.beta),
-        rounding(closed.product, c.dtype, sizes, c.mesh.shape.size), bias,
+        rounding(closed.product, c.dtype, sizes, c.mesh.grid.size), bias,
         narrow_type(closed.product, c.dtype, sizes[2]), kept.activation,
     )
 
@@ -189,7 +189,7 @@ def _times(part: Part, x: Array) -> Array:
 
 def _replicas_agree(c: MatrixView) -> bool:
     """Whether all replicas of C hold the same bits. Collective."""
-    mesh, grid = c.mesh, c.layout.mesh(c.mesh.shape)
+    mesh, grid = c.mesh, c.layout.mesh(c.mesh.grid)
     free = c.layout.replicated_axes(grid)
     if all(grid.axis_size(axis) == 1 for axis in free):
         return True

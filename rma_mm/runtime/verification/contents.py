@@ -34,7 +34,7 @@ class LocalMatrix:
     @property
     def region(self) -> Region:
         """The global indices that this rank holds."""
-        return self.layout.region(self.shape, self.mesh.shape, self.mesh.rank)
+        return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
 
 def differences(source: MatrixView, copy: MatrixView, name: str) -> Iterator[str]:
@@ -45,7 +45,7 @@ def differences(source: MatrixView, copy: MatrixView, name: str) -> Iterator[str
     """
     mesh = source.mesh
     rows, cols = (span.indices for span in copy.region)
-    coords = copy.layout.coords(mesh.shape, mesh.rank) or {}
+    coords = copy.layout.coords(mesh.grid, mesh.rank) or {}
     is_zero = any(coords.get(axis) for axis in copy.layout.partial)
     rows_of, differ = _by_sums(source, copy.dtype) if source.layout.partial else _by_bits(source)
     for lines in _lines(source.shape):
@@ -91,7 +91,7 @@ def _by_sums(source: MatrixView, dtype: np.dtype[Any]) -> Compare:
     kinds = {"c": np.complex128, "i": np.uint64, "u": np.uint64}
     part = Part(source, np.dtype(kinds.get(dtype.kind, np.float64)))
     is_exact = part.working.kind == "u"
-    parts = source.mesh.shape.size
+    parts = source.mesh.grid.size
 
     def rows_of(lines: NDArray[np.int64]) -> tuple[Array, ...]:
         mine = part.some_rows(lines)

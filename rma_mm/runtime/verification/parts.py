@@ -33,7 +33,7 @@ class MeshView(Protocol):
 
     rank: int
     """This rank."""
-    shape: MeshShape
+    grid: MeshShape
     """The grid."""
 
 
@@ -192,7 +192,7 @@ def whole(a: MatrixView, b: MatrixView, product: np.dtype[Any]) -> tuple[MatrixV
         wraps = matrix.dtype.kind in "iub" and matrix.dtype != product
         if not (matrix.layout.partial and (wraps or is_odd)):
             return matrix
-        return cast(Movable, matrix).redistribute(matrix.layout.single(matrix.mesh.shape))
+        return cast(Movable, matrix).redistribute(matrix.layout.single(matrix.mesh.grid))
 
     return summed_up(a), summed_up(b)
 
@@ -212,7 +212,7 @@ def run(indices: NDArray[np.int64]) -> Any:
 
 def answers(matrix: MatrixView) -> bool:
     """Whether this rank answers for the elements that it holds."""
-    mesh = matrix.mesh.shape
+    mesh = matrix.mesh.grid
     coords = matrix.layout.coords(mesh, matrix.mesh.rank)
     return coords is not None and not any(coords[axis] for axis in matrix.layout.replicated_axes(mesh))
 

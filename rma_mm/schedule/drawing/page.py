@@ -191,7 +191,7 @@ def _sizes(mesh: MeshShape, cells: Sequence[Sequence[Line]]) -> _Sizes:
         if title:
             titles.append((title, y + 14))
             y += 24
-        folds = range(0, len(rows[0]), ACROSS) if len(mesh.shape) == 1 else (0,)
+        folds = range(0, len(rows[0]), ACROSS) if len(mesh.dims) == 1 else (0,)
         for row in [row[n : n + ACROSS] if len(folds) > 1 else row for row in rows for n in folds]:
             for column, rank in enumerate(row):
                 at[rank] = (GAP + column * (width + GAP), y)

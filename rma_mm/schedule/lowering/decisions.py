@@ -101,7 +101,7 @@ class LoweringDecisions:
         """How the walked dimension is cut into what moves at once of an operand, in numbers."""
         cuts, mesh = self.algorithm.granularity["ABC".index(x)], self.problem.mesh
         return tuple(
-            replace(cut, parts=mesh.shape[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
+            replace(cut, parts=mesh.dims[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
             for cut in cuts
         )
 
@@ -139,7 +139,7 @@ class LoweringDecisions:
 
     def is_far(self, rank: int, src: Ref) -> bool:
         """Whether what a rank copies comes from another node, or from a file."""
-        nodes = self.problem.mesh.nodes
+        nodes = self.problem.mesh.node_of_rank
         return src.buffer in self.problem.chunks or nodes[src.rank] != nodes[rank]
 
     @property

@@ -119,7 +119,7 @@ class _Lowering:
             for joined in self.joined(x, rank):
                 ops = self.by_group(ops, rank, ("join", x, joined), self.walk, joins)
         ops = prefetch(self.summing(ops, rank), self.depth)
-        ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.nodes[rank]))
+        ops = all_shared(ops, rank, self.decisions, self.node_fetches(self.mesh.node_of_rank[rank]))
         return frames(ops, linger=self.depth > 0)
 
     def node_fetches(self, node: int) -> Sharings:
@@ -133,16 +133,16 @@ class _Lowering:
 
     def summing(self, ops: list[Op], rank: int) -> list[Op]:
         """`ops` with what ranks of a node push to other nodes summed on the node first."""
-        node = self.mesh.nodes[rank]
+        node = self.mesh.node_of_rank[rank]
         if node not in self.summed:
             self.summed[node] = (
-                merging(self.walk, self.mates(node), self.mesh.nodes) if self.decisions.may_share else {}
+                merging(self.walk, self.mates(node), self.mesh.node_of_rank) if self.decisions.may_share else {}
             )
         return merged(ops, rank, self.summed[node][rank]) if rank in self.summed[node] else ops
 
     def mates(self, node: int) -> list[int]:
         """The ranks of a node."""
-        return [rank for rank in self.mesh.ranks if self.mesh.nodes[rank] == node]
+        return [rank for rank in self.mesh.ranks if self.mesh.node_of_rank[rank] == node]
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class _Lowering:
         """
         extent = len(box[self.decisions.dim])
         if self.decisions.may_share:
-            rank = self.mesh.nodes.index(self.mesh.nodes[rank])
+            rank = self.mesh.node_of_rank.index(self.mesh.node_of_rank[rank])
         at, grid = self.work.coords(self.mesh, rank), self.work.mesh(self.mesh)
         if at is None or not extent:
             return 0

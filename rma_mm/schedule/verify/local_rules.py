@@ -36,7 +36,7 @@ def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
 
 def _is_shared(schedule: Schedule, rank: int, holder: int, slot: Slot) -> bool:
     """Whether a slot is one that `rank` shares with its holder, on one node."""
-    nodes = schedule.mesh.nodes
+    nodes = schedule.mesh.node_of_rank
     return {rank, holder} <= set(slot.group) and len({nodes[q] for q in slot.group}) == 1
 
 

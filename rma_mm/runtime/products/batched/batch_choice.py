@@ -84,7 +84,7 @@ class BatchChoice:
     def layouts(self) -> dict[str, Layout]:
         """Where A, B and C lie."""
         batch, given = self.request.batch, self.request.layouts
-        return {x: given[x] or batch.lying(x, self.cuts, self.mesh.shape) for x in "ABC"}
+        return {x: given[x] or batch.lying(x, self.cuts, self.mesh.grid) for x in "ABC"}
 
     @cached_property
     def moves(self) -> dict[str, Move]:
@@ -92,7 +92,7 @@ class BatchChoice:
         found: dict[str, Move] = {}
         for x in "ABC":
             shape, outer, inner = self.request.batch.shape(x), self.layouts[x], self.inner[x]
-            if not same_place(inner, outer, shape, self.mesh.shape):
+            if not same_place(inner, outer, shape, self.mesh.grid):
                 ends = (inner, outer) if x == "C" else (outer, inner)
                 source, target = (layout.folded(shape) for layout in ends)
                 found[x] = (as_matrix(shape), self.request.moved_dtype(x), source, target)
@@ -103,7 +103,7 @@ class BatchChoice:
         """What this rank takes beside its parts of A, B and C, and of what they are moved to."""
         request, o = self.request, self.request.operands.options
         moving = sum(scratch_bytes(self.mesh, *each) for each in self.moves.values())
-        *count, m, n, k = box(request.batch, self.mesh.shape, self.mesh.rank, self.cuts)
+        *count, m, n, k = box(request.batch, self.mesh.grid, self.mesh.rank, self.cuts)
         made, beta = (request.moved_dtype("C"), 0) if "C" in self.moves else (request.dtype("C"), o.beta)
         types, conj = (request.dtype("A"), request.dtype("B"), made), o.conjugate_a or o.conjugate_b
         kernel, semiring = request.operands.kernel, request.operands.semiring
@@ -113,7 +113,7 @@ class BatchChoice:
         """What is multiplied, how, and in how much memory."""
         batch, operands = self.request.batch, self.request.operands
         a, b, c = (list(batch.shape(x)) for x in "ABC")
-        how = f"{operands.semiring.note}in {operands.c.dtype} on a mesh of {self.mesh.shape}"
+        how = f"{operands.semiring.note}in {operands.c.dtype} on a mesh of {self.mesh.grid}"
         why = f"the fastest, predicted {seconds_text(self.load.seconds)}"
         lines = [
             f"C{c} = A{a} @ B{b} {how}",
@@ -163,7 +163,7 @@ def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
 
     Collective; raises AlgorithmError, OptionError, MemoryLimitError.
     """
-    batch, operands, shape = request.batch, request.operands, mesh.shape
+    batch, operands, shape = request.batch, request.operands, mesh.grid
     if operands.needs_order and adds_in_any_order(shape, [request.layouts[x] for x in "AB"]):
         raise AlgorithmError("batch: adds up summands of A or B in no fixed order, and deterministic excludes that")
     cost_model = cost_model_of(mesh, operands)

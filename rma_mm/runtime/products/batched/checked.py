@@ -54,7 +54,7 @@ def checked_batch(
 
 def _by_rows(x: DistArray) -> DistArray:
     """A copy whose matrices are cut by rows over all ranks. Collective."""
-    rows = Level(x.mesh.shape.names)
+    rows = Level(x.mesh.grid.names)
     return x.redistribute(Layout((*((),) * (len(x.shape) - 2), (rows,), ())))
 
 

@@ -277,7 +277,7 @@ class BatchPlan:
         for x, (shape, dtype, source, target) in self.choice.moves.items():
             if x == "C":
                 brought[x] = DistArray.allocated(self.mesh, self.c_shape, dtype, self.choice.inner[x])
-            result = np.empty(target.region(shape, self.mesh.shape, self.mesh.rank).shape, dtype)
+            result = np.empty(target.region(shape, self.mesh.grid, self.mesh.rank).shape, dtype)
             moving[x] = Redistribution(self.mesh, shape, dtype, source, target, result, None)
         return moving, brought
 
@@ -285,7 +285,7 @@ class BatchPlan:
         """Indices of a dimension that this rank multiplies."""
         request, mesh = self.choice.request, self.mesh
         x = next(x for x in "CAB" if dim in request.batch.dims(x))
-        region = self.choice.inner[x].region(request.batch.shape(x), mesh.shape, mesh.rank)
+        region = self.choice.inner[x].region(request.batch.shape(x), mesh.grid, mesh.rank)
         return len(region[request.batch.dims(x).index(dim)])
 
     def _bind_once(self, a: DistArray, b: DistArray, c: DistArray) -> BoundBatch:
@@ -317,7 +317,7 @@ class BatchPlan:
 
     def _local(self, x: str, given: DistArray) -> NDArray[Any]:
         """This rank's part of an operand where it is needed, without keeping a matrix alive."""
-        extents = self.choice.inner[x].region(self._wanted[x][1], self.mesh.shape, self.mesh.rank).shape
+        extents = self.choice.inner[x].region(self._wanted[x][1], self.mesh.grid, self.mesh.rank).shape
         if x in "AB" and x in self._moving:
             return self._moving[x].result.reshape(extents)
         folded = self._redistributed.get(x, given).folded
