@@ -291,7 +291,7 @@ def real_question(
 @pure(8)
 @given(meshes(max_ranks=4, axes=(1, 2)), st.data())
 def test_real_prices_of_small_chains(mesh: MeshShape, data: st.DataObject) -> None:
-    mesh = replace(mesh, shape=(mesh.size, 1), names=("i", "j"))  # two placements, so that all can be tried
+    mesh = replace(mesh, dims=(mesh.size, 1), names=("i", "j"))  # two placements, so that all can be tried
     sizes = data.draw(st.lists(st.sampled_from((1, 5, 64, 300)), min_size=3, max_size=3))
     m, k, n = sizes
     given_text = data.draw(st.sampled_from(("P('i', 'j')", "P(None, ('i', 'j'))", "P(None, None)")))

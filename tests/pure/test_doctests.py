@@ -25,6 +25,7 @@ def modules() -> Iterator[ModuleType]:
                     raise
 
 
+@pytest.mark.filterwarnings("ignore:rma_mm.algorithms:DeprecationWarning")  # modules at their earlier places
 def test_examples() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm, list_algorithms, register
-from rma_mm.algorithms.scheduling import CANNON
+from rma_mm.dsl.scheduling import CANNON
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.planner.candidates import Request, candidates, choose, placed_problem
@@ -78,11 +78,11 @@ def test_auto_takes_no_face_and_leaves_no_rank_idle() -> None:
 
 
 def test_a_row_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "mine", CANNON.row("mine"))
+    monkeypatch.setitem(ALGORITHMS, "mine", CANNON.algorithm("mine"))
     request = Request((8, 8, 8), MeshShape((2, 2)), algorithm="mine")
     best = choose(request)[0]
     assert best.layouts is not None
     verify(lower(best.algorithm, placed_problem(request, best.layouts)))
     for name in ("mine", "cannon", "a:b", "auto"):
         with pytest.raises(AlgorithmError, match="register: got the name"):
-            register(CANNON.row(name))
+            register(CANNON.algorithm(name))

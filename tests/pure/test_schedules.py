@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS, find_algorithm
-from rma_mm.algorithms.scheduling import product
+from rma_mm.dsl.scheduling import product
 from rma_mm.geometry.layout import Layout
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notation import parse_layout
@@ -119,7 +119,7 @@ def test_meshes_of_four_axes() -> None:
         assert each.layouts
         run(Case(each.algorithm, PlacedProblem(shape, mesh, each.layouts), Tuning(), 1, 0, "", 0))
     loops = product(A="xy->xy*x", B="xy->*yx*", C="xy->xy00").distribute(m="i", n="j", k=("l", "p"))
-    algorithm = loops.communicate("A", "B", at="k").communicate("C", at="end").row("deep")
+    algorithm = loops.communicate("A", "B", at="k").communicate("C", at="end").algorithm("deep")
     renamed = MeshShape((2, 2, 2, 2), ("a", "b", "c", "d"), node_of_rank=[rank // 5 for rank in range(16)])
     for each in (mesh, renamed):
         run(

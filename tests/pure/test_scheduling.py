@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.scheduling import (
+from rma_mm.dsl.scheduling import (
     BLOCKS,
     CANNON,
     PUMMA,
@@ -103,7 +104,7 @@ def test_the_same_schedule_as_the_registry(
     name: str, loops: Loops, grid: tuple[int, ...], shape: tuple[int, int, int]
 ) -> None:
     """Cannon on plain blocks (which it skews) and on skewed ones; the others where the registry's rows want them."""
-    mesh, algorithm, known = MeshShape(grid), loops.row("mine"), ALGORITHMS[name]
+    mesh, algorithm, known = MeshShape(grid), loops.algorithm("mine"), ALGORITHMS[name]
     if len(grid) != len(loops.axes):
         assert known.placements
         assert isinstance(known.placements(mesh), str) and isinstance(
@@ -117,8 +118,8 @@ def test_the_same_schedule_as_the_registry(
 
 def test_what_the_passes_make_of_them() -> None:
     mesh = MeshShape((2, 2))
-    problem = PlacedProblem((8, 8, 8), mesh, needed(SUMMA.row("x"), mesh))
-    summa, cannon, pumma = (lower(loops.row("x"), problem) for loops in (SUMMA, CANNON, PUMMA))
+    problem = PlacedProblem((8, 8, 8), mesh, needed(SUMMA.algorithm("x"), mesh))
+    summa, cannon, pumma = (lower(loops.algorithm("x"), problem) for loops in (SUMMA, CANNON, PUMMA))
     assert [operations(summa, kind) for kind in (Broadcast, Shift)] == [16, 0]
     assert [operations(cannon, kind) for kind in (Broadcast, Shift)] == [0, 8]
     assert [operations(pumma, kind) for kind in (Broadcast, Shift)] == [8, 4]
@@ -126,7 +127,7 @@ def test_what_the_passes_make_of_them() -> None:
 
 def test_solomonik_as_the_paper_has_it() -> None:
     """Every layer does Cannon's algorithm on windows of its own part of k, which come from layer 0."""
-    mesh, algorithm = MeshShape((2, 2, 2)), SOLOMONIK_ROTATED.row("x")
+    mesh, algorithm = MeshShape((2, 2, 2)), SOLOMONIK_ROTATED.algorithm("x")
     assert algorithm.also_accepts
     assert algorithm.also_accepts(mesh)["A"] == parse_layout("i, (l, j:skew(i))", mesh)
     assert algorithm.also_accepts(mesh)["B"] == parse_layout("(l, i:skew(j)), j", mesh)
@@ -138,7 +139,7 @@ def test_solomonik_as_the_paper_has_it() -> None:
 def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
     mesh = MeshShape((2, 3), ("l", "i"))
     problem = PlacedProblem((6, 6, 12), mesh, placed(mesh, "l, i", "l, i", "l, i"))
-    algorithm = CANNON.row("x")
+    algorithm = CANNON.algorithm("x")
     assert algorithm.also_accepts
     assert algorithm.also_accepts(mesh)["A"] == parse_layout("l, i:skew(l)", mesh)
     assert algorithm.also_accepts(mesh)["B"] == parse_layout("l:skew(i), i", mesh)
@@ -147,21 +148,21 @@ def test_the_axes_of_the_mesh_may_be_called_otherwise() -> None:
 
 def test_divided_into_parts_there_are_more_messages() -> None:
     mesh = MeshShape((2, 2))
-    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
-    whole, halves = (lower(loops.row("x"), problem) for loops in (SUMMA, SUMMA.divide("k", 4)))
+    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.algorithm("x"), mesh))
+    whole, halves = (lower(loops.algorithm("x"), problem) for loops in (SUMMA, SUMMA.divide("k", 4)))
     assert operations(halves, Broadcast) == 4 * operations(whole, Broadcast)
 
 
 def test_what_is_fetched_whole_comes_at_once() -> None:
     mesh = MeshShape((2, 2))
-    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.row("x"), mesh))
-    schedule = lower(SUMMA.communicate("A", at="start").row("x"), problem)
+    problem = PlacedProblem((8, 8, 2048), mesh, needed(SUMMA.algorithm("x"), mesh))
+    schedule = lower(SUMMA.communicate("A", at="start").algorithm("x"), problem)
     assert {op.step for op in schedule.program(1) if isinstance(op, Broadcast) and op.parts[0].buffer == "A"} == {0}
 
 
 def fetched(loops: Loops, mesh: MeshShape, shape: tuple[int, int, int], rank: int, x: str) -> list[tuple[int, ...]]:
     """Sizes of what a rank gets of an operand from others, in order, in the one-sided form."""
-    algorithm = loops.row("x").pulled
+    algorithm = loops.algorithm("x").pulled
     ops = lower(algorithm, PlacedProblem(shape, mesh, needed(algorithm, mesh), in_place="")).program(rank)
     pulled = [op for op in ops if isinstance(op, Copy) and op.dst.operand == x and op.src.rank != rank]
     return [tuple(map(len, op.src.region)) for op in pulled]
@@ -190,14 +191,14 @@ def test_operands_move_at_the_loop_where_they_are_communicated() -> None:
 def test_panels_of_a_size_are_broadcast_one_by_one() -> None:
     mesh, shape = MeshShape((2, 2)), (8, 8, 4096)
     loops = product().distribute(m="i", n="j").split("k", 1500).reorder("ko").communicate("A", "B", at="ko")
-    algorithm = loops.row("x")
+    algorithm = loops.algorithm("x")
     program = lower(algorithm, PlacedProblem(shape, mesh, needed(algorithm, mesh))).program(0)
     moved = [op for op in program if isinstance(op, Broadcast) and op.parts[0].operand == "A"]
     assert [[len(ref.region[1]) for ref in op.parts] for op in moved] == [[1500], [548], [952], [1096]]
     steps = [op.step for op in program if isinstance(op, Multiply)]
     assert steps == [0, 1500, 3000]
     start = lower(
-        loops.communicate("A", at="no").row("x"), PlacedProblem(shape, mesh, needed(algorithm, mesh))
+        loops.communicate("A", at="no").algorithm("x"), PlacedProblem(shape, mesh, needed(algorithm, mesh))
     ).program(0)
     assert {op.step for op in start if isinstance(op, Broadcast) and op.parts[0].operand == "A"} == {0}
 
@@ -208,8 +209,8 @@ def test_the_same_whatever_tensors_and_indices_are_called() -> None:
     named = product("Y(o,b) = X(b,i) * W(o,i)", X="xy->yx", W="xy->xy", Y="xy->xy").distribute(o="i", b="j")
     named = named.divide("i").reorder("i").communicate("X", "W", at="i").rotate("io", by=("oo", "bo"))
     assert (named.operands, named.options) == (("W", "X"), {"transpose_b": True})
-    problem = PlacedProblem((12, 12, 24), mesh, needed(CANNON.row("x"), mesh))
-    assert programs(named.row("x"), problem) == programs(CANNON.row("x"), problem)
+    problem = PlacedProblem((12, 12, 24), mesh, needed(CANNON.algorithm("x"), mesh))
+    assert programs(named.algorithm("x"), problem) == programs(CANNON.algorithm("x"), problem)
 
 
 # -- any words ------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def loops_of(draw: st.DrawFn) -> Loops:
 @pure(200)
 @given(st.data(), loops_of(), LIMITS, st.booleans())
 def test_any_words_multiply_as_numpy(data: st.DataObject, loops: Loops, changed: dict[str, int], pulls: bool) -> None:
-    algorithm = loops.row("any")
+    algorithm = loops.algorithm("any")
     case = data.draw(cases(algorithm.pulled if pulls else algorithm, max_ranks=12))
     with limits(changed):
         run(case, case.seed)
@@ -251,7 +252,7 @@ def test_any_words_multiply_as_numpy(data: st.DataObject, loops: Loops, changed:
 @pure(100)
 @given(st.data(), loops_of(), st.booleans())
 def test_any_words_are_priced_to_the_word(data: st.DataObject, loops: Loops, pulls: bool) -> None:
-    algorithm = loops.row("any")
+    algorithm = loops.algorithm("any")
     algorithm, problem = data.draw(
         problems(algorithm.pulled if pulls else algorithm, 12, extents=range(1, 31), recut=False)
     )
@@ -266,7 +267,7 @@ def test_each_of_these_multiplies_as_numpy(loops: Loops) -> None:
     @pure(20)
     @given(st.data(), LIMITS)
     def check(data: st.DataObject, changed: dict[str, int]) -> None:
-        case = data.draw(cases(loops.row("known"), max_ranks=18))
+        case = data.draw(cases(loops.algorithm("known"), max_ranks=18))
         with limits(changed):
             run(case, case.seed)
 
@@ -290,7 +291,7 @@ def test_each_of_these_multiplies_as_numpy(loops: Loops) -> None:
         (lambda: BLOCKS.distribute(m="i", q="j"), "'q'", "the loops are m, n, k"),
         (lambda: SUMMA.divide("k", 0), "got 0", "whole number of at least 1"),
         (lambda: SUMMA.divide("q"), "'q'", "the loops are m, n, k"),
-        (lambda: SUMMA.divide("m").row("x"), "divide: got m", r"the loop in time is k; reorder\('m'\)"),
+        (lambda: SUMMA.divide("m").algorithm("x"), "divide: got m", r"the loop in time is k; reorder\('m'\)"),
         (lambda: SUMMA.reorder("mn"), "'mn'", "the loops are m, n, k"),
         (lambda: SUMMA.reorder("n"), "A at k", "A moves in chunks at n, or is fetched whole at start"),
         (lambda: SUMMA.communicate("D", at="k"), "'D'", "the operands are A, B and C"),
@@ -319,7 +320,7 @@ def test_each_of_these_multiplies_as_numpy(loops: Loops) -> None:
             lambda: BLOCKS.distribute(m="i", n="j").divide("k", 2).communicate("A", at="ko"),
             "inside mi, ni", r"reorder\('ko'\)",
         ),
-        (lambda: BLOCKS.row("x"), "not distributed", r"distribute\(m=…, n=…\)"),
+        (lambda: BLOCKS.algorithm("x"), "not distributed", r"distribute\(m=…, n=…\)"),
     ],
 )
 def test_wrong_words_are_refused(say: Callable[[], object], got: str, fits: str) -> None:
@@ -360,10 +361,10 @@ def test_statements_that_are_no_product_of_two_matrices(text: str, column: int, 
 
 
 def test_a_mesh_that_does_not_fit_is_a_reason() -> None:
-    algorithm = SUMMA.row("x")
+    algorithm = SUMMA.algorithm("x")
     assert algorithm.placements
     assert "this one is 2x2x2" in str(algorithm.placements(MeshShape((2, 2, 2))))
-    far = product(A="xy->xy3", B="xy->xy*", C="xy->xy0").distribute(m="i", n="j", k="l").row("x")
+    far = product(A="xy->xy3", B="xy->xy*", C="xy->xy0").distribute(m="i", n="j", k="l").algorithm("x")
     assert far.placements
     assert "got l=3; the axis has coordinates 0 to 1" in str(far.placements(MeshShape((2, 2, 2))))
     assert not isinstance(far.placements(MeshShape((1, 1, 4))), str)
@@ -383,3 +384,12 @@ def test_what_is_neither_text_nor_list_is_refused_in_words() -> None:
     ):
         with pytest.raises(AlgorithmError, match=words):
             call()
+
+
+def test_earlier_places_and_names_still_work() -> None:
+    for module, name in (("scheduling", "product"), ("signature", "signed")):
+        with pytest.warns(DeprecationWarning, match=f"rma_mm.algorithms.{module} is now rma_mm.dsl.{module}"):
+            old = importlib.reload(importlib.import_module(f"rma_mm.algorithms.{module}"))
+        assert getattr(old, name) is getattr(importlib.import_module(f"rma_mm.dsl.{module}"), name)
+    with pytest.warns(DeprecationWarning, match="row is now called algorithm"):
+        assert SUMMA.row("mine").name == SUMMA.algorithm("mine").name == "mine"

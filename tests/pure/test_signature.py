@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rma_mm.algorithms import ALGORITHMS
-from rma_mm.algorithms.signature import signed
+from rma_mm.dsl.signature import signed
 from rma_mm.errors import LayoutError
 from rma_mm.geometry.layout import everywhere
 from rma_mm.geometry.mesh import MeshShape
