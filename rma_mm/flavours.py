@@ -117,8 +117,7 @@ UCX = Flavour(
     library="UCX", at_most=10**6, when_too_small=UCX_ARRAYS,
 )
 
-DEFAULT = SHARED
-"""What a mesh has where nothing is said."""
+DEFAULT = SHARED  # what a mesh has where nothing is said
 FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (SHARED, ALLOCATED, CREATED, UCX, UCX_ARRAYS)}
 """Every flavour, by name."""
 

@@ -15,8 +15,7 @@ SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Variables in which the launchers of MPICH and Open MPI say how many ranks they started."""
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""Variables in which launchers say which rank this is."""
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # variables in which launchers say which rank this is
 PARTING = 10.0
 """Seconds for the other ranks of this host to come to an end too, under load."""
 PARTED = "rma_mm: ending"
@@ -24,12 +23,10 @@ PARTED = "rma_mm: ending"
 
 
 def launched_ranks() -> int:
-    """Return how many ranks the launcher's environment speaks of; 1 without a launcher."""
     return max(1, _number(SIZES))
 
 
 def launcher_rank() -> int:
-    """Return this rank as the launcher's environment has it; 0 without a launcher."""
     return _number(RANKS)
 
 
@@ -108,5 +105,4 @@ def _has_parted(process: Path) -> bool:
 
 
 def _fields(process: Path) -> list[str]:
-    """Return what /proc says of a process, from its state on."""
     return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -31,15 +31,13 @@ TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
 """What stands between name and suffix: the writer's process, and a random number where that was taken."""
 TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}\Z")
 LONGEST_TOKEN = 20
-TRIES = 8
-"""Names that are tried before giving up."""
+TRIES = 8  # names that are tried before giving up
 PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 NEW, OLD = "new", "old"
 """In the temporary folder: what is to get the final name; where what has that name waits to be removed."""
-HELD: set[str] = set()
-"""The temporary names of all that this process holds."""
+HELD: set[str] = set()  # the temporary names of all that this process holds
 
 
 class Unfinished:
@@ -49,8 +47,7 @@ class Unfinished:
         """Raises FileFormatError where `path` cannot become one. What dead writers of it left is removed."""
         self.what, self.is_folder, self.descriptor = what, is_folder, -1
         check_target(what, path, is_folder)
-        self.path = real_path(path)
-        """The final name, links followed."""
+        self.path = real_path(path)  # the final name, links followed
         with self._named():
             remove_left_behind(self.path)  # which may put a folder back that it had replaced
             self.replaces = os.path.lexists(self.path)
@@ -112,7 +109,6 @@ class Unfinished:
         return made
 
     def keep(self) -> None:
-        """Let it stay where this process ends before it has its final name."""
         HELD.discard(self.temporary)
 
     def leave(self) -> None:

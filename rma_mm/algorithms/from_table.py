@@ -74,7 +74,6 @@ def algorithm_from_table(
 
 
 def one_sided(algorithm: Algorithm) -> Callable[[str], Algorithm | str]:
-    """The form `pull` of a row that moves operands by groups."""
     return lambda form: (
         algorithm.pulled if form == "pull" else f"{algorithm.name} has the form {algorithm.name}:pull (one-sided)"
     )

@@ -60,7 +60,6 @@ def _fit_triangles(problem: Problem) -> Algorithm | str:
 
 
 def _in_order(problem: PlacedProblem) -> Layout:
-    """A block of rows for each rank, to which triangle blocks add others."""
     return Layout(((Level(problem.mesh.names),), (), ()))
 
 

@@ -40,8 +40,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class RunOptions:
     """The command line, checked for what can be checked without ranks and files. Names are those of the flags."""
 
-    files: tuple[str, ...]
-    """A.npy and B.npy, or none for generated matrices."""
+    files: tuple[str, ...]  # A.npy and B.npy, or none for generated matrices
     output: str | None
     format: str | None
     """Of all files of matrices, where their names do not say it."""
@@ -68,14 +67,12 @@ class RunOptions:
     symmetric: bool
     alpha: complex
     beta: complex
-    bias: str | None
-    """A vector in a file."""
+    bias: str | None  # A vector in a file
     bias_per: str | None
     activation: str | None
     result_dtype: str | None
     c: str | None
-    memory_limit: int | None
-    """Bytes."""
+    memory_limit: int | None  # bytes
     resume: bool
     """True to go on with what a job that was ended has written of C."""
     repeat: int
@@ -85,8 +82,7 @@ class RunOptions:
     kernel: str
     threads: int | None
     speeds: tuple[float, ...] | None
-    timeout: float | None
-    """Seconds."""
+    timeout: float | None  # seconds
     verify: bool
     explain: str
     frontier: bool
@@ -109,12 +105,10 @@ class RunOptions:
 
     @property
     def saving(self) -> dict[str, Any]:
-        """How C is to be kept in its file: what `DistMatrix.save` takes by name."""
         return {"format": self.format, "chunks": self.chunks, "shards": self.shards, "compress": self.compress}
 
     @property
     def is_checked(self) -> bool:
-        """Whether the result is to be verified."""
         return self.verify or not self.files
 
 
@@ -171,7 +165,6 @@ def _require_own_names(options: RunOptions) -> None:
 
 
 def help_text() -> str:
-    """What `--help` prints."""
     return _parser().format_help()
 
 
@@ -179,7 +172,6 @@ class Parser(argparse.ArgumentParser):
     """argparse, but errors are raised and not printed."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise OptionError."""
         raise OptionError(f"{brief(message, QUOTED)}; {self.prog} --help lists the arguments")
 
 
@@ -301,7 +293,6 @@ def _add_method(add: Any) -> None:
 
 
 def count(least: int, most: int = MOST) -> Callable[[str], int]:
-    """A whole number from `least` to `most`."""
     return lambda text: _whole(text, least, most, f"a whole number of at least {least}")
 
 
@@ -324,7 +315,6 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def extents(text: str) -> tuple[int, int]:
-    """Rows and columns."""
     rule = "two whole numbers of at least 1, as 1024,1024"
     words = text.split(",")
     if len(words) != 2:
@@ -334,7 +324,6 @@ def extents(text: str) -> tuple[int, int]:
 
 
 def mesh(text: str) -> tuple[int, ...]:
-    """Ranks along each axis."""
     rule = f"one to {len(AXIS_NAMES)} sizes, as 4, 2x3 or 2x3x2"
     words = text.split("x")
     if not 1 <= len(words) <= len(AXIS_NAMES):
@@ -343,7 +332,6 @@ def mesh(text: str) -> tuple[int, ...]:
 
 
 def speeds(text: str) -> tuple[float, ...]:
-    """How fast each rank is."""
     rule = "it takes a number for each rank, above 0, as 4,2,1"
     try:
         found = tuple(map(float, text.split(",")))
@@ -385,7 +373,6 @@ def _scalar(text: str) -> complex:
 
 
 def size(text: str) -> int:
-    """Bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not found or (found[3] and not found[2]):
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes bytes with a unit, as 2GiB, 500MB or 1000000")

@@ -64,7 +64,6 @@ def watched(path: str, dtype: str | None, kind: str | None = None) -> Version | 
 
 
 def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:
-    """The vector. Raises FileFormatError."""
     if not named_in(path, kind)[1].holds_many:
         return _vector(path, dtype)
     try:

@@ -103,12 +103,10 @@ def parse(argv: Sequence[str]) -> CalibrateOptions:
 
 
 def text(options: CalibrateOptions) -> str:
-    """What `--help` prints."""
     return _parser().format_help() if options.help else ""
 
 
 def run(options: CalibrateOptions, frame: Frame) -> int:
-    """Measure, keep and show. Collective."""
     if options.show or options.forget:
         with agreed(frame.comm):
             if frame.comm.rank == 0:
@@ -199,7 +197,6 @@ def forgotten() -> str:
 
 
 def table(found: Measurements) -> Iterator[str]:
-    """Lines that show a calibration."""
     machine = found.machine
     yield f"{machine.name}; {machine.cores} cores a host; median of {found.rounds} rounds"
     yield f"{'link':8} {'movement':22} {'idle: µs':>9} {'GB/s':>7} {'busy: µs':>9} {'GB/s':>7}"
@@ -221,21 +218,18 @@ def table(found: Measurements) -> Iterator[str]:
 
 
 def _speeds(found: Measurements) -> str:
-    """How ranks differ in speed."""
     if found.machine.speeds:
         return f"ranks multiply at {', '.join(f'{speed:.2f}' for speed in found.machine.speeds)} of their mean speed"
     return "ranks count as equally fast" + ("; no two rounds were within 10 % of each other" if found.scattered else "")
 
 
 def _figures(cost: Cost | None) -> str:
-    """α and 1/β."""
     if cost is None:
         return " " * 17
     return f"{cost.alpha * 1e6:9.2f} " + (f"{1e-9 / cost.beta:7.2f}" if cost.beta else f"{'':7}")
 
 
 def _rate(machine: Machine, name: str, size: int) -> float:
-    """10⁹ operations a second on a product of squares."""
     return 2e-9 * size**3 / machine.kernels[name].seconds(size, size, size) * (4 if name.startswith("complex") else 1)
 
 
@@ -277,7 +271,6 @@ def draw(found: Measurements, file: BinaryIO, form: str) -> None:
 
 
 def _panel(found: Measurements, link: str, panel: Any, colours: Callable[[int], Any]) -> None:
-    """One class of link."""
     sizes = np.logspace(np.log10(8), np.log10(2**24), 60)
     names = dict.fromkeys(name.removesuffix(" busy") for where, name in found.points if where == link)
     for n, name in enumerate(names):

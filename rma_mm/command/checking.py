@@ -37,12 +37,10 @@ class Check:
     options: RunOptions
     comm: MPI.Intracomm
     plan: Plan
-    files: Mapping[str, Source]
-    """Headers of those operands that came from files."""
+    files: Mapping[str, Source]  # headers of those operands that came from files
     made: Mapping[str, DistMatrix | None]
     """A, B, C, and C0 as "before", as they are in memory."""
-    output: Output | None
-    """The file that C was written to."""
+    output: Output | None  # the file that C was written to
     failures: list[Exception] = field(default_factory=list)
     """What went wrong while matrices were read as they were looked at."""
 
@@ -61,13 +59,11 @@ class Check:
         return found
 
     def _operand(self, name: str) -> Transposable:
-        """A or B."""
         made = self._read(name) if name in self.files else self.made[name]
         assert made is not None
         return made
 
     def _before(self) -> MatrixView | None:
-        """C0, as it is scaled."""
         return self._read("C").astype(self.plan.c_dtype) if "C" in self.files and self.options.beta != 0 else None
 
     def _read(self, name: str) -> Strips:
@@ -77,7 +73,6 @@ class Check:
         return reread(self.comm, file.path, file.again, file.dtype, file.shape, failures)
 
     def _epilogue(self) -> Epilogue | None:
-        """With its bias read again."""
         epilogue: Epilogue | None = self.plan.options.epilogue
         o = self.options
         if epilogue is None or o.bias is None:

@@ -42,12 +42,10 @@ class Frame:
     has_begun: bool = False
     """Whether what fails from now on is no longer the arguments' or the input's fault."""
 
-    unsaid: str = ""
-    """Why standard output could not be written."""
+    unsaid: str = ""  # why standard output could not be written
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that speaks."""
         return self.comm is None or self.comm.rank == 0
 
     def run(self, name: str, argv: Sequence[str] | None) -> int:

@@ -54,10 +54,8 @@ class InBlocks:
         self.has_journal = False
         self.done: dict[int, int] = {}
         """Number of each block that is whole → its checksum."""
-        self.nbytes = 0
-        """Bytes of C that all ranks have written."""
-        self.written = 0.0
-        """Seconds that this rank took to write."""
+        self.nbytes = 0  # bytes of C that all ranks have written
+        self.written = 0.0  # seconds that this rank took to write
 
     def run(self) -> int:
         """Multiply what is not done yet, and give the result its name. Raises RmaError on every rank."""

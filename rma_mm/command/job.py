@@ -80,7 +80,6 @@ class Job:
 
     @property
     def comm(self) -> MPI.Intracomm:
-        """All ranks."""
         comm: MPI.Intracomm = self.frame.comm
         return comm
 

@@ -15,15 +15,13 @@ from rma_mm.windows.hosts.shm_limits import segment_problem, thread_problem
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-UCX_DEVICES = Path("/sys/class/infiniband")
-"""Where Linux lists the network devices that UCX drives."""
+UCX_DEVICES = Path("/sys/class/infiniband")  # where Linux lists the network devices that UCX drives
 
 
 class LauncherError(RmaError):
     """No MPI library, one that did not start these ranks, or a host that grants too little to start."""
 
-    is_alike = False
-    """True if every rank is refused, whatever its host."""
+    is_alike = False  # true if every rank is refused, whatever its host
 
 
 class StrangerError(LauncherError):

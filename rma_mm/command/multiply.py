@@ -30,7 +30,6 @@ def _absence(name: str) -> str:
 
 
 def run(options: RunOptions, frame: Frame) -> int:
-    """Multiply. Collective."""
     from rma_mm.command.batch_job import BatchJob, is_batch
     from rma_mm.command.in_blocks import InBlocks
     from rma_mm.command.job import Job

@@ -29,8 +29,7 @@ from rma_mm.runtime.verification.check import Verdict
 from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
-BAR_DELAY = 1.0
-"""Seconds that a product takes before its bar appears."""
+BAR_DELAY = 1.0  # seconds that a product takes before its bar appears
 PROBE_SECONDS = 0.06
 """How long the local BLAS is measured at a time."""
 PROBES = 4
@@ -105,8 +104,7 @@ class Streamed:
 
     files: Sequence[Read]
     seconds: float
-    multiplying: float
-    """Seconds of it in local products."""
+    multiplying: float  # seconds of it in local products
 
     def all_ranks(self, mesh: Mesh) -> dict[str, float | None]:
         """Bytes of all ranks, with the seconds and the hidden share of the one that read longest. Collective."""
@@ -124,15 +122,12 @@ class Streamed:
 class Facts:
     """All that is reported of a run, the same on every rank."""
 
-    json: dict[str, Any]
-    """The JSON report."""
-    why: str
-    """Why the algorithm was chosen."""
+    json: dict[str, Any]  # the JSON report
+    why: str  # why the algorithm was chosen
     blas_gflops: float | None
     """What the local BLAS does on all ranks at once; None where it was not measured."""
 
     def lines(self) -> list[str]:
-        """The report for people."""
         j = self.json
         m, n, k = j["shape"]
         seconds = j["seconds"]
@@ -269,17 +264,14 @@ def write_json(
 
 
 def is_page(path: str | None) -> bool:
-    """Whether a picture under this name is to be an HTML page."""
     return path is not None and path.lower().endswith((".html", ".htm"))
 
 
 def _known(value: Any) -> Any:
-    """`value`, or None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _bytes(count: int) -> str:
-    """A size for people."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.4g} {unit}"

@@ -46,8 +46,7 @@ class Interruption:
         self.rank = 0
         self.unfinished = ""
         """Temporary path of what is being written, though another rank may hold it."""
-        self.losing = ""
-        """What the user will miss, for the message."""
+        self.losing = ""  # what the user will miss, for the message
         self._siblings: list[int] = []
         self._old: dict[int, Any] = {}
         self._reader, self._writer = -1, -1

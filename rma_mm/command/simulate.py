@@ -29,8 +29,7 @@ from rma_mm.policy.planner.sweep import Price, SweepProblem, draw, price_table, 
 from rma_mm.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.simulate"
-EXAMPLES = {"plain": EXAMPLE, "heterogeneous": HETEROGENEOUS}
-"""What `--example` prints."""
+EXAMPLES = {"plain": EXAMPLE, "heterogeneous": HETEROGENEOUS}  # what `--example` prints
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class SimulateOptions:
     layout_a: str | None
     layout_b: str | None
     layout_c: str | None
-    memory_limit: int | None
-    """Bytes."""
+    memory_limit: int | None  # bytes
     strong: tuple[int, ...] | None
     weak: tuple[int, ...] | None
     plot: str | None
@@ -90,7 +88,6 @@ def _parser() -> Parser:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    """Ascending numbers of ranks."""
     found = tuple(int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < DIGITS)
     if len(found) != text.count(",") + 1 or sorted({*found, 0}) != [0, *found]:
         raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes growing numbers of ranks, as 1,4,16")
@@ -116,7 +113,6 @@ def parse(argv: Sequence[str]) -> SimulateOptions:
 
 
 def text(options: SimulateOptions) -> str:
-    """What `--help` and `--example` print."""
     return _parser().format_help() if options.help else EXAMPLES.get(options.example, "")
 
 
@@ -192,7 +188,6 @@ def _cost_model(machine: Machine, dtype: str) -> CostModel:
 
 
 def _document(options: SimulateOptions, found: list[list[Price]]) -> dict[str, Any]:
-    """All figures."""
     first = found[-1][0].question
     return {
         "machine": first.cost_model.machine.as_json(), "dtype": options.dtype, "ranks_per_node": first.per_node,

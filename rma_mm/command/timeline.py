@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 PREDICTED = "predicted"
 """What stands for a host, and before the names of rows, where nothing was run."""
-SIMULATED = 512
-"""Ranks of which all operations are simulated, at most."""
+SIMULATED = 512  # ranks of which all operations are simulated, at most
 PINGS = 32
 """How often a rank asks rank 0 for the time; the quickest answer counts."""
 TAG = 7
@@ -39,12 +38,9 @@ class Record(NamedTuple):
 
     rank: int
     host: str
-    calls: list[TraceEvent]
-    """What the rank itself did, one after the other."""
-    transfers: list[TraceEvent]
-    """What went on beside it."""
-    repetitions: list[tuple[int, int]]
-    """Start and end of each product, in nanoseconds."""
+    calls: list[TraceEvent]  # what the rank itself did, one after the other
+    transfers: list[TraceEvent]  # what went on beside it
+    repetitions: list[tuple[int, int]]  # start and end of each product, in nanoseconds
 
 
 def gathered(trace: Trace, comm: MPI.Intracomm) -> list[Record]:
@@ -179,7 +175,6 @@ def rows_of(transfers: Iterable[TraceEvent]) -> list[list[TraceEvent]]:
 
 
 def titled(rank: int, rows: list[list[TraceEvent]]) -> list[tuple[str, list[TraceEvent]]]:
-    """The rows of a rank's transfers with their names."""
     return [(f"rank {rank} transfers {number}", row) for number, row in enumerate(rows, 1)]
 
 
@@ -194,7 +189,6 @@ def where(mesh: MeshShape, rank: int) -> str:
 
 
 def span(event: TraceEvent, process: int, thread: int, origin: int) -> dict[str, Any]:
-    """An event with a duration, in microseconds from `origin`."""
     return {
         "name": event.name,
         "cat": event.kind,
@@ -208,7 +202,6 @@ def span(event: TraceEvent, process: int, thread: int, origin: int) -> dict[str,
 
 
 def process(number: int, name: str) -> list[dict[str, Any]]:
-    """Name a process, and put it in the order of its number."""
     return [
         {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}},
         {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}},
@@ -216,7 +209,6 @@ def process(number: int, name: str) -> list[dict[str, Any]]:
 
 
 def thread(process: int, number: int, name: str) -> list[dict[str, Any]]:
-    """Name a thread, and put it in the order of its number."""
     return [
         {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": name}},
         {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": number, "args": {"sort_index": number}},

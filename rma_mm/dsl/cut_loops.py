@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.schedule.algorithm import OWNERS, Cut, Cuts
 
-SIZES = dict(zip("XYZWVU", AXIS_NAMES, strict=True))
-"""Ranks along an axis → the axis."""
+SIZES = dict(zip("XYZWVU", AXIS_NAMES, strict=True))  # ranks along an axis → the axis
 _LETTERS = {axis: letter for letter, axis in SIZES.items()}
 
 
@@ -28,7 +27,6 @@ class CutLoops:
 
     @property
     def distributed(self) -> tuple[str, ...]:
-        """The loops over ranks."""
         return tuple(f"{index}o" for index in self.work)
 
     def outer(self, index: str) -> tuple[str, ...]:
@@ -37,22 +35,18 @@ class CutLoops:
         return tuple(f"{base}{'i' * n}o" for n in range(len(self.cuts.get(index, ()))))
 
     def innermost(self, index: str) -> str:
-        """The loop within all cuts of an index."""
         return f"{index}{'i' * ((index in self.work) + len(self.cuts.get(index, ())))}"
 
     def local(self, index: str) -> tuple[str, ...]:
-        """The loops of an index on one rank, outermost first."""
         return (*self.outer(index), self.innermost(index))
 
     def over_axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The distributed loops that run over some axes."""
         return tuple(f"{index}o" for index, named in self.work.items() if set(named) & set(axes))
 
     # -- in symbols -------------------------------------------------------------------------------
 
     @property
     def relations(self) -> list[str]:
-        """What cut which loop into which two."""
         return [relation for index in self.indices for relation, _ in self._steps(index)]
 
     @property
@@ -84,5 +78,4 @@ class CutLoops:
 
 
 def _parts(cut: Cut) -> str:
-    """Into how many."""
     return "owners" if cut == OWNERS else _LETTERS.get(str(cut.parts), str(cut.parts))

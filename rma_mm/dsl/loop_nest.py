@@ -10,18 +10,13 @@ class Loop:
     """One loop of a nest."""
 
     name: str
-    extent: str
-    """How often it runs, in symbols."""
-    is_distributed: bool = False
-    """Whether each time is another rank's."""
-    loads: tuple[tuple[str, str], ...] = ()
-    """What is fetched at its head: tensor, tile."""
-    adds: tuple[tuple[str, str], ...] = ()
-    """What is added to the result at its end."""
+    extent: str  # how often it runs, in symbols
+    is_distributed: bool = False  # whether each time is another rank's
+    loads: tuple[tuple[str, str], ...] = ()  # what is fetched at its head: tensor, tile
+    adds: tuple[tuple[str, str], ...] = ()  # what is added to the result at its end
 
     @property
     def moved(self) -> list[str]:
-        """The tensors that move here."""
         return [name for name, _ in (*self.loads, *self.adds)]
 
 

@@ -17,24 +17,17 @@ from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, PlacedProblem, Wanted
 class PlacedLoops:
     """The placements of op(A), op(B) and C, and what they are brought to before the product."""
 
-    notations: tuple[str, str, str]
-    """Of A, B and C, as they lie."""
-    transposed: str
-    """Those of A and B that lie transposed."""
-    axes: tuple[str, ...]
-    """Names here of the axes of the mesh."""
+    notations: tuple[str, str, str]  # of A, B and C, as they lie
+    transposed: str  # those of A and B that lie transposed
+    axes: tuple[str, ...]  # names here of the axes of the mesh
     work: Mapping[str, tuple[str, ...]]
     """m, n, k → the axes that share it out, outermost first."""
-    over: str
-    """Which of them is the loop in time."""
-    by: tuple[str, ...]
-    """The axes by whose coordinates it is rotated."""
-    chunked: str
-    """The operands that are communicated in chunks of it."""
+    over: str  # which of them is the loop in time
+    by: tuple[str, ...]  # the axes by whose coordinates it is rotated
+    chunked: str  # the operands that are communicated in chunks of it
 
     @property
     def any_mesh(self) -> MeshShape:
-        """A mesh that has every coordinate that a notation may name."""
         return MeshShape((10,) * len(self.axes))
 
     def placed(self, x: str, mesh: MeshShape) -> Layout:

@@ -75,8 +75,7 @@ from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import AXIS_NAMES
 from rma_mm.schedule.algorithm import DIMS, OWNERS, Algorithm, Cut, Grains, stationary
 
-BLOCKED = "xy->xy"
-"""The placement of all three where none is given."""
+BLOCKED = "xy->xy"  # the placement of all three where none is given
 
 
 def product(statement: str = PLAIN, /, **placements: str) -> Loops:
@@ -375,7 +374,6 @@ class Loops:
 
 
 def _cuts(work: Mapping[str, tuple[str, ...]]) -> str:
-    """The work map in the survey's words."""
     return ", ".join(f"{dim}→({','.join(axes)})" for dim, axes in work.items())
 
 
@@ -385,11 +383,8 @@ def _refuse(word: str, got: str, rule: str) -> NoReturn:
 
 # -- the algorithms that the paper writes so ------------------------------------------------------
 
-BLOCKS = product(A="xy->xy", B="xy->xy", C="xy->xy")
-"""Two-dimensional blocks of all three."""
-SUMMA = BLOCKS.distribute(m="i", n="j").divide("k").reorder("k").communicate("A", "B", at="k")
-"""As `summa_c`."""
+BLOCKS = product(A="xy->xy", B="xy->xy", C="xy->xy")  # two-dimensional blocks of all three
+SUMMA = BLOCKS.distribute(m="i", n="j").divide("k").reorder("k").communicate("A", "B", at="k")  # as `summa_c`
 CANNON = SUMMA.rotate("k", by=("i", "j"))
 """As `cannon` on blocks that lie plain, which are skewed first."""
-PUMMA = SUMMA.rotate("k", by=("i",))
-"""As `pumma`."""
+PUMMA = SUMMA.rotate("k", by=("i",))  # as `pumma`

@@ -13,8 +13,7 @@ from typing import NoReturn
 from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.notations.reader import Reader
 
-PLAIN = "C(m,n) = A(m,k) * B(k,n)"
-"""The product in the names of this package."""
+PLAIN = "C(m,n) = A(m,k) * B(k,n)"  # the product in the names of this package
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_]\w*)|(?P<number>[0-9]+)|(?P<mark>\+=|[=(),*+/-]))")
 _RULE = "the engine multiplies two matrices"
 
@@ -43,52 +42,42 @@ class Statement:
     """
 
     result: Access
-    factors: tuple[Access, Access]
-    """In the order in which they were written."""
+    factors: tuple[Access, Access]  # in the order in which they were written
 
     @property
     def left_factor(self) -> Access:
-        """The factor that has the rows of the result."""
         return next(each for each in self.factors if self.result.rows in (each.rows, each.cols))
 
     @property
     def right(self) -> Access:
-        """The factor that has the columns of the result."""
         return next(each for each in self.factors if self.result.cols in (each.rows, each.cols))
 
     @property
     def contracted_index(self) -> str:
-        """The index that is summed over."""
         return self.left_factor.cols if self.left_factor.rows == self.result.rows else self.left_factor.rows
 
     @property
     def indices(self) -> tuple[str, str, str]:
-        """The names of m, n and k."""
         return self.result.rows, self.result.cols, self.contracted_index
 
     @property
     def access(self) -> dict[str, Access]:
-        """A, B and C → what they are here."""
         return {"A": self.left_factor, "B": self.right, "C": self.result}
 
     @property
     def names(self) -> dict[str, str]:
-        """A, B and C → the tensors that they are here."""
         return {x: access.name for x, access in self.access.items()}
 
     @property
     def operands(self) -> tuple[str, str]:
-        """The tensors in the order in which `matmul` takes them."""
         return self.left_factor.name, self.right.name
 
     @property
     def transposed(self) -> str:
-        """Which of A and B lie transposed."""
         return "A" * (self.left_factor.cols == self.result.rows) + "B" * (self.right.rows == self.result.cols)
 
     @property
     def options(self) -> dict[str, bool]:
-        """What `matmul` is told of operands that lie transposed."""
         return {f"transpose_{x.lower()}": True for x in self.transposed}
 
     def __str__(self) -> str:
@@ -117,7 +106,6 @@ class _Reader(Reader):
         raise AlgorithmError(f"product: {what}, {self.forms}\n{self.marked(column)}")
 
     def statement(self) -> Statement:
-        """The whole text."""
         self.columns: dict[tuple[int, str], int] = {}
         result = self.access(0)
         if self.peek("+="):
@@ -133,7 +121,6 @@ class _Reader(Reader):
         return Statement(result, (first, second))
 
     def access(self, number: int) -> Access:
-        """A matrix with two indices."""
         begin = self.tokens[self.at][2]
         name = self.next("word", "the name of a matrix")
         self.columns[number, ""] = begin

@@ -36,7 +36,6 @@ SUPPORTED: tuple[np.dtype[Any], ...] = (
 
 
 def supported_names(dtypes: tuple[np.dtype[Any], ...] = SUPPORTED) -> str:
-    """The names of `dtypes` for a message, in order."""
     return ", ".join(dtype.name for dtype in dtypes)
 
 
@@ -114,7 +113,6 @@ def _holding(a: np.dtype[Any], b: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether it is a float of 16 bits."""
     return dtype in _HALF
 
 
@@ -124,5 +122,4 @@ def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def rank(dtype: np.dtype[Any]) -> int:
-    """0 bool, 1 integer, 2 real, 3 complex: a cast never goes down."""
     return 2 if dtype in _HALF else {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}[dtype.kind]

@@ -18,13 +18,11 @@ Array = NDArray[Any]
 class Constant(NamedTuple):
     """A number, as Python has it; 1 and 1.0 are two: they make different types of integers. So are 0.0 and -0.0."""
 
-    kind: str
-    """Its type, and how it is written."""
+    kind: str  # its type, and how it is written
     value: Any
 
     @classmethod
     def of(cls, value: Any) -> Constant:
-        """This number."""
         return cls(f"{type(value).__name__} {value!r}", value)
 
 
@@ -32,12 +30,9 @@ class ElementOperation(NamedTuple):
     """Something that is done to elements."""
 
     arity: int
-    takes: tuple[int, ...]
-    """The ranks of the types that it takes (`dtypes.rank`)."""
-    text: str
-    """How it is written."""
-    probe: Callable[..., Any]
-    """Something of NumPy's whose result has the same type."""
+    takes: tuple[int, ...]  # the ranks of the types that it takes (`dtypes.rank`)
+    text: str  # how it is written
+    probe: Callable[..., Any]  # something of NumPy's whose result has the same type
 
 
 LONG = 400
@@ -92,12 +87,10 @@ class Pointwise:
     Shapes broadcast as NumPy's do. Halves are widened first, and what comes of it is rounded once.
     """
 
-    reads: int
-    """Operands."""
+    reads: int  # operands
     ops: tuple[tuple[str, tuple[int | Constant, ...]], ...]
     """Name of each operation, and what it is done to: numbers below `reads` are operands, those above operations."""
-    result: int | Constant
-    """Which of these is the result."""
+    result: int | Constant  # which of these is the result
 
     def text(self, names: list[str]) -> str:
         """As it is written, with operands of these names."""
@@ -125,5 +118,4 @@ def bare(text: str) -> str:
 
 
 def working(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which elements of a type are worked on."""
     return accumulator(dtype) if is_half(dtype) else dtype

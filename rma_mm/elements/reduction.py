@@ -24,19 +24,16 @@ _NARROW: Types = frozenset(dtype for dtype in _WHOLE if dtype.itemsize < 8)
 class Reduction:
     """An associative and commutative operation with which many elements become one."""
 
-    add: np.ufunc
-    """What it does with two."""
+    add: np.ufunc  # what it does with two
     identity: Callable[[np.dtype[Any]], Any]
     """What leaves every value of an element type as it is, and what nothing comes to: a scalar of that type."""
-    mpi: str = ""
-    """MPI's name of it; empty where MPI has none."""
+    mpi: str = ""  # MPI's name of it; empty where MPI has none
     types: Types = frozenset()
     """The element types for which MPI does the same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN
     is each library's own affair, and mostly wrong."""
     order: int = 0
     """−1 where it picks the least of its operands, 1 where it picks the greatest, 0 where it does neither."""
-    rounds: bool = False
-    """Whether floats come out otherwise in another order."""
+    rounds: bool = False  # whether floats come out otherwise in another order
 
     def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The type in which windows add elements: the least and greatest floats are sought as ordered integers."""
@@ -62,17 +59,14 @@ def greatest(dtype: np.dtype[Any]) -> Any:
 
 
 def zero(dtype: np.dtype[Any]) -> Any:
-    """0, or False."""
     return dtype.type(0)
 
 
 def ones(dtype: np.dtype[Any]) -> Any:
-    """An integer of which every bit is set, or True."""
     return np.invert(dtype.type(0))
 
 
-SUM = Reduction(np.add, zero, "SUM", ADDABLE, rounds=True)
-"""The ordinary sum; of truth values it is or."""
+SUM = Reduction(np.add, zero, "SUM", ADDABLE, rounds=True)  # the ordinary sum; of truth values it is or
 MIN = Reduction(np.minimum, greatest, "MIN", _WHOLE, order=-1)
 MAX = Reduction(np.maximum, least, "MAX", _WHOLE, order=1)
 LOR = Reduction(np.logical_or, zero, "LOR", _TRUTH)

@@ -20,7 +20,6 @@ KINDS = "biufc"
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """The kind of an element type; NumPy does not count bfloat16 as a float."""
     return "f" if is_half(dtype) else dtype.kind
 
 
@@ -86,8 +85,7 @@ class Semiring:
         return f"{self.add.__name__} {self.multiply.__name__} of {self.kinds}, distributes {self.distributes.value}"
 
 
-SEMIRINGS: dict[str, Semiring] = {}
-"""Every semiring, by name."""
+SEMIRINGS: dict[str, Semiring] = {}  # every semiring, by name
 
 
 def register_semiring(

@@ -302,5 +302,4 @@ def _split_text(split: Split) -> str:
 
 
 def everywhere(dims: int = 2) -> Layout:
-    """The placement that replicates a matrix on every rank."""
     return Layout(((),) * dims)

@@ -20,13 +20,11 @@ CutKind = Literal["even", "cyclic", "weights", "bounds"]
 class Level:
     """One cut of a dimension over one or more mesh axes (taken together, row-major)."""
 
-    axes: tuple[str, ...]
-    """The mesh axes whose combined coordinate numbers the parts."""
+    axes: tuple[str, ...]  # the mesh axes whose combined coordinate numbers the parts
     kind: CutKind = "even"
     """even; cyclic (args: block[, offset[, source]]); weights (args: one per part); bounds (args: 0, …, extent, or such
     a list for each coordinate along `skew`)."""
-    args: tuple[float, ...] = ()
-    """What the kind needs."""
+    args: tuple[float, ...] = ()  # what the kind needs
     skew: tuple[str, ...] = ()
     """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows. Of bounds that are
     several lists, axes that say which: columns of ranks that cut their rows each in another way."""
@@ -53,7 +51,6 @@ class Level:
         return _rotated(part, sum(coords[axis] * extent // mesh.axis_size(axis) for axis in self.skew), extent)
 
     def is_table(self, mesh: MeshShape) -> bool:
-        """Whether the parts lie elsewhere for each coordinate along `skew`, rather than shifted."""
         return self.kind == "bounds" and len(self.args) > 1 + prod(mesh.axis_size(axis) for axis in self.axes)
 
     def check(self, extent: int, mesh: MeshShape) -> None:
@@ -87,7 +84,6 @@ class Level:
 
 
 def is_whole(number: float) -> bool:
-    """Whether a number is finite and has no fraction."""
     return isfinite(number) and number % 1 == 0
 
 

@@ -137,7 +137,6 @@ class MeshShape:
 
 @lru_cache(maxsize=256)
 def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
-    """`grid` over the first of the ranks that live on `nodes`."""
     return replace(grid, node_of_rank=nodes)
 
 

@@ -21,8 +21,7 @@ from rma_mm.geometry.mesh import MeshShape
 
 FLOOR = 512
 """Indices that every rank takes at least, where there are enough."""
-CAP = 8.0
-"""A rank takes at most this many even shares."""
+CAP = 8.0  # A rank takes at most this many even shares
 LEAST, MOST = 1e-30, 1e30
 """Speeds, in any unit, of which sums and quotients are finite."""
 TOLERANCE = 0.2

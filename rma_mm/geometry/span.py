@@ -31,15 +31,13 @@ class Span:
 
     __slots__ = ("__dict__", "runs")
 
-    runs: tuple[tuple[int, int], ...]
-    """Half-open runs (start, stop), ascending; two neighbours never touch."""
+    runs: tuple[tuple[int, int], ...]  # half-open runs (start, stop), ascending; two neighbours never touch
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
         self.runs = _joined(sorted(run for run in runs if run[0] < run[1]))
 
     @staticmethod
     def range(start: int, stop: int) -> Span:
-        """The indices start, start + 1, …, stop − 1."""
         return _trusted(((start, stop),) if start < stop else ())
 
     @staticmethod
@@ -117,22 +115,18 @@ class Span:
 
     @property
     def start(self) -> int:
-        """The smallest index; the span must not be empty."""
         return self.runs[0][0]
 
     @property
     def stop(self) -> int:
-        """One more than the largest index, 0 for the empty span."""
         return self.runs[-1][1] if self.runs else 0
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the indices form one run (the empty span does)."""
         return len(self.runs) <= 1
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Packed position just behind each run."""
         return list(accumulate(b - a for a, b in self.runs))
 
     @cached_property
@@ -166,7 +160,6 @@ class Span:
         return self & Span(zip(edges[::2], edges[1::2], strict=True))
 
     def issubset(self, other: Span) -> bool:
-        """Whether every index of this span is in `other`."""
         return len(self & other) == len(self)
 
     # -- packed positions -------------------------------------------------------------------------
@@ -266,22 +259,18 @@ class Region(tuple[Span, ...]):
 
     @staticmethod
     def box(*ranges: tuple[int, int]) -> Region:
-        """The box of plain ranges (start, stop), one per dimension."""
         return Region(Span.range(a, b) for a, b in ranges)
 
     @staticmethod
     def whole(shape: Iterable[int]) -> Region:
-        """All of a matrix of this shape."""
         return Region(Span.range(0, extent) for extent in shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of indices per dimension."""
         return tuple(len(span) for span in self)
 
     @property
     def size(self) -> int:
-        """Number of points."""
         size = 1
         for span in self:
             size *= len(span)
@@ -289,7 +278,6 @@ class Region(tuple[Span, ...]):
 
     @property
     def T(self) -> Region:
-        """The same box with its dimensions in reverse order."""
         return Region(self[::-1])
 
     def __bool__(self) -> bool:
@@ -302,16 +290,13 @@ class Region(tuple[Span, ...]):
         return Region(a & b for a, b in zip(self, other, strict=True))
 
     def issubset(self, other: Region) -> bool:
-        """Whether every point of this box is in `other`."""
         return not self or all(a.issubset(b) for a, b in zip(self, other, strict=True))
 
     def locate(self, part: Region) -> Region:
-        """Positions of `part` in the dense local array that stores this box."""
         return Region(a.locate(b) for a, b in zip(self, part, strict=True))
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether every dimension is one run."""
         return all(span.is_contiguous for span in self)
 
     def selector(self) -> tuple[slice, ...] | tuple[NDArray[np.int64], ...]:

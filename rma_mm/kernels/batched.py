@@ -28,8 +28,7 @@ Call = Callable[[], None]
 Types = tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
 SMALL = 1 << 24
 """Multiply-adds of one product up to which threads share the batch rather than each product."""
-WORTH = 1 << 20
-"""Multiply-adds from which a thread of its own pays."""
+WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 
 
 def bind_batch(

@@ -31,30 +31,22 @@ LETTER = {"f": "s", "d": "d", "F": "c", "D": "z"}
 class Library:
     """A loaded BLAS with a C interface."""
 
-    path: str
-    """The file it was loaded from."""
-    handle: ctypes.CDLL
-    """The loaded library."""
-    prefix: str
-    """What stands before `cblas_sgemm` in its symbols."""
+    path: str  # the file it was loaded from
+    handle: ctypes.CDLL  # the loaded library
+    prefix: str  # what stands before `cblas_sgemm` in its symbols
     suffix: str
     """What stands after it; `64_` or `_64` where integers have 64 bits."""
-    integer: type[ctypes.c_int] | type[ctypes.c_int64]
-    """The type of sizes and leading dimensions."""
-    conjugates: bool
-    """Whether it conjugates without transposing (OpenBLAS does)."""
+    integer: type[ctypes.c_int] | type[ctypes.c_int64]  # the type of sizes and leading dimensions
+    conjugates: bool  # whether it conjugates without transposing (OpenBLAS does)
 
     @property
     def most(self) -> int:
-        """The largest size or leading dimension that can be passed."""
         return int(2 ** (8 * ctypes.sizeof(self.integer) - 1) - 1)
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """The function `name`, without prefix and suffix, or None."""
         return _symbol(self.handle, f"{self.prefix}{name}{self.suffix}")
 
     def gemm(self, dtype: np.dtype[Any]) -> Callable[..., None]:
-        """cblas_?gemm for `dtype`."""
         found = self.function(f"cblas_{LETTER[dtype.char]}gemm")
         assert found is not None  # `_opened` looked
         return found
@@ -184,7 +176,6 @@ def bind_blas(problem: LocalOperands) -> Product:
 
 
 def fits(dtype: np.dtype[Any]) -> bool:
-    """Whether BLAS sums a result of type `dtype`, be it through panels."""
     return accumulator(dtype) in BLAS_TYPES
 
 

@@ -26,8 +26,7 @@ _DEPTH = 512  # panels narrower than this along k leave BLAS waiting for memory
 _MARGIN = 64 << 10  # bytes; alignment, views, and the buffers in which NumPy casts
 _ALIGN = 64  # bytes; a cache line, and the widest vector
 
-Blocks = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""Blocks of a, b and c of one type."""
+Blocks = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # blocks of a, b and c of one type
 
 Step = Callable[[Blocks, tuple[Any, Any], tuple[bool, bool], NDArray[Any]], None]
 """step((a, b, c), (alpha, beta), (conj_a, conj_b), spare): products of blocks; `spare` has room for c, or none."""
@@ -37,12 +36,9 @@ Step = Callable[[Blocks, tuple[Any, Any], tuple[bool, bool], NDArray[Any]], None
 class Blocking:
     """How a product is cut, and which blocks go through scratch."""
 
-    working: np.dtype[Any]
-    """The type of panels and accumulator."""
-    pack_a: bool
-    """Whether blocks of a are copied."""
-    pack_b: bool
-    """Whether blocks of b are copied."""
+    working: np.dtype[Any]  # the type of panels and accumulator
+    pack_a: bool  # whether blocks of a are copied
+    pack_b: bool  # whether blocks of b are copied
     accumulate: bool
     """Whether a block of c is summed apart from c."""
     spare: bool
@@ -101,7 +97,6 @@ def bind_blocked(name: str, problem: LocalOperands, blocking: Blocking, step: St
 
 
 def _as(working: np.dtype[Any], value: np.generic[Any]) -> Any:
-    """`value` in the working type; between integers it wraps around as the sums do."""
     return value.astype(working)
 
 
@@ -169,7 +164,6 @@ def _packed(x: NDArray[Any], panel: NDArray[Any], conj: bool) -> NDArray[Any]:
 
 
 def shaped(panel: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The first elements of `panel` as a row-major array."""
     return panel[: prod(shape)].reshape(shape)
 
 

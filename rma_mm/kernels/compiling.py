@@ -63,7 +63,6 @@ class Entries:
         return pickle.loads(content) if content and found[:DIGEST] == _digest(file, content) else None
 
     def save(self, key: object, data: object) -> None:
-        """Keep it. Raises OSError."""
         content = dumps(data)
         write_own(file := self.file_of(key), _digest(file, content) + content)
 
@@ -73,12 +72,10 @@ class Entries:
             file.unlink()
 
     def file_of(self, key: object) -> Path:
-        """Where an entry is kept."""
         return self.folder / f"{self.base}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.nbc"
 
 
-DIGEST = hashlib.sha256().digest_size
-"""Bytes in front of an entry."""
+DIGEST = hashlib.sha256().digest_size  # bytes in front of an entry
 
 
 def _digest(file: Path, content: bytes) -> bytes:

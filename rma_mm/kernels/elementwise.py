@@ -74,7 +74,6 @@ def pieces(c: NDArray[Any], nbytes: int, least: int = 1) -> Iterator[tuple[slice
 
 
 def _cuts(extent: int, count: int) -> list[slice]:
-    """`count` even parts."""
     return [slice(extent * i // count, extent * (i + 1) // count) for i in range(count)]
 
 
@@ -165,5 +164,4 @@ def _refusal(value: Any, dtype: np.dtype[Any], name: str, rule: str, fix: str) -
 
 
 def _is_long(value: Any) -> bool:
-    """Whether Python takes long to write `value` in digits, or refuses to."""
     return isinstance(value, int) and value.bit_length() > 256

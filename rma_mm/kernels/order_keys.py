@@ -19,12 +19,10 @@ PIECE = 1 << 12
 
 
 def has_keys(dtype: np.dtype[Any]) -> bool:
-    """Whether `dtype` is ordered by keys; integers are their own."""
     return dtype.kind == "f"
 
 
 def key_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The integer type of the keys of a float type."""
     return np.dtype(f"int{8 * dtype.itemsize}")
 
 
@@ -34,7 +32,6 @@ def to_keys(x: NDArray[Any], reduction: Reduction) -> None:
 
 
 def from_keys(x: NDArray[Any], reduction: Reduction) -> None:
-    """Turn keys back into floats, in place."""
     _convert(x, reduction, marks_nan=False)
 
 

@@ -19,11 +19,9 @@ from rma_mm.kernels.elementwise import check_cast, scalar
 class Product(partial[None]):
     """A prepared local product; calling it does the work. (A partial, since that is the cheapest call.)"""
 
-    kernel: str
-    """The name of the kernel that does it."""
+    kernel: str  # the name of the kernel that does it
 
-    keep: tuple[Any, ...]
-    """What must live as long as the prepared addresses."""
+    keep: tuple[Any, ...]  # what must live as long as the prepared addresses
 
     @classmethod
     def by(cls, kernel: str, problem: LocalOperands, call: Callable[..., None], *arguments: Any) -> Product:
@@ -43,29 +41,22 @@ class LocalOperands:
     """(k, n), any strides; of a batch (count, k, n)."""
     c: NDArray[Any]
     """(m, n), any strides, writable; of a batch (count, m, n)."""
-    alpha: np.generic[Any]
-    """In the type in which c is summed."""
-    beta: np.generic[Any]
-    """In the type in which c is summed."""
-    conj_a: bool
-    """Whether op conjugates a; False for real types."""
-    conj_b: bool
-    """Whether op conjugates b; False for real types."""
+    alpha: np.generic[Any]  # in the type in which c is summed
+    beta: np.generic[Any]  # in the type in which c is summed
+    conj_a: bool  # whether op conjugates a; False for real types
+    conj_b: bool  # whether op conjugates b; False for real types
     semiring: Semiring = PLUS_TIMES
     """What is done in place of + and ×; where that is something else, alpha is 1 and beta 0 or 1."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """(m, n, k)."""
         return self.c.shape[-2], self.c.shape[-1], self.a.shape[-1]
 
     @property
     def count(self) -> int:
-        """The number of products."""
         return self.c.shape[0] if self.c.ndim == 3 else 1
 
     def some(self, part: slice) -> LocalOperands:
-        """Some products of a batch."""
         return replace(self, a=self.a[part], b=self.b[part], c=self.c[part])
 
 

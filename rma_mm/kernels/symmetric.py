@@ -23,8 +23,7 @@ NARROW = 128
 TILE_BYTES = 64 << 10
 """Of a box, what is transposed at once, from a dense copy: lines that lie apart by powers of two would meet in few
 places of the cache."""
-LEAST = 32
-"""Rows and columns of that, at least."""
+LEAST = 32  # rows and columns of that, at least
 _ROW_MAJOR, _LOWER = 101, 122
 _AS_IT_IS, _TRANSPOSED, _CONJ_TRANSPOSED = 111, 112, 113
 

@@ -71,7 +71,6 @@ def run_concurrently(calls: Sequence[Callable[[], object]]) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads beside the caller's own."""
     return ThreadPoolExecutor(threads, thread_name_prefix="rma_mm product")
 
 

@@ -38,11 +38,9 @@ LONGEST_GRAIN = 2**14
 class PlacedProblem:
     """C[m, n] = alpha · A[m, k] @ B[k, n] + beta · C with its placements (transposes already applied)."""
 
-    shape: tuple[int, int, int]
-    """(m, n, k)."""
+    shape: tuple[int, int, int]  # (m, n, k)
     mesh: MeshShape
-    layouts: tuple[Layout, Layout, Layout]
-    """Placements of op(A), op(B) and C."""
+    layouts: tuple[Layout, Layout, Layout]  # placements of op(A), op(B) and C
     keeps_c: bool = False
     """Whether beta ≠ 0, so that C's old value enters."""
     in_place: str = "AB"
@@ -59,7 +57,6 @@ class PlacedProblem:
     """The operands that stay in files: each rank copies what it reads of them."""
 
     def extent(self, operand: str) -> tuple[int, int]:
-        """(rows, columns) of an operand."""
         rows, cols = OPERAND_DIMS[operand]
         return self.shape[rows], self.shape[cols]
 
@@ -74,7 +71,6 @@ class PlacedProblem:
         return lcm(*found) if found and lcm(*found) <= LONGEST_GRAIN else max(found, default=1)
 
     def layout(self, operand: str) -> Layout:
-        """The placement of an operand."""
         return self.layouts["ABC".index(operand)]
 
     def reaches(self, rank: int, owner: int, operand: str) -> bool:
@@ -113,8 +109,7 @@ class PlacedProblem:
 
 WorkMap = Callable[[PlacedProblem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
-Layouts = tuple[Layout, Layout, Layout]
-"""Placements of A, B and C."""
+Layouts = tuple[Layout, Layout, Layout]  # placements of A, B and C
 Wanted = tuple[Layout | None, Layout | None, Layout | None]
 """Placements of A, B and C; None where any will do."""
 
@@ -123,11 +118,9 @@ Wanted = tuple[Layout | None, Layout | None, Layout | None]
 class Problem:
     """What a row may look at when it is fitted to a product."""
 
-    shape: tuple[int, int, int]
-    """(m, n, k)."""
+    shape: tuple[int, int, int]  # (m, n, k)
     mesh: MeshShape
-    layouts: Wanted = (None, None, None)
-    """Placements of op(A), op(B) and C that are given."""
+    layouts: Wanted = (None, None, None)  # placements of op(A), op(B) and C that are given
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
     symmetry: Symmetry | None = None
@@ -140,7 +133,6 @@ class Problem:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """How fast each rank multiplies, over the mean; empty where none differs."""
         return ()
 
     @property
@@ -149,7 +141,6 @@ class Problem:
         return True
 
     def seconds(self, algorithm: Algorithm) -> float:
-        """What a row would take; 0 where plans are compared by words alone."""
         return 0.0
 
     def unless_given(self, layouts: Wanted) -> Wanted:
@@ -171,12 +162,10 @@ class Cut:
     """Into pieces of so many indices, of which the last may be shorter."""
 
 
-OWNERS = Cut()
-"""Where an operand's owners change."""
+OWNERS = Cut()  # where an operand's owners change
 Cuts = tuple[Cut, ...]
 """Cuts within each other, the outermost first; `OWNERS` comes first, or not at all."""
-Grains = tuple[Cuts, Cuts, Cuts]
-"""Of A, B and C."""
+Grains = tuple[Cuts, Cuts, Cuts]  # of A, B and C
 
 
 def in_pieces(parts: int) -> Grains:

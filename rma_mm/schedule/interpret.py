@@ -33,16 +33,12 @@ Epilogue = Callable[[Matrix, Region], Matrix]
 class Outcome:
     """What interpreting a schedule gave."""
 
-    tiles: list[Matrix]
-    """C's local array, by rank."""
+    tiles: list[Matrix]  # C's local array, by rank
     words: list[int]
     """Elements of other ranks' memory that each rank read or added to."""
-    words_between_nodes: int = 0
-    """Of all words, those that crossed nodes."""
-    messages: int = 0
-    """Copies from, and Accumulates to, other ranks."""
-    claims: dict[int, list[int]] = field(default_factory=dict)
-    """Tasks that each rank ran, in order."""
+    words_between_nodes: int = 0  # of all words, those that crossed nodes
+    messages: int = 0  # copies from, and Accumulates to, other ranks
+    claims: dict[int, list[int]] = field(default_factory=dict)  # tasks that each rank ran, in order
 
 
 def interpret(
@@ -79,8 +75,7 @@ class _Arrival:
 
     route: tuple[int, int, str]
     """(from, to, operand): letters of one route arrive in order."""
-    number: int
-    """Which letter of the route it is."""
+    number: int  # which letter of the route it is
     dst: Ref
     adds: bool
 
@@ -208,7 +203,6 @@ class _Machine:
         return transfer.event not in posts and not any(_fills(op, transfer.filled) for op in before)
 
     def is_here(self, transfer: ops.OneSidedOp | _Arrival | ops.Post) -> bool:
-        """Whether the sender of what is on its way has come to it."""
         return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
 
     def is_ready(self, rank: _Rank) -> bool:
@@ -383,7 +377,6 @@ class _Machine:
 
 
 def _fills(op: object, slot: Slot | None) -> bool:
-    """Whether `op` is a Copy into `slot`."""
     return isinstance(op, ops.Copy) and op.dst.buffer == slot
 
 

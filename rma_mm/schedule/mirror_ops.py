@@ -29,11 +29,9 @@ class Mirror(LocalOp):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether it mirrors a box in itself."""
         return self.src == self.c
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """Nothing leaves the rank."""
         return []
 
     def __str__(self) -> str:
@@ -60,5 +58,4 @@ def above(c: Ref) -> NDArray[np.bool_]:
 
 
 def multiply_adds(op: Multiply) -> int:
-    """Of a product: of all that it is of, or of one triangle."""
     return multiplied(op.c.region, op.half) * len(op.a.region[1])

@@ -21,8 +21,7 @@ class Slot:
 
     name: str
     """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C), or `FINISHED`."""
-    region: Region
-    """What it holds, as one dense array."""
+    region: Region  # what it holds, as one dense array
     frame: str = ""
     """The frame of the scratch pool that it takes; slots that are never alive together share one."""
     group: tuple[int, ...] = ()
@@ -44,12 +43,10 @@ class Ref:
         return "C" if letter == FINISHED else letter
 
     def on(self, new: Callable[[Slot], Slot]) -> Ref:
-        """The same box of another slot; of a home itself."""
         return self if isinstance(self.buffer, str) else replace(self, buffer=new(self.buffer))
 
     @property
     def place(self) -> str:
-        """The frame, or the home, that it is a part of."""
         return f"home {self.buffer}" if isinstance(self.buffer, str) else self.buffer.frame
 
     def __str__(self) -> str:
@@ -88,18 +85,15 @@ class Op:
     """Whether it adds what it moves to what others computed."""
     is_dense: ClassVar[bool] = False
     """Whether each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
-    ref_fields: ClassVar[tuple[str, ...]] = ()
-    """Its fields that are a Ref, or None."""
+    ref_fields: ClassVar[tuple[str, ...]] = ()  # its fields that are a Ref, or None
     step: int
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        """All that it reads and writes, as far as this rank knows it."""
         return tuple([getattr(self, name) for name in self.ref_fields])
 
     @property
     def slots(self) -> list[Slot]:
-        """The scratch slots that it touches."""
         return [ref.buffer for ref in self.refs if isinstance(ref.buffer, Slot)]
 
     def on_slots(self, new: Callable[[Slot], Slot]) -> Op:
@@ -127,12 +121,10 @@ class OneSidedOp(Op):
 
     @property
     def remote(self) -> Ref:
-        """The box of the home."""
         return self.dst if self.adds else self.src
 
     @property
     def local(self) -> Ref:
-        """Its place in the memory of the rank that runs it."""
         return self.src if self.adds else self.dst
 
     def moves(self, rank: int) -> list[TransferSpec]:
@@ -166,7 +158,6 @@ class Copy(OneSidedOp):
     kind: ClassVar[str] = "get"
 
     def ahead(self, depth: int) -> int:
-        """All the way: its source is there from the beginning."""
         return depth
 
 
@@ -187,7 +178,6 @@ class Multiply(LocalOp):
     ref_fields: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """What it reads in place of other ranks."""
         return [TransferSpec("view", ref.rank, ref, rank, None) for ref in (self.a, self.b) if ref.rank != rank]
 
     def __str__(self) -> str:
@@ -220,16 +210,13 @@ class Broadcast(GroupOp):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """What it is called."""
         return "broadcast" if len({part.rank for part in self.parts}) == 1 else "all-gather"
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        """The parts of all members, and its own place for those of others."""
         return (*self.parts, self.dst) if self.dst else self.parts
 
     def ahead(self, depth: int) -> int:
-        """All the way: its source is there from the beginning."""
         return depth
 
     def moves(self, rank: int) -> list[TransferSpec]:
@@ -252,8 +239,7 @@ class Shift(GroupOp):
     src: Ref
     dst: Ref
     to: int
-    source: int
-    """The rank that `dst` comes from."""
+    source: int  # the rank that `dst` comes from
     step: int
     kind: ClassVar[str] = "shift"
     ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
@@ -263,7 +249,6 @@ class Shift(GroupOp):
         return 1 if depth and self.dst.operand != "C" else None
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """One box to a neighbour, and one from the other."""
         return [
             TransferSpec(self.kind, rank, self.src, self.to, None),
             TransferSpec(self.kind, self.source, None, rank, self.dst),
@@ -292,12 +277,10 @@ class Reduce(GroupOp):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """What it is called."""
         return "reduce" if len({dst.rank for dst in self.dsts}) == 1 else "reduce-scatter"
 
     @property
     def refs(self) -> tuple[Ref, ...]:
-        """Its summands, and where they go but for slots of others."""
         return (*self.srcs, *filter(self._is_known, self.dsts))
 
     def on_slots(self, new: Callable[[Slot], Slot]) -> Reduce:
@@ -400,5 +383,4 @@ def counted(op: Op, rank: int) -> list[TransferSpec]:
 
 
 def foreign(op: Op, rank: int) -> list[tuple[int, int, bool]]:
-    """What `counted` counts in figures: (other rank, words, whether it is a message)."""
     return [(x.to if x.adds else x.source, x.ref.region.size, x.dst is not None) for x in counted(op, rank)]

@@ -53,7 +53,6 @@ def sources(op: Op) -> Sequence[Ref]:
 
 
 def _is_given(ref: Ref) -> bool:
-    """Whether it is a part of A or B itself."""
     return ref.buffer in ("A", "B")
 
 
@@ -104,7 +103,6 @@ def _framed(ops: list[Op], last: dict[Slot, int]) -> list[Op]:
 
 
 def frame_sizes(ops: list[Op], rank: int) -> dict[str, int]:
-    """Elements that each frame of the rank's scratch pool must hold."""
     return {frame: size for (holder, frame), size in frames_used(ops).items() if holder == rank}
 
 

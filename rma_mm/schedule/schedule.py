@@ -29,8 +29,7 @@ class Home:
 class Pool:
     """Tasks that any rank may run, handed out by ticket."""
 
-    tasks: int
-    """Number of tasks; tickets 0…tasks − 1."""
+    tasks: int  # number of tasks; tickets 0…tasks − 1
     program: Callable[[int, int], list[Op]]
     """program(task, rank): the operations of a task when `rank` runs it."""
 
@@ -42,8 +41,7 @@ class Schedule:
     mesh: MeshShape
     homes: dict[str, Home]
     """A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)."""
-    program: Callable[[int], list[Op]]
-    """program(rank): that rank's operations in order."""
+    program: Callable[[int], list[Op]]  # program(rank): that rank's operations in order
     shape: tuple[int, int, int] | None = None
     """(m, n, k) of the product; None for a pure redistribution of A into C."""
     pool: Pool | None = None
@@ -54,7 +52,6 @@ class Schedule:
 
     @property
     def output_layout(self) -> Layout:
-        """What each rank opens and finishes of C; the others take it from there."""
         return self.computed or self.homes["C"].layout.split_replicas(self.mesh)
 
     def home(self, buffer: str, rank: int) -> Region:
@@ -63,15 +60,12 @@ class Schedule:
         return home_region(home.layout, home.shape, self.mesh, rank)
 
     def in_memory(self, buffer: str, rank: int) -> int:
-        """Elements of the home matrix `buffer` that `rank` has in memory."""
         return 0 if self.homes[buffer].is_file else self.home(buffer, rank).size
 
     def is_in_file(self, ref: Ref) -> bool:
-        """Whether `ref` names a part of a file."""
         return isinstance(ref.buffer, str) and self.homes[ref.buffer].is_file
 
     def holds(self, ref: Ref) -> Region:
-        """The box that the buffer behind `ref` stores as one dense array."""
         return self.home(ref.buffer, ref.rank) if isinstance(ref.buffer, str) else ref.buffer.region
 
 
@@ -82,7 +76,6 @@ def remembered(schedule: Schedule) -> Schedule:
 
 @lru_cache(maxsize=4096)
 def home_region(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: int) -> Region:
-    """`layout.region`, remembered: schedules ask for the same few homes again and again."""
     return layout.region(shape, mesh, rank)
 
 
@@ -99,7 +92,6 @@ def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -
 
 
 def epochs_of(ops: list[Op]) -> list[list[Op]]:
-    """The operations between barriers."""
     epochs: list[list[Op]] = [[]]
     for op in ops:
         if isinstance(op, Barrier):

@@ -17,8 +17,7 @@ FILLS = ("both", "lower")
 class Symmetry:
     """C equals its transpose, so that one of (m, n, k) and (n, m, k) need be multiplied."""
 
-    conjugates: bool = False
-    """Whether it is the conjugate transpose (Hermitian)."""
+    conjugates: bool = False  # whether it is the conjugate transpose (Hermitian)
     fill: Literal["both", "lower"] = "both"
     """Whether C's upper triangle mirrors the lower, or is zero."""
     is_asked: bool = False
@@ -28,7 +27,6 @@ class Symmetry:
 
     @property
     def word(self) -> str:
-        """What such a matrix is called."""
         return "Hermitian" if self.conjugates else "symmetric"
 
 

@@ -36,8 +36,7 @@ class KeptTensors:
         """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives.
 
         Oldest use first."""
-        self.pools: dict[tuple[object, ...], ResultPool] = {}
-        """By shape, element type and placement."""
+        self.pools: dict[tuple[object, ...], ResultPool] = {}  # by shape, element type and placement
         self._owners: dict[int, tuple[ref[Tensor], int]] = {}
         """Those tensors, each with the address of its storage."""
 
@@ -79,7 +78,6 @@ class KeptTensors:
         return tensor
 
     def pool(self, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> ResultPool:
-        """Memory for results that lie so. Local, on all ranks alike."""
         return self.pools.setdefault((shape, dtype, layout), ResultPool(self.mesh, shape, dtype, layout))
 
     def give(self, matrix: DistMatrix) -> DistMatrix:
@@ -142,12 +140,10 @@ class KeptTensors:
 
 
 def owner_of(tensor: Tensor) -> Tensor:
-    """The tensor of which this one is a view; itself where it is none."""
     return tensor if tensor._base is None else tensor._base
 
 
 def place_of(tensor: Tensor, layout: Layout | None) -> Place:
-    """Where a tensor lies whose matrix is placed so."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, layout
 
 

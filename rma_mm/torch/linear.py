@@ -21,23 +21,18 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.products import empty, multiplied
 from rma_mm.torch.tensors import TYPES, check_mesh
 
-NAMED = ("column", "row")
-"""Placements that have a name."""
+NAMED = ("column", "row")  # placements that have a name
 TRAINED = tuple(dtype for dtype in TYPES if dtype.is_floating_point or dtype.is_complex)
 """Element types that weights may have."""
-DRAWN = 2**22
-"""Random numbers that are drawn at a time."""
+DRAWN = 2**22  # random numbers that are drawn at a time
 
 
 class LinearLayouts(NamedTuple):
     """The layouts of a layer."""
 
-    x: Layout
-    """Of (rows, in_features)."""
-    weight: Layout
-    """Of (out_features, in_features)."""
-    y: Layout | None
-    """Of (rows, out_features); None as the plan chooses."""
+    x: Layout  # of (rows, in_features)
+    weight: Layout  # of (out_features, in_features)
+    y: Layout | None  # of (rows, out_features); None as the plan chooses
 
     @property
     def bias(self) -> Layout:

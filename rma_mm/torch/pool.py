@@ -36,7 +36,6 @@ class ResultSlot:
 
     @property
     def is_free(self) -> bool:
-        """Whether no tensor of this rank shows it."""
         return self.matrix is not None and (self.shown is None or self.shown() is None)
 
 

@@ -28,10 +28,8 @@ class LinearRequest:
 
     x_layout: Layout
     w_layout: Layout
-    layout: Layout | None = None
-    """Of y; None as the plan chooses."""
-    transpose_w: bool = False
-    """Whether w is given as (n, k)."""
+    layout: Layout | None = None  # of y; None as the plan chooses
+    transpose_w: bool = False  # whether w is given as (n, k)
     has_bias: bool = False
     activation: str | None = None
     keeps_sums: bool = False
@@ -46,7 +44,6 @@ class LinearRequest:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What all ranks must have asked alike."""
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
 
@@ -72,12 +69,9 @@ class TorchProduct:
         self.y_layout = asked.layout
         """Where y lies, once the first plan has decided that."""
         self.ones: DistMatrix | None = None
-        self.known_pools: dict[str, ResultPool] = {}
-        """By what is to lie there."""
-        self.key: tuple[object, ...] = ()
-        """Under which it is kept."""
-        self.results = ("y", "y") if asked.keeps_sums else ("y",)
-        """What a forward pass makes."""
+        self.known_pools: dict[str, ResultPool] = {}  # by what is to lie there
+        self.key: tuple[object, ...] = ()  # under which it is kept
+        self.results = ("y", "y") if asked.keeps_sums else ("y",)  # what a forward pass makes
 
     def plan(self, what: str, a: DistMatrix, b: DistMatrix) -> Plan:
         """The plan for "y" of x and w, or for the gradient of "x", "w" or "bias". Collective."""

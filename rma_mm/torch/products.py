@@ -31,8 +31,7 @@ from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, who
 PRODUCTS = 64
 """Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
 GRADIENTS = ("x", "w", "bias")
-NONE = (False, False, False)
-"""Where no gradient is wanted."""
+NONE = (False, False, False)  # where no gradient is wanted
 
 
 def mm(
@@ -150,7 +149,6 @@ class KeptProducts:
         return found
 
     def close(self) -> None:
-        """Forget all."""
         self.kinds.clear()
         self.by_tiles.clear()
         self.recent.clear()
@@ -352,7 +350,6 @@ class _Multiply(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: LinearRequest
     ) -> Tensor:
-        """Collective."""
         product, matrices, (seen, *applied) = kept.multiply(asked, (x, w, bias), ctx.needs_input_grad[:3])
         if asked.keeps_sums:
             torch.ops.aten.gelu.out(seen, out=applied[0])

@@ -13,11 +13,9 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.torch.kept import place_of
 from rma_mm.torch.product import LinearRequest, TorchProduct
 
-REMEMBERED = 64
-"""Calls on other tensors."""
+REMEMBERED = 64  # calls on other tensors
 
-Known = tuple[TorchProduct, DistMatrix, DistMatrix]
-"""A product, x and w."""
+Known = tuple[TorchProduct, DistMatrix, DistMatrix]  # A product, x and w
 
 
 class RecentCalls:
@@ -43,7 +41,6 @@ class RecentCalls:
             self._calls.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all."""
         self._calls.clear()
 
 
@@ -72,5 +69,4 @@ def _name(asked: object, tensors: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _as_it_is(tensor: Tensor) -> tuple[object, ...]:
-    """What may become another of the same tensor."""
     return *place_of(tensor, None), tensor.is_conj(), tensor.is_neg()

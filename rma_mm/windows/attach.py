@@ -18,8 +18,7 @@ import numpy as np
 from rma_mm.errors import WindowError
 from rma_mm.windows.boxes.runs import Runs
 
-STRETCHES = 1024
-"""Most stretches of a call (IOV_MAX)."""
+STRETCHES = 1024  # most stretches of a call (IOV_MAX)
 LONGEST = 2**30
 """Most bytes of a stretch: a call moves less than 2³¹ in all."""
 REMEDIES = {
@@ -58,7 +57,6 @@ class Attached:
 
 
 def over() -> bool:
-    """Return that it is."""
     return True
 
 

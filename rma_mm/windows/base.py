@@ -20,8 +20,7 @@ from rma_mm.geometry.span import Span
 
 Array = NDArray[Any]
 
-ALIGNMENT = 64
-"""Byte alignment of memory that windows allocate themselves."""
+ALIGNMENT = 64  # byte alignment of memory that windows allocate themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class Patch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the box."""
         return len(self.rows), len(self.cols)
 
     def stop(self, itemsize: int) -> int:
@@ -50,7 +48,6 @@ class Patch:
         return self.offset + (last + 1) * itemsize
 
     def part(self, rows: Span, cols: Span) -> Patch:
-        """The same local array with other positions."""
         return replace(self, rows=rows, cols=cols)
 
 
@@ -72,7 +69,6 @@ class Counters:
     """Those of them that named a rank of another node."""
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
-        """Count traffic with another rank."""
         with _COUNTING:
             if same_node:
                 self.words_intra += words
@@ -208,7 +204,6 @@ def check_addable(window: str, dtype: np.dtype[Any], op: str) -> None:
 
 
 def closed(what: str) -> ClosedError:
-    """The error for use of something after its close."""
     return ClosedError(f"{what} is closed; open a new one, or close it later")
 
 

@@ -30,15 +30,13 @@ BROADCAST, GATHER = 9, 10
 SUMS, TAGS = 100, 30_000
 """Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
 
-Box = tuple[Array, Region]
-"""Positions of a 2-D array."""
+Box = tuple[Array, Region]  # positions of a 2-D array
 Call = Callable[[], MPI.Request]
 Join = Callable[[Array, Array], object]
 """(result, total): what becomes of the total of a reduction, which may be overwritten."""
 
 
 def added(result: Array, total: Array) -> None:
-    """Add the total to what is there."""
     np.add(result, total, out=result)
 
 
@@ -55,11 +53,9 @@ class Channel:
         """Reductions begun: every member begins the same ones in the same order."""
 
     def room(self) -> NDArray[np.uint8]:
-        """Memory for a piece that arrives, to be given back afterwards."""
         return self._rooms.pop() if self._rooms else np.empty(PIECE, np.uint8)
 
     def give_back(self, room: NDArray[np.uint8]) -> None:
-        """Take back what `room` gave."""
         self._rooms.append(room)
 
     def tag_of_sum(self) -> int:
@@ -68,7 +64,6 @@ class Channel:
         return SUMS + self._sums % TAGS
 
     def count(self, other: int, words: int) -> None:
-        """Count one message to or from the mesh's rank `other`."""
         self.counters.add(words, 1, same_node=self.node_of[other] == self.node_of[self.rank])
 
     def broadcast(self, owner: int, box: Box, upright: bool) -> GroupTransfer:
@@ -143,7 +138,6 @@ class GroupTransfer:
         self._is_closed = False
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         if self._is_closed:
             raise closed("transfer")
         self._pending = [call() for call in self.calls]
@@ -151,17 +145,14 @@ class GroupTransfer:
             count()
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         if self._pending and MPI.Request.Testall(self._pending):
             self._pending = []
         return not self._pending
 
     def wait(self) -> None:
-        """See `base.Transfer`."""
         wait_until(self.done)
 
     def close(self) -> None:
-        """See `base.Transfer`."""
         self._is_closed = True
         for placed in self._placed:
             placed.free()
@@ -198,7 +189,6 @@ class SummandTransfer(GroupTransfer):
         self.counts.append(partial(channel.count, owner, sum(piece.size for piece in pieces)))
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         send, tag = self._channel.comm.Isend, self._channel.tag_of_sum()
         self.calls = [partial(send, spec, self._root, tag) for spec in self._specs]
         super().start()
@@ -217,14 +207,12 @@ class SumTransfer(GroupTransfer):
         self._request: MPI.Request | None = None
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         if self._is_closed:
             raise closed("transfer")
         self._steps = self._received(self._channel.tag_of_sum())
         self._request = next(self._steps, None)
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         while self._request is not None and self._request.Test():
             self._request = next(self._steps, None)
         return self._request is None

@@ -47,13 +47,11 @@ BURST = 64
 RESTS, LONGEST_REST = 4, 3e-3
 """A listener rests this many times as long as it worked, at most so many seconds: it takes the core from a multiply,
 and the system's buffers take what comes meanwhile."""
-ASLEEP = 1000
-"""Milliseconds for which a listener sleeps at most."""
+ASLEEP = 1000  # milliseconds for which a listener sleeps at most
 P, U64, SIZE = C.c_void_p, C.c_uint64, C.c_size_t
 
 
 def structure(name: str, *fields: tuple[str, Any]) -> Any:
-    """A structure of parameters with room for those that later versions add."""
     return type(name, (C.Structure,), {"_fields_": [*fields, ("spare", C.c_ubyte * 512)]})
 
 
@@ -67,8 +65,7 @@ RequestParams = structure(
     ("user", P), ("reply", P),
 )  # fmt: skip
 NOTHING_MORE = RequestParams()
-PLAIN = C.byref(NOTHING_MORE)
-"""Parameters for calls that need none beyond their arguments."""
+PLAIN = C.byref(NOTHING_MORE)  # parameters for calls that need none beyond their arguments
 Steps = Iterator[None]
 """Work that is left: each step ends where there is nothing to do but wait."""
 Done = Callable[[], bool]
@@ -106,18 +103,15 @@ class Mapped(NamedTuple):
 
     handle: Any
     address: int
-    key: bytes
-    """Bytes that others unpack."""
+    key: bytes  # bytes that others unpack
 
 
 class Ucp:
     """The library, and this process's one context and worker of it; calls are made one at a time."""
 
     def __init__(self) -> None:
-        """Raises AbsentError."""
         self.path, self.lib, self.version = loaded()
-        self.lock = RLock()
-        """Held while the library is called."""
+        self.lock = RLock()  # held while the library is called
         self.context, self.worker = P(), P()
         self._shared = shared_with_ucx_py()
         if self._shared is not None:
@@ -165,7 +159,6 @@ class Ucp:
                 self._listener.start()
 
     def _serve(self) -> None:
-        """The listener."""
         HELPERS.add(get_ident())
         descriptor = C.c_int()
         checked(self.lib.ucp_worker_get_efd(self.worker, C.byref(descriptor)), "events")
@@ -222,7 +215,6 @@ class Endpoint:
     """The way to one process, which may be this one. Transfers are over when what they return says so."""
 
     def __init__(self, ucp: Ucp, address: bytes) -> None:
-        """Raises WindowError."""
         self.ucp, self.handle = ucp, P()
         self.line: deque[Steps] = deque()
         """Work to be done there under a lock: one after the other, so that none waits for another of this rank."""
@@ -257,11 +249,9 @@ class Endpoint:
                 self.line.popleft()
 
     def get(self, key: Any, runs: Runs) -> Done:
-        """Read stretches; of both sides `runs` has addresses."""
         return self._move(self.ucp.lib.ucp_get_nbx, key, runs, is_put=False)
 
     def put(self, key: Any, runs: Runs) -> Done:
-        """Write stretches; over when they are there."""
         return self._move(self.ucp.lib.ucp_put_nbx, key, runs, is_put=True)
 
     def swap(self, address: int, key: Any, value: int, before: Any) -> Done:
@@ -269,7 +259,6 @@ class Endpoint:
         return self._atomic(SWAP, address, key, value, before)
 
     def add(self, address: int, key: Any, value: int, before: Any) -> Done:
-        """Add to 8 bytes, atomically; what was there comes into `before`."""
         return self._atomic(ADD, address, key, value, before)
 
     def _move(self, call: Any, key: Any, runs: Runs, is_put: bool) -> Done:
@@ -419,7 +408,6 @@ def candidates() -> list[str]:
 
 
 def beside(path: str, name: str) -> str:
-    """The library of this name that lies beside one of UCX's."""
     return os.path.join(os.path.dirname(path), os.path.basename(path).replace("libucp", f"lib{name}"))
 
 

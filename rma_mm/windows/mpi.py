@@ -70,8 +70,7 @@ class Exposed(NamedTuple):
     """Spans all ranks in byte displacements, and serves every MPI call."""
     bases: dict[int, NDArray[np.uint8]]
     """The memory within reach by rank, this rank's own included."""
-    sizes: tuple[int, ...]
-    """Bytes that each rank exposes."""
+    sizes: tuple[int, ...]  # bytes that each rank exposes
     others: tuple[MPI.Win, ...] = ()
     """Further windows over the same memory, synchronised and freed together with the first."""
     owner: MPI.Win | None = None
@@ -117,7 +116,6 @@ class MpiWindow(Reach):
         raise NotImplementedError
 
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        """See `base.Window`."""
         self.check(rank, target, origin, rows, cols, lands=True)
         if rank in self._bases:
             return self.copy(rank, target, origin, rows, cols)
@@ -133,7 +131,6 @@ class MpiWindow(Reach):
         return MpiTransfer(self, rank, element, operation(origin.dtype, op), target, origin, rows, cols)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
-        """See `base.Window`."""
         self.require_open()
         check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
         origin, result = ([part, 1, MPI.INT64_T] for part in (self._tickets[:1], self._tickets[1:]))
@@ -151,7 +148,6 @@ class MpiWindow(Reach):
             return int(self._tickets[1])
 
     def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """See `base.Window`."""
         self.require_open()
         for top in range(0, len(starts), OUTSTANDING):
             with self.lock:
@@ -161,7 +157,6 @@ class MpiWindow(Reach):
                 wait(request)
 
     def flush(self) -> None:
-        """See `base.Window`."""
         self.require_open()
         with self.lock:
             try:
@@ -175,7 +170,6 @@ class MpiWindow(Reach):
             self._unflushed.clear()
 
     def sync(self) -> None:
-        """See `base.Window`."""
         self.require_open()
         for each in self._wins:
             each.Sync()
@@ -259,7 +253,6 @@ class MpiTransfer:
         return min(self._window.chunk_bytes, EMULATED_BYTES) if is_emulated else self._window.chunk_bytes
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         if self._is_closed:
             raise closed("transfer")
         window = self._window
@@ -275,7 +268,6 @@ class MpiTransfer:
                 raise error if not self._pending else WindowError(str(error)) from error
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         if not self._pending:
             return True
         with self._window.lock:
@@ -290,11 +282,9 @@ class MpiTransfer:
             return not pending
 
     def wait(self) -> None:
-        """See `base.Transfer`."""
         wait_until(self.done)
 
     def close(self) -> None:
-        """See `base.Transfer`."""
         self._is_closed = True
         for placed in self._placed:
             placed.free()

@@ -20,12 +20,10 @@ from rma_mm.windows.hosts.heartbeat import Heartbeat
 from rma_mm.windows.hosts.liveness import BLOCKS, CELLS
 from rma_mm.windows.waiting import HELPERS, WHEN_LATE, add_poller, poll, wait_until
 
-INTERVAL = 5e-3
-"""Seconds between two looks."""
+INTERVAL = 5e-3  # seconds between two looks
 UNUSED = 32767
 """A tag that no message is expected to have; the largest that every library has."""
-BURST = 8
-"""Probes of one look: each moves about a packet."""
+BURST = 8  # probes of one look: each moves about a packet
 
 
 class Event(NamedTuple):
@@ -37,7 +35,6 @@ class Event(NamedTuple):
 
 
 def can_help() -> bool:
-    """Whether MPI lets a helper thread call it."""
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
@@ -149,7 +146,6 @@ class Progress:
             poll()
 
     def _look(self) -> None:
-        """The thread."""
         HELPERS.add(threading.get_ident())
         while True:
             self._awake.wait()

@@ -37,19 +37,16 @@ class Reach:
         return f"{self.flavour} window ({state}, {len(self._sizes)} ranks)"
 
     def require_open(self) -> None:
-        """Raise ClosedError after `close`."""
         if self.is_closed:
             raise closed(f"{self.flavour} window")
 
     def reaches(self, rank: int) -> bool:
-        """See `base.Window`."""
         self.require_open()
         return rank in self._bases
 
     def view(
         self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike
     ) -> Array | None:
-        """See `base.Window`."""
         if not self.reaches(rank):
             return None
         return view_on(self._bases[rank], offset, shape, strides, dtype)
@@ -88,7 +85,6 @@ class Reach:
 
 
 def given_array(memory: int | NDArray[Any]) -> NDArray[Any]:
-    """Return the array to expose: the caller's, or new memory of so many bytes."""
     return aligned_bytes(max(0, memory)) if isinstance(memory, int) else memory
 
 

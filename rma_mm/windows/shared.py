@@ -13,8 +13,7 @@ from rma_mm.windows.hosts.shm_limits import SEGMENTS, free_segment_bytes
 from rma_mm.windows.mpi import Exposed, MpiWindow
 from rma_mm.windows.ranks import exposed_sizes
 
-PAGE = 4096
-"""Bytes of a page."""
+PAGE = 4096  # bytes of a page
 
 
 class SharedWindow(MpiWindow):

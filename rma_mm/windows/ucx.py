@@ -43,10 +43,8 @@ from rma_mm.windows.ranks import exposed_sizes, node_map
 from rma_mm.windows.reach import Pairs, Reach, array_problem, exposed_bytes, given_array, spanned_bytes
 from rma_mm.windows.waiting import barrier, wait_until
 
-NUMBERS = count()
-"""Numbers of the windows of this process."""
-PAGE = 4096
-"""Bytes of a page."""
+NUMBERS = count()  # numbers of the windows of this process
+PAGE = 4096  # bytes of a page
 SECTION = 2**21
 """Most bytes that are added under one lock: others are to have their turn."""
 
@@ -56,8 +54,7 @@ class Peer(NamedTuple):
 
     endpoint: Endpoint
     key: Any
-    base: int
-    """Address of what it exposes, there."""
+    base: int  # address of what it exposes, there
     lock_key: Any
     lock: int
     """Address of the lock under which it is added to, there."""
@@ -105,7 +102,6 @@ class UcxWindow(Reach):
         return ""
 
     def wanted(self, memory: Any) -> tuple[int, str | None]:
-        """Bytes to expose, and why they cannot be."""
         return memory, None
 
     def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
@@ -151,20 +147,17 @@ class UcxWindow(Reach):
         return found
 
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        """See `base.Window`."""
         self.check(rank, target, origin, rows, cols, lands=True)
         if rank in self._bases:
             return self.copy(rank, target, origin, rows, cols)
         return UcxGet(self, rank, target, origin, rows, cols)
 
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
-        """See `base.Window`."""
         self.check(rank, target, origin, rows, cols)
         check_addable(self.flavour, origin.dtype, op)
         return UcxAccumulate(self, rank, target, origin, rows, cols, op)
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:
-        """See `base.Window`."""
         self.require_open()
         check_extent(self.flavour, offset, offset + 8, self._sizes[rank])
         transfer = UcxTicket(self, rank, offset, value)
@@ -173,13 +166,11 @@ class UcxWindow(Reach):
         return transfer.found
 
     def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
-        """See `base.Window`."""
         self.require_open()
         for start, line in zip(starts, out, strict=True):
             wait_until(self.mover(rank, line, start, one_run(line.size))(False))
 
     def flush(self) -> None:
-        """See `base.Window`."""
         self.require_open()
         for transfer in [each for each in self.under_way if each.adds]:
             transfer.wait()
@@ -246,11 +237,9 @@ class UcxArrayWindow(UcxWindow):
     flavour = UCX_ARRAYS.name
 
     def wanted(self, memory: Any) -> tuple[int, str | None]:
-        """See `UcxWindow`."""
         return (memory, None) if isinstance(memory, int) else (spanned_bytes(memory), array_problem(memory))
 
     def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
-        """See `UcxWindow`."""
         own = exposed_bytes(given_array(memory))
         return self.ucp.expose(own.ctypes.data, own.size) if own.size else None, own
 
@@ -269,7 +258,6 @@ class UcxArrayWindow(UcxWindow):
         return {rank: own}
 
     def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:
-        """See `UcxWindow`."""
         if rank not in self.pids:
             return super().mover(rank, memory, offset, runs)
         ways = [Attached(self.pids[rank], self.placed(rank, memory, offset, runs), is_put) for is_put in (False, True)]
@@ -283,15 +271,13 @@ class UcxArrayWindow(UcxWindow):
 class UcxTransfer:
     """A transfer that is begun, awaited and begun again. See `base.Transfer`."""
 
-    adds = False
-    """True where it changes memory of another rank."""
+    adds = False  # true where it changes memory of another rank
 
     def __init__(self, window: UcxWindow, rank: int) -> None:
         self.window, self.rank = window, rank
         self.is_closed = False
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         if self.is_closed:
             raise closed("transfer")
         self.window.require_open()
@@ -300,15 +286,12 @@ class UcxTransfer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin."""
         raise NotImplementedError
 
     def is_over(self) -> bool:
-        """Return whether it has ended, well or not; give it progress."""
         raise NotImplementedError
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         if self not in self.window.under_way:
             return True
         try:
@@ -321,11 +304,9 @@ class UcxTransfer:
         return is_over
 
     def wait(self) -> None:
-        """See `base.Transfer`."""
         wait_until(self.done)
 
     def close(self) -> None:
-        """See `base.Transfer`."""
         self.is_closed = True
 
 
@@ -345,7 +326,6 @@ class UcxGet(UcxTransfer):
             self.move = window.mover(rank, memory, target.offset, runs)
 
     def begin(self) -> None:
-        """See `UcxTransfer`."""
         if self.words:
             self.test = self.move(False)
             self.window.under_way.add(self)
@@ -353,7 +333,6 @@ class UcxGet(UcxTransfer):
             self.done()
 
     def is_over(self) -> bool:
-        """See `UcxTransfer`."""
         if not self.test():
             return False
         for place, landed in self.pairs:
@@ -367,7 +346,6 @@ class Locked(UcxTransfer):
     adds = True
 
     def begin(self) -> None:
-        """See `UcxTransfer`."""
         self.failure: WindowError | None = None
         self.is_ended = self.has_begun = False
         self.window.under_way.add(self)
@@ -377,7 +355,6 @@ class Locked(UcxTransfer):
             endpoint.advance()
 
     def is_over(self) -> bool:
-        """See `UcxTransfer`."""
         if not self.is_ended:
             with self.window.ucp.lock:
                 self.window.ucp.advance()
@@ -394,7 +371,6 @@ class Locked(UcxTransfer):
         self.is_ended = True
 
     def sections(self) -> Steps:
-        """Do all that is to be done, each part under the lock."""
         raise NotImplementedError
 
     def swapped(self, value: int) -> Generator[None, None, int]:
@@ -415,7 +391,6 @@ class Locked(UcxTransfer):
 
 
 def ended(done: Done) -> Steps:
-    """Wait."""
     while not done():
         yield
 
@@ -434,13 +409,11 @@ class UcxAccumulate(Locked):
         ]
 
     def sections(self) -> Steps:
-        """See `Locked`."""
         for number, (pairs, move) in enumerate(self.parts):
             yield from self.alone(self.added(pairs, move))
             self.window.count(self.rank, sum(mine.size for _, mine in pairs), int(number == 0))
 
     def near(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, None]:
-        """Return pairs of (sum, summand) of memory in reach."""
         return [(theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, origin, *here)], None
 
     def far(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, Callable[[bool], Done]]:
@@ -470,12 +443,10 @@ class UcxTicket(Locked):
         self.offset, self.value = offset, value
 
     def sections(self) -> Steps:
-        """See `Locked`."""
         yield from self.atomic() if self.window.flavour == UCX.name else self.alone(self.local_add())
         self.window.count(self.rank, 0)
 
     def atomic(self) -> Steps:
-        """By UCX."""
         peer, before = self.window.peer(self.rank), C.c_int64()
         begin, address = peer.endpoint.add, peer.base + self.offset
         done = self.window.sure(self.rank, begin, address, peer.key, self.value, before)
@@ -484,7 +455,6 @@ class UcxTicket(Locked):
         self.found = before.value
 
     def local_add(self) -> Steps:
-        """Under the lock."""
         held = np.zeros(1, np.int64)
         move = self.window.mover(self.rank, held, self.offset, one_run(8))
         yield from ended(move(False))
@@ -500,7 +470,6 @@ def packed(box: Patch, dtype: np.dtype[Any]) -> tuple[Array, tuple[Span, Span]]:
 
 
 def one_run(nbytes: int) -> Runs:
-    """One stretch, from the first byte on."""
     return Runs(*(np.array([each]) for each in (0, 0, nbytes)))
 
 
@@ -519,5 +488,4 @@ def agreed(comm: MPI.Intracomm, act: Callable[[], Any], kind: type[WindowError] 
 
 
 def bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
-    """The bytes at an address, without a copy."""
     return np.ctypeslib.as_array((C.c_uint8 * nbytes).from_address(address))

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-YIELDING = 1e-3
-"""Seconds during which a waiter only yields its core."""
+YIELDING = 1e-3  # seconds during which a waiter only yields its core
 BURST = 64
 """Tests between two sleeps. Each moves an emulated transfer by about one packet: with a single test per sleep a
 get of 16 MiB took 2.3 s where both sides waited, with 64 it took 44 ms; an idle waiter takes 5 % of a core."""
@@ -29,8 +28,7 @@ LASTING, FEWEST = 0.1e-3, 4
 who waits must leave the core to those who work."""
 FIRST_SLEEP = 50e-6
 """Seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`."""
-LAST_SLEEP = 0.5e-3
-"""Seconds of the longest sleep."""
+LAST_SLEEP = 0.5e-3  # seconds of the longest sleep
 LATE = 1.0
 """Seconds after which, and between which, a waiter asks what keeps the others."""
 WHEN_LATE: list[Callable[[], None]] = []
@@ -101,7 +99,6 @@ def _ask() -> None:
 
 
 def wait(request: MPI.Request, when_late: Callable[[], None] | None = None) -> None:
-    """Return when an MPI request is complete; see `wait_until`."""
     wait_until(request.Test, when_late)
 
 

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from rma_mm.geometry.mesh import grids
 
-Grid = tuple[int, int, int]
-"""Ranks along m, n and k."""
-Ranks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""Of many grids: ranks along m, n and k."""
+Grid = tuple[int, int, int]  # ranks along m, n and k
+Ranks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # of many grids: ranks along m, n and k
 Floats = NDArray[np.float64]
 EVERY = 1024
 """Ranks along a dimension up to which every number is tried."""
@@ -33,7 +31,6 @@ def cost(grid: Grid, shape: tuple[int, int, int]) -> int:
 
 
 def points(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Multiply-adds of the busiest rank."""
     m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
     return m * n * k
 

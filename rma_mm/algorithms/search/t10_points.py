@@ -22,8 +22,7 @@ MANY = 64
 """Of more ranks, whose prices take longer, so much fewer plans are priced."""
 BRIEFLY = 4
 """Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""
-LENGTHS = 8
-"""About so many lengths of a ring, at most."""
+LENGTHS = 8  # about so many lengths of a ring, at most
 PIECES = (2, 4)
 """Into how many pieces the longest part is cut by the paces that are priced beside a whole part."""
 
@@ -32,8 +31,7 @@ PIECES = (2, 4)
 class Point:
     """One compute-shift plan."""
 
-    ranks: tuple[int, int, int]
-    """F_op: ranks along m, n and k."""
+    ranks: tuple[int, int, int]  # f_op: ranks along m, n and k
     rings: tuple[int, int, int]
     """Lengths of the rings of A (along n), B (along m) and C (along k)."""
     pace: int | None = None
@@ -70,7 +68,6 @@ class Point:
         return a, b, Layout((m, n + self._cut("c")), pins, grid=grid)
 
     def work(self) -> Layout:
-        """Who multiplies what."""
         cuts = [self._cut(axes) for axes in (("m", "b"), ("n", "a"), ("k", "c"))]
         return Layout(tuple(cuts), grid=self.grid)
 
@@ -100,11 +97,9 @@ class Point:
         return sum(part * (count - 1) // count for part, count in zip(parts, copies, strict=True))
 
     def fits(self, shape: tuple[int, int, int], memory: int | None) -> bool:
-        """Whether a rank may hold so many elements."""
         return memory is None or self.elements_held(shape) <= memory
 
     def longest(self, k: int) -> int:
-        """Indices of k in the longest part of A or B that moves."""
         return max(-(-k // (self.ranks[2] * ring)) for ring in self.rings[:2])
 
     def pieces(self, k: int) -> int:
@@ -136,7 +131,6 @@ class Point:
 
     @property
     def sums_rotate(self) -> bool:
-        """Whether C's sums go round a ring, rather than slices of A and B."""
         return max(self.rings[:2]) == 1 and 1 < self.rings[2] == self.ranks[2]
 
     def _part(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:

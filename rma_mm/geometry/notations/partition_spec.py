@@ -12,8 +12,7 @@ from rma_mm.geometry.level import CutKind, Level, Split, cyclic_fault, is_whole
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 
-CUTS = ("cyclic", "weights", "bounds", "skew")
-"""The words behind a colon."""
+CUTS = ("cyclic", "weights", "bounds", "skew")  # the words behind a colon
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_]\w*)|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<mark>[(),:=+*]))")
 _FORMS = "as in P('i', 'j'), P(None, ('i', 'j')), P('i:cyclic(32)', None, l=0), P('i', None, j=sum)"
 

@@ -41,7 +41,6 @@ def numroc(extent: int, block: int, part: int, source: int, parts: int) -> int:
 
 
 def indxg2p(index: int, block: int, source: int, parts: int) -> int:
-    """The part that has a global index."""
     return (source + index // block) % parts
 
 
@@ -57,20 +56,13 @@ class Descriptor:
     P('i:cyclic(32, 8, 1)', 'j:cyclic(16, 0, 1)')
     """
 
-    m: int
-    """Rows of the whole matrix."""
-    n: int
-    """Columns of the whole matrix."""
-    mb: int
-    """Rows of a block."""
-    nb: int
-    """Columns of a block."""
-    rsrc: int = 0
-    """The process row with the first block."""
-    csrc: int = 0
-    """The process column with the first block."""
-    order: Order = "R"
-    """The order of the ranks on the process grid."""
+    m: int  # rows of the whole matrix
+    n: int  # columns of the whole matrix
+    mb: int  # rows of a block
+    nb: int  # columns of a block
+    rsrc: int = 0  # the process row with the first block
+    csrc: int = 0  # the process column with the first block
+    order: Order = "R"  # the order of the ranks on the process grid
 
     def __post_init__(self) -> None:
         for (name, least), number in zip(_LEAST, self._numbers, strict=True):

@@ -39,7 +39,6 @@ class Reader:
         return tokens
 
     def fail(self, what: str, column: int | None = None) -> NoReturn:
-        """Raise LayoutError with a mark under the token at hand, or under `column`."""
         raise LayoutError(f"layout: {what}; write it {self.forms}\n{self.marked(column)}")
 
     def marked(self, column: int | None = None) -> str:
@@ -66,7 +65,6 @@ class Reader:
         return text
 
     def mark(self, mark: str) -> None:
-        """Read this mark."""
         if not self.peek(mark):
             self.fail(f"expected {mark!r}")
         self.at += 1
@@ -77,7 +75,6 @@ class Reader:
             self.mark(",")
 
     def end(self) -> None:
-        """Make sure that nothing follows."""
         if self.tokens[self.at][0] != "end":
             self.fail("something behind the end")
 

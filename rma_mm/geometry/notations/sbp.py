@@ -24,8 +24,7 @@ from rma_mm.geometry.level import Level
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 
-Placed = Literal["S(0)", "S(1)", "B", "P"]
-"""What one mesh axis is to a matrix."""
+Placed = Literal["S(0)", "S(1)", "B", "P"]  # what one mesh axis is to a matrix
 Sbp = tuple[Placed, ...]
 """One word per axis of the mesh, in its order."""
 PLACED: tuple[Placed, ...] = get_args(Placed)
@@ -158,16 +157,12 @@ def signatures(mesh: MeshShape) -> Iterator[tuple[Sbp, Sbp, Sbp]]:
 class SbpStep:
     """One collective along one mesh axis, in each of its groups of ranks."""
 
-    axis: str
-    """The mesh axis along which a group lies."""
+    axis: str  # the mesh axis along which a group lies
     name: str
     """all-gather, reduce-scatter, all-reduce, all-to-all, slice, keep one summand, or pad with zeros."""
-    source: Placed
-    """What the axis is before."""
-    target: Placed
-    """What it is after."""
-    words: int
-    """Elements moved, over all ranks."""
+    source: Placed  # what the axis is before
+    target: Placed  # what it is after
+    words: int  # elements moved, over all ranks
 
     def __str__(self) -> str:
         return f"{self.axis}: {self.source}→{self.target} by {self.name}, {self.words} words"
@@ -177,10 +172,8 @@ class SbpStep:
 class Boxing:
     """How one signature is made of another: steps to be done in this order."""
 
-    steps: tuple[SbpStep, ...]
-    """None where the signatures are the same."""
-    words: int
-    """Elements moved by all of them, over all ranks."""
+    steps: tuple[SbpStep, ...]  # None where the signatures are the same
+    words: int  # elements moved by all of them, over all ranks
 
 
 def boxing(source: Sbp, target: Sbp, shape: tuple[int, int], mesh: MeshShape) -> Boxing:
@@ -270,5 +263,4 @@ def _lengths(at: Sbp, axis: int, dim: int, extent: int, sizes: Sizes) -> list[in
 
 
 def _even(extent: int, count: int) -> list[int]:
-    """Lengths of even parts, as `even_part` cuts them."""
     return [(index + 1) * extent // count - index * extent // count for index in range(count)]

@@ -18,8 +18,7 @@ from rma_mm.kernels.blas import check_type, fits, library
 from rma_mm.kernels.choice.rates import measured, rates, shape_class
 from rma_mm.kernels.gemm.form import emitted, no_code
 
-NAMES = ("blas", "numba", "numpy")
-"""The kernels there are."""
+NAMES = ("blas", "numba", "numpy")  # the kernels there are
 
 COMPILE_FROM = 2**27
 """m·n·k from which loading compiled code (half a second) is won back where no BLAS fits."""

@@ -50,7 +50,6 @@ def shape_class(m: int, n: int, k: int) -> str:
 
 
 def rates(dtype: np.dtype[Any]) -> Rates | None:
-    """What was measured here for products of two operands of this type, or None."""
     return _table().get(dtype.name)
 
 

@@ -26,8 +26,7 @@ Array = NDArray[Any]
 ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
 """What there is, with the ranks of the types that it takes (`dtypes.rank`)."""
 
-_CODES = {None: 0, "relu": 1, "gelu": 2, "gelu'": 3}
-"""How compiled code knows them."""
+_CODES = {None: 0, "relu": 1, "gelu": 2, "gelu'": 3}  # how compiled code knows them
 
 
 # -- by NumPy -------------------------------------------------------------------------------------
@@ -66,7 +65,6 @@ def _gelu_slope(c: Array) -> None:
 
 
 def normal_distribution(x: Array) -> Array:
-    """Φ of each element."""
     normal = NORMAL[x.dtype]
     inside = np.clip(x, -normal.edge, normal.edge)
     square = inside * inside
@@ -80,7 +78,6 @@ def normal_distribution(x: Array) -> Array:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
-    """Horner's scheme."""
     total = np.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         total *= x
@@ -115,11 +112,9 @@ def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
 class _Call(partial[None]):
     """A prepared call."""
 
-    kept: tuple[Array, ...]
-    """What lies at its addresses."""
+    kept: tuple[Array, ...]  # what lies at its addresses
 
     def keeping(self, *arrays: Array) -> _Call:
-        """Itself."""
         self.kept = arrays
         return self
 

@@ -20,8 +20,7 @@ from rma_mm.errors import DtypeError, OptionError, ShapeError, quoted
 from rma_mm.kernels.elementwise import STEP_BYTES, cast, pieces
 from rma_mm.kernels.epilogue.activations import ACTIVATIONS, activate, bind_compiled
 
-SIDES = ("column", "row")
-"""What one value of a bias may belong to."""
+SIDES = ("column", "row")  # what one value of a bias may belong to
 
 BLOCK_BYTES = 16 << 20
 """Of C, after whose product its epilogue is applied: it is in the third-level cache then."""
@@ -31,8 +30,7 @@ takes 9 % longer in blocks of 256 rows, 4.5 % in blocks of 512 and 2 % in blocks
 in one go over all of C take 1 to 3 %."""
 MOST_STEPS = 256
 """Pieces of a tile whose calls are prepared one by one, at the most (roughly)."""
-SCRATCH = 16 * STEP_BYTES
-"""Bytes of temporaries at the most."""
+SCRATCH = 16 * STEP_BYTES  # bytes of temporaries at the most
 COMPILE_FROM = 2**14
 """Elements of C from which a compiled pass is taken."""
 
@@ -182,7 +180,6 @@ class TileWork(Protocol):
 
 
 def compiles(kernel: str, shape: tuple[int, int]) -> bool:
-    """Whether C's epilogue is worth compiling, and may be: `kernel` is what multiplies."""
     return kernel != "numpy" and shape[0] * shape[1] >= COMPILE_FROM
 
 
@@ -215,15 +212,11 @@ class EpilogueTile:
 
     result: NDArray[Any]
     """(rows, columns): where the tile is stored; the array in which it is summed, or another."""
-    bias: NDArray[Any] | None = None
-    """In the type in which the tile is summed."""
-    per: str | None = None
-    """As in `Epilogue`."""
+    bias: NDArray[Any] | None = None  # in the type in which the tile is summed
+    per: str | None = None  # as in `Epilogue`
     activation: str | None = None
-    compiles: bool = False
-    """Whether to use compiled code where there is some."""
-    work: TileWork | None = None
-    """Element-wise work that is done in place of these."""
+    compiles: bool = False  # whether to use compiled code where there is some
+    work: TileWork | None = None  # element-wise work that is done in place of these
 
     def part(self, rows: slice, cols: slice) -> EpilogueTile:
         """The same for a part of the tile."""
@@ -273,7 +266,6 @@ class EpilogueTile:
 
     @property
     def changes(self) -> bool:
-        """Whether it does more than cast."""
         return self.bias is not None or self.activation is not None or self.work is not None
 
     def _compiled(self, c: NDArray[Any]) -> Callable[[], None] | None:
@@ -282,12 +274,10 @@ class EpilogueTile:
         return bind_compiled(c, self.bias, self.per, self.activation)
 
     def _broadcast(self) -> NDArray[Any] | None:
-        """The bias in a shape that NumPy adds to the tile."""
         return self.bias[:, None] if self.bias is not None and self.per == "row" else self.bias
 
 
 def run_all(steps: Sequence[Callable[[], object]]) -> None:
-    """Make calls in order."""
     for step in steps:
         step()
 
@@ -304,7 +294,6 @@ def _nothing() -> None:
 
 
 def _is_same(x: NDArray[Any], y: NDArray[Any]) -> bool:
-    """Whether two arrays are the same elements of memory."""
     return x is y or (
         x.dtype == y.dtype and x.shape == y.shape and x.strides == y.strides and x.ctypes.data == y.ctypes.data
     )

@@ -23,8 +23,7 @@ def _fma(context: Any, x: Any, y: Any, z: Any) -> Any:
     return x(x, y, z), lambda context, builder, signature, arguments: builder.fma(*arguments)
 
 
-fma: Any = intrinsic(_fma)
-"""x · y + z, rounded once."""
+fma: Any = intrinsic(_fma)  # x · y + z, rounded once
 
 
 def _power(context: Any, x: Any) -> Any:
@@ -39,8 +38,7 @@ def _power(context: Any, x: Any) -> Any:
     return x(x), emit
 
 
-power: Any = intrinsic(_power)
-"""2ⁿ, of `Exponential.magic` + n."""
+power: Any = intrinsic(_power)  # 2ⁿ, of `Exponential.magic` + n
 
 
 def compile_loop(dtype: np.dtype[Any], normal: Normal) -> Callable[..., None]:

@@ -13,12 +13,9 @@ import numpy as np
 class Normal:
     """Φ(x) as 1/2 + x · P(x²)/Q(x²)."""
 
-    edge: float
-    """Where Φ(x) is 1, of −x 0."""
-    top: tuple[float, ...]
-    """P, the constant first."""
-    below: tuple[float, ...]
-    """Q."""
+    edge: float  # where Φ(x) is 1, of −x 0
+    top: tuple[float, ...]  # P, the constant first
+    below: tuple[float, ...]  # Q
     reach: float
     """Where x · φ(x) is next to nothing, and φ(x) still a normal number."""
 
@@ -29,8 +26,7 @@ class Exponential:
 
     series: tuple[float, ...]
     """1, 1, 1/2, 1/6, …: as many as |r| ≤ ln 2 / 2 needs."""
-    per_two: float
-    """1 / ln 2."""
+    per_two: float  # 1 / ln 2
     high: float
     low: float
     """ln 2 as a sum; n · high is exact."""
@@ -39,7 +35,6 @@ class Exponential:
 
     @classmethod
     def of(cls, dtype: np.dtype[Any]) -> Exponential:
-        """That for float32, or float64."""
         bits, terms, bias = {4: (23, 8, 127), 8: (52, 14, 1023)}[dtype.itemsize]
         high = round(log(2) * 2**11) / 2**11
         series = tuple(1 / factorial(n) for n in range(terms))

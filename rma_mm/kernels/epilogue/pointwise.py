@@ -77,7 +77,6 @@ def apply(work: Pointwise, operands: Sequence[Array], out: Array, compiles: bool
 
 
 def work_bytes(nbytes: int) -> int:
-    """Bytes that element-wise work takes beside a result of so many."""
     return TEMPORARIES * min(PIECE_BYTES, nbytes)
 
 
@@ -105,15 +104,12 @@ class Fused(Epilogue):
 
     @property
     def text(self) -> str:
-        """All that it says."""
         return f"{super().text} {self.work}"
 
     def words(self, stored: np.dtype[Any], summed: np.dtype[Any]) -> str:
-        """What it does, for people."""
         return self.work.text(["C", *(f"x{n}" for n in range(1, self.work.reads))])
 
     def scratch_bytes(self, shape: tuple[int, int], summed: np.dtype[Any]) -> int:
-        """Bytes that it takes beside a tile of `shape`."""
         return work_bytes(shape[0] * shape[1] * summed.itemsize)
 
     def tile_work(self, rows: slice, cols: slice, compiles: bool) -> FusedPart:
@@ -133,8 +129,7 @@ class FusedPart:
     cols: range
     """Where it lies in this rank's part of C, and of the other operands."""
     compiles: bool
-    is_turned: bool = False
-    """Whether it is handed the transposed part."""
+    is_turned: bool = False  # whether it is handed the transposed part
 
     def part(self, rows: slice, cols: slice) -> FusedPart:
         """The same for a part of the part."""
@@ -144,7 +139,6 @@ class FusedPart:
 
     @property
     def T(self) -> FusedPart:
-        """The same for the transposed part."""
         return replace(self, is_turned=not self.is_turned)
 
     def __call__(self, c: Array) -> None:

@@ -16,22 +16,15 @@ _SLACK = 64  # bytes; panels begin at a cache line, and clearing rounds up
 class Blocks:
     """Sizes of what is packed at a time."""
 
-    m: int
-    """Rows of a panel of a."""
-    n: int
-    """Columns of a panel of b."""
-    k: int
-    """Steps of both."""
-    bytes_a: int
-    """Of a panel of a."""
-    bytes_b: int
-    """Of a panel of b."""
-    bytes_tile: int
-    """Of a tile."""
+    m: int  # rows of a panel of a
+    n: int  # columns of a panel of b
+    k: int  # steps of both
+    bytes_a: int  # of a panel of a
+    bytes_b: int  # of a panel of b
+    bytes_tile: int  # of a tile
 
     @property
     def total_bytes(self) -> int:
-        """All scratch of a product."""
         return self.bytes_a + self.bytes_b + self.bytes_tile
 
 

@@ -14,12 +14,9 @@ _USUAL = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}
 class Cpu:
     """One core, as far as a kernel is concerned."""
 
-    name: str
-    """What LLVM calls it."""
-    vector_bytes: int
-    """Width of a vector register."""
-    registers: int
-    """Number of vector registers."""
+    name: str  # what LLVM calls it
+    vector_bytes: int  # width of a vector register
+    registers: int  # number of vector registers
     dots: frozenset[str]
     """Instructions that add several products at once: "int8" (VNNI), "bfloat16" (AVX512-BF16)."""
     caches: tuple[int, int, int]

@@ -10,11 +10,9 @@ from llvmlite import ir
 from rma_mm.elements.reduction import REDUCTIONS
 from rma_mm.kernels.gemm.form import Form
 
-Value = Any
-"""A value of LLVM's."""
+Value = Any  # A value of LLVM's
 
-UNROLLED = 4
-"""Steps of k between two branches."""
+UNROLLED = 4  # steps of k between two branches
 
 _BITWISE = {"bitwise_or": ir.IRBuilder.or_, "bitwise_and": ir.IRBuilder.and_, "bitwise_xor": ir.IRBuilder.xor}
 _FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
@@ -24,7 +22,6 @@ _WORD = ir.IntType(32)
 
 
 def type_of(name: str) -> ir.Type:
-    """LLVM's type of an element."""
     return _FLOATS.get(name) or ir.IntType(8 * np.dtype(name).itemsize)
 
 
@@ -37,12 +34,10 @@ def at(builder: ir.IRBuilder, pointer: Value, offset: Value | int, pointee: ir.T
 
 
 def load(builder: ir.IRBuilder, pointer: Value, pointee: ir.Type) -> Value:
-    """What is stored there, at any alignment."""
     return builder.load(pointer, align=1, typ=pointee)
 
 
 def splat(builder: ir.IRBuilder, value: Value, lanes: int) -> Value:
-    """A vector of equal elements."""
     vector = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _WORD(0))
     zeros = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
@@ -53,18 +48,15 @@ def splat(builder: ir.IRBuilder, value: Value, lanes: int) -> Value:
 
 
 def identity(form: Form) -> Any:
-    """What a sum begins with."""
     (reduction,) = (each for each in REDUCTIONS.values() if each.add.__name__ == form.add)
     return reduction.identity(np.dtype(form.total)).item()
 
 
 def combine(builder: ir.IRBuilder, form: Form, old: Value, new: Value, no_nan: bool = False) -> Value:
-    """The semiring's addition. Of min and max, NaN wins, if there is any."""
     return _done(builder, form, form.add, old, new, no_nan)
 
 
 def times(builder: ir.IRBuilder, a: Value, b: Value) -> Value:
-    """The ordinary product."""
     return (builder.fmul if _floating(a) else builder.mul)(a, b)
 
 
@@ -207,7 +199,6 @@ class Tile:
         return merged
 
     def steps(self, sums: list[Value], ap: Value, bp: Value, u: int) -> list[Value]:
-        """One step of every sum."""
         builder, form = self.builder, self.form
         width = form.lanes * self.size
         places = [part * form.vectors + v for part in range(form.planes) for v in range(self.vectors)]
@@ -274,12 +265,10 @@ class Tile:
 
 
 def read_truth(builder: ir.IRBuilder, value: Value) -> Value:
-    """1 unless the byte is 0."""
     return builder.zext(builder.icmp_unsigned("!=", value, value.type(0)), _BYTE)
 
 
 def read_bfloat16(builder: ir.IRBuilder, value: Value) -> Value:
-    """float32 from the bits of a bfloat16."""
     return builder.bitcast(builder.shl(builder.zext(value, _WORD), _WORD(16)), type_of("float32"))
 
 

@@ -16,8 +16,7 @@ from rma_mm.elements.semiring import Semiring
 from rma_mm.errors import AlgorithmError
 from rma_mm.kernels.gemm.cpu import Cpu
 
-Pair = tuple[str, str]
-"""⊕ and ⊗, by the names of NumPy's ufuncs."""
+Pair = tuple[str, str]  # ⊕ and ⊗, by the names of NumPy's ufuncs
 ARITHMETIC: Pair = ("add", "multiply")
 _NUMBERS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum)
 _BITS: tuple[np.ufunc, ...] = (np.bitwise_or, np.bitwise_and, np.bitwise_xor)
@@ -33,30 +32,23 @@ _OF_TRUTH: dict[np.ufunc, str] = {
 class Form:
     """How one kind of product is computed. Fixed when a kernel is compiled."""
 
-    add: str
-    """⊕, as one of `Pair`."""
-    times: str
-    """⊗."""
+    add: str  # ⊕, as one of `Pair`
+    times: str  # ⊗
     panel_a: str
     """Type in which a is packed (NumPy's name; bits16 for packed bfloat16)."""
-    panel_b: str
-    """Type in which b is packed."""
+    panel_b: str  # type in which b is packed
     total: str
     """Type in which a tile is summed; of one part where numbers are complex."""
     read_a: str
     """How an element of a is read: as it is, as truth, complex, or from the bits of float16 or bfloat16."""
     read_b: str
     """How an element of b becomes one of the panel."""
-    rows: int
-    """Rows of a tile."""
+    rows: int  # rows of a tile
     vectors: int
     """Vectors of `lanes` columns in a row of a tile."""
-    lanes: int
-    """Sums in one vector."""
-    group: int = 1
-    """Steps of k that one instruction takes."""
-    planes: int = 1
-    """2 where real and imaginary parts are packed apart."""
+    lanes: int  # sums in one vector
+    group: int = 1  # steps of k that one instruction takes
+    planes: int = 1  # 2 where real and imaginary parts are packed apart
     correction: int = 0
     """What the sum of b's column, times this, adds: an operand of 8 bits was moved by 128 to change its sign."""
     no_nan: bool = False
@@ -64,17 +56,14 @@ class Form:
 
     @property
     def is_arithmetic(self) -> bool:
-        """Whether numbers are multiplied and added."""
         return (self.add, self.times) == ARITHMETIC
 
     @property
     def columns(self) -> int:
-        """Columns of a tile."""
         return self.vectors * self.lanes
 
     @property
     def head(self) -> int:
-        """Bytes before each sliver of b: where its corrections stand."""
         return self.columns * 4 if self.correction else 0
 
     def panel_bytes(self, operand: str) -> int:

@@ -216,7 +216,6 @@ def one(
     a, a_row, a_col, a_flips, b, b_row, b_col, b_flips, c, c_row, c_col,
     m, n, k, mode, plain, scalars, block_m, block_n, block_k, panel_a, panel_b, spare,
 ):
-    """One product."""
     for p in range(0, k, block_k):
         depth = min(block_k, k - p)
         cells = (depth + sums.group - 1) // sums.group

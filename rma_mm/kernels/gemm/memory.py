@@ -21,8 +21,7 @@ types: Any = numba.types
 function: Any = intrinsic
 """Numba's decorator, whose own annotations take what it makes for its argument."""
 
-BYTES = types.CPointer(types.uint8)
-"""The type of every address."""
+BYTES = types.CPointer(types.uint8)  # the type of every address
 
 _READS: dict[str, tuple[str, Callable[..., Any]]] = {
     "truth": ("uint8", emit.read_truth),
@@ -33,7 +32,6 @@ _READS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def digest(facts: object) -> str:
-    """A short name for facts: it becomes part of the symbols of compiled functions."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
@@ -150,7 +148,6 @@ def _unfinished(context: Any, body: Callable[..., None], signature: Any, inlined
 
 
 def numba_type(name: str) -> Any:
-    """Numba's type of an element."""
     return numba.from_dtype(np.dtype(name))
 
 
@@ -240,8 +237,6 @@ def half(typing: Any, address: Any, offset: Any) -> Any:
 
 @function
 def set_word(typing: Any, address: Any, offset: Any, value: Any) -> Any:
-    """Store its four low bytes."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cast = context.cast(builder, args[2], value, types.int32)
         _store(context, builder, args[0], args[1], cast, types.int32)
@@ -274,7 +269,6 @@ def stored(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
 
 @function
 def put(typing: Any, sums: Any, address: Any, offset: Any, value: Any) -> Any:
-    """Set an element of c."""
     kind = numba_type(sums.stored)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -296,8 +290,6 @@ def moved(typing: Any, address: Any, offset: Any) -> Any:
 
 @function
 def combined(typing: Any, sums: Any, old: Any, new: Any) -> Any:
-    """The semiring's addition."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit.combine(builder, sums.form, args[1], args[2])
 

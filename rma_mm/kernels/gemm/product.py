@@ -29,8 +29,7 @@ _ARGUMENTS = (
     *(_ADDRESS,) * 3, *_OPERAND, *_OPERAND, _ADDRESS, _SIZE, _SIZE, *(_SIZE,) * 4,
     *(_SIZE,) * 5, _ADDRESS, *(_SIZE,) * 3, *(_ADDRESS,) * 3,
 )
-WORTH = 1 << 20
-"""Multiply-adds from which a thread of its own pays."""
+WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 _MARGIN = 1 << 10  # bytes; alignment
 _UNIT = 96  # rows or columns: whole tiles of most forms
 _SAFE = 127 + 127 + 16 - 126
@@ -110,7 +109,6 @@ def _scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int,
     threads: int,
 ) -> int:
-    """`scratch_of` for so many threads."""
     blocking, outer = plan_numba(a, b, c), 0
     if blocking is not None:
         outer = blocking.scratch_bytes(m, n, k, count)
@@ -142,7 +140,6 @@ _scratch = Scratch()
 def _code_of(
     semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], safe: bool
 ) -> tuple[Form, Callable[..., None]]:
-    """The form, and its loops."""
     form = form_of(semiring, a, b, c, host(), safe)
     ordered = not form.is_arithmetic
     widens = form.correction != 0 or form.panel_a != form.panel_b
@@ -175,7 +172,6 @@ def _bound(problem: LocalOperands) -> Call:
 def _call(
     semiring: Semiring, a: Array, b: Array, c: Array, alpha: Any, beta: Any, conj_a: bool, conj_b: bool, safe: bool
 ) -> Call:
-    """A call of compiled loops."""
     form, loops = _code_of(semiring, a.dtype, b.dtype, c.dtype, safe)
     (m, n), k = c.shape[-2:], a.shape[-1]
     blocks = blocks_of(form, m, n, k, host())

@@ -24,11 +24,9 @@ class CostModel:
     """What a product is priced by: the machine, and what its words and products are."""
 
     machine: Machine = TYPICAL
-    dtype: str = "float32"
-    """In which products are summed."""
+    dtype: str = "float32"  # in which products are summed
     kernel: str = "blas"
-    itemsize: int = 4
-    """Bytes of an element of A and B."""
+    itemsize: int = 4  # bytes of an element of A and B
     accum_itemsize: int = 4
     """Bytes of an element of C while it is summed."""
     flavours: tuple[tuple[str, str], ...] = ()
@@ -37,16 +35,13 @@ class CostModel:
     """Seconds in which a node reads a byte of the files that operands stay in."""
 
     def bytes_of(self, x: str) -> int:
-        """Bytes of an element of an operand."""
         return self.accum_itemsize if x == "C" else self.itemsize
 
     def flavour(self, x: str) -> Flavour:
-        """The windows that transfers of an operand go through."""
         return find_flavour(dict(self.flavours).get(x, DEFAULT.name))
 
     @cached_property
     def local(self) -> Kernel:
-        """What local products cost."""
         return self.machine.kernel(self.dtype, self.kernel)
 
 
@@ -54,16 +49,12 @@ class CostModel:
 class CostBreakdown:
     """Seconds of a product, and where they go."""
 
-    multiplying: float = 0.0
-    """In local products."""
-    moving: float = 0.0
-    """In transfers that the multiplies do not hide."""
-    meeting: float = 0.0
-    """In meetings and the runtime's own work."""
+    multiplying: float = 0.0  # in local products
+    moving: float = 0.0  # in transfers that the multiplies do not hide
+    meeting: float = 0.0  # in meetings and the runtime's own work
 
     @property
     def seconds(self) -> float:
-        """All together."""
         return self.multiplying + self.moving + self.meeting
 
 
@@ -71,8 +62,7 @@ STALLED = 0.25
 """The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
 TYPICALLY = CostModel()
 """What products of float32 are priced by where nothing was measured."""
-NOTHING = CostBreakdown()
-"""What is not priced."""
+NOTHING = CostBreakdown()  # what is not priced
 
 
 @dataclass
@@ -80,27 +70,22 @@ class _Load:
     """What every rank does in a phase."""
 
     multiplying: Figures
-    processor: Figures
-    """Seconds of processors, products included."""
-    wire: Figures
-    """Seconds of the wire for its words."""
-    exposed: Figures
-    """Seconds of the wire that no multiply hides."""
+    processor: Figures  # seconds of processors, products included
+    wire: Figures  # seconds of the wire for its words
+    exposed: Figures  # seconds of the wire that no multiply hides
     serving: Figures
     """Seconds of the wire the other way, for what others want of what it holds."""
     circling: Figures
     """Seconds of the wire for slices that go round a ring, of which a rank has the first."""
     rounds: Figures
     """Slices that come round a ring by the wire, each during one turn of the walk."""
-    waiting: Figures
-    """Seconds until its transfers begin to arrive."""
+    waiting: Figures  # seconds until its transfers begin to arrive
     operations: Figures
     stalled: Figures
     """Seconds for which it waits for a neighbour that multiplies."""
 
 
 def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
-    """The seconds of an account."""
     crossing = _crossing(workload, cost_model)
     costs = [_phase(workload, phase, cost_model, late) for phase, late in zip(workload.phases, crossing, strict=True)]
     meeting = 2 * cost_model.machine.meet(workload.sample.mesh.size)

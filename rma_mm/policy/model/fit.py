@@ -15,15 +15,13 @@ from rma_mm.policy.model.cost_model import CostModel, estimate
 from rma_mm.policy.model.machine import COLLECTIVES, COPY, LINKS, PACKED, SUMS, Cost, Kernel, Machine
 from rma_mm.policy.model.traffic import Workload
 
-MOST = 3.0
-"""Factors lie between 1 / MOST and MOST."""
+MOST = 3.0  # factors lie between 1 / MOST and MOST
 STEPS = (1.6, 1.25, 1.1, 1.03)
 """By how much factors are changed in search of better ones."""
 FAR, DOUBT = 0.6, 0.02
 """What is off by more than FAR, a logarithm, counts no more than that; and a factor's own logarithm so much as that."""
 
-Factors = dict[str, float]
-"""Kind of figures → what they are multiplied by."""
+Factors = dict[str, float]  # kind of figures → what they are multiplied by
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class TimedProduct:
     seconds: float
 
     def off(self, machine: Machine) -> float:
-        """The logarithm of predicted over measured seconds, without its sign."""
         return abs(log(estimate(self.workload, replace(self.cost_model, machine=machine)).seconds / self.seconds))
 
 

@@ -53,7 +53,6 @@ def mirroring(boxes: WorkBoxes) -> Phase:
 
 
 def _ranks(boxes: WorkBoxes) -> list[int]:
-    """Those that are looked at."""
     ranks: list[int] = boxes.sample.ranks[: boxes.sample.count].tolist()
     return ranks
 

@@ -20,12 +20,9 @@ FEW = 2**14
 class Joint:
     """What becomes of each of the different spans that are wanted."""
 
-    whole: Figures
-    """Pieces where every change of an owner cuts."""
-    fused: Figures
-    """Pieces of which none is narrow."""
-    narrowest: Figures
-    """Indices of the narrowest piece before they are fused."""
+    whole: Figures  # pieces where every change of an owner cuts
+    fused: Figures  # pieces of which none is narrow
+    narrowest: Figures  # indices of the narrowest piece before they are fused
     repacked: tuple[Figures, ...]
     """For each operand: the share of the span that lies in fused pieces which several of its owners have parts of."""
     interleaved: tuple[Figures, ...]
@@ -62,8 +59,7 @@ def _span_by_edges(
     bounds = sorted({edge for run in runs for edge in run}.union(*own))
     ends = {a: b for (_, a), (b, _) in pairwise(runs)}  # between runs lies nothing
     inside = [(a, b) for a, b in pairwise(bounds) if ends.get(a) != b]
-    joined: list[list[int]] = []
-    """Where the pieces of each panel begin."""
+    joined: list[list[int]] = []  # where the pieces of each panel begin
     widths: list[int] = []
     for begin, end in inside:
         if joined and min(end - begin, widths[-1]) < least:

@@ -25,16 +25,14 @@ from rma_mm.policy.model.spans import DimSpans, Figures, Numbers, SpanOverlap, d
 
 LIMIT = 1024
 """Ranks up to which all are looked at; of more, about so many."""
-NODES = 16
-"""Nodes that are looked at, at least."""
+NODES = 16  # nodes that are looked at, at least
 PAIRS = 2**18
 """Ranks that are looked at, times those of their nodes: of large nodes not all are looked at."""
 MATES = 1024
 """Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
 FAR = 10.0
 """How much further away another node is than a rank of the same node."""
-ROUNDS = 8
-"""Rounds in which weights settle."""
+ROUNDS = 8  # rounds in which weights settle
 WHOLE = 1e12
 """Words that lie together where all that moves at once does."""
 ALIKE = 0.02
@@ -62,12 +60,9 @@ def _once(method: Method) -> Method:
 class Spread:
     """Where ranks find what they want; one figure for each rank that is looked at."""
 
-    own: Figures
-    """Words that a rank has itself."""
-    node: Figures
-    """Words on other ranks of its node."""
-    between: Figures
-    """Words on other nodes."""
+    own: Figures  # words that a rank has itself
+    node: Figures  # words on other ranks of its node
+    between: Figures  # words on other nodes
     cuts: tuple[Figures, Figures]
     """Owners that share out what it wants, along rows and along columns."""
     owner_changes: tuple[Figures, Figures]
@@ -79,7 +74,6 @@ class Spread:
 
     @property
     def foreign(self) -> Figures:
-        """Words of other ranks."""
         return self.node + self.between
 
     def contiguous(self, width: float = inf) -> float:
@@ -99,18 +93,14 @@ class RankSample:
     mesh: MeshShape
     ranks: Numbers
     """Ranks whose holdings matter: those that are looked at first, then others of their nodes."""
-    count: int
-    """How many of them are looked at."""
-    weights: Figures
-    """How many ranks each of these stands for."""
+    count: int  # how many of them are looked at
+    weights: Figures  # how many ranks each of these stands for
     node_mates: Numbers | None
     """For each of these the ranks on its node, itself included, −1 where there are no more; None on a single node."""
-    nodes: Numbers
-    """The node of each that is looked at."""
+    nodes: Numbers  # the node of each that is looked at
     populations: Figures
     """How many ranks there are on the node of each."""
-    stands: Figures
-    """How many ranks of its node each stands for."""
+    stands: Figures  # how many ranks of its node each stands for
     node_count: int
     known: dict[object, Any] = field(default_factory=dict)
 
@@ -129,7 +119,6 @@ class RankSample:
         return found
 
     def spans(self, layout: Layout, dim: int, extent: int) -> DimSpans:
-        """What each of the ranks holds of one dimension of a placement, pins apart."""
         return self._spans(layout.splits[dim], extent, layout.mesh(self.mesh))
 
     @_once
@@ -146,12 +135,10 @@ class RankSample:
         return rows.each[: self.count] * cols.each[: self.count]
 
     def elements_held(self, layout: Layout, shape: tuple[int, int]) -> Figures:
-        """Elements that those who are looked at hold."""
         return self.words(layout, shape) * self.holds(layout)[: self.count]
 
     @_once
     def overlap(self, wanted: DimSpans, held: DimSpans) -> SpanOverlap:
-        """What spans of the one have in common with those of the other."""
         return SpanOverlap.of(wanted, held)
 
     @_once
@@ -223,7 +210,6 @@ class RankSample:
         return self.mean(FAR * spread.between + spread.node)
 
     def mean(self, figures: Figures) -> float:
-        """The mean over all ranks of the mesh."""
         return float(figures @ self.weights / self.mesh.size)
 
     def by_node(self, figures: Figures, nodes_together: int = 1) -> float:

@@ -32,10 +32,8 @@ LINKS = ("own", "node", "between")
 """Classes of links: a rank's own memory, another rank's on its node, a rank's on another node."""
 ONE_SIDED = ("get", "put", "accumulate", "fetch_add")
 """Movements that have a cost for every flavour of windows, with the target idle and busy."""
-COLLECTIVES = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")
-"""Movements of groups."""
-SUMS = ("reduce", "reduce-scatter")
-"""Movements of groups that add contiguous data."""
+COLLECTIVES = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")  # movements of groups
+SUMS = ("reduce", "reduce-scatter")  # movements of groups that add contiguous data
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""
 FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
@@ -44,8 +42,7 @@ SCATTERED = 0.2
 """The share by which rounds may differ on a machine that is quiet."""
 PACKED = " packed"
 """Behind the name of a movement between nodes whose bytes do not lie together at their owner."""
-COPY = "copy"
-"""The one movement within a rank's own memory."""
+COPY = "copy"  # the one movement within a rank's own memory
 PAGE = 4096
 """Bytes after which addresses share lines of a first-level cache."""
 
@@ -54,15 +51,12 @@ PAGE = 4096
 class Cost:
     """What transfers of one kind cost."""
 
-    alpha: float
-    """Seconds of one transfer, whatever its size."""
-    beta: float
-    """Seconds a byte."""
+    alpha: float  # seconds of one transfer, whatever its size
+    beta: float  # seconds a byte
     hidden: float = 1.0
     """The share of them, 0 to 1, that a multiply goes on beside; of transfers between nodes."""
 
     def seconds(self, nbytes: float, transfers: float = 1.0) -> float:
-        """Seconds of so many bytes in so many transfers."""
         return self.alpha * transfers + self.beta * nbytes
 
 
@@ -70,14 +64,10 @@ class Cost:
 class Kernel:
     """What local products of one element type cost by one kernel."""
 
-    call: float
-    """Seconds of one product, whatever its size."""
-    point: float
-    """Seconds of one multiply-add."""
-    a: float = 0.0
-    """Seconds of an element of A that is read."""
-    b: float = 0.0
-    """Seconds of an element of B that is read."""
+    call: float  # seconds of one product, whatever its size
+    point: float  # seconds of one multiply-add
+    a: float = 0.0  # seconds of an element of A that is read
+    b: float = 0.0  # seconds of an element of B that is read
     c: float = 0.0
     """Seconds of an element of C that is added to."""
     aliased: float = 0.0
@@ -99,10 +89,8 @@ class Machine:
     flavour, as "shared.get", or with " busy" behind it where its target is inside a multiply, or `PACKED`."""
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     """Element type and kernel, as "float32 blas" → its cost."""
-    cores: int = 1
-    """Processors of a host."""
-    threads: int = 1
-    """Processors that a rank's local products use."""
+    cores: int = 1  # processors of a host
+    threads: int = 1  # processors that a rank's local products use
     nodes_per_host: int = 1
     """Nodes that share the processors of one host: more than one where nodes are pretended."""
     operation: float = 5e-6
@@ -117,8 +105,7 @@ class Machine:
     """How much longer ranks that share processors take than processors that are never idle would."""
     scatter: float = 0.0
     """The share by which rounds of the calibration differed: much, where others were at work."""
-    memory: int | None = None
-    """Bytes of a rank; None where they are unknown."""
+    memory: int | None = None  # bytes of a rank; None where they are unknown
     measured: bool = False
     """Whether the figures were measured here, so that seconds mean this machine's seconds."""
     corrections: Mapping[str, float] = field(default_factory=dict)
@@ -138,7 +125,6 @@ class Machine:
 
     @property
     def is_scattered(self) -> bool:
-        """Return whether its figures were measured while others were at work."""
         return self.scatter > SCATTERED
 
     def __hash__(self) -> int:
@@ -151,7 +137,6 @@ class Machine:
 
     @property
     def slots(self) -> int:
-        """Ranks of a host that multiply at full speed at once."""
         return max(1, self.cores // max(1, self.threads))
 
     def cost(
@@ -176,11 +161,9 @@ class Machine:
         return found if found is not None else next(iter(self.kernels.values()))
 
     def has(self, dtype: str, kernel: str) -> bool:
-        """Whether local products of this type were measured."""
         return f"{dtype} {kernel}" in self.kernels
 
     def meet(self, ranks: int) -> float:
-        """Seconds in which so many ranks meet."""
         return self.meeting * max(1.0, log2(max(1, ranks)))
 
     # -- as text ----------------------------------------------------------------------------------
@@ -282,7 +265,6 @@ def _at(given: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _items(given: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Entries of a table."""
     return list(_at(given, name, dict).items())
 
 

@@ -30,8 +30,7 @@ class Table:
     given: Mapping[str, Any]
     name: str
     """Its name in the file; empty for the file itself."""
-    faults: list[str]
-    """Shared by all tables of a file."""
+    faults: list[str]  # shared by all tables of a file
     asked: set[str] = field(default_factory=set)
 
     def fault(self, key: str, problem: str, fits: str) -> None:
@@ -77,15 +76,12 @@ class Table:
             return 1.0
 
     def whole(self, key: str, convert: Convert) -> int | None:
-        """A figure without its fraction; None where it is not there."""
         return int(self.figure(key, convert)) if key in self.given else None
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
         return int(self.figure(key, whole_number, default))
 
     def text(self, key: str, default: str) -> str:
-        """A text."""
         self.asked.add(key)
         found = self.given.get(key, default)
         if not isinstance(found, str):

@@ -93,19 +93,15 @@ bandwidth = "40 GB/s"
 """
 """What `--example heterogeneous` prints."""
 
-LARGEST = 2**22
-"""Characters of a machine's file."""
-SHOWN = 4
-"""Faults of a file that are told at once."""
+LARGEST = 2**22  # characters of a machine's file
+SHOWN = 4  # faults of a file that are told at once
 @dataclass(frozen=True)
 class Description:
     """A machine, and how many ranks it has."""
 
     machine: Machine
-    nodes: int | None = None
-    """None where there are as many as are wanted."""
-    ranks_per_node: int | None = None
-    """None where it is not known."""
+    nodes: int | None = None  # None where there are as many as are wanted
+    ranks_per_node: int | None = None  # None where it is not known
 
     def of(self, nodes: int | None, ranks_per_node: int | None) -> Description:
         """The same with other numbers of ranks, where they are given: each as the ranks of its node are."""
@@ -120,8 +116,7 @@ class Description:
         return replace(self, machine=machine, nodes=nodes or self.nodes, ranks_per_node=new)
 
 
-TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)
-"""`TYPICAL`, with as many nodes as are wanted."""
+TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)  # `TYPICAL`, with as many nodes as are wanted
 
 
 def read_machine(path: str) -> Description:
@@ -193,15 +188,11 @@ def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
 class _Kinds:
     """What groups of nodes have, each in their order; empty where there are none."""
 
-    sizes: list[int]
-    """Nodes of each."""
-    paces: list[float]
-    """How fast its ranks are, over the usual."""
-    memories: list[int]
-    """Bytes of its ranks; empty where nothing says."""
+    sizes: list[int]  # nodes of each
+    paces: list[float]  # how fast its ranks are, over the usual
+    memories: list[int]  # bytes of its ranks; empty where nothing says
     latencies: list[float]
-    wires: list[float]
-    """The bandwidth of its nodes, over the usual."""
+    wires: list[float]  # the bandwidth of its nodes, over the usual
 
     @classmethod
     def of(

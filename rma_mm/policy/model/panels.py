@@ -20,8 +20,7 @@ from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.decisions import LoweringDecisions, repackings, touched
 from rma_mm.schedule.lowering.syrk import Halves, halves_of
 
-UNCUT = 1e12
-"""Indices of a panel that is never cut."""
+UNCUT = 1e12  # indices of a panel that is never cut
 
 Pieces = tuple[Figures, Figures, Figures]
 """Into how many each rank's m, n and k are cut."""
@@ -63,7 +62,6 @@ class WorkBoxes:
         return self.sample.spread(self.decisions.layout(x), self.decisions.problem.extent(x), self.face(x), who)
 
     def sharers(self, x: str) -> Figures | float:
-        """Ranks of a node that fetch, or push, the same part together."""
         return self.sample.alike(self.face(x), self.has_work) if self.decisions.may_share else 1.0
 
     @cached_property

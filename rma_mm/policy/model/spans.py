@@ -35,19 +35,14 @@ class DimSpans:
 
     low: Numbers
     """(different spans, runs): where each run begins; empty runs fill up."""
-    high: Numbers
-    """Where it ends."""
-    of: Numbers
-    """Which of the different spans each rank has."""
-    lengths: Figures
-    """Indices of each span."""
+    high: Numbers  # where it ends
+    of: Numbers  # which of the different spans each rank has
+    lengths: Figures  # indices of each span
     extent: int
-    parts: int
-    """How many parts the whole dimension is cut into."""
+    parts: int  # how many parts the whole dimension is cut into
     edges: Numbers | None = None
     """Where the parts that are not empty begin, one behind the other; None where they are dealt out in blocks."""
-    dealt: tuple[int, int] | None = None
-    """(block, offset) where one cyclic cut deals them out."""
+    dealt: tuple[int, int] | None = None  # (block, offset) where one cyclic cut deals them out
 
     @cached_property
     def run(self) -> float:
@@ -58,12 +53,10 @@ class DimSpans:
 
     @property
     def each(self) -> Figures:
-        """Indices that each rank has."""
         return np.asarray(self.lengths[self.of])
 
     @property
     def count(self) -> int:
-        """How many different spans there are."""
         return len(self.lengths)
 
 
@@ -204,7 +197,6 @@ class SpanOverlap:
 
     @classmethod
     def of(cls, wanted: DimSpans, held: DimSpans) -> SpanOverlap:
-        """Compare them."""
         is_small = wanted.count * held.count <= DENSE and wanted.low.size * held.low.size <= RUNS
         return cls(wanted, held, _met(wanted, held) if is_small else None)
 

@@ -17,30 +17,23 @@ from rma_mm.policy.model.spans import Figures
 
 FLAT = 4
 """Ranks up to which a broadcast goes to each directly; beyond, down a tree."""
-READ = "read"
-"""How what stays in a file comes."""
+READ = "read"  # how what stays in a file comes
 
 
 @dataclass(frozen=True, eq=False)
 class TrafficItem:
     """Words of one operand that move in one way."""
 
-    x: str
-    """A, B or C."""
+    x: str  # A, B or C
     how: str
     """here, view, get, accumulate, `READ`, or what a group does."""
     own: Figures
     """Words from or to a rank's own memory, by whatever moves them; 0 where they stay."""
-    node: Figures
-    """Words of other ranks of the node."""
-    between: Figures
-    """Words of other nodes."""
-    messages: Figures
-    """Transfers of a rank."""
-    group: int = 1
-    """Ranks that move it together."""
-    run: float = WHOLE
-    """Words that lie together on their way, on average."""
+    node: Figures  # words of other ranks of the node
+    between: Figures  # words of other nodes
+    messages: Figures  # transfers of a rank
+    group: int = 1  # ranks that move it together
+    run: float = WHOLE  # words that lie together on their way, on average
     rounds: Figures | float = 1.0
     """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""
     served: Figures | float = 0.0
@@ -53,10 +46,8 @@ class TrafficItem:
 class LocalWork:
     """What ranks multiply."""
 
-    extents: tuple[Figures, Figures, Figures]
-    """m, n, k of a rank's box."""
-    pieces: tuple[Figures, Figures, Figures]
-    """Into how many pieces each is cut."""
+    extents: tuple[Figures, Figures, Figures]  # m, n, k of a rank's box
+    pieces: tuple[Figures, Figures, Figures]  # into how many pieces each is cut
     columns: Figures
     """Of the memory that a rank's products are added in."""
 
@@ -69,14 +60,12 @@ class Phase:
     work: LocalWork | None = None
     steps: Figures | float = 1.0
     """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
-    claims: float = 0.0
-    """Tickets that a rank draws."""
+    claims: float = 0.0  # tickets that a rank draws
     is_shared: bool = False
     """Whether work falls to whoever is free, rather than as the work map says."""
     opened: Figures | float = 0.0
     """Words of C that a rank sets to zero, or scales, by itself."""
-    barriers: int = 0
-    """Meetings at its end."""
+    barriers: int = 0  # meetings at its end
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +74,7 @@ class Workload:
 
     sample: RankSample
     phases: list[Phase]
-    elements_held: Figures
-    """Elements that a rank holds."""
+    elements_held: Figures  # elements that a rank holds
     on: Callable[[MeshShape], Workload] | None = None
     """The same on ranks that live elsewhere: on groups of nodes for nodes it tells what goes between those."""
 
@@ -95,28 +83,20 @@ class Workload:
 class Traffic:
     """Words of a whole product, all ranks together."""
 
-    between: float = 0
-    """Words that cross nodes."""
-    within: float = 0
-    """Words copied or added within nodes."""
-    in_place: float = 0
-    """Words of node-mates that are multiplied where they lie."""
-    messages: float = 0
-    """Transfers."""
-    busiest: float = 0
-    """Words of the rank that moves most."""
+    between: float = 0  # words that cross nodes
+    within: float = 0  # words copied or added within nodes
+    in_place: float = 0  # words of node-mates that are multiplied where they lie
+    messages: float = 0  # transfers
+    busiest: float = 0  # words of the rank that moves most
     elements_held: float = 0
     """Elements that the fullest rank holds: its parts of the operands, what they are brought to, and panels."""
-    read: float = 0
-    """Words that are read from files."""
+    read: float = 0  # words that are read from files
 
 
-NO_TRAFFIC = Traffic()
-"""Of what moves nothing."""
+NO_TRAFFIC = Traffic()  # of what moves nothing
 
 
 def traffic(workload: Workload) -> Traffic:
-    """The words of an account."""
     total = workload.sample.mesh.size
     between = within = in_place = messages = read = 0.0
     busiest = np.zeros(workload.sample.count)

@@ -140,7 +140,6 @@ class _WorkloadOfProblem:
 
     @property
     def opened(self) -> Figures:
-        """Words of C that ranks open and finish."""
         return self.sample.words(self.problem.output_layout, self.problem.extent("C"))
 
     # -- the walk ---------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ class Watch:
     def __init__(self, name: str, kind: str, predicted: float) -> None:
         """kind: `planner.Candidate.kind` of the plan called `name`; predicted: its seconds."""
         self.name, self.kind, self.predicted = name, kind, predicted
-        self.changes = 0
-        """How often the plan was changed."""
+        self.changes = 0  # how often the plan was changed
         self._seen: deque[float] = deque(maxlen=LOOKS)
         self._count = 0
         self._before: tuple[str, float] | None = None
@@ -40,12 +39,10 @@ class Watch:
 
     @property
     def measured(self) -> float | None:
-        """What an execution takes; None before enough were seen."""
         return median(self._seen) if self._count > LOOKS else None
 
     @property
     def is_new(self) -> bool:
-        """Whether enough has been seen just now."""
         return self._count == LOOKS + 1
 
     def should_change(self) -> bool:

@@ -32,10 +32,8 @@ Cuts = tuple[tuple[str, Split], ...]
 class Batch:
     """C[…, m, n] = A[…, m, k] @ B[…, k, n], where the leading dimensions of A and B broadcast as NumPy's do."""
 
-    a: tuple[int, ...]
-    """The shape of A as it is stored."""
-    b: tuple[int, ...]
-    """The shape of B as it is stored."""
+    a: tuple[int, ...]  # the shape of A as it is stored
+    b: tuple[int, ...]  # the shape of B as it is stored
     transposed: str = ""
     """Which of A and B are stored with their last two dimensions exchanged."""
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -165,10 +163,8 @@ class BatchPrices:
     """What one rank's part of a product of batches is priced by."""
 
     machine: Machine
-    kernel: tuple[str, str]
-    """Element type and name of the local kernel."""
-    itemsize: Mapping[str, int]
-    """Bytes of an element of A, B and C."""
+    kernel: tuple[str, str]  # element type and name of the local kernel
+    itemsize: Mapping[str, int]  # bytes of an element of A, B and C
     moved: Mapping[str, int]
     """The same where they are brought to, and where C is summed."""
     flavours: Mapping[str, str]

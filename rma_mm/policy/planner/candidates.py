@@ -28,8 +28,7 @@ from rma_mm.schedule.lowering.decisions import NARROW, WIDTH
 
 NARROWER = (256,)
 """Panel widths that are tried beside `WIDTH`, on the best candidates."""
-REFINED = 4
-"""How many of these there are."""
+REFINED = 4  # how many of these there are
 CLOSE = 1.05
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
 by as much from one calibration to the next. Between nodes the cheapest is taken."""
@@ -37,8 +36,7 @@ WORTH = 1.03
 """An operand is copied first only where other ways take this many times as long: the copy takes memory."""
 CLOSEST = 8
 """Combinations of placements that are priced of one row: those with the fewest words from afar."""
-NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"
-"""Why ranks cannot."""
+NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"  # why ranks cannot
 FROM_FILES = "takes no operands that stay in files; stationary_c does"
 """Why a row cannot be taken where operands do."""
 PULL = "pull"
@@ -49,8 +47,7 @@ SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
 """What multiplies half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
 """Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
-KNOWN = 64
-"""Requests that are remembered with what was found."""
+KNOWN = 64  # requests that are remembered with what was found
 PricedAlgorithm = dict[str, Any]
 """What is found of a row: the fields of its `Candidate`. Can be sent to other processes, as rows cannot."""
 Each = Callable[[Callable[[int], PricedAlgorithm], int], list[PricedAlgorithm]]
@@ -62,31 +59,24 @@ class Request(Problem):
     """What is asked of the planner, which may choose the placements that are not given."""
 
     keeps_c: bool = False
-    in_place: str = "AB"
-    """Operands that node-mates can read where they lie."""
-    fetches_together: bool = False
-    """Whether node-mates can fetch slices from other nodes together."""
+    in_place: str = "AB"  # operands that node-mates can read where they lie
+    fetches_together: bool = False  # whether node-mates can fetch slices from other nodes together
     algorithm: str = "auto"
     deterministic: bool = False
     copyable: str = ""
     """Operands that node-mates cannot read where they lie, but could in a copy."""
-    cost_model: CostModel = TYPICALLY
-    """What it is priced by."""
+    cost_model: CostModel = TYPICALLY  # what it is priced by
     pushes: bool = True
     """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
-    prefer: str = AUTO
-    """What it may be done by: one of `PREFERENCES`."""
-    files: Files = ()
-    """Operands that stay in files."""
+    prefer: str = AUTO  # what it may be done by: one of `PREFERENCES`
+    files: Files = ()  # operands that stay in files
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """Those of the machine that it is priced by."""
         return self.cost_model.machine.speeds_of(self.mesh.size)
 
     @property
     def is_named(self) -> bool:
-        """Whether a row was asked for by name."""
         return self.algorithm != "auto"
 
     def seconds(self, algorithm: Algorithm) -> float:
@@ -103,10 +93,8 @@ class Candidate:
     layouts: Layouts | None
     traffic: Traffic = NO_TRAFFIC
     cost: CostBreakdown = NOTHING
-    rejected: str = ""
-    """Why it cannot be taken; empty where it can."""
-    width: int = WIDTH
-    """Indices of a panel."""
+    rejected: str = ""  # why it cannot be taken; empty where it can
+    width: int = WIDTH  # indices of a panel
     copied: str = ""
     """Operands that are copied first to where node-mates can read them in place."""
     correction: float = 1.0
@@ -116,7 +104,6 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """What it would take."""
         return self.cost.seconds * self.correction
 
     @property
@@ -135,7 +122,6 @@ class Candidate:
 
 
 def _here(act: Callable[[int], PricedAlgorithm], count: int) -> list[PricedAlgorithm]:
-    """All is done by this process."""
     return [act(n) for n in range(count)]
 
 
@@ -301,7 +287,6 @@ def _best(algorithm: Algorithm, request: Request) -> PricedAlgorithm:
 
 
 def _rejected(why: str) -> PricedAlgorithm:
-    """Of a row that cannot be taken."""
     return {"layouts": None, "rejected": why}
 
 
@@ -381,7 +366,6 @@ def placements_taken(algorithm: Algorithm, request: Request) -> list[Layouts]:
 
 
 def _open(request: Request, given: Layout | None) -> list[Layout]:
-    """What a placement may be that is given, or not."""
     return [given] if given else list(single_layouts(request.mesh))
 
 
@@ -417,7 +401,6 @@ def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool
 
 
 def placed_problem(request: Request, layouts: Layouts, copied: str = "") -> PlacedProblem:
-    """The problem that a request becomes once its placements are settled."""
     return PlacedProblem(
         request.shape, request.mesh, layouts, request.keeps_c, request.in_place, request.fetches_together,
         copied=copied, symmetry=request.symmetry, files=request.files,

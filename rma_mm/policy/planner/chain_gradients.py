@@ -45,7 +45,6 @@ class _Reverse:
         self.parts = 0
 
     def steps(self) -> Iterator[str]:
-        """The steps in order."""
         begin = self.graph.results[self.result]
         for n in range(begin, -1, -1):
             if n in self.terms:

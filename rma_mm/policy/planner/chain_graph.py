@@ -26,8 +26,7 @@ INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
 class Node:
     """A matrix, and what it is made from."""
 
-    op: str
-    """INPUT, PRODUCT, TURN, SUM, SPREAD, or an element-wise operation."""
+    op: str  # INPUT, PRODUCT, TURN, SUM, SPREAD, or an element-wise operation
     args: tuple[Value, ...]
     shape: Shape
     dtype: np.dtype[Any]
@@ -36,7 +35,6 @@ class Node:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The nodes that it is made from."""
         return tuple(x for x in self.args if not isinstance(x, Constant))
 
 
@@ -48,12 +46,10 @@ class Graph:
     """Element types of A and B → that of A @ B."""
     nodes: list[Node] = field(default_factory=list)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
-    results: dict[str, int] = field(default_factory=dict)
-    """The node of each step, by name."""
+    results: dict[str, int] = field(default_factory=dict)  # the node of each step, by name
     inputs: dict[str, int] = field(default_factory=dict)
 
     def shape(self, x: Value) -> Shape:
-        """Rows and columns; 1 and 1 of a number."""
         return (1, 1) if isinstance(x, Constant) else self.nodes[x].shape
 
     def add(self, op: str, args: tuple[Value, ...], shape: Shape, dtype: np.dtype[Any], note: Any = None) -> int:
@@ -67,7 +63,6 @@ class Graph:
         return self.known[key]
 
     def input(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> int:
-        """A matrix that is given."""
         self.inputs[name] = self.add(INPUT, (), shape, dtype, name)
         return self.inputs[name]
 
@@ -121,7 +116,6 @@ class Graph:
 
     @property
     def is_elementwise(self) -> list[bool]:
-        """Of each node, whether its elements follow from those at the same place."""
         return [node.op in OPERATIONS or node.op == SPREAD for node in self.nodes]
 
     def needed_for(self, names: Iterable[str], among: Container[str]) -> list[str]:

@@ -121,7 +121,6 @@ def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
 
 
 def matching_layout(layout: Layout, among: Sequence[Layout], shape: Shape, mesh: MeshShape) -> Layout | None:
-    """The placement among some that puts a matrix where `layout` does."""
     return next((each for each in among if same_place(each, layout, shape, mesh)), None)
 
 

@@ -19,15 +19,13 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_steps import Step
 
-Places = tuple[Layout, ...]
-"""Placements of several matrices."""
+Places = tuple[Layout, ...]  # placements of several matrices
 
 BEAM = 2000
 """States that are kept after each step. Chains that need more are no longer placed exactly; no worse than greedily."""
 NARROW = 16
 """States that are kept when a first answer is looked for."""
-ROUNDING = 1e-9
-"""By which sums of the same seconds may differ."""
+ROUNDING = 1e-9  # by which sums of the same seconds may differ
 DOMINATORS = 64
 """The cheapest states, which others are held against: what can be had from one of them for less is dropped."""
 
@@ -41,8 +39,7 @@ class Question:
     """The placements that each matrix may have, those of `given` and `wanted` among them."""
     given: Mapping[str, Layout]
     """Where inputs lie; inputs that are not named here may be anywhere."""
-    wanted: Mapping[str, Layout]
-    """Where results must be in the end."""
+    wanted: Mapping[str, Layout]  # where results must be in the end
     price: Callable[[int, Places], float]
     """Number of a step, placements of its factors and its result → seconds; infinite where it cannot be done so."""
     conversion: Callable[[str, Layout, Layout], float]
@@ -65,12 +62,10 @@ class PricedConversion:
 class PlacedStep:
     """A step on its placements."""
 
-    conversions: tuple[PricedConversion, ...]
-    """What is done first."""
+    conversions: tuple[PricedConversion, ...]  # what is done first
     layouts: Places
     """Of all that it reads, and of its result: A, B and C of a product."""
-    seconds: float
-    """Of the step alone."""
+    seconds: float  # of the step alone
 
 
 @dataclass(frozen=True)
@@ -78,21 +73,16 @@ class Answer:
     """A chain on its placements."""
 
     steps: tuple[PlacedStep, ...]
-    last: tuple[PricedConversion, ...]
-    """What is done in the end."""
-    start: Mapping[str, Layout]
-    """Where inputs are to be."""
-    is_exact: bool = True
-    """Whether no other choice of placements can be cheaper."""
+    last: tuple[PricedConversion, ...]  # what is done in the end
+    start: Mapping[str, Layout]  # where inputs are to be
+    is_exact: bool = True  # whether no other choice of placements can be cheaper
 
     @property
     def conversions(self) -> tuple[PricedConversion, ...]:
-        """All of them."""
         return (*(each for step in self.steps for each in step.conversions), *self.last)
 
     @property
     def seconds(self) -> float:
-        """Of everything."""
         return sum(step.seconds for step in self.steps) + sum(each.seconds for each in self.conversions)
 
 
@@ -134,13 +124,11 @@ class _Arrival(NamedTuple):
 
     name: str
     place: int
-    mask: int
-    """What it is then available in."""
+    mask: int  # what it is then available in
     seconds: float = 0.0
     start: int = -1
     """Where it is placed first, of an input that may be anywhere."""
-    source: int = -1
-    """Where it is converted from, if it is."""
+    source: int = -1  # where it is converted from, if it is
 
 
 class _Node(NamedTuple):
@@ -153,8 +141,7 @@ class _Node(NamedTuple):
     """Of all that this step reads; in the end of the results."""
     place: int = -1
     """Of its result; none in the beginning and in the end."""
-    alone: float = 0.0
-    """Seconds of the step."""
+    alone: float = 0.0  # seconds of the step
 
 
 _Brought = tuple[tuple[_Arrival, ...], float, dict[str, int]]
@@ -190,7 +177,6 @@ class _Search:
     # -- costs ------------------------------------------------------------------------------------
 
     def cost(self, name: str, source: int, target: int) -> float:
-        """Seconds of a conversion."""
         key = name, source, target
         if key not in self.costs:
             options = self.question.options[name]
@@ -393,5 +379,4 @@ class _Search:
 
 @lru_cache(maxsize=1024)
 def _bits(mask: int) -> tuple[int, ...]:
-    """The numbers of the bits that are set."""
     return tuple(n for n in range(mask.bit_length()) if mask >> n & 1)

@@ -16,8 +16,7 @@ from rma_mm.elements.pointwise import Constant, Pointwise
 from rma_mm.errors import OptionError, truncate
 from rma_mm.policy.planner.chain_graph import PRODUCT, SPREAD, SUM, TURN, TURNS, Graph, Value
 
-COPY = Pointwise(1, (), 0)
-"""What gives a matrix another name."""
+COPY = Pointwise(1, (), 0)  # what gives a matrix another name
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,10 @@ class Factor:
 
     @property
     def transposed(self) -> bool:
-        """Whether it is read transposed."""
         return bool(self.transposition) and TURNS[self.transposition][0]
 
     @property
     def conjugated(self) -> bool:
-        """Whether it is read conjugated."""
         return bool(self.transposition) and TURNS[self.transposition][1]
 
     def __str__(self) -> str:
@@ -57,17 +54,14 @@ class Step:
     """What element-wise work reads beside the product; it lies as the result does."""
     work: Pointwise | None = None
     """Element-wise work on the product, if it is one, and the others."""
-    axes: tuple[int, ...] = ()
-    """Those that are summed."""
+    axes: tuple[int, ...] = ()  # those that are summed
 
     @property
     def reads(self) -> tuple[Factor, ...]:
-        """All that it reads."""
         return (*self.factors, *self.others)
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies."""
         return len(self.factors) == 2
 
     def __str__(self) -> str:
@@ -156,7 +150,6 @@ class _Grouping:
         return first
 
     def steps(self) -> tuple[Step, ...]:
-        """The steps in order."""
         nodes, found = self.graph.nodes, []
         roots = [n for n in sorted(self.live) if self.group[n] == n]
         fused = {self.fused(n) for n in roots} - {None}
@@ -185,7 +178,6 @@ class _Grouping:
         return Factor(self.names[node.reads[0]], node.note) if node.op == TURN else Factor(self.names[n])
 
     def members(self, root: int) -> list[int]:
-        """The nodes of an element-wise step, each after those that it is made from."""
         return [n for n in range(root + 1) if self.group.get(n) == root]
 
     def fused(self, root: int) -> int | None:
@@ -221,8 +213,7 @@ class _Work:
     """Element-wise work as it is put together."""
 
     reads: int
-    at: dict[int, Value]
-    """Where the elements of each node are found."""
+    at: dict[int, Value]  # where the elements of each node are found
     ops: list[tuple[str, tuple[Value, ...]]] = field(default_factory=list)
 
     def do(self, name: str, args: tuple[Value, ...]) -> int:
@@ -232,6 +223,5 @@ class _Work:
 
 
 def _plain(factor: Factor) -> Factor:
-    """A factor as element-wise work reads it, which conjugates by itself."""
     return Factor(factor.name, "T" if factor.transposed else "")
 

@@ -167,7 +167,6 @@ class _Reader:
         raise Fault(OptionError, f"there are + - * / @, .T, .H, .conj(), {', '.join(FUNCTIONS)}; {RULE}")
 
     def lookup(self, name: str) -> Value:
-        """What has a name."""
         self.read_names.add(name)
         if name in self.numbers:
             return Constant.of(self.numbers[name])
@@ -179,7 +178,6 @@ class _Reader:
         raise Fault(OptionError, f"it reads {name}, which is not there{later}; given or made before are {there}")
 
     def binary(self, sign: str, a: Value, b: Value) -> Value:
-        """An operation on two."""
         if isinstance(a, Constant) and isinstance(b, Constant):
             return _computed(sign, a.value, b.value)
         if sign != "@":
@@ -195,7 +193,6 @@ class _Reader:
         return Constant.of(x.value.conjugate() if TURNS[how][1] else x.value)
 
     def call(self, name: str, node: ast.Call) -> Value:
-        """A function of something."""
         if name not in FUNCTIONS:
             raise Fault(OptionError, f"there is no function {name}; there are {', '.join(FUNCTIONS)}", node.func)
         keywords = [x.arg for x in node.keywords]
@@ -237,7 +234,6 @@ def _shape(said: ast.expr) -> tuple[int, int]:
 
 
 def _computed(sign: str, a: Any, b: Any) -> Constant:
-    """An operation on two numbers."""
     try:
         match sign:
             case "+":

@@ -11,8 +11,7 @@ from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.candidates import Candidate, Request, choose
 from rma_mm.policy.planner.tables import alike, same_lines, seconds_text, table, why_lost
 
-COLUMNS = 100
-"""Characters of a line, at most."""
+COLUMNS = 100  # characters of a line, at most
 
 
 @dataclass(frozen=True)
@@ -20,21 +19,15 @@ class Considered:
     """One candidate, in the figures that decide."""
 
     algorithm: str
-    seconds: float
-    """What it was expected to take."""
-    between: float
-    """Words that cross between nodes."""
-    within: float
-    """Words copied within nodes."""
-    in_place: float
-    """Words read where they lie."""
+    seconds: float  # what it was expected to take
+    between: float  # words that cross between nodes
+    within: float  # words copied within nodes
+    in_place: float  # words read where they lie
     messages: float
-    held: float
-    """Elements that the fullest rank holds."""
+    held: float  # elements that the fullest rank holds
     placements: tuple[str, ...]
     """Of A, B and C, as op(A), op(B) and C need them."""
-    why: str
-    """Why it was chosen, or lost."""
+    why: str  # why it was chosen, or lost
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds in products, transfers, calls, and what products like it took beyond their price; they sum to its own."""
     also: tuple[str, ...] = ()
@@ -42,7 +35,6 @@ class Considered:
 
     @property
     def words(self) -> float:
-        """All that ranks read of each other."""
         return self.between + self.within + self.in_place
 
 
@@ -58,16 +50,12 @@ class Refused:
 class Decision:
     """How a product is done: the candidate that was taken, all others by what they would take, and why each lost."""
 
-    shape: tuple[int, int, int]
-    """(m, n, k)."""
+    shape: tuple[int, int, int]  # (m, n, k)
     mesh: tuple[int, ...]
-    asked: str
-    """The algorithm that was asked for, or auto."""
+    asked: str  # the algorithm that was asked for, or auto
     algorithm: str
-    width: int
-    """Indices of a panel."""
-    considered: tuple[Considered, ...]
-    """Fastest first."""
+    width: int  # indices of a panel
+    considered: tuple[Considered, ...]  # fastest first
     refused: tuple[Refused, ...]
 
     @classmethod
@@ -90,7 +78,6 @@ class Decision:
 
     @property
     def chosen(self) -> Considered:
-        """The candidate that was taken."""
         return next(each for each in self.considered if each.why.startswith("chosen"))
 
     def __str__(self) -> str:
@@ -109,7 +96,6 @@ class Decision:
         return "\n".join(line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…" for line in lines)
 
     def as_json(self) -> dict[str, Any]:
-        """What `from_json` reads, of numbers, texts and lists alone."""
         return asdict(self)
 
     @classmethod

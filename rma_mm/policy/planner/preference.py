@@ -24,7 +24,6 @@ UNSERVED = (
 
 
 def check_preference(prefer: object, name: str = "prefer") -> str:
-    """A preference. Raises OptionError."""
     if prefer not in PREFERENCES:
         raise OptionError(f"{name}: got {quoted(prefer)}; it is {' or '.join(map(repr, PREFERENCES))}")
     return str(prefer)
@@ -45,7 +44,6 @@ def pulls_or_pushes(workload: Workload) -> bool:
 
 
 def acts_alone(ops: Iterable[Op], rank: int) -> bool:
-    """The same by a rank's operations."""
     return any(
         isinstance(op, Claim) or any(move.kind in ONE_SIDED and move.source != move.to for move in op.moves(rank))
         for op in ops

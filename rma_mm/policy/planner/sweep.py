@@ -27,12 +27,10 @@ from rma_mm.schedule.algorithm import OPERAND_DIMS
 from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.schedule import Schedule
 
-MOST = 2**24
-"""Ranks that are priced at most."""
+MOST = 2**24  # ranks that are priced at most
 GRIDS = 3
 """Grids of two axes, and as many of three, on which a product is priced where no mesh is given."""
-SHOWN = 8
-"""Lines of a plot."""
+SHOWN = 8  # lines of a plot
 
 Shape = tuple[int, int, int]
 
@@ -41,16 +39,13 @@ Shape = tuple[int, int, int]
 class SweepProblem:
     """What is to be priced."""
 
-    shape: Shape
-    """(m, n, k)."""
+    shape: Shape  # (m, n, k)
     ranks: int
     cost_model: CostModel
-    per_node: int
-    """Ranks of a node: so many consecutive ones."""
+    per_node: int  # ranks of a node: so many consecutive ones
     mesh: tuple[int, ...] | None = None
     """Ranks along each axis; None where it is to be chosen."""
-    algorithm: str = "auto"
-    """A row, or all of them."""
+    algorithm: str = "auto"  # A row, or all of them
     layouts: tuple[str | None, str | None, str | None] = (None, None, None)
     """Placements of A, B and C, in any notation; None where they are to be chosen."""
     memory: int | None = None
@@ -58,7 +53,6 @@ class SweepProblem:
 
     @property
     def element(self) -> int:
-        """Bytes of an element, of C while it is summed where these are more."""
         return max(self.cost_model.itemsize, self.cost_model.accum_itemsize)
 
     @property
@@ -72,7 +66,6 @@ class SweepProblem:
 
     @property
     def least(self) -> float:
-        """Words that the busiest rank moves at least."""
         return least_words(self.shape, self.ranks, self.memory // self.element if self.memory else None)
 
 
@@ -85,12 +78,10 @@ class Price:
     mesh: tuple[int, ...]
     """The mesh on which it is fastest, or the grid that it makes of its ranks."""
     candidate: Candidate
-    request: Request
-    """What was asked of the planner on that mesh."""
+    request: Request  # what was asked of the planner on that mesh
 
     @property
     def seconds(self) -> float:
-        """What it would take."""
         return self.candidate.seconds
 
     @property
@@ -101,12 +92,10 @@ class Price:
 
     @property
     def efficiency(self) -> float:
-        """The share of that which multiply-adds alone would take."""
         return self.question.ideal / self.seconds if self.seconds else 1.0
 
     @property
     def bytes_held(self) -> float:
-        """Bytes that the fullest rank holds."""
         return self.candidate.traffic.elements_held * self.question.element
 
     @property
@@ -261,7 +250,6 @@ def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:
 
 
 def strong(question: SweepProblem, ranks: Sequence[int]) -> list[SweepProblem]:
-    """The same product on so many ranks each."""
     return [replace(question, ranks=count, mesh=None) for count in ranks]
 
 
@@ -277,7 +265,6 @@ def weak(question: SweepProblem, ranks: Sequence[int]) -> list[SweepProblem]:
 
 
 def price_table(found: Sequence[Price]) -> str:
-    """The rows, fastest first."""
     head = ["mesh", "seconds", "efficiency", "words", "bound", "ratio", "messages", "memory"]
     rows = [["algorithm", *head, ""]]
     for price in found:
@@ -315,7 +302,6 @@ def _cell(price: Price) -> str:
 
 
 def _bytes(count: float) -> str:
-    """A size for people."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             break

@@ -38,7 +38,6 @@ def alike(found: Sequence[Candidate], chosen: Candidate) -> list[list[Candidate]
 
 
 def same_lines(groups: Iterable[Sequence[str]]) -> list[str]:
-    """Return a line for each group of several names."""
     return [f"the same as {names[0]}: {', '.join(names[1:])}" for names in groups if len(names) > 1]
 
 
@@ -102,12 +101,10 @@ def _where(candidate: Candidate, chosen: Candidate) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share in per cent, exact to a tenth where it is small."""
     return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -139,7 +136,6 @@ def words_line(words: list[int], shape: tuple[int, int, int], memory: int | None
 
 
 def files_line(nbytes: int, least: float) -> str:
-    """What is read from files, in bytes, beside what has to be."""
     return f"files       {nbytes} bytes read ({nbytes / least if least else 1:.2f} of the lower bound: {least:.0f})"
 
 

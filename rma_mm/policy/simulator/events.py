@@ -15,15 +15,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.event = 0
-        """The number of what happens now."""
+        self.event = 0  # the number of what happens now
         self._events: list[tuple[float, int, Act]] = []
         self._numbers = 0
         self._ready: deque[Act] = deque()
         self._changed: list[Server] = []
 
     def soon(self, act: Act) -> None:
-        """Do this next, at the same time."""
         self._ready.append(act)
 
     def after(self, seconds: float, act: Act) -> int:
@@ -33,7 +31,6 @@ class Clock:
         return self._numbers
 
     def changed(self, server: Server) -> None:
-        """Ask a server, before time goes on, when its next job ends."""
         self._changed.append(server)
 
     def run(self) -> None:
@@ -62,14 +59,12 @@ class Signal:
         self.is_over = False
 
     def end(self) -> None:
-        """It is over now."""
         self.is_over = True
         for act in self._waiting:
             self._clock.soon(act)
         self._waiting.clear()
 
     def then(self, act: Act) -> None:
-        """Do this when it is over, which it is not yet."""
         self._waiting.append(act)
 
 
@@ -82,7 +77,6 @@ class Countdown:
         self._left, self._act = parts, act
 
     def one(self) -> None:
-        """One more part is over."""
         self._left -= 1
         if not self._left:
             self._act()
@@ -102,10 +96,8 @@ class Server:
         self._numbers = 0
         self._served = 0.0
         """Seconds that a job has got which is here since the server was empty."""
-        self._since = 0.0
-        """When that was so."""
-        self._due = 0
-        """The event at which the next job ends."""
+        self._since = 0.0  # when that was so
+        self._due = 0  # the event at which the next job ends
         self._is_changed = False
 
     def add(self, seconds: float, act: Act) -> None:

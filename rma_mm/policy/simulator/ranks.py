@@ -28,8 +28,7 @@ class Noted(NamedTuple):
     end: float
     is_beside: bool
     """Whether it went on beside what the rank itself did."""
-    what: str
-    """The operation in words."""
+    what: str  # the operation in words
 
 
 Wires = Sequence[tuple[Server, float]]
@@ -59,12 +58,9 @@ class World:
         self.delays = {node: delays.get(node, 0.0) for node in nodes}
         self.letters: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
         """(from, to, operand) → what one of them has come to and the other has not, in order."""
-        self.signals: dict[tuple[int, str, int], Signal] = {}
-        """(rank, event, n) → its nth post."""
-        self.meetings: dict[str, tuple[Signal, Countdown]] = {}
-        """Where some ranks wait for all."""
-        self.noted: list[Noted] | None = [] if is_noted else None
-        """What ranks did when, where that is wanted."""
+        self.signals: dict[tuple[int, str, int], Signal] = {}  # (rank, event, n) → its nth post
+        self.meetings: dict[str, tuple[Signal, Countdown]] = {}  # where some ranks wait for all
+        self.noted: list[Noted] | None = [] if is_noted else None  # what ranks did when, where that is wanted
         self.tickets = 0
         self.end = 0.0
         self.ranks = [Rank(self, n, hosts[self.nodes[n] // machine.nodes_per_host]) for n in schedule.mesh.ranks]
@@ -82,11 +78,9 @@ class World:
             raise ScheduleError("deadlock", why)
 
     def flavour(self, x: str) -> Flavour:
-        """The windows that an operand is read and added to through."""
         return self.flavours.get(x, DEFAULT)
 
     def nbytes(self, ref: Ref) -> int:
-        """Bytes that a transfer of a box moves."""
         return ref.region.size * self.bytes_of[ref.operand]
 
     def stride(self, ref: Ref) -> int:
@@ -162,8 +156,7 @@ class Rank:
         self.op: Op | None = None
         """What it is at; None when it has done all."""
         self.is_multiplying = self.is_meeting = False
-        self.flows: dict[Flow, None] = {}
-        """Transfers between nodes that are its own, under way."""
+        self.flows: dict[Flow, None] = {}  # transfers between nodes that are its own, under way
         self.posts: Counter[str] = Counter()
         self.frames: dict[str, int] = {}
         self.claims: list[int] = []
@@ -173,7 +166,6 @@ class Rank:
 
     @property
     def peak(self) -> int:
-        """Elements held."""
         schedule = self.world.schedule
         homes = sum(schedule.in_memory(name, self.number) for name in schedule.homes)
         return homes + sum(self.frames.values())
@@ -184,7 +176,6 @@ class Rank:
             self.frames[frame] = max(size, self.frames.get(frame, 0))
 
     def count(self, op: Op) -> None:
-        """Count what an operation moves."""
         for other, words, is_message in foreign(op, self.number):
             if self.world.nodes[other] == self.node:
                 self.within += words
@@ -205,7 +196,6 @@ class Rank:
             self.world.noted.append(Noted(self.number, name, movement, begin, self.world.clock.now, True, op))
 
     def post(self, event: str) -> None:
-        """Count up an event."""
         self.posts[event] += 1
         self.world.posted(self.number, event, self.posts[event]).end()
 
@@ -233,10 +223,8 @@ class Flow:
         self.rank, self.wires, self.hidden = rank, wires, hidden
         self.movement, self.x, self.begin = movement, x, rank.world.clock.now
         self.over = Signal(rank.world.clock)
-        self.unseen = seconds
-        """Seconds that no multiply has gone on beside."""
-        self.late = 0.0
-        """Seconds by which multiplies have held it up."""
+        self.unseen = seconds  # seconds that no multiply has gone on beside
+        self.late = 0.0  # seconds by which multiplies have held it up
         rank.flows[self] = None
         rank.world.clock.after(latency, self._move)
 
@@ -260,8 +248,7 @@ class Message:
 
     def __init__(self, world: World, move: TransferSpec, rounds: int, is_sent: bool) -> None:
         self.source, self.target, self.world = world.ranks[move.source], world.ranks[move.to], world
-        self.is_sent = is_sent
-        """Whether it was the sender that came first."""
+        self.is_sent = is_sent  # whether it was the sender that came first
         self.over = Signal(world.clock)
         packed = world.stretches(move.ref) > 1
         self.cost = world.cost(world.link(move.source, move.to), move.kind, packed=packed)

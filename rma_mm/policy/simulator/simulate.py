@@ -27,8 +27,7 @@ from rma_mm.schedule.mirror_ops import Clear, Mirror, multiply_adds
 from rma_mm.schedule.ops import Op, Ref, Slot
 from rma_mm.schedule.schedule import Schedule
 
-TICKET = 8
-"""Bytes of a ticket of a pool."""
+TICKET = 8  # bytes of a ticket of a pool
 
 Waits = Generator[Signal | float, None, None]
 """What a rank waits for, one after the other: a signal, or seconds of its processor."""
@@ -55,8 +54,7 @@ class Simulated:
     """Elements that each held: its parts of matrices, and scratch; of a pool, for the tasks that fell to it."""
     claims: tuple[tuple[int, ...], ...]
     """Tasks of the schedule's pool that each ran, in order."""
-    noted: tuple[Noted, ...] = ()
-    """What each did when, where that was asked for."""
+    noted: tuple[Noted, ...] = ()  # what each did when, where that was asked for
 
 
 def simulate(
@@ -90,7 +88,6 @@ def simulate(
 
 
 def _life(rank: Rank) -> Waits:
-    """All that a rank does."""
     world = rank.world
     yield world.meet("begin")
     rank.note("wait")
@@ -104,8 +101,7 @@ def _life(rank: Rank) -> Waits:
 class _Fetch:
     """A rank's piece of a slice that ranks of its node fetch together."""
 
-    gates: list[ops.Await]
-    """What it is held back by."""
+    gates: list[ops.Await]  # what it is held back by
     copies: list[ops.Copy] = field(default_factory=list)
     transfers: list[Signal] = field(default_factory=list)
 
@@ -165,7 +161,6 @@ class _Program:
         self.rank.note("wait")
 
     def due(self, gates: Sequence[ops.Await]) -> list[Signal]:
-        """What Awaits wait for."""
         return [self.world.posted(q, op.event, op.count) for op in gates for q in op.group if op.count]
 
     def begin(self, transfer: Signal | None, *keys: Key) -> None:
@@ -348,14 +343,12 @@ class _Program:
 
     @handlers.on(ops.Scale, Mirror, Clear)
     def scale(self, op: ops.LocalOp) -> Waits:
-        """Read and written once."""
         filled = _slots("fill", op.src) if isinstance(op, Mirror) else []
         yield from self.wait([*filled, *_slots("read", op.c)])
         yield self.world.cost("own", COPY).seconds(self.world.nbytes(op.c))
 
     @handlers.on(ops.Finish)
     def finish(self, _: ops.Finish) -> Iterable[Signal]:
-        """Nothing to do where sums have the type of the result."""
         return ()
 
     @handlers.on(ops.Barrier)
@@ -375,7 +368,6 @@ def _one_after_another(letters: Sequence[Message], over: Signal) -> Waits:
 
 
 def _slots(what: str, *refs: Ref) -> list[Key]:
-    """The frames among the buffers of `refs`."""
     return [(what, ref.buffer.frame) for ref in refs if isinstance(ref.buffer, Slot)]
 
 

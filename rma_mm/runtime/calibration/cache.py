@@ -18,10 +18,8 @@ from rma_mm.kernels.choice.rates import processor
 from rma_mm.policy.model.machine import Machine
 from rma_mm.runtime.calibration.site import Site
 
-FORMAT = 4
-"""Of the files; another one is not read."""
-SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")
-"""Environment variables that change what MPI does."""
+FORMAT = 4  # of the files; another one is not read
+SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")  # environment variables that change what MPI does
 FLEETING = re.compile(r".*(_verbose|HOSTNAME)$|OMPI_MCA_(orte_|ess_|pmix|initial_wdir|num_procs|PREFIXES).*")
 """Those of them that launchers set anew for each job, or that only change what is said."""
 

@@ -22,8 +22,7 @@ from rma_mm.windows.progress import Progress
 
 SIZES = (1, 64, 512)
 """Rows of what each member sends: 2 KiB, 128 KiB and 1 MiB."""
-TAG = 1
-"""Of shifts."""
+TAG = 1  # of shifts
 
 
 class CollectiveGroups:
@@ -56,7 +55,6 @@ class CollectiveGroups:
         return found
 
     def pieces(self, columns: int) -> Packed:
-        """A shift of a few columns, of which no two rows lie together."""
         return Packed(self, columns)
 
     def overlaps(self) -> list[Overlap]:
@@ -132,7 +130,6 @@ class CollectiveGroups:
         return self.channel.reduce(summand, owner, result)
 
     def close(self) -> None:
-        """Collective over the group."""
         for transfer in self.transfers:
             transfer.close()
         if self.comm != MPI.COMM_NULL:
@@ -149,7 +146,6 @@ class Packed(TransferBenchmark):
         super().__init__(groups.link, "packed", ROWS * columns * 4, groups.load("shift"), moves)
 
     def seconds(self, found: float, shift: Cost) -> float:
-        """Of one piece on one side, beside its bytes."""
         return max(0.0, found / self.load[0] - shift.seconds(self.nbytes)) / ROWS
 
 
@@ -160,7 +156,6 @@ class GroupBenchmark:
         self.parts = parts
 
     def __call__(self) -> None:
-        """Start and await every transfer."""
         for part in self.parts:
             part.start()
         for part in self.parts:
@@ -178,7 +173,6 @@ class BusyGroupBenchmark(TransferBenchmark):
         self.multiply: Act | None = all_groups.multiply if is_target else None
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         begin = time.perf_counter()
         with self.progress:
             for part in self.parts:

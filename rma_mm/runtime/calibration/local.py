@@ -31,8 +31,7 @@ SHAPES: tuple[Shape, ...] = (
     (1024, 1024, 512, False),
 )
 """m, n, k of the products that are timed, and whether rows of C lie a multiple of a page apart; the quickest first."""
-PRODUCTS = 4e-3
-"""Seconds for which each is repeated."""
+PRODUCTS = 4e-3  # seconds for which each is repeated
 GUESSED, TRIES = 2, 3
 """The one that tells how long others take, and how often it is tried: the first time it finds nothing prepared."""
 SLOW = 0.1
@@ -76,7 +75,6 @@ class Pieces(TransferBenchmark):
         super().__init__("own", "pieces", pair[1].nbytes, load, [move])
 
     def seconds(self, found: float, copy: Cost) -> float:
-        """Of one piece, beside its bytes."""
         return max(0.0, found / self.load[0] - copy.seconds(self.nbytes)) / ROWS
 
 
@@ -142,7 +140,6 @@ class Products:
         """How many of each go into a sample; none of what would take too long."""
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         if not any(self.counts):
             self.counts = self.guessed()
         self.scratch.c.fill(FILL)
@@ -171,11 +168,9 @@ class Products:
         return [self.count_of(each) if each < SLOW else 0 for each in takes]
 
     def count_of(self, seconds: float) -> int:
-        """How many make a sample, each of which takes so long."""
         return max(1, round(PRODUCTS / max(1e-9, seconds)))
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """As many of each as make a sample."""
         self.counts = [
             self.count_of(each) if count else 0 for each, count in zip(seconds, self.counts, strict=True)
         ]
@@ -200,7 +195,6 @@ class Crowding:
         """Seconds of a processor that each sample took a rank, on average."""
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         laps, took = [], []
         for _ in range(CROWDS):
             barrier(self.comm)
@@ -213,7 +207,6 @@ class Crowding:
         return laps
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """As many products as make a sample."""
         self.count = max(1, round(self.count * CROWDED / max(1e-9, *self.own[-1])))
 
     def slowdown(self, rounds: np.ndarray[Any, Any]) -> float:
@@ -233,7 +226,6 @@ class Meeting(Case):
         self.comm = comm
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         begin = time.perf_counter()
         for _ in range(MEETINGS):
             barrier(self.comm)
@@ -258,11 +250,9 @@ class Operation(Case):
         self.actions: list[list[Act]] = [[multiply] * OPERATIONS, [product] * OPERATIONS]
 
     def count(self, work: float) -> None:
-        """Stands for the executor's count of what is done."""
         self.done += work
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         found = []
         for actions in self.actions:
             barrier(self.comm)
@@ -273,5 +263,4 @@ class Operation(Case):
         return found
 
     def seconds(self, found: Sequence[float]) -> float:
-        """Of one operation, without the product."""
         return max(0.0, found[0] - found[1]) / self.load

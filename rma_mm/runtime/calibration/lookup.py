@@ -87,7 +87,6 @@ def _corrected(machine: Machine, corrections: Mapping[str, float]) -> Machine:
 def _found(
     comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, may_measure: bool, flavours: tuple[str, ...]
 ) -> Machine | None:
-    """See `machine_of`. Collective."""
     told: tuple[Any, bool, bool, int] | None = None
     with agreed(comm, "machine", dtype=dtype, kernel=kernel, may_measure=may_measure, flavours=flavours):
         if comm.rank == 0:

@@ -60,11 +60,9 @@ class Overlap:
         self.comm, self.site, self.name, self.load, self.moves = comm, site, name, load, moves
         self.progress, self.product, self.finish = progress, multiply, finish
         self.products, self.size, self.is_settled = 4, FIRST, False
-        self.counts: list[int] = []
-        """Products of each round."""
+        self.counts: list[int] = []  # products of each round
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         self.counts.append(self.products)
         with self.progress:
             alone = self._timed(move=False)._replace(times=self.products)

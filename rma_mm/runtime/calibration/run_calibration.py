@@ -47,10 +47,8 @@ Point = tuple[float, float, float]
 class Wanted:
     """What is to be measured."""
 
-    products: tuple[Pair, ...] = ()
-    """Local products: element type and kernel."""
-    flavours: tuple[str, ...] = ()
-    """Windows."""
+    products: tuple[Pair, ...] = ()  # local products: element type and kernel
+    flavours: tuple[str, ...] = ()  # windows
     basis: bool = True
     """What belongs to neither: copies, groups, meetings, the runtime's own work."""
     thorough: bool = False
@@ -62,12 +60,10 @@ class Measurements:
     """What was measured, the same on every rank."""
 
     machine: Machine
-    points: Mapping[Pair, list[Point]] = field(default_factory=dict)
-    """Class of link and movement → its sizes."""
+    points: Mapping[Pair, list[Point]] = field(default_factory=dict)  # class of link and movement → its sizes
     contention: Mapping[Pair, tuple[int, float]] = field(default_factory=dict)
     """Class of link and flavour → readers of one owner, and what they take over as many with an owner each."""
-    rounds: int = 0
-    """How often each case was timed."""
+    rounds: int = 0  # how often each case was timed
     scattered: bool = False
     """Whether no two rounds found the same speeds of ranks."""
 
@@ -166,8 +162,7 @@ class _Found:
     points: dict[Pair, list[Point]] = field(default_factory=lambda: defaultdict(list))
     products: dict[str, tuple[list[Shape], list[float]]] = field(default_factory=dict)
     contention: dict[Pair, tuple[int, float]] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Fields of the machine."""
+    facts: dict[str, Any] = field(default_factory=dict)  # fields of the machine
     long: dict[str, tuple[Point, float]] = field(default_factory=dict)
     """Movement between nodes → what a long one took, and the seconds of it that no multiply hides."""
     rounds: int = 0
@@ -210,7 +205,6 @@ class _Cases:
             self.overlaps += [each for group in self.groups if group.link == "between" for each in group.overlaps()]
 
     def measured(self, deadline: float) -> _Found:
-        """Time them all, in turn."""
         cases: list[Case] = [
             *self.movements, *self.contention, *self.overlaps, *self.pieces, *self.packed, *self.meetings,
             *self.crowding, *self.operations, *self.products,
@@ -243,7 +237,6 @@ class _Cases:
         return found
 
     def close(self) -> None:
-        """Free windows, communicators and threads."""
         for group in self.groups:
             group.close()
         for window in self.windows:

@@ -30,8 +30,7 @@ Act = Callable[[], object]
 SAMPLE = 3e-3
 """Seconds that a sample takes where every rank has a processor: more by as much as they share them, since ranks that
 waited do not all begin at once."""
-MOST = 2048
-"""Movements of a sample at most."""
+MOST = 2048  # movements of a sample at most
 BUSY = 0.02
 """Seconds that a target is inside a multiply: those of a product of some 1000³ on one processor."""
 NAP = 2e-3
@@ -52,8 +51,7 @@ class Sample(NamedTuple):
 class Case(Protocol):
     """Something to be timed."""
 
-    figures: int
-    """How many figures a sample has."""
+    figures: int  # how many figures a sample has
     begins_together: bool
     """Whether the clock begins with the first rank of a host, and not with each for itself."""
 
@@ -97,7 +95,6 @@ def scatter(rounds: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _round(comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case]) -> NDArray[np.float64]:
-    """Every case once."""
     laps: list[Sample] = []
     for case in cases:
         barrier(comm)
@@ -116,7 +113,6 @@ def _round(comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case]) -> N
 
 
 def _bounds(cases: Sequence[Case]) -> list[int]:
-    """Where the figures of each case begin, and where the last ones end."""
     return list(accumulate((case.figures for case in cases), initial=0))
 
 
@@ -158,15 +154,12 @@ class TransferBenchmark:
         """
         self.link, self.name, self.nbytes, self.load = link, name, nbytes, load
         self.moves, self.finish = moves, finish
-        self.count = 4
-        """Movements of a sample; the same on all ranks."""
+        self.count = 4  # movements of a sample; the same on all ranks
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         return [self.lap(self.count, inf) if self.moves else Sample()]
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """As many movements as make a sample."""
         self.count = min(MOST, max(1, round(SAMPLE * max(1.0, self.load[0]) / max(1e-9, seconds[0]))))
 
     def lap(self, most: int, seconds: float) -> Sample:
@@ -181,7 +174,6 @@ class TransferBenchmark:
         return Sample(begin, time.perf_counter(), count)
 
     def point(self, seconds: float) -> tuple[float, float, float]:
-        """What its time is made of: transfers, bytes, seconds."""
         return self.load[0], self.load[1] * self.nbytes, seconds
 
 

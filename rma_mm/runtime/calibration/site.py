@@ -25,12 +25,10 @@ class Site:
     """Where the ranks of a communicator are, the same on all of them."""
 
     rank: int
-    node_of: tuple[int, ...]
-    """The node of each rank."""
+    node_of: tuple[int, ...]  # the node of each rank
     host_of: tuple[int, ...]
     """The host of each rank; hosts have several nodes where nodes are pretended."""
-    cores: int
-    """Processors of the host that has fewest."""
+    cores: int  # processors of the host that has fewest
     threads: int
     """BLAS threads of the rank that has fewest: hosts may differ in cores, and all ranks time the same cases."""
     pool_of: tuple[int, ...] = ()
@@ -55,17 +53,14 @@ class Site:
 
     @property
     def size(self) -> int:
-        """Ranks."""
         return len(self.node_of)
 
     @property
     def slots(self) -> int:
-        """Ranks of a host that multiply at full speed at once."""
         return max(1, self.cores // self.threads)
 
     @cached_property
     def nodes(self) -> list[list[int]]:
-        """The ranks of each node."""
         found: dict[int, list[int]] = defaultdict(list)
         for rank, node in enumerate(self.node_of):
             found[node].append(rank)
@@ -73,11 +68,9 @@ class Site:
 
     @cached_property
     def nodes_per_host(self) -> int:
-        """Nodes that share the processors of one host."""
         return max(Counter(host for _, host in set(zip(self.node_of, self.host_of, strict=True))).values())
 
     def has(self, link: str) -> bool:
-        """Whether any two ranks are linked so."""
         return len(self.nodes) > 1 if link == "between" else any(len(ranks) > 1 for ranks in self.nodes)
 
     # -- who moves what ---------------------------------------------------------------------------

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 SCATTER = 0.1
 """How far two rounds may be apart, of any rank, for their speeds to be believed."""
-ROUNDS = 5
-"""Rounds at most."""
+ROUNDS = 5  # rounds at most
 SPINS, SPIN, ENOUGH = 6, 0.01, 0.75
 """Times and seconds for which ranks spin to see the processors they get; the share from which they have all."""
 Speeds = tuple[float, ...]

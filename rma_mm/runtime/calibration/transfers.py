@@ -28,18 +28,14 @@ ROWS = 8192
 transfers find their memory cold, as those of matrices do."""
 SIZES = (1, 64, 1024)
 """Rows of transfers: 2 KiB, 128 KiB and 2 MiB."""
-BUSY_SIZES = (1, 512)
-"""Rows of those whose target is inside a multiply."""
+BUSY_SIZES = (1, 512)  # rows of those whose target is inside a multiply
 PLACES = 8
 """Places that transfers of one size go to and come from in turn, where there is room."""
-TICKET = ROWS * WIDTH * 4
-"""Where the counter for fetch-and-add lies."""
-EXPOSED = TICKET + 64
-"""Bytes that a rank exposes."""
+TICKET = ROWS * WIDTH * 4  # where the counter for fetch-and-add lies
+EXPOSED = TICKET + 64  # bytes that a rank exposes
 TURNS = 4
 """How often each place is read where owners are contended for."""
-SIDE = 512
-"""Of the square products that targets are inside of."""
+SIDE = 512  # of the square products that targets are inside of
 
 
 def buffer() -> Array:
@@ -50,13 +46,10 @@ def buffer() -> Array:
 
 
 def boxes(rows: int) -> list[Region]:
-    """The places of transfers of so many rows."""
     return [Region.box((n * rows, (n + 1) * rows), (0, WIDTH)) for n in range(min(PLACES, ROWS // rows))]
 
 
 def at_once(transfer: Transfer) -> Act:
-    """Start and await a transfer."""
-
     def act() -> None:
         transfer.start()
         transfer.wait()
@@ -96,7 +89,6 @@ class OneSided:
         return [self._case("own", "accumulate", rows, pairs, partial(add, rows), busy=False) for rows in SIZES]
 
     def contention(self) -> list[Contention]:
-        """What is to be timed of several readers, where there are several."""
         return [Contention(self, link) for link in ("node", "between") if self.site.readers(link)[0]]
 
     def _cases(self, link: str, busy: bool) -> list[TransferBenchmark]:
@@ -149,15 +141,12 @@ class OneSided:
         return [partial(self.window.fetch_add, target, TICKET, 1)]
 
     def get(self, target: int, box: Region) -> Transfer:
-        """A get of this box from a rank."""
         return self.window.get(target, Patch(0, (WIDTH, 1), *box), self.room, *box)
 
     def accumulate(self, target: int, box: Region) -> Transfer:
-        """An add of this box to a rank's."""
         return self.window.accumulate(target, Patch(0, (WIDTH, 1), *box), self.room, *box)
 
     def close(self) -> None:
-        """Collective."""
         for transfer in self.transfers:
             transfer.close()
         self.window.close()
@@ -177,7 +166,6 @@ class Contention(Case):
         self.comm = via.comm
 
     def sample(self) -> list[Sample]:
-        """See `Case`."""
         found = []
         for moves in self.ways:
             barrier(self.comm)

@@ -26,45 +26,37 @@ from rma_mm.runtime.products.plan import Plan
 from rma_mm.runtime.verification.checked_product import checked_move
 from rma_mm.schedule.schedule import Schedule
 
-Place = tuple[str, Layout]
-"""A matrix in one of its placements."""
-Here = Mapping[Place, DistMatrix]
-"""The matrices of an execution."""
+Place = tuple[str, Layout]  # A matrix in one of its placements
+Here = Mapping[Place, DistMatrix]  # the matrices of an execution
 
 
 class Action:
     """What is done to matrices. Collective where it has a schedule, else local."""
 
-    cost: CostBreakdown
-    """What it was priced at."""
+    cost: CostBreakdown  # what it was priced at
 
     @property
     def reads(self) -> Sequence[Place]:
-        """All that it reads: first what its schedule calls A and B."""
         raise NotImplementedError
 
     @property
     def result(self) -> Place:
-        """What it makes."""
         raise NotImplementedError
 
     @property
     def schedule(self) -> Schedule | None:
-        """By which it moves things; None where it does not."""
         return None
 
     def begin(self, here: Here, is_met: bool) -> None:
         """Begin what waits for nothing but A and B. is_met: whether barriers of the schedule are kept."""
 
     def work(self, here: Here) -> None:
-        """Do it; the result may not be there yet."""
         raise NotImplementedError
 
     def finish(self, here: Here) -> None:
         """Complete it: this rank's part of the result is there."""
 
     def checked(self, here: Here) -> AbstractContextManager[None]:
-        """Around all of it, where something is checked; collective then."""
         return nullcontext()
 
     def close(self) -> None:
@@ -76,17 +68,14 @@ class StepPlaces:
     """A step, and the places of all that it reads and of its result."""
 
     step: Step
-    layouts: tuple[Layout, ...]
-    """As of `PlacedStep`."""
+    layouts: tuple[Layout, ...]  # as of `PlacedStep`
 
     @property
     def reads(self) -> list[Place]:
-        """All that it reads."""
         return list(zip((each.name for each in self.step.reads), self.layouts, strict=False))
 
     @property
     def result(self) -> Place:
-        """What it makes."""
         return self.step.result, self.layouts[-1]
 
     def others(self, here: Here) -> list[NDArray[np.generic]]:
@@ -105,18 +94,15 @@ class Multiplication(StepPlaces, Action):
 
     @property
     def cost(self) -> CostBreakdown:  # type: ignore[override]  # it follows the plan
-        """See `Action`."""
         chosen = self.plan.choice.chosen
         cost, factor = chosen.cost, chosen.correction
         return CostBreakdown(cost.multiplying * factor, cost.moving * factor, cost.meeting * factor)
 
     @property
     def schedule(self) -> Schedule:
-        """See `Action`."""
         return self.plan.schedule
 
     def begin(self, here: Here, is_met: bool) -> None:
-        """See `Action`."""
         executable = self.plan.prepared.executable(*self._operands(here), self.plan.trace)
         executable.is_met = is_met
         self.running = Running(executable, self.plan.watch)
@@ -124,7 +110,6 @@ class Multiplication(StepPlaces, Action):
             executable.begin()
 
     def work(self, here: Here) -> None:
-        """See `Action`."""
         fused = self.plan.options.epilogue
         if isinstance(fused, Fused):
             fused.operands[:] = self.others(here)
@@ -135,7 +120,6 @@ class Multiplication(StepPlaces, Action):
             fused.operands.clear()  # views keep memory
 
     def finish(self, here: Here) -> None:
-        """See `Action`."""
         assert self.running is not None
         with self.running.noted():
             self.running.executable.finish()
@@ -143,7 +127,6 @@ class Multiplication(StepPlaces, Action):
         self.running = None
 
     def checked(self, here: Here) -> AbstractContextManager[None]:
-        """See `Action`."""
         return self.plan.checked(*self._operands(here))
 
     def _operands(self, here: Here) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
@@ -159,7 +142,6 @@ class Elementwise(StepPlaces, Action):
     kernel: str
 
     def work(self, here: Here) -> None:
-        """See `Action`."""
         made = here[self.result]
         assert self.step.work is not None
         call = partial(apply, self.step.work, self.others(here), made.tile, compiles(self.kernel, made.shape))
@@ -176,11 +158,9 @@ class AxisSums(StepPlaces, Action):
 
     @property
     def result(self) -> Place:
-        """See `Action`."""
         return self.own
 
     def work(self, here: Here) -> None:
-        """See `Action`."""
         (place,) = self.reads
         own, factor = here[self.own], self.step.factors[0]
         source = here[place].T if factor.transposed else here[place]
@@ -204,32 +184,26 @@ class Conversion(Action):
 
     @property
     def reads(self) -> list[Place]:
-        """See `Action`."""
         return [self.source]
 
     @property
     def result(self) -> Place:
-        """See `Action`."""
         return self.target
 
     @property
     def schedule(self) -> Schedule:
-        """See `Action`."""
         return self.moving.schedule
 
     def begin(self, here: Here, is_met: bool) -> None:
-        """See `Action`."""
         self.executable = self.moving.executable(here[self.source])
         self.executable.is_met = is_met
         self.executable.begin()
 
     def work(self, here: Here) -> None:
-        """See `Action`."""
         assert self.executable is not None
         self.executable.work()
 
     def finish(self, here: Here) -> None:
-        """See `Action`."""
         assert self.executable is not None
         self.executable.finish()
         self.executable = None
@@ -237,9 +211,7 @@ class Conversion(Action):
             here[self.target].tile[...] = self.made.tile
 
     def checked(self, here: Here) -> AbstractContextManager[None]:
-        """See `Action`."""
         return checked_move(here[self.source], self.moving.target, self.made.tile)
 
     def close(self) -> None:
-        """See `Action`."""
         self.moving.close()

@@ -33,24 +33,18 @@ class Chain:
     steps: tuple[Step, ...]
     matrices: dict[str, Operand]
     """Inputs, then results, in the order of the steps; with their placements as far as those are given."""
-    inputs: tuple[str, ...]
-    """Those that some step reads."""
-    spare: tuple[str, ...]
-    """Those that only steps read whose results nobody wants."""
+    inputs: tuple[str, ...]  # those that some step reads
+    spare: tuple[str, ...]  # those that only steps read whose results nobody wants
     outputs: tuple[str, ...]
-    products: dict[int, Operands]
-    """A, B and C of every step that multiplies."""
-    options: ProductOptions
-    """What products have in common."""
+    products: dict[int, Operands]  # A, B and C of every step that multiplies
+    options: ProductOptions  # what products have in common
 
     @property
     def given(self) -> dict[str, Layout]:
-        """Where inputs are, as far as that is given."""
         return self._placed(self.inputs)
 
     @property
     def wanted(self) -> dict[str, Layout]:
-        """Where results must be, as far as that is given."""
         return self._placed([step.result for step in self.steps])
 
     def _placed(self, names: Collection[str]) -> dict[str, Layout]:
@@ -114,7 +108,6 @@ def _is_number(x: object) -> bool:
 
 
 def _number(x: Any) -> Any:
-    """A number as Python has it."""
     return x.item() if isinstance(x, np.generic) else x
 
 

@@ -191,12 +191,10 @@ class ChainPlan:
 
     @property
     def _seconds(self) -> float:
-        """As steps overlap."""
         return min(self._apart, self._overlapped.seconds) if self._overlapped else self._last[1]
 
     @property
     def _apart(self) -> float:
-        """One step after the other."""
         return sum(seconds for _, seconds in self._chosen) + sum(each.seconds for each in self.answer.conversions)
 
     @property
@@ -361,7 +359,6 @@ class ChainPlan:
         return made
 
     def _is_there(self, step: Step, own: Layout, target: Layout) -> bool:
-        """Whether the sums of ranks' own parts are the result."""
         return matching_layout(own, [target], self.chain.matrices[step.result].shape, self.mesh.grid) is not None
 
     def _convert(self, source: Place, target: Place, seconds: float) -> None:

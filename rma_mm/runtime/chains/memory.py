@@ -29,23 +29,19 @@ class Frontier:
 
     mesh: Mesh
     name: str
-    operands: Operands
-    """Where they are to lie."""
+    operands: Operands  # where they are to lie
     own: int
     """Bytes of this rank's parts of A, B and C."""
     choices: list[PlanChoice] = field(default_factory=list)
-    at: int = 0
-    """Which of them is taken."""
+    at: int = 0  # which of them is taken
     lacks: str = ""
     """Why there is none that takes less than the last; empty where that is not known."""
 
     @property
     def taken(self) -> PlanChoice:
-        """What is taken."""
         return self.choices[self.at]
 
     def extra(self, choice: PlanChoice) -> int:
-        """Bytes that this rank needs beside its parts of A, B and C."""
         return max(0, peak_bytes(self.mesh, choice.schedule, choice.spec) - self.own)
 
     def look(self) -> bool:

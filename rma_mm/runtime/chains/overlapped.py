@@ -38,15 +38,13 @@ class RankTransfers(NamedTuple):
     """Homes of others that are read, or added to, without these taking part."""
     prefetched: set[str]
     """The operands of which parts are brought at its beginning."""
-    collectives: Counter[GroupStart]
-    """What of that groups move."""
+    collectives: Counter[GroupStart]  # what of that groups move
 
 
 class ActionTiming(NamedTuple):
     """When an action is."""
 
-    meets: bool
-    """Whether all ranks meet before it."""
+    meets: bool  # whether all ranks meet before it
     begins: list[int]
     """The numbers of those that begin then: it, unless it has begun, and some that follow."""
 
@@ -58,13 +56,10 @@ class Overlapped:
         """Collective. inputs: places that are there from the beginning. is_checked: whether each result is checked."""
         self.mesh, self.actions, self.inputs = mesh, actions, inputs
         self.is_checked = is_checked or mesh.checks is not None
-        self.schedules: list[Schedule | None] = []
-        """Those by which `keeps_barriers` and `moments` were found."""
-        self.keeps_barriers: list[bool] = []
-        """By action."""
+        self.schedules: list[Schedule | None] = []  # those by which `keeps_barriers` and `moments` were found
+        self.keeps_barriers: list[bool] = []  # by action
         self.moments: list[ActionTiming] = []
-        self.brings: list[bool] = []
-        """By action: whether it brings operands at its beginning."""
+        self.brings: list[bool] = []  # by action: whether it brings operands at its beginning
         self._look()
 
     def run(self, here: Here) -> None:
@@ -145,7 +140,6 @@ class Overlapped:
 
 
 def rank_moves(schedule: Schedule | None, mesh: Mesh) -> RankTransfers:
-    """That of this rank."""
     ops = [] if schedule is None else all_ops(schedule, mesh)
     first, together = list(chain(*leading(ops)[0])), Counter[GroupStart]()
     for op in first:
@@ -171,7 +165,6 @@ def joined(ranks: Sequence[RankTransfers]) -> RankTransfers:
 def action_timings(
     actions: Sequence[Action], inputs: Collection[Place], moved: Sequence[RankTransfers]
 ) -> Iterator[ActionTiming]:
-    """When each action is."""
     known, news, begun = set(inputs), set[Place](), set[int]()
 
     def named(n: int, names: set[str]) -> set[Place]:

@@ -54,8 +54,7 @@ class Prices:
             for number, each in self.products.items()
             for cost_model in self.tariffs[number].values()
         )
-        self.cost_model = self._usual()
-        """What everything else is priced by."""
+        self.cost_model = self._usual()  # what everything else is priced by
         self.shapes = {name: x.shape for name, x in chain.matrices.items()}
         speeds = self.cost_model.machine.speeds_of(mesh.grid.size)
         options = all_places(mesh.grid, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
@@ -207,5 +206,4 @@ class Prices:
 
 
 def nbytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> int:
-    """Bytes of this rank's part of a matrix."""
     return int(layout.region(shape, mesh.grid, mesh.rank).size * dtype.itemsize)

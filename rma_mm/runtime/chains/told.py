@@ -22,7 +22,6 @@ def step_table(steps: Sequence[Step], answer: Answer, chosen: Sequence[tuple[str
 
 
 def _conversion_row(each: PricedConversion) -> list[str]:
-    """A conversion as a line of the table."""
     return ["", f"convert {each.name}", "", str(each.source), "to", str(each.target), seconds_text(each.seconds)]
 
 

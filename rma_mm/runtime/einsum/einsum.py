@@ -180,7 +180,6 @@ class _Sums:
         return sum_over(term, [x for x in term.names if x not in others and x not in output], self.dtype, self.semiring)
 
     def _pair(self, a: Term, b: Term, pair: Pair) -> Term:
-        """The product of two. Collective."""
         batch, m, n, k = pair.batch, pair.m, pair.n, pair.k
         extents = dict(self.subscripts.extents)
         leading: list[Indices] = [] if pair.is_plain else [(name,) for name in batch] or [()]
@@ -244,12 +243,10 @@ class _Sums:
 
 
 def _most(layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> int:
-    """Elements on the fullest rank."""
     return max(layout.region(shape, mesh.grid, rank).size for rank in range(mesh.grid.size))
 
 
 def _long(term: Term, extents: dict[str, int]) -> list[str]:
-    """The indices along which an operand is not the same."""
     return [name for name in term.names if term.extent(name) == extents[name]]
 
 
@@ -261,5 +258,4 @@ def _faced(term: Term, leading: Groups, rows: Indices, cols: Indices) -> tuple[T
 
 
 def _matrix(term: Term) -> DistMatrix | NDArray[Any]:
-    """What matmul takes of an operand with two dimensions."""
     return term.x if isinstance(term.x, np.ndarray) else term.x.folded

@@ -24,10 +24,8 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Matrix = DistMatrix | NDArray[Any]
-OPTIONS = ("memory_limit", "compute_dtype", "kernel", "semiring")
-"""What the products have in common."""
-KEPT = 64
-"""Expressions whose placements are kept for a mesh."""
+OPTIONS = ("memory_limit", "compute_dtype", "kernel", "semiring")  # what the products have in common
+KEPT = 64  # expressions whose placements are kept for a mesh
 LARGE = 1 << 27
 """Multiply-adds from which products are placed together: to find out how takes up to a second, once."""
 
@@ -55,12 +53,10 @@ class Placements:
         return found
 
     def close(self) -> None:
-        """Forget all."""
         self.found.clear()
 
 
 def options_of(options: ProductOptions) -> dict[str, Any]:
-    """What `matmul` is to be told."""
     return {name: getattr(options, name) for name in OPTIONS}
 
 
@@ -96,7 +92,6 @@ def multiplied(
 
 
 def _name(number: int) -> str:
-    """What the chain calls a matrix."""
     return f"X{number}"
 
 

@@ -25,7 +25,6 @@ class Subscripts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the result."""
         extents = dict(self.extents)
         return tuple(extents[name] for name in self.output)
 
@@ -68,7 +67,6 @@ def parse(text: object, shapes: Sequence[tuple[int, ...]]) -> Subscripts:
 
 
 def _indices(term: str, shape: tuple[int, ...], number: int) -> Indices:
-    """The indices of one operand."""
     before, ellipsis, after = _TERM.fullmatch(term).groups()  # type: ignore[union-attr]  # the caller has looked
     rest = len(shape) - len(before) - len(after)
     if rest < 0 or (rest and not ellipsis):
@@ -80,7 +78,6 @@ def _indices(term: str, shape: tuple[int, ...], number: int) -> Indices:
 
 
 def _extents(operands: Sequence[Indices], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The length of each index."""
     found: dict[str, tuple[int, int]] = {}
     for number, (names, shape) in enumerate(zip(operands, shapes, strict=True)):
         own = dict(zip(names, shape, strict=True))
@@ -124,21 +121,16 @@ class Pair:
     b: int
     batch: Indices
     """Indices of both that are left; each group is in the order of the result."""
-    m: Indices
-    """Those of the first alone."""
-    n: Indices
-    """Those of the second alone."""
-    k: Indices
-    """Those of both that are summed over."""
+    m: Indices  # those of the first alone
+    n: Indices  # those of the second alone
+    k: Indices  # those of both that are summed over
 
     @property
     def names(self) -> Indices:
-        """The indices of the product."""
         return (*self.batch, *self.m, *self.n)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a product of two matrices."""
         return not self.batch and len(self.m) == len(self.n) == len(self.k) == 1
 
 
@@ -166,7 +158,6 @@ def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str]
     (a, left), (b, right) = (one, other) if _begins_with(one[1], other[1], output) else (other, one)
 
     def ordered(names: Iterable[str]) -> Indices:
-        """As they come in the result, the others behind them."""
         return tuple(sorted(names, key=lambda name: output.index(name) if name in output else len(output)))
 
     both = [name for name in left if name in right]

@@ -32,20 +32,16 @@ class Term:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length of each dimension."""
         return self.x.shape[: len(self.names)]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type."""
         return self.x.dtype
 
     def extent(self, name: str) -> int:
-        """The length of an index."""
         return self.shape[self.names.index(name)]
 
     def without(self, dims: Sequence[int]) -> Indices:
-        """Its names but for those of some dimensions."""
         return tuple(name for dim, name in enumerate(self.names) if dim not in dims)
 
 
@@ -152,7 +148,6 @@ def parted(array: DistArray, groups: Groups, extents: dict[str, int]) -> Term:
 
 
 def _joined(splits: Sequence[Split], extents: tuple[int, ...]) -> Split:
-    """Several dimensions as one."""
     if len(splits) == 1:
         return splits[0]
     return tuple(replace(level, fold=(extents, n)) for n, split in enumerate(splits) for level in split)

@@ -64,7 +64,6 @@ class Accumulator:
             to_keys(c, self.semiring.reduction)
 
     def close(self, c: Array) -> None:
-        """Make what `c` holds floats again, where it holds keys."""
         from_keys(c, self.semiring.reduction)
 
     def encode_in_place(self, box: Box) -> Callable[[], None]:
@@ -79,7 +78,6 @@ class Accumulator:
         return turn
 
     def encode_keys(self, x: Array) -> Array:
-        """An array whose floats were turned into keys, as those."""
         return x.view(key_type(x.dtype))
 
     def join(self, home: Ref) -> Callable[[Array, Array], None]:

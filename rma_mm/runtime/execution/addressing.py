@@ -16,21 +16,17 @@ from rma_mm.schedule.schedule import STAGE, Schedule
 
 COPIED = "cast "
 """Before the name of a home: scratch for parts of it in another type, or as they lie elsewhere."""
-Box = tuple[NDArray[Any], Region]
-"""Positions of a 2-D array."""
+Box = tuple[NDArray[Any], Region]  # positions of a 2-D array
 
 
 @dataclass
 class Tickets:
     """The shared counter of a pool. It is never reset: each run starts where the last one ended."""
 
-    block: Block
-    """An int64 on rank 0."""
-    first: int = 0
-    """The ticket of task 0 in the next run."""
+    block: Block  # an int64 on rank 0
+    first: int = 0  # the ticket of task 0 in the next run
 
     def next_task(self) -> int:
-        """The number of the next task; beyond the last where none is left."""
         return self.block.window.fetch_add(0, self.block.offset, 1) - self.first
 
 
@@ -40,18 +36,13 @@ class Memory:
 
     homes: dict[str, Block]
     """A, B, what the plan added, and C where other ranks read it."""
-    result: NDArray[Any]
-    """This rank's own local array of C."""
+    result: NDArray[Any]  # this rank's own local array of C
     shadow: Block | None = None
     """Where C is summed, if not in its own type."""
-    transposed: frozenset[str] = frozenset()
-    """Homes whose blocks hold the transposed matrix."""
-    frames: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Scratch memory by frame, flat."""
-    tickets: Tickets | None = None
-    """For a schedule with a pool."""
-    node_scratch: NodeScratch | None = None
-    """Where ranks of a node fetch slices together."""
+    transposed: frozenset[str] = frozenset()  # homes whose blocks hold the transposed matrix
+    frames: dict[str, NDArray[Any]] = field(default_factory=dict)  # scratch memory by frame, flat
+    tickets: Tickets | None = None  # for a schedule with a pool
+    node_scratch: NodeScratch | None = None  # where ranks of a node fetch slices together
 
 
 class Places:
@@ -88,7 +79,6 @@ class Places:
         return self.memory.frames[ref.buffer.frame][: ref.buffer.region.size]
 
     def box(self, ref: Ref) -> Box:
-        """The array that `ref` names a part of, and the positions there."""
         return self.whole(ref, summing=False), self.schedule.holds(ref).locate(ref.region)
 
     def is_upright(self, ref: Ref) -> bool:
@@ -103,7 +93,6 @@ class Places:
         return self.memory.homes.get(buffer), buffer in self.memory.transposed
 
     def home(self, ref: Ref, summing: bool = False) -> Block:
-        """The block of a home."""
         assert isinstance(ref.buffer, str)
         block, _ = self.block(ref.buffer, summing)
         assert block is not None
@@ -126,5 +115,4 @@ class Places:
 
 
 def slots(refs: list[Ref]) -> list[str]:
-    """The frames among the buffers of `refs`."""
     return [ref.buffer.frame for ref in refs if isinstance(ref.buffer, Slot)]

@@ -69,20 +69,14 @@ class Setup:
     mesh: Mesh
     places: Places
     scalars: Scalars
-    meet: Action
-    """A barrier of the schedule."""
-    claim: Action
-    """Runs tasks of the pool."""
-    done: Callable[[float], None]
-    """Told of every product's multiply-adds."""
-    transfers: list[Transfer]
-    """Everything bound, to be closed in the end."""
+    meet: Action  # A barrier of the schedule
+    claim: Action  # runs tasks of the pool
+    done: Callable[[float], None]  # told of every product's multiply-adds
+    transfers: list[Transfer]  # everything bound, to be closed in the end
     channels: list[Channel]
     total_work: float = 0.0
-    trace: Trace | None = None
-    """Where to note what is done when."""
-    machine: Machine | None = None
-    """What transfers are held against."""
+    trace: Trace | None = None  # where to note what is done when
+    machine: Machine | None = None  # what transfers are held against
     closings: EpilogueBinder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,19 +91,16 @@ class Binding:
     def __init__(self, setup: Setup, program: Sequence[Op]) -> None:
         self.setup, self.places, self.scalars, self.rank = setup, setup.places, setup.scalars, setup.mesh.rank
         self.actions: list[Action] = []
-        self.viewed = Counters()
-        """Words that Multiplies read in place, of one run."""
+        self.viewed = Counters()  # words that Multiplies read in place, of one run
         self.under_way: dict[str, list[tuple[int, Transfer]]] = defaultdict(list)
         """By name, each with the number of barriers that stand before it in the program."""
-        self.passed = 0
-        """Barriers that stand before what is bound now."""
+        self.passed = 0  # barriers that stand before what is bound now
         self.gates: list[ops.Await] = []
         """What was awaited last, and has held nothing back yet."""
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(program)
         self.closed = setup.closings.by_products(program)
-        self.met: list[range] = []
-        """The actions of each barrier."""
+        self.met: list[range] = []  # the actions of each barrier
         lead, rest = leading(program)
         slots = None if setup.mesh.checks is None else Slots(self.places.memory.frames, self.wait, self.actions.append)
         for self.passed, first in enumerate(lead):
@@ -254,21 +245,17 @@ class Binding:
 
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> None:
-        """What a group gets from the owners among it."""
         self.bind_collective(op, [bind_broadcast(op, self.places, self.channel(op.group))])
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> None:
-        """A step round a ring, which goes through the channel of all ranks."""
         self.bind_collective(op, [bind_shift(op, self.places, self.channel(tuple(self.places.schedule.mesh.ranks)))])
 
     @handlers.on(ops.Reduce)
     def reduce(self, op: ops.Reduce) -> None:
-        """What a group sums up."""
         self.bind_collective(op, bind_reduce(op, self.places, self.channel(op.group), self.scalars.sums))
 
     def bind_collective(self, op: ops.GroupOp, parts: Iterable[Bound]) -> None:
-        """What a group moves."""
         for part, bound in enumerate(parts):
             self.wait(bound.after)
             self.begin(self.noted(bound.transfer, op, part), *bound.during)
@@ -393,14 +380,12 @@ class Binding:
 
     @handlers.on(Clear)
     def clear(self, op: Clear) -> None:
-        """Zeros above the diagonal."""
         (c, (lines, columns)), (rows, cols) = self.places.box(op.c), op.c.region
         first = np.searchsorted(cols.indices, rows.indices, side="right").tolist()
         self.act(partial(clear_beyond, c, lines.indices.tolist(), first, columns.indices), op)
 
     @handlers.on(ops.Barrier)
     def barrier(self, op: ops.Barrier) -> None:
-        """All ranks meet."""
         begin = len(self.actions)
         self.wait(list(self.under_way), behind=self.passed)
         self.act(self.setup.meet, op)
@@ -409,5 +394,4 @@ class Binding:
 
     @handlers.on(ops.Claim)
     def claim(self, _: ops.Claim) -> None:
-        """Run tasks."""
         self.actions.append(self.setup.claim)

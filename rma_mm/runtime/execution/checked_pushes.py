@@ -24,8 +24,7 @@ class Entry(NamedTuple):
     """What one rank added to a home of another."""
 
     home: str
-    rows: NDArray[np.int64]
-    """Positions in the target's array, as it is stored."""
+    rows: NDArray[np.int64]  # positions in the target's array, as it is stored
     cols: NDArray[np.int64]
     values: Array
     op: str
@@ -101,17 +100,14 @@ class Total:
 
     def __init__(self, before: Array) -> None:
         self.value = before.copy()
-        self.size = np.abs(before) if self.rounds else np.zeros(0)
-        """The magnitudes of all that was added up."""
+        self.size = np.abs(before) if self.rounds else np.zeros(0)  # the magnitudes of all that was added up
         self.terms = np.zeros(before.shape, np.int64)
 
     @property
     def rounds(self) -> bool:
-        """Whether the order of sums makes a difference."""
         return self.value.dtype.kind in "fc"
 
     def add(self, entry: Entry) -> None:
-        """Add one summand."""
         box = np.ix_(entry.rows, entry.cols)
         with np.errstate(all="ignore"):
             self.value[box] = REDUCTIONS[entry.op].add(self.value[box], entry.values)

@@ -21,12 +21,10 @@ class Bound:
     transfer: Transfer
     after: list[str]
     """What must be over before it starts: the filling, or the reading, of a place."""
-    during: list[str]
-    """What goes on until it is over."""
+    during: list[str]  # what goes on until it is over
 
 
 def bind_broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
-    """A broadcast, or an all-gather."""
     upright = places.is_upright(op.parts[0])
     mine = next((places.box(part) for part in op.parts if part.rank == places.rank), None)
     theirs = {move.source: places.box(move.dst) for move in op.moves(places.rank) if move.dst}
@@ -41,7 +39,6 @@ def bind_broadcast(op: Broadcast, places: Places, channel: Channel) -> Bound:
 
 
 def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:
-    """A step of a ring."""
     tag = "ABC".index(op.dst.operand) + 1
     transfer = channel.shift(
         places.box(op.src), op.to, places.box(op.dst), op.source, places.is_upright(op.dst), tag
@@ -51,7 +48,6 @@ def bind_shift(op: Shift, places: Places, channel: Channel) -> Bound:
 
 
 def bind_reduce(op: Reduce, places: Places, channel: Channel, sums: Accumulator) -> Iterator[Bound]:
-    """A reduction of each part."""
     for src, dst in zip(op.srcs, op.dsts, strict=True):
         is_mine, is_slot = dst.rank == places.rank, isinstance(dst.buffer, Slot)
         result = places.array(dst, summing=True) if is_mine else None

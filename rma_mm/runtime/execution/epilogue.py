@@ -21,8 +21,7 @@ class EpilogueBinder:
 
     places: Places
     epilogue: Epilogue | None
-    kernel: str
-    """What multiplies."""
+    kernel: str  # what multiplies
 
     @cached_property
     def bias(self) -> NDArray[Any] | None:
@@ -36,7 +35,6 @@ class EpilogueBinder:
 
     @property
     def own(self) -> NDArray[Any]:
-        """Which values of the bias are this rank's."""
         return self.places.schedule.home("C", self.places.rank)[self.axis].indices
 
     def refresh(self) -> None:
@@ -46,12 +44,10 @@ class EpilogueBinder:
 
     @property
     def axis(self) -> int:
-        """The dimension of C along which the bias lies."""
         return int(self.epilogue is not None and self.epilogue.per == "column")
 
     @property
     def needed(self) -> bool:
-        """Whether closing C does anything."""
         return self.epilogue is not None or self.places.memory.shadow is not None
 
     def of(self, c: Ref) -> EpilogueTile:
@@ -66,7 +62,6 @@ class EpilogueBinder:
         return EpilogueTile(result, bias, self.epilogue.per, self.epilogue.activation, is_compiled, work)
 
     def call(self, c: Ref) -> Callable[[], None]:
-        """What closes a part of the rank's C, once it is complete."""
         return self.of(c).bound(self.places.array(c, summing=True))
 
     def by_products(self, ops: Sequence[Op]) -> set[int]:

@@ -49,8 +49,7 @@ class Executable:
         self.windows: list[Window] = list(dict.fromkeys(block.window for block in blocks))
         self.progress: Progress | None = None
         self.done_work = 0.0
-        self.claims: list[int] = []
-        """Tasks that this rank ran last."""
+        self.claims: list[int] = []  # tasks that this rank ran last
         places = Places(schedule, memory, mesh.rank)
         pushes = None if mesh.checks is None or not mesh.is_member else Pushes(mesh, mesh.checks, places)
         meet = self.meet if pushes is None else pushes.meeting(self.meet)
@@ -63,8 +62,7 @@ class Executable:
             self.program.actions[:] = [pushes.begin, *self.program.actions, pushes.end]
             self.program.opening = slice(0)
             self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
-        self.worked = 0
-        """The first action of `work`."""
+        self.worked = 0  # the first action of `work`
         self.is_met = True
         """Whether the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
@@ -109,7 +107,6 @@ class Executable:
 
     @property
     def _tail(self) -> int:
-        """A barrier is in no tail: not all ranks have it at their end."""
         return self.program.tail if self.is_met else self.program.unmet_tail
 
     def sync(self) -> None:
@@ -136,7 +133,6 @@ class Executable:
         return intra, inter, messages, messages_inter
 
     def close(self) -> None:
-        """Free what preparing made. Local."""
         for transfer in self.setup.transfers:
             transfer.close()
         self.tasks.clear()
@@ -145,7 +141,6 @@ class Executable:
     # -- running ----------------------------------------------------------------------------------
 
     def call(self, actions: list[Action]) -> None:
-        """Make calls in order."""
         for action in actions:
             action()
 
@@ -216,12 +211,10 @@ class Running:
 
     @property
     def words(self) -> Counters:
-        """What this rank has moved."""
         return Counters(*self._moved)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Around a part."""
         tally = self.watch.metrics.tally
         before, begun = self.executable.traffic(), perf_counter_ns()
         multiplying, waiting, work = tally.multiplying, tally.waiting, tally.work
@@ -236,7 +229,6 @@ class Running:
         self._moved = tuple(map(add, self._moved, moved))
 
     def end(self) -> None:
-        """It is done."""
         multiplying, waiting, work = self.watch.metrics.now()
         before = multiplying - self._multiplied, waiting - self._waited, work - self._worked
         self.watch.note(self._elapsed, before, self.words)
@@ -250,7 +242,6 @@ class Listener:
         self.error: BaseException | None = None
 
     def __call__(self, done: float, total: float) -> None:
-        """Tell, unless that failed before."""
         if self.error is not None:
             return
         within("progress")

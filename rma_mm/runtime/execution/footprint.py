@@ -63,7 +63,6 @@ def all_ops(schedule: Schedule, mesh: Mesh) -> list[Op]:
 
 
 def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
-    """Elements of each frame of this rank's scratch memory."""
     return frame_sizes(all_ops(schedule, mesh), mesh.rank)
 
 
@@ -85,7 +84,6 @@ def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
 
 
 def merged(movements: Sequence[dict[str, str]]) -> dict[str, str]:
-    """What any of several ranks did; "here" only where none did anything else."""
     return {name: _in_words({way for each in movements for way in each[name].split("+")}) for name in "ABC"}
 
 
@@ -94,5 +92,4 @@ def _in_words(ways: set[str]) -> str:
 
 
 def adds_elsewhere(ops: list[Op], rank: int) -> bool:
-    """Whether a rank's operations add to another's memory, where sums come in any order."""
     return any(isinstance(op, Accumulate) and op.dst.rank != rank for op in ops)

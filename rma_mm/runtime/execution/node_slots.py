@@ -71,7 +71,6 @@ class NodeScratch:
         return self.frames[ref.rank, ref.buffer.frame][: ref.buffer.region.size]
 
     def begin(self) -> None:
-        """A run begins: nothing is posted yet."""
         self.begun[:] = self.counts[self.mesh.rank]
 
     def post(self, event: str) -> None:

@@ -91,7 +91,6 @@ class ProductOptions:
 
     @property
     def checked_every(self) -> int:
-        """Of how many products one is verified, once normalised; 0 where none is."""
         return int(self.check.removeprefix("every=") or 0)
 
     def is_so(self, name: str) -> bool:
@@ -120,7 +119,6 @@ class Operands:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(m, n, k)."""
         rows, cols = self.a.shape
         return (*self.c.shape, rows if self.options.transpose_a else cols)
 
@@ -149,12 +147,10 @@ class Operands:
 
     @property
     def accum_dtype(self) -> np.dtype[Any]:
-        """The element type in which C is summed."""
         return accumulator(self.product_dtype)
 
     @property
     def semiring(self) -> Semiring:
-        """What is done in place of + and ×."""
         return find_semiring(self.options.semiring)
 
     @property
@@ -173,7 +169,6 @@ class Operands:
 
     @property
     def operand_dtype(self) -> np.dtype[Any] | None:
-        """The element type of both operands, where they have one."""
         return self.a.dtype if self.a.dtype == self.b.dtype else None
 
     def dtype(self, buffer: str) -> np.dtype[Any]:
@@ -186,5 +181,4 @@ class Operands:
 
 
 def frame_dtype(operands: Operands, schedule: Schedule, frame: str) -> np.dtype[Any]:
-    """Element type of a frame of scratch memory."""
     return operands.dtype(frame[0] + STAGE if frame[0] + STAGE in schedule.homes else frame[0])

@@ -11,8 +11,7 @@ from rma_mm.schedule.verify.proof import conclude, nothing
 from rma_mm.schedule.verify.rank_evidence import evidence
 from rma_mm.windows.waiting import reduced
 
-REMEMBERED = 4096
-"""Redistributions of a mesh that need no second proof."""
+REMEMBERED = 4096  # redistributions of a mesh that need no second proof
 
 
 def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:

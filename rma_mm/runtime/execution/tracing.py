@@ -29,8 +29,7 @@ class TraceEvent(NamedTuple):
     name: str
     kind: str
     """multiply, wait, start, scale, cast, barrier, post, claim, flush; of transfers get, accumulate, shift, …"""
-    start: int
-    """Nanoseconds of this process's clock."""
+    start: int  # nanoseconds of this process's clock
     end: int
     facts: Facts
 
@@ -39,15 +38,12 @@ class Trace:
     """The events of one rank."""
 
     def __init__(self) -> None:
-        self.calls: list[TraceEvent] = []
-        """What the rank itself did, one after the other."""
-        self.transfers: list[TraceEvent] = []
-        """What went on beside it."""
+        self.calls: list[TraceEvent] = []  # what the rank itself did, one after the other
+        self.transfers: list[TraceEvent] = []  # what went on beside it
         self.repetitions: list[tuple[int, int]] = []
         """Start and end of each product, in nanoseconds of this process's clock."""
 
     def clear(self) -> None:
-        """Forget everything so far."""
         for events in (self.calls, self.transfers, self.repetitions):
             events.clear()
 
@@ -79,11 +75,9 @@ class TracedTransfer:
     def __init__(self, trace: Trace, inner: Transfer, kind: str, facts: Facts) -> None:
         self.trace, self.inner, self.kind, self.facts = trace, inner, kind, facts
         self.name = f"{kind} {facts['operand']}"
-        self._start: int | None = None
-        """When it began; None while nothing is under way."""
+        self._start: int | None = None  # when it began; None while nothing is under way
 
     def start(self) -> None:
-        """Begin, on whatever thread."""
         self._start = clock()
         self.inner.start()
         self.done()
@@ -96,7 +90,6 @@ class TracedTransfer:
         self.trace.calls.append(TraceEvent(name, "start", start, clock(), self.facts))
 
     def done(self) -> bool:
-        """Whether it is over."""
         is_done = self.inner.done()
         if is_done:
             self._end()
@@ -113,7 +106,6 @@ class TracedTransfer:
         return None
 
     def close(self) -> None:
-        """Free what the preparation made."""
         self.inner.close()
 
     def _end(self) -> None:
@@ -125,7 +117,6 @@ class TracedTransfer:
 def call_noted(
     trace: Trace | None, call: Callable[[], T], name: str, facts: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[], T]:
-    """The call as it is, or noted where there is a trace."""
     return call if trace is None else trace.call(call, name, dict(facts))
 
 

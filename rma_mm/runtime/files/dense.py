@@ -29,20 +29,15 @@ SMALL_BOX = 256
 class DenseFile:
     """A matrix in a file whose header has been checked: what a `Source` does, but for `again`."""
 
-    path: str
-    """As the user gave it."""
-    shape: tuple[int, int]
-    """Rows and columns."""
+    path: str  # as the user gave it
+    shape: tuple[int, int]  # rows and columns
     dtype: np.dtype[Any]
     """Element type once read: in native byte order, bfloat16 for |V2."""
-    fortran_order: bool
-    """Whether columns are contiguous."""
-    offset: int
-    """Bytes before the first element."""
+    fortran_order: bool  # whether columns are contiguous
+    offset: int  # bytes before the first element
     stored: np.dtype[Any]
     """Element type in the file, in the file's byte order."""
-    version: Version
-    """The file as of when its header was read."""
+    version: Version  # the file as of when its header was read
     array: tuple[int, ...] = field(default=(), kw_only=True)
     """Of an array of other than two dimensions its shape; `shape` is then that of the matrix that it is kept as."""
     is_reversed: bool = field(default=False, kw_only=True)
@@ -85,7 +80,6 @@ class DenseFile:
             raise FileFormatError(f"{display_path(self.path)}: cannot be read any more: {error}") from None
 
     def check(self) -> None:
-        """Raise FileFormatError where the file is no longer the one whose header was read."""
         self.version.check()
 
 
@@ -93,20 +87,14 @@ class DenseFile:
 class DenseSink:
     """A file in the making that holds a matrix by rows: what a `Sink` does, but for `source`."""
 
-    path: str
-    """The final name, links followed."""
-    temporary: str
-    """Where the parts go until then."""
-    shape: tuple[int, int]
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    """Element type of the matrix."""
+    path: str  # the final name, links followed
+    temporary: str  # where the parts go until then
+    shape: tuple[int, int]  # rows and columns
+    dtype: np.dtype[Any]  # element type of the matrix
     stored: np.dtype[Any]
     """Element type in the file, of the same size: |V2 for bfloat16."""
-    offset: int
-    """Bytes before the first element."""
-    held: Unfinished | None = field(compare=False, repr=False)
-    """The file, on the rank that made it."""
+    offset: int  # bytes before the first element
+    held: Unfinished | None = field(compare=False, repr=False)  # the file, on the rank that made it
 
     @classmethod
     def reserve(

@@ -17,7 +17,6 @@ _ALLOWED: ContextVar[bool] = ContextVar("rma_mm_allow_external", default=False)
 
 
 def is_allowed() -> bool:
-    """True if files that other files name are read."""
     return _ALLOWED.get()
 
 

@@ -126,8 +126,7 @@ class Format:
     """The dataclass that `create` makes, if it can be made again where a job that was ended is gone on with."""
 
 
-FORMATS: dict[str, Format] = {}
-"""Every format, by suffix."""
+FORMATS: dict[str, Format] = {}  # every format, by suffix
 
 
 def register_format(kind: Format) -> None:
@@ -195,7 +194,6 @@ def check_extents(name: str, shape: tuple[int, ...]) -> None:
 
 
 def unwritable(path: str, why: str) -> FileFormatError:
-    """What a rank says that cannot write where rank 0 could."""
     return FileFormatError(
         f"output {display_path(path)}: a rank on {os.uname().nodename} cannot write there: {why}; "
         f"all nodes must see the directory"

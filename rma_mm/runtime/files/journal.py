@@ -22,10 +22,8 @@ from rma_mm.errors import FileFormatError, display_path, truncate
 from rma_mm.geometry.span import Region
 from rma_mm.unfinished import JOURNAL, Unfinished, remove_left_behind, sync, write_at
 
-VERSION = 1
-"""Of the form of journals."""
-STRIP = 2**16
-"""Elements that are summed up at a time."""
+VERSION = 1  # of the form of journals
+STRIP = 2**16  # elements that are summed up at a time
 
 
 @dataclass
@@ -33,10 +31,8 @@ class Journal:
     """The journal of one output. Local; on one rank."""
 
     path: str
-    facts: dict[str, Any]
-    """What it begins with."""
-    blocks: dict[int, int] = field(default_factory=dict)
-    """Number of each whole block → its checksum."""
+    facts: dict[str, Any]  # what it begins with
+    blocks: dict[int, int] = field(default_factory=dict)  # number of each whole block → its checksum
 
     @staticmethod
     def begin(final: str, facts: Mapping[str, Any]) -> Journal:
@@ -110,7 +106,6 @@ class Journal:
         self.blocks[block] = checksum
 
     def remove(self) -> None:
-        """The output has its name."""
         with suppress(OSError):
             os.unlink(self.path)
 

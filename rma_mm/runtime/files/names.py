@@ -15,22 +15,18 @@ from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 
 SEPARATOR = "::"
 """What stands between a file and the matrix in it."""
-MOST_LISTED = 8
-"""Matrices of a file that a message names."""
+MOST_LISTED = 8  # matrices of a file that a message names
 
 
 @dataclass(frozen=True)
 class Name:
     """A matrix in a file, or a part of one, as a user names it."""
 
-    text: str
-    """All of it, as it was given."""
-    path: str
-    """The file, or folder."""
+    text: str  # all of it, as it was given
+    path: str  # the file, or folder
     inner: str = ""
     """Which matrix of several in the file; empty where none is named."""
-    part: tuple[slice, slice] | None = None
-    """Its rows and columns; None for all."""
+    part: tuple[slice, slice] | None = None  # its rows and columns; None for all
 
     @staticmethod
     def of(given: str | os.PathLike[str], folders: Collection[str] = ()) -> Name:

@@ -20,8 +20,7 @@ from rma_mm.runtime.files.formats import Format, Readable, Source, check_said, c
 from rma_mm.runtime.files.npy_again import NpyAgain
 from rma_mm.runtime.files.version import examined
 
-MAGIC = b"\x93NUMPY"
-"""The first bytes of every .npy file."""
+MAGIC = b"\x93NUMPY"  # the first bytes of every .npy file
 LONGEST_HEADER = 1 << 16
 """Bytes of header that are looked at; a matrix needs about 100."""
 
@@ -31,7 +30,6 @@ class NpyFile(DenseFile):
     """A matrix in a `.npy` file whose header has been checked against the file's size."""
 
     def again(self) -> Readable:
-        """The same file by NumPy's own reader of headers, in whole strips."""
         return NpyAgain.open(self.path)
 
 
@@ -54,7 +52,6 @@ class NpySink(DenseSink):
 
 
 def read_array(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyFile:
-    """As `read_header`, for an array of any number of dimensions but none."""
     return read_header(path, dtype_override, is_matrix=False)
 
 

@@ -31,18 +31,13 @@ class NpyAgain:
     """A matrix in a `.npy` file. Its calls raise OSError and ValueError."""
 
     path: str
-    shape: tuple[int, int]
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    """Element type once read; |V2 is taken for bfloat16."""
-    fortran_order: bool
-    """Whether columns are contiguous."""
-    stored: np.dtype[Any]
-    """Element type in the file."""
+    shape: tuple[int, int]  # rows and columns
+    dtype: np.dtype[Any]  # element type once read; |V2 is taken for bfloat16
+    fortran_order: bool  # whether columns are contiguous
+    stored: np.dtype[Any]  # element type in the file
 
     @staticmethod
     def open(path: str) -> NpyAgain:
-        """The file by its header."""
         with open(path, "rb") as file:
             stored, turned, shape = _header(file)
         if len(shape) != 2:
@@ -81,7 +76,6 @@ def reread_vector(path: str, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def _typed(raw: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Elements as the file has them, in a type of this machine."""
     return raw.view(dtype) if raw.dtype.kind == "V" else raw.astype(dtype, copy=False)
 
 

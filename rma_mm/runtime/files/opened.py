@@ -112,13 +112,11 @@ class Opened:
 
     @property
     def _live(self) -> Source:
-        """What reads. Raises ClosedError."""
         if self._source is None:
             raise ClosedError(f"{display_path(self.path)}: it is closed; open it again")
         return self._source
 
     def _within(self, region: Region) -> Region:
-        """Where a region of the part lies in the matrix."""
         return Region(own.take(span) if own else span for own, span in zip(self._part, region, strict=True))
 
     def _region(self, region: Region | tuple[slice, slice]) -> Region:
@@ -152,7 +150,6 @@ class _Again:
         self.fortran_order: bool = reader.fortran_order
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` with the part in `region`."""
         self._reader.read(self._first._within(region), out)
 
 

@@ -50,12 +50,10 @@ class Saving:
 
     format: str | None = None
     """The format, as "h5", where the file's name does not end so."""
-    chunks: Shape | None = None
-    """Rows and columns that are compressed together."""
+    chunks: Shape | None = None  # rows and columns that are compressed together
     shards: Shape | None = None
     """Rows and columns of chunks that lie in one file."""
-    compress: str | None = None
-    """By what: "zstd" or "none"."""
+    compress: str | None = None  # by what: "zstd" or "none"
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Saving:
@@ -174,24 +172,19 @@ class Output:
 
     @property
     def temporary(self) -> str:
-        """Where the parts go until the file is whole."""
         return self.sink.temporary
 
     def write(self, region: Region, tile: NDArray[Any]) -> None:
-        """Write this rank's part, down to the disk. Local; raises FileFormatError."""
         self.sink.write(region, tile)
 
     def source(self) -> Source:
-        """What was written, as the disk has it. Local; raises FileFormatError."""
         return self.sink.source()
 
     def discard(self) -> None:
-        """Remove what was written, unless it is published. Local; of effect on rank 0."""
         self.sink.discard()
 
 
 def is_resumable(path: Path, how: Saving) -> bool:
-    """Whether files of this format can be gone on with by another job."""
     return named_in(path, how.format)[1].sink is not None
 
 

@@ -43,10 +43,8 @@ class Strips:
     """A matrix of which each rank holds one strip, read from a file: a matrix as verification sees it."""
 
     mesh: Line
-    shape: tuple[int, int]
-    """Rows and columns."""
-    layout: Layout
-    """Strips of rows, or of columns."""
+    shape: tuple[int, int]  # rows and columns
+    layout: Layout  # strips of rows, or of columns
     tile: Any
     """This rank's strip: an array, or what stands for one."""
 
@@ -55,16 +53,13 @@ class Strips:
 
     @property
     def region(self) -> Region:
-        """The global indices that this rank holds."""
         return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
     @property
     def T(self) -> Strips:
-        """The transposed matrix, on the same memory."""
         return Strips(self.mesh, self.shape[::-1], self.layout.T, self.tile.T)
 
     def astype(self, dtype: np.dtype[Any]) -> Strips:
-        """The same matrix in another type."""
         return Strips(self.mesh, self.shape, self.layout, self.tile.astype(dtype, copy=False))
 
 
@@ -125,18 +120,15 @@ class LazyTile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         rows, cols = self.region.shape
         return (cols, rows) if self.is_turned else (rows, cols)
 
     @property
     def size(self) -> int:
-        """Elements."""
         return self.region.size
 
     @property
     def T(self) -> LazyTile:
-        """The transposed part."""
         return LazyTile(self.file, self.region, self.failures, not self.is_turned)
 
     def __len__(self) -> int:

@@ -56,12 +56,10 @@ def read_region(
 
 
 def _is_by_rows(place: NDArray[Any]) -> bool:
-    """Whether the elements of each row lie together."""
     return place.strides[1] == place.itemsize and place.strides[0] >= 0
 
 
 def _as_bytes(place: NDArray[Any]) -> NDArray[np.uint8]:
-    """The same memory, of which each row lies together."""
     return place.view(np.uint8)
 
 

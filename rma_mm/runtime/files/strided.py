@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 64
-"""Rows from which on it is worth while."""
-AT_ONCE = 1024
-"""Rows of a call: what the system takes (IOV_MAX)."""
+LEAST = 64  # rows from which on it is worth while
+AT_ONCE = 1024  # rows of a call: what the system takes (IOV_MAX)
 BAND = 2**23
 """Bytes that are mapped at a time: what is mapped counts as the process's own."""
 CACHED = 0.5

@@ -17,8 +17,7 @@ class Version:
     """A file as it was when it was first looked at."""
 
     path: str
-    identity: tuple[int, int, int, int]
-    """Device, inode, size and time of the last change."""
+    identity: tuple[int, int, int, int]  # device, inode, size and time of the last change
 
     @staticmethod
     def of(path: str) -> Version | None:
@@ -30,7 +29,6 @@ class Version:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return self.identity[2]
 
     def check(self, descriptor: int | None = None) -> None:
@@ -47,7 +45,6 @@ class Version:
 
 
 def identity_of(found: os.stat_result) -> tuple[int, int, int, int]:
-    """What tells one version of a file from another."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

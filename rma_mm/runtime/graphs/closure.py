@@ -22,10 +22,8 @@ from rma_mm.runtime.ranks.process_group import serialized
 
 PATHS = {MIN_PLUS.name: "shortest paths", MAX_MIN.name: "widest paths", OR_AND.name: "what is reached"}
 """Semiring → what its closure is."""
-TRACED = (MIN_PLUS.name, MAX_MIN.name)
-"""Those whose paths have predecessors."""
-BLOCK = 2**22
-"""Lengths of paths that are traced at a time."""
+TRACED = (MIN_PLUS.name, MAX_MIN.name)  # those whose paths have predecessors
+BLOCK = 2**22  # lengths of paths that are traced at a time
 
 
 @serialized
@@ -144,7 +142,6 @@ def _check(array: NDArray[Any], place: Layout, ring: Semiring) -> None:
 
 
 def _greatest(dtype: np.dtype[Any]) -> Any:
-    """What leaves every value as it is under minimum."""
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
@@ -214,7 +211,6 @@ def _larger(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
 
 
 def _eps(dtype: np.dtype[Any]) -> float:
-    """The rounding error of a number near 1."""
     return 2.0**-7 if dtype == BFLOAT16 else float(np.finfo(dtype).eps)
 
 

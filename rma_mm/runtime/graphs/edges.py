@@ -44,12 +44,10 @@ class Edges:
 
 
 def by_rows(mesh: Mesh) -> Layout:
-    """Whole rows on every rank."""
     return Layout((tuple(Level((axis,)) for axis in mesh.grid.names), ()))
 
 
 def is_sparse(graph: object) -> bool:
-    """Whether this is a sparse matrix or array, as SciPy has them."""
     return hasattr(graph, "tocsr") and hasattr(graph, "nnz")
 
 

@@ -27,7 +27,6 @@ from rma_mm.runtime.ranks.mesh import Mesh
 
 
 def default_layout(mesh: Mesh) -> Layout:
-    """Blocks that hold each element once: the leading axes cut rows, the others columns."""
     return next(single_layouts(mesh.grid))
 
 
@@ -58,14 +57,12 @@ def by_chunks(shape: Shape, mesh: Mesh, chunks: Shape) -> Layout:
 
 
 def keeps_whole(layout: Layout, shape: tuple[int, ...], mesh: MeshShape, chunks: Shape) -> bool:
-    """Whether each chunk of a matrix lies on one rank alone."""
     return layout.is_single(mesh) and all(
         cuts_none(layout.region(shape, mesh, rank), shape, chunks) for rank in range(mesh.size)
     )
 
 
 def pinned(mesh: Mesh, rank: int, dims: int = 2) -> Layout:
-    """The placement that puts a whole matrix on one rank."""
     return Layout(((),) * dims, tuple(mesh.grid.coords(rank).items()))
 
 

@@ -206,12 +206,10 @@ def load(
 
 
 def kind_of(shape: tuple[int, ...]) -> Any:
-    """DistMatrix for two dimensions, DistArray for others."""
     return DistMatrix if len(shape) == 2 else DistArray
 
 
 def as_array(x: DistArray | DistMatrix) -> DistArray:
-    """A matrix as an array of two dimensions, on the same memory."""
     return x if isinstance(x, DistArray) else DistArray(x, x.shape, x.layout)
 
 

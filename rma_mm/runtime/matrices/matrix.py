@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 Elements = Callable[..., Any]
-FILL_BLOCK = 2**17
-"""Elements that `from_function` asks for at a time."""
+FILL_BLOCK = 2**17  # elements that `from_function` asks for at a time
 
 
 class Multiplicand:
@@ -163,7 +162,6 @@ class Distributed(Multiplicand):
 
     @classmethod
     def _extents(cls, shape: Any) -> tuple[int, ...]:
-        """The shape, checked. Raises ShapeError."""
         return checked_shape(shape) if cls.is_matrix else checked_extents(shape)
 
     def redistribute(self, layout: str | Layout) -> Self:

@@ -28,10 +28,8 @@ from rma_mm.windows import Window
 
 LANDING = f"{COPIED}C"
 """The scratch for what does not come straight to its place."""
-BOUND = 8
-"""Sources that are kept bound."""
-RELAY = 2**28
-"""Bytes of one message to ranks beyond the grid."""
+BOUND = 8  # sources that are kept bound
+RELAY = 2**28  # bytes of one message to ranks beyond the grid
 
 
 def move(source: Stored, layout: Layout, result: NDArray[Any], block: Block | None = None) -> None:

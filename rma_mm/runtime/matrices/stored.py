@@ -17,8 +17,7 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.runtime.ranks.mesh import Mesh
 
 Shape = tuple[int, int]
-LARGE = 2**20
-"""Bytes of the gets by which windows are compared."""
+LARGE = 2**20  # bytes of the gets by which windows are compared
 
 
 class Stored:

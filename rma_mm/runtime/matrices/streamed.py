@@ -28,8 +28,7 @@ from rma_mm.windows.waiting import wait
 
 SAMPLE = 2**22
 """Bytes that are read to find out how fast that goes."""
-TYPICALLY = 1 / 2e9
-"""Seconds of a byte where that is not measured."""
+TYPICALLY = 1 / 2e9  # seconds of a byte where that is not measured
 FILE = "file"
 """What stands where the name of a window's flavour does."""
 
@@ -83,15 +82,11 @@ class FileWindow:
 
     def __init__(self, source: Opened) -> None:
         self.source = source
-        self.counters = Counters()
-        """Nothing comes from other ranks."""
-        self.nbytes = 0
-        """What this rank has read."""
-        self.seconds = 0.0
-        """In which it did."""
+        self.counters = Counters()  # nothing comes from other ranks
+        self.nbytes = 0  # what this rank has read
+        self.seconds = 0.0  # in which it did
 
     def reaches(self, rank: int) -> bool:
-        """Return False: a file is no memory that this rank could load."""
         return False
 
     def get(
@@ -121,20 +116,16 @@ class FileBlock:
     window: FileWindow
     dtype: np.dtype[Any]
     serial: int
-    local: NDArray[Any] = field(repr=False)
-    """Nothing."""
+    local: NDArray[Any] = field(repr=False)  # nothing
 
     @property
     def key(self) -> tuple[FileWindow, int]:
-        """Equal for blocks on the same file."""
         return self.window, 0
 
     def unheld(self) -> FileBlock:
-        """The same: it holds no memory."""
         return self
 
     def patch(self, rank: int, positions: Region) -> Region:
-        """The part of the file at these positions, whoever reads it."""
         return positions
 
 
@@ -186,7 +177,6 @@ class Reading:
             self._over.result()
 
     def close(self) -> None:
-        """Nothing is held, once it is over."""
         self._over = None
 
 

@@ -33,8 +33,7 @@ class Adaptation:
     def __init__(self, mesh: Mesh, choice: PlanChoice) -> None:
         self.mesh = mesh
         seconds = choice.predicted_seconds
-        self._watch: Watch | None = None
-        """None where nothing is to change."""
+        self._watch: Watch | None = None  # None where nothing is to change
         options = choice.spec.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(choice.chosen)

@@ -31,8 +31,7 @@ from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 
-MOST = 64
-"""Rows, or columns, of blocks."""
+MOST = 64  # rows, or columns, of blocks
 WIDTH = 256
 """Panels of A and B are at least so wide, where blocks are chosen."""
 FRAMES = 2
@@ -43,8 +42,7 @@ LONGEST = 2**16
 """Rows, or columns, that blocks are made multiples of at most, where a file keeps so many together."""
 BESIDE = 2**25
 """Bytes of the limit that are left to BLAS, for what it packs, and to the plan itself, where blocks fit in the rest."""
-Cut = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where rows, and where columns, of blocks begin."""
+Cut = tuple[tuple[int, ...], tuple[int, ...]]  # where rows, and where columns, of blocks begin
 
 
 class BlockedProduct:
@@ -61,12 +59,10 @@ class BlockedProduct:
     ) -> None:
         self.mesh, self.files, self.shape, self.before, self.options = mesh, {"A": A, "B": B}, shape, before, options
         self.unit = unit
-        self.words = Counters()
-        """What this rank has moved so far."""
+        self.words = Counters()  # what this rank has moved so far
         self.seconds = 0.0
         """In which this rank has read A and B so far."""
-        self.executing = 0.0
-        """In which blocks were computed."""
+        self.executing = 0.0  # in which blocks were computed
         self._nbytes, self._under_way = 0, list[FileWindow]()
         self._kept: Plan | None = None
         self._result: DistMatrix | None = None
@@ -117,7 +113,6 @@ class BlockedProduct:
 
     @property
     def nbytes(self) -> int:
-        """What this rank has read of A and B so far."""
         return self._nbytes + sum(file.nbytes for file in self._under_way)
 
     def close(self) -> None:
@@ -207,7 +202,6 @@ class BlockedProduct:
 
 
 def _spans(starts: tuple[int, ...], extent: int) -> list[Span]:
-    """Spans that begin at these indices, and end where the next begins."""
     return [Span.range(*each) for each in zip(starts, (*starts[1:], extent), strict=True)]
 
 

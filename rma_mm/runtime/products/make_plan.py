@@ -40,8 +40,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import serialized
 from rma_mm.windows.waiting import wait
 
-Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]
-"""What is multiplied, as it is given."""
+Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]  # what is multiplied, as it is given
 
 
 @serialized

@@ -27,8 +27,7 @@ from rma_mm.runtime.ranks.agreement import agreed
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.process_group import serialized
 
-plan = make_plan
-"""The public name of `make_plan`."""
+plan = make_plan  # the public name of `make_plan`
 AnyPlan = Plan | BatchPlan
 Steps = tuple[int, ...]
 """By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
@@ -42,8 +41,7 @@ class PlanCache:
     def __init__(self) -> None:
         self.plans: OrderedDict[tuple[object, Steps], AnyPlan] = OrderedDict()
         """By what was asked for, and the shares of slow ranks. Oldest use first."""
-        self._steps: dict[object, Steps] = {}
-        """The shares by which each product was done last."""
+        self._steps: dict[object, Steps] = {}  # the shares by which each product was done last
 
     @classmethod
     def of(cls, mesh: Mesh) -> PlanCache:
@@ -79,7 +77,6 @@ class PlanCache:
         plan.close()
 
     def close(self) -> None:
-        """Forget all."""
         self.plans.clear()
         self._steps.clear()
 

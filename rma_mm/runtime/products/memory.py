@@ -133,8 +133,7 @@ class MemoryTrial:
     candidate: Candidate
     problem: PlacedProblem = field(init=False)
     tunings: list[Tuning] = field(init=False)
-    standing: int = field(init=False)
-    """Bytes of this rank's matrices, whatever the tuning."""
+    standing: int = field(init=False)  # bytes of this rank's matrices, whatever the tuning
     least: dict[Tuning, int] = field(init=False, default_factory=dict)
     """Bytes that a tuning needs at least, on the fullest rank."""
     seen: set[Tuning] = field(init=False, default_factory=set)

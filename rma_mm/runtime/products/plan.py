@@ -37,8 +37,7 @@ from rma_mm.schedule.drawing.text import drawn
 from rma_mm.schedule.schedule import Schedule
 from rma_mm.windows import Counters, Window
 
-Given = DistMatrix | Opened | NDArray[Any]
-"""What operands may be."""
+Given = DistMatrix | Opened | NDArray[Any]  # what operands may be
 
 
 class Plan:

@@ -27,19 +27,15 @@ class PlanChoice:
 
     spec: Operands
     request: Request
-    candidates: list[Candidate]
-    """Every candidate, best first."""
+    candidates: list[Candidate]  # every candidate, best first
     chosen: Candidate
-    problem: PlacedProblem
-    """What the chosen row is lowered for."""
+    problem: PlacedProblem  # what the chosen row is lowered for
     schedule: Schedule
     tuning: Tuning
-    peak_bytes: int
-    """What the fullest rank holds while the product runs."""
+    peak_bytes: int  # what the fullest rank holds while the product runs
     is_ordered: bool
     """Whether no rank adds to another's memory, where sums come in any order."""
-    flavour: Flavour
-    """Of the windows that the mesh had."""
+    flavour: Flavour  # of the windows that the mesh had
     instead: str = ""
     """Why it took over from another plan; empty where it did not."""
 
@@ -74,7 +70,6 @@ class PlanChoice:
 
     @property
     def fetches_together(self) -> bool:
-        """Whether ranks of a node fetch together what lies on other nodes."""
         return self.request.fetches_together and not self.chosen.algorithm.grouped
 
     @cached_property
@@ -108,7 +103,6 @@ class PlanChoice:
 
     @property
     def why(self) -> str:
-        """Why it was chosen."""
         if self.instead:
             return self.instead
         if self.spec.options.algorithm != "auto":

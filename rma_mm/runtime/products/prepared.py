@@ -41,8 +41,7 @@ class Prepared:
         """workspace: the caller's memory for what this rank needs beside its matrices, and shares with no other."""
         self.mesh, self.choice = mesh, choice
         sizes = frames(mesh, choice)
-        self.scratch_bytes = nbytes(sizes)
-        """What a workspace has to hold on this rank."""
+        self.scratch_bytes = nbytes(sizes)  # what a workspace has to hold on this rank
         if workspace is not None:
             with agreed(mesh.comm, "plan"):
                 check_room(self.scratch_bytes, workspace, mesh.rank)
@@ -198,5 +197,4 @@ class BoundOperands(Generic[M, E]):
 
     @property
     def out(self) -> M:
-        """The result matrix."""
         return self.matrices[2]

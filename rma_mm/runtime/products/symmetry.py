@@ -12,8 +12,7 @@ from rma_mm.runtime.execution.operands import Operands, ProductOptions
 from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.schedule.symmetry import FILLS, Symmetry
 
-HERMITIAN = "hermitian"
-"""What says so of a complex C."""
+HERMITIAN = "hermitian"  # what says so of a complex C
 
 
 def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: bool = False) -> ProductOptions:

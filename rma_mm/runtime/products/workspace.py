@@ -17,10 +17,8 @@ from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import STAGE
 
-ALIGNMENT = 64
-"""Bytes: frames begin at multiples of it."""
-Frames = dict[str, tuple[int, np.dtype[Any]]]
-"""Frame → its elements and their type."""
+ALIGNMENT = 64  # bytes: frames begin at multiples of it
+Frames = dict[str, tuple[int, np.dtype[Any]]]  # frame → its elements and their type
 
 
 def frames(mesh: Mesh, choice: PlanChoice) -> Frames:
@@ -34,7 +32,6 @@ def frames(mesh: Mesh, choice: PlanChoice) -> Frames:
 
 
 def nbytes(sizes: Frames) -> int:
-    """Bytes in which such frames fit, wherever those begin."""
     return ALIGNMENT * bool(sizes) + sum(_rounded(n * dtype.itemsize) for n, dtype in sizes.values())
 
 

@@ -30,10 +30,8 @@ def digest(*facts: object) -> int:
     return int.from_bytes(raw, "little") >> 2
 
 
-TOLD = 11
-"""Numbers that a rank can tell with a ballot."""
-MESH = 0x1000193
-"""Keeps equal calls on two meshes apart."""
+TOLD = 11  # numbers that a rank can tell with a ballot
+MESH = 0x1000193  # keeps equal calls on two meshes apart
 PARTING = 5.0
 """Seconds in which ranks that leave a product hear why the others do."""
 END = "the end of the program"
@@ -51,7 +49,6 @@ class Ballot:
     """
 
     def __init__(self, comm: MPI.Intracomm, what: str) -> None:
-        """what: the call, as 'matmul'."""
         from mpi4py import MPI
 
         self.max, self.what = MPI.MAX, what
@@ -145,7 +142,6 @@ RankCall = tuple[str, str, dict[str, str], tuple[str, str] | None]
 
 
 def _gather_calls(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[RankCall]:
-    """What every rank tells. Collective."""
     mesh = "" if ballot.slot is None else ballot.slot.name
     return ballot.comm.allgather((ballot.what, mesh, texts, describe(error)))
 

@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 GRAIN = 256
 """Bytes to which offsets are rounded, so that tiles start on a cache line."""
-SLAB = 2**22
-"""Bytes of the smallest slab, per rank."""
+SLAB = 2**22  # bytes of the smallest slab, per rank
 UNEVEN = 2**20
 """Bytes from which on a block in uneven parts gets a window of its own."""
 SPREAD = 1.25
 """How many times the mean share the largest may be in memory that is cut alike on every rank."""
-MANY = 64
-"""Slabs from which on new ones grow."""
+MANY = 64  # slabs from which on new ones grow
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,7 @@ class Block:
     offset: int
     """Bytes from the start of the window to the array, on every rank."""
     dtype: np.dtype[Any]
-    strides: tuple[tuple[int, int], ...]
-    """(row, column) stride of each rank's array, in elements."""
+    strides: tuple[tuple[int, int], ...]  # (row, column) stride of each rank's array, in elements
     local: NDArray[Any]
     """This rank's array; it and every view of it keep the block alive. Empty once the mesh is closed."""
     rank: int
@@ -148,7 +145,6 @@ class Block:
 
     @property
     def key(self) -> tuple[Window, int]:
-        """Equal for blocks on the same memory."""
         return self.window, self.offset
 
     def unheld(self) -> Block:
@@ -164,7 +160,6 @@ class Block:
         return self.window.view(rank, self.offset, shape, self.strides[rank], self.dtype)
 
     def patch(self, rank: int, positions: Region) -> Patch:
-        """The box of `rank`'s array at these positions."""
         return Patch(self.offset, self.strides[rank], *positions)
 
 
@@ -177,8 +172,7 @@ class Arena:
         self.live: dict[int, tuple[Slab | Window, int, int]] = {}
         """serial → (slab, offset, bytes), or (a window of its own, 0, 0); the same on every rank."""
         self.dropped: set[int] = set()
-        self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()
-        """What is named on this rank."""
+        self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # what is named on this rank
 
     def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
         """A block of row-major arrays; `shapes` by rank of the communicator. Collective."""
@@ -305,7 +299,6 @@ class Arena:
             )
 
     def _alone_ones(self) -> list[Window]:
-        """Windows that are no slabs."""
         return [place for place, _, _ in self.live.values() if not isinstance(place, Slab)]
 
     def reserve(self, blocks: list[list[int]]) -> None:

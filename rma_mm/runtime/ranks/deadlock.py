@@ -18,10 +18,8 @@ from rma_mm.windows.waiting import WHEN_LATE
 class Probe(NamedTuple):
     """Does a rank wait for itself?"""
 
-    asker: int
-    """Rank of COMM_WORLD."""
-    wait: int
-    """Which of its waits it asks in."""
+    asker: int  # rank of COMM_WORLD
+    wait: int  # which of its waits it asks in
     call: int
     """The call of the group it was sent on that its sender waits in."""
     path: tuple[tuple[int, str], ...]
@@ -31,8 +29,7 @@ class Probe(NamedTuple):
 class Wait:
     """One rank's wait in one call of a group, from its beginning."""
 
-    number = 0
-    """Waits of this process so far."""
+    number = 0  # waits of this process so far
 
     def __init__(self, group: ProcessGroup, what: str) -> None:
         Wait.number += 1

@@ -377,7 +377,6 @@ def checked_comm(comm: object) -> MPI.Intracomm:
 
 
 def environment() -> dict[str, object]:
-    """What the environment sets that all ranks must have alike: plans rest on it."""
     return {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
 
 

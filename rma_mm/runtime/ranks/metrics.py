@@ -32,20 +32,16 @@ if TYPE_CHECKING:
 
     from rma_mm.geometry.mesh import MeshShape
 
-EVERY = 5.0
-"""Seconds between two writings of the file at least."""
+EVERY = 5.0  # seconds between two writings of the file at least
 SHORT = 50_000
 """Nanoseconds below which a product's multiplies say nothing of a rank."""
 FINE = 1e6
 """What shares are multiplied by to be told as whole numbers."""
-SILENT = -(2**62)
-"""Told by a rank whose multiplies say nothing."""
+SILENT = -(2**62)  # told by a rank whose multiplies say nothing
 MOST = 1e6
 """How many times as long a rank is said to take at most."""
-KINDS = 256
-"""Kinds of products whose usual pace is remembered."""
-BITS = 32
-"""Of a rank in what is told of it."""
+KINDS = 256  # kinds of products whose usual pace is remembered
+BITS = 32  # of a rank in what is told of it
 OWN = 3
 """Of the numbers that are told, those of one product; the others are of the rank."""
 
@@ -54,10 +50,8 @@ class ProductFigures(NamedTuple):
     """What one product took and moved on this rank."""
 
     seconds: float
-    multiply: float
-    """Seconds in local products."""
-    wait: float
-    """Seconds in waits for transfers and for other ranks."""
+    multiply: float  # seconds in local products
+    wait: float  # seconds in waits for transfers and for other ranks
     traffic: Counters
 
 
@@ -79,29 +73,23 @@ class Metrics:
 
     def __init__(self, mesh: Watched) -> None:
         self.mesh, self._comm = mesh, mesh.comm
-        self.tally = Tally()
-        """This rank's counts."""
-        self.slowness = Slowness()
-        """This rank's multiplies."""
-        self.relief = Relief(mesh.grid.size)
-        """What slow ranks are spared."""
+        self.tally = Tally()  # this rank's counts
+        self.slowness = Slowness()  # this rank's multiplies
+        self.relief = Relief(mesh.grid.size)  # what slow ranks are spared
         self._usual: OrderedDict[Hashable, Recent] = OrderedDict()
         self._last: tuple[int, int, int, Counters] | None = None
         self._links = {link: SlowLink() for link in FAR_LINKS}
         self._used = dict.fromkeys(FAR_LINKS, (0, 0.0))
-        self._named: set[object] = set()
-        """Ranks and classes of links that were reported."""
+        self._named: set[object] = set()  # ranks and classes of links that were reported
         self._path = ""
         self._next = 0.0
         self._has_failed = False
         self._moving = 0
         """What the tally had of transfers when links were last looked at."""
-        self._slow_link = 0
-        """What is told of one that is slow."""
+        self._slow_link = 0  # what is told of one that is slow
 
     @property
     def last(self) -> ProductFigures | None:
-        """This rank's last product."""
         if self._last is None:
             return None
         elapsed, multiplying, waiting, traffic = self._last
@@ -212,7 +200,6 @@ class Metrics:
         return multiplying / work if multiplying > SHORT and work else 0.0
 
     def now(self) -> tuple[int, int, float]:
-        """What `note` is to be told."""
         return self.tally.multiplying, self.tally.waiting, self.tally.work
 
     def _look_at_links(self) -> None:
@@ -265,8 +252,7 @@ class ProductWatch:
     def __init__(self, metrics: Metrics, kind: Hashable) -> None:
         """kind: what tells products apart that take different times for a multiply-add."""
         self.metrics = metrics
-        self.heard = 0
-        """How often ranks told each other."""
+        self.heard = 0  # how often ranks told each other
         self.last_seconds = 0.0
         """What the product before the last took on the slowest rank: ranks tell each other when they meet again."""
         self.was_slow = False
@@ -281,7 +267,6 @@ class ProductWatch:
         return self.metrics.piggyback(self._elapsed, slowness.relative(self._pace))
 
     def act_on_votes(self, told: Sequence[int]) -> None:
-        """What the ranks told. Collective."""
         self.heard += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
         slowness = self.metrics.slowness
@@ -292,7 +277,6 @@ class ProductWatch:
         self.metrics.act_on_votes(told)
 
     def note(self, elapsed: int, before: tuple[int, int, float], traffic: Counters) -> None:
-        """A product took so many nanoseconds. before: what `Metrics.now` said as it began."""
         self._elapsed, self._pace = elapsed, self.metrics.note(elapsed, before, traffic)
 
 

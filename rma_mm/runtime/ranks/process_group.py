@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TAG = 7
-"""Of what waiting ranks tell each other."""
+TAG = 7  # of what waiting ranks tell each other
 LAST_WORDS = 3.0
 """Seconds that a job goes on for the other ranks to hear why it ends."""
 
@@ -56,12 +55,9 @@ class ProcessGroup:
         self.world_ranks: list[int] = list(MPI.Group.Translate_ranks(members, list(everyone), world))
         members.Free()
         world.Free()
-        self.calls = 0
-        """Calls that this rank has entered."""
-        self.made = self.open = 0
-        """Meshes."""
-        self.sent = [0] * parent.size
-        """Messages to each rank, by `tell`."""
+        self.calls = 0  # calls that this rank has entered
+        self.made = self.open = 0  # meshes
+        self.sent = [0] * parent.size  # messages to each rank, by `tell`
         self.received = [0] * parent.size
         self.aborted: dict[int, tuple[str, str] | None] = {}
         """Who left a product in its midst, and by which error of its own: its class and text."""
@@ -107,7 +103,6 @@ class ProcessGroup:
         self.tell(AbortNotice(self.comm.rank, failure))
 
     def receive_messages(self) -> list[Any]:
-        """The messages that have arrived."""
         from mpi4py import MPI
 
         found = []
@@ -179,10 +174,8 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 class _State:
     """What holds for this process."""
 
-    broken = ""
-    """Why no call can be agreed on any more."""
-    is_told = False
-    """Whether all ranks have raised that."""
+    broken = ""  # why no call can be agreed on any more
+    is_told = False  # whether all ranks have raised that
     kept: tuple[object, ...] = ()
     """What transfers may still write to that nobody waits for any more."""
     within = ""
@@ -193,7 +186,6 @@ _state = _State()
 
 
 def broken() -> str:
-    """Why no call can be agreed on any more; empty while all is well."""
     return _state.broken
 
 
@@ -216,7 +208,6 @@ def require_usable() -> None:
 
 
 def within(what: str) -> None:
-    """Refuse calls while `what` of the user's runs; empty where it has ended."""
     _state.within = what
 
 

@@ -15,8 +15,7 @@ from rma_mm.runtime.verification.rows import Indices
 
 COUNTS = np.dtype(np.uint16)
 """In which the parts of such matrices work: so many ranks may hold a summand."""
-BITS = 8
-"""Terms of one look."""
+BITS = 8  # terms of one look
 
 
 def true_rows(comm: Any, a: Part, b: Part, before: Part | None, reads: bool, rows: Indices) -> NDArray[np.bool_]:

@@ -46,16 +46,13 @@ UNSEEN = "one in each part of the matrix; of the others none was looked at, and 
 class Verdict:
     """The outcome of a check."""
 
-    ok: bool
-    """Whether C is right."""
+    ok: bool  # whether C is right
     residual: float | None
     """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
-    reason: str = ""
-    """Where and how C is wrong."""
+    reason: str = ""  # where and how C is wrong
     rows: int | None = None
     """How many rows were computed again; None where none had to be."""
-    how: str = ""
-    """What was looked at, for people."""
+    how: str = ""  # what was looked at, for people
 
 
 def verify(
@@ -116,7 +113,6 @@ def _others(semiring: Semiring) -> str:
 
 
 def _exact(reason: str, rows: int, m: int, others: str) -> Verdict:
-    """The verdict where rows were computed again without rounding errors."""
     return Verdict(not reason, None if reason else 0.0, reason, rows, _how(rows, m, others))
 
 

@@ -67,10 +67,8 @@ class Result(OnMesh, Protocol):
 
 SELDOM = 10
 """Products of which one is checked, from which on that is done thoroughly: it takes up to a third of a product."""
-TOLD = 4
-"""Sentences that each rank tells."""
-SHOWN = 8
-"""Sentences of an error at the most."""
+TOLD = 4  # sentences that each rank tells
+SHOWN = 8  # sentences of an error at the most
 
 
 @contextmanager
@@ -161,7 +159,6 @@ def _completed(C: Result, known: Symmetry, where: NDArray[Any]) -> LocalMatrix:
 
 
 def in_words(x: OnMesh) -> str:
-    """A matrix in an error."""
     return f"{x.dtype} {x.shape[0]} x {x.shape[1]} in {x.layout}"
 
 
@@ -180,7 +177,6 @@ def unwritten(C: OnMesh, was_poisoned: bool) -> Iterator[str]:
 
 
 def local_matrix(matrix: OnMesh) -> LocalMatrix:
-    """A matrix as the checks see it."""
     return LocalMatrix(matrix.mesh, matrix.shape, matrix.dtype, matrix.layout, matrix.tile)
 
 

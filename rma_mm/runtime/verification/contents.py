@@ -17,8 +17,7 @@ from rma_mm.runtime.verification.parts import MatrixView, Part, allreduce_sums, 
 from rma_mm.windows.checks.poison import differing, in_bytes
 
 Array = NDArray[Any]
-TABLE = 2**20
-"""Elements that are compared at a time."""
+TABLE = 2**20  # elements that are compared at a time
 
 
 @dataclass
@@ -33,7 +32,6 @@ class LocalMatrix:
 
     @property
     def region(self) -> Region:
-        """The global indices that this rank holds."""
         return self.layout.region(self.shape, self.mesh.grid, self.mesh.rank)
 
 

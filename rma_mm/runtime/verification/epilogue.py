@@ -35,7 +35,6 @@ class EpilogueProduct:
 
     @property
     def accum_dtype(self) -> np.dtype[Any]:
-        """The type in which C is summed."""
         return accumulator(self.product)
 
     def bias(self, rows: Indices) -> Array:
@@ -63,7 +62,6 @@ def wrong_closed(p: EpilogueProduct, seed: int | None) -> tuple[str, int]:
 
 
 def _compared(p: EpilogueProduct, rows: Indices) -> tuple[str, float]:
-    """As `first_wrong` asks. Collective."""
     sums = (_truths if p.accum_dtype.kind == "b" else _whole)(p, rows)
     sums = np.add(sums, p.bias(rows))
     if p.epilogue.activation == "relu":
@@ -78,12 +76,10 @@ def _compared(p: EpilogueProduct, rows: Indices) -> tuple[str, float]:
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """A type that MPI adds up and that holds the elements of `dtype`."""
     return np.dtype({"b": "u2", "c": "c16", "i": "u8", "u": "u8"}.get(dtype.kind, "f8"))
 
 
 def _converted(x: Array, working: np.dtype[Any]) -> Array:
-    """`x` as `Part` converts a matrix: integers modulo 2^64."""
     return x.astype(np.int64).view(np.uint64) if x.dtype.kind == "i" else x.astype(working)
 
 

@@ -13,8 +13,7 @@ from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 
 SHORT = 512
 """Terms of a sum whose rounding errors are not much larger than those of a check in the same type."""
-LARGE = 240
-"""Exponents of doubles whose squares are no trouble."""
+LARGE = 240  # exponents of doubles whose squares are no trouble
 BLOCK_TERMS = 512
 """Terms that a kernel sums in one go, at the most: BLAS libraries take 192 to 512."""
 PANEL = 128
@@ -27,22 +26,18 @@ UNBLOCKED = 1 << 20
 class Rounding:
     """What rounding does to a product, summed in one type and stored in another."""
 
-    terms: int
-    """k, twice that for complex types."""
+    terms: int  # k, twice that for complex types
     depth: int
     """Terms that are summed one after the other, at the most."""
-    panels: int
-    """How often such a sum is added to C."""
+    panels: int  # how often such a sum is added to C
     acc: float
     """Unit roundoff of the type in which C is summed."""
     final: float
     """Unit roundoff of the type in which C is stored; 0 where that is the same type."""
-    largest: float
-    """Largest finite number of C's type."""
+    largest: float  # largest finite number of C's type
     acc_largest: float
     """Largest finite number of the type in which C is summed."""
-    tiny: float
-    """What underflow may lose in one element of C."""
+    tiny: float  # what underflow may lose in one element of C
 
     def deviation(self, squares: Array, reach: Array, start: Array | float = 0.0) -> Array:
         """The standard deviation of the rounding error of sums, element by element.
@@ -92,21 +87,17 @@ class FloatProduct:
     a: Part
     b: Part
     c: Part
-    before: Part | None
-    """C0, where beta ≠ 0."""
-    alpha: complex
-    """0 means that A and B were not read."""
+    before: Part | None  # c0, where beta ≠ 0
+    alpha: complex  # 0 means that A and B were not read
     beta: complex
     rounding: Rounding
     bias: Array
     """What is added to C, of a shape that broadcasts."""
-    narrow: np.dtype[Any]
-    """The type in which suspicion is measured."""
+    narrow: np.dtype[Any]  # the type in which suspicion is measured
     activation: str | None = None
 
     @property
     def parts(self) -> list[Part]:
-        """Those that are read."""
         read = [self.a, self.b] if self.alpha != 0 else []
         return [*read, self.c, *([] if self.before is None else [self.before])]
 
@@ -117,10 +108,8 @@ class ScannedValues:
 
     rows: NDArray[np.bool_]
     """(m,): rows of A or C0 that hold NaN or an infinity."""
-    cols: NDArray[np.bool_]
-    """(n,): columns of B that hold one."""
-    overflown: NDArray[np.bool_]
-    """(m,): other rows in which C alone does."""
+    cols: NDArray[np.bool_]  # (n,): columns of B that hold one
+    overflown: NDArray[np.bool_]  # (m,): other rows in which C alone does
     impossible: int
     """Elements of C that are not finite although nothing in their row and column is large enough for that."""
     scales: tuple[Array, Array]
@@ -219,7 +208,6 @@ def narrow_type(product: np.dtype[Any], stored: np.dtype[Any], k: int) -> np.dty
 
 
 def squared(x: Array) -> Array:
-    """|x|², element by element."""
     made: Array = x.real * x.real
     if x.dtype.kind == "c":
         made += x.imag * x.imag
@@ -227,5 +215,4 @@ def squared(x: Array) -> Array:
 
 
 def scalar(value: complex, like: Array) -> complex | float:
-    """`value`, real for a real array."""
     return value if like.dtype.kind == "c" else value.real

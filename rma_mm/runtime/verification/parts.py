@@ -15,8 +15,7 @@ from rma_mm.geometry.span import Region
 
 Array = NDArray[Any]
 
-BLOCK = 1 << 16
-"""Elements converted at a time."""
+BLOCK = 1 << 16  # elements converted at a time
 DEEP_BLOCK = 1 << 20
 """The same where many rows at once are asked for."""
 
@@ -31,21 +30,16 @@ class MeshView(Protocol):
         For semirings also Allreduce by other operations, and Alltoall and Allgather of bytes.
         """
 
-    rank: int
-    """This rank."""
-    grid: MeshShape
-    """The grid."""
+    rank: int  # this rank
+    grid: MeshShape  # the grid
 
 
 class MatrixView(Protocol):
     """What is needed of a distributed matrix."""
 
-    shape: tuple[int, int]
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    """Element type."""
-    layout: Layout
-    """Its placement."""
+    shape: tuple[int, int]  # rows and columns
+    dtype: np.dtype[Any]  # element type
+    layout: Layout  # its placement
 
     @property
     def mesh(self) -> MeshView:
@@ -86,14 +80,11 @@ class Part:
         self.working = working
         self.conjugate = conjugate and matrix.dtype.kind == "c"
         self.is_partial = bool(matrix.layout.partial)
-        self.nonfinite = False
-        """Whether NaN or infinities were found in it."""
-        self.zero_nonfinite = False
-        """Whether 0 is read in place of them."""
+        self.nonfinite = False  # whether NaN or infinities were found in it
+        self.zero_nonfinite = False  # whether 0 is read in place of them
         self.down: Array | None = None
         """(rows of the matrix,): what each is multiplied by where it is read."""
-        self.across: Array | None = None
-        """(columns of the matrix,): the same for columns."""
+        self.across: Array | None = None  # (columns of the matrix,): the same for columns
         if answers(matrix):
             self.rows, self.cols = (span.indices for span in matrix.region)
             self.tile = matrix.tile

@@ -19,16 +19,14 @@ from rma_mm.runtime.verification.floats import FloatProduct, ScannedValues, scal
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums, run
 from rma_mm.runtime.verification.sketch import suspicion
 
-ROWS = 64
-"""Rows computed again (all where there are fewer)."""
+ROWS = 64  # rows computed again (all where there are fewer)
 SHARE = 128
 """One of so many rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another type."""
 TERMS = 1 << 28
 """Products of elements that may always be formed again: so small a product is computed again as a whole."""
 SLOWER = 4
 """Times that a term takes where no BLAS does it."""
-TABLE = 1 << 22
-"""Elements of the rows that are looked at together."""
+TABLE = 1 << 22  # elements of the rows that are looked at together
 COLUMNS = 512
 """Columns of B that are looked at together, so that they stay in cache."""
 DEPTH = 128
@@ -37,12 +35,9 @@ SURE = 8.0
 """Standard deviations that are allowed. Right products of the families of `bench.verification` stay below 6."""
 DRIFT = 4.0
 """What is allowed where terms repeat, so that rounding errors do not cancel: times the error of such sums made here."""
-SUSPECTS = 16
-"""Elements that are summed so, at the most."""
-GELU_SLOPE = 1.13
-"""The largest slope of GELU, rounded up."""
-GELU_UNITS = 8
-"""Roundings that its formula may make, of its argument."""
+SUSPECTS = 16  # elements that are summed so, at the most
+GELU_SLOPE = 1.13  # the largest slope of GELU, rounded up
+GELU_UNITS = 8  # roundings that its formula may make, of its argument
 
 Indices = NDArray[np.int64]
 
@@ -122,20 +117,16 @@ def products(comm: Any, a_rows: Array, b: Part) -> Array:
 class Rows:
     """Rows as they should be before an activation, and what rounding may do to them, (r, n) each."""
 
-    indices: Indices
-    """Which they are."""
-    exact: Array
-    """Their elements."""
+    indices: Indices  # which they are
+    exact: Array  # their elements
     sigma: Array
     """The standard deviation of the rounding errors of their sums."""
     certain: Array
     """What scalars, C0, bias and underflow may add to that."""
-    reach: Array
-    """No partial sum is larger, in whatever order."""
+    reach: Array  # no partial sum is larger, in whatever order
 
 
 def recompute_rows(p: FloatProduct, rows: Indices) -> Rows:
-    """Compute rows again. Collective."""
     shape = len(rows), p.c.shape[1]
     total, squares, reach = np.zeros(shape, p.a.working), np.zeros(shape), np.zeros(shape)
     if p.alpha != 0:

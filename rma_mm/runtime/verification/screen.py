@@ -27,8 +27,7 @@ CLEAR = 8.0
 """Standard deviations of a sum up to which it is not suspicious."""
 PASSED = 350
 """Standard deviations of its neighbours' rounding by which one element may be off and pass; beyond, one in 10^6 is."""
-SPREAD = 0.05
-"""How far weights are from 1."""
+SPREAD = 0.05  # how far weights are from 1
 SAMPLED = 128
 """Rows of a part of B from which the norms of its columns are estimated."""
 FEW = 16

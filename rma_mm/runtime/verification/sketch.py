@@ -29,32 +29,25 @@ FOUND = 100
 As `bench.verification_odds` measures it at 2048³: 49 to 61 in float32, up to 99 in float16. An element whose neighbours
 are much larger can be off by more of its own.
 """
-DENSE = 16
-"""Vectors that look at all columns."""
+DENSE = 16  # vectors that look at all columns
 SEGMENTS = 8
 """Parts of the columns for which is told apart how large rounding errors are, at the most."""
 GROUPS = 32
 """Groups in such a part, at the least: |C|² is taken from their sums with random signs, whose squares vary."""
 MEMORY = 1 << 23
 """Elements of the largest table of vectors; the columns are gone through in as many passes as that takes."""
-PANEL_TERMS = 256
-"""Terms that are summed in the type of C."""
-ROWS_AT_ONCE = 512
-"""Rows of A that are multiplied together."""
-ROWS_TOGETHER = 128
-"""Rows that are summed together."""
-SAFE = {np.dtype(np.float32): 30, np.dtype(np.float64): 240}
-"""Exponents of rows that are read as they are."""
+PANEL_TERMS = 256  # terms that are summed in the type of C
+ROWS_AT_ONCE = 512  # rows of A that are multiplied together
+ROWS_TOGETHER = 128  # rows that are summed together
+SAFE = {np.dtype(np.float32): 30, np.dtype(np.float64): 240}  # exponents of rows that are read as they are
 
 
 @dataclass
 class RowSums:
     """A matrix times the vectors of some neighbours, and of all."""
 
-    near: Array
-    """(rows, groups)."""
-    wide: Array
-    """(rows, DENSE)."""
+    near: Array  # (rows, groups)
+    wide: Array  # (rows, DENSE)
 
     def add(self, part: Part, x: Array, span: tuple[int, int], factor: complex = 1) -> None:
         """Add `factor` times the columns of `span` times x: (n, DENSE + 1), first those of all columns."""

@@ -10,23 +10,20 @@ from collections.abc import Sequence
 
 STEP = 0.8
 """What a share shrinks to in a step, and grows back by."""
-REST = 10
-"""Products between two steps at least."""
+REST = 10  # products between two steps at least
 LATE, EARLY = 1.15, 0.85
 """A rank's time for its share, as a multiple of its usual, above which it shrinks and below which it grows back.
 
 Further apart than a step, so that a rank between two shares stays where it is.
 """
-MOST = 10
-"""Steps that a share shrinks by at most."""
+MOST = 10  # steps that a share shrinks by at most
 
 
 class Relief:
     """The shares of the ranks of a mesh, known alike on all of them."""
 
     def __init__(self, ranks: int) -> None:
-        self.steps = (0,) * ranks
-        """By how many steps each rank's share has shrunk."""
+        self.steps = (0,) * ranks  # by how many steps each rank's share has shrunk
         self._rest = 0
 
     @property

@@ -12,12 +12,10 @@ from rma_mm.windows.base import NotBegunError
 
 T = TypeVar("T")
 
-FAULTS = (WindowError, OSError)
-"""What windows raise of what fails."""
+FAULTS = (WindowError, OSError)  # what windows raise of what fails
 PAUSES = (0.02, 0.2, 1.0)
 """Seconds before the first, second and third time that something is tried again."""
-WITHIN = 5.0
-"""Seconds after the first failure in which it is."""
+WITHIN = 5.0  # seconds after the first failure in which it is
 
 
 def retry(fault: Exception, attempt: Callable[[], T], what: str, tally: Tally, repeats: bool = False) -> T:

@@ -12,16 +12,14 @@ from collections import deque
 from math import fsum, inf, sqrt
 from statistics import fmean, median
 
-SEEN = 20
-"""Products that the next is held against."""
+SEEN = 20  # products that the next is held against
 SIGMAS, LEAST = 2.0, 1.3
 """How far above the mean a product is late: so many standard deviations, and so many times the mean at least."""
 BESIDE = 1.4
 """How many times as much as on the rank that slowed down least."""
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
-BACK = 2
-"""Late products that one other product takes back."""
+BACK = 2  # late products that one other product takes back
 PACES = 10
 """Products of which a rank's pace is the mean, but for the two fastest and the two slowest."""
 LASTING = 0.3
@@ -35,8 +33,7 @@ class Recent:
 
     def __init__(self) -> None:
         self.values: deque[float] = deque()
-        self.mean, self.limit = 0.0, inf
-        """0 and infinite before enough was seen."""
+        self.mean, self.limit = 0.0, inf  # 0 and infinite before enough was seen
         self._sum = self._squares = 0.0
 
     def add(self, value: float) -> None:
@@ -110,8 +107,7 @@ class SlowLink:
     """One class of link, as one rank sees it."""
 
     def __init__(self) -> None:
-        self.run = 0
-        """Products in a row in which it was slow."""
+        self.run = 0  # products in a row in which it was slow
         self.fraction = 1.0
         """Achieved over calibrated bandwidth in the last product that used it."""
 
@@ -122,5 +118,4 @@ class SlowLink:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is to be reported."""
         return self.run >= LONG

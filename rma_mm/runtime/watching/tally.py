@@ -23,11 +23,9 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
-        self.total = 0
-        """Nanoseconds of all together."""
+        self.total = 0  # nanoseconds of all together
 
     def add(self, nanoseconds: int) -> None:
-        """Count one."""
         self.counts[nanoseconds.bit_length()] += 1
         self.total += nanoseconds
 
@@ -86,28 +84,22 @@ class Tally:
     """One rank's counts since its mesh was made. Times are in nanoseconds."""
 
     def __init__(self) -> None:
-        self.products = self.nanoseconds = 0
-        """Products, and what they took."""
+        self.products = self.nanoseconds = 0  # products, and what they took
         self.multiplying = self.waiting = 0
         """In local products; in waits for transfers, node-mates, and all ranks to end."""
-        self.work = 0.0
-        """Multiply-adds."""
+        self.work = 0.0  # multiply-adds
         self.moving = self.exposed = 0
         """From the start of transfers until they were seen to be over; and of that, in which nothing else was done."""
-        self.traffic = Counters()
-        """Words and messages of products."""
+        self.traffic = Counters()  # words and messages of products
         self.slices = self.plan_changes = self.check_failures = self.retries = 0
         self.latencies = {operation: Histogram() for operation in OPERATIONS}
         self.links = {link: LinkUse() for link in FAR_LINKS}
-        self.is_slow = False
-        """Whether this rank's multiplies take longer than they did."""
+        self.is_slow = False  # whether this rank's multiplies take longer than they did
 
     def waited(self, nanoseconds: int) -> None:
-        """Count a wait."""
         self.waiting += nanoseconds
         self.latencies["wait"].add(nanoseconds)
 
     @property
     def hidden(self) -> float | None:
-        """The share of transfers' time in which something else was done; None without transfers."""
         return 1 - min(self.exposed, self.moving) / self.moving if self.moving else None

@@ -27,11 +27,9 @@ class OverRanks(NamedTuple):
 class Totals:
     """The counts of every rank, since the mesh was made."""
 
-    tallies: list[Tally]
-    """By rank."""
+    tallies: list[Tally]  # by rank
     hosts: list[str]
-    members: int
-    """Ranks of the grid, the first of all."""
+    members: int  # ranks of the grid, the first of all
 
     def spread(self, figure: str) -> OverRanks:
         """Of a count of `Tally`, as "multiplying", over the ranks of the grid."""
@@ -39,7 +37,6 @@ class Totals:
         return OverRanks(min(values), median(values), max(values))
 
     def sum(self, figure: str) -> int:
-        """Of a count of `Tally` or of its `traffic`, over all ranks."""
         return sum(getattr(tally if hasattr(tally, figure) else tally.traffic, figure) for tally in self.tallies)
 
     def latency(self, operation: str) -> Histogram:

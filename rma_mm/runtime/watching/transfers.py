@@ -34,15 +34,13 @@ class WatchedTransfer:
         """rank: with whom; of a group's, any."""
         self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
         self.activity, self.repeats = activity(KINDS[operation], rank), operation == "get"
-        self.is_slice = is_slice
-        """Whether it moves words that this rank counts."""
+        self.is_slice = is_slice  # whether it moves words that this rank counts
         self.link: LinkUse | None = None
         self.expected = 0.0
         """Nanoseconds that calibration gives it, where there is a link to hold it against."""
         self._begun: int | None = None
 
     def start(self) -> None:
-        """Begin, on whatever thread."""
         begun, CELLS[DOING] = clock(), self.activity
         try:
             self.inner.start()
@@ -59,7 +57,6 @@ class WatchedTransfer:
             self._end(now, True)
 
     def done(self) -> bool:
-        """Whether it is over."""
         try:
             is_done = self.inner.done()
         except FAULTS as fault:
@@ -69,7 +66,6 @@ class WatchedTransfer:
         return is_done
 
     def wait(self) -> None:
-        """Return when it is over."""
         is_over = self._begun is None or self.done()  # seen before, or nothing is left to wait for
         start, CELLS[DOING] = clock(), self.activity
         try:
@@ -90,7 +86,6 @@ class WatchedTransfer:
             self.link, self.expected = self.tally.links[link], 1e9 * (machine.operation + beside * max(costs))
 
     def close(self) -> None:
-        """Free what the preparation made."""
         self.inner.close()
 
     def _again(self, fault: Exception) -> bool:

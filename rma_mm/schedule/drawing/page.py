@@ -28,8 +28,7 @@ from rma_mm.schedule.drawing.text import (
 from rma_mm.schedule.ops import TransferSpec
 from rma_mm.schedule.schedule import Schedule, expand
 
-RANKS = 64
-"""Ranks of the largest mesh that is drawn."""
+RANKS = 64  # ranks of the largest mesh that is drawn
 PICTURES, OPERATIONS = 2 * 10**6, 7 * 10**5
 """Bytes of a page for pictures, and for the lists of operations; what goes beyond is left out, and said to be."""
 LINES, LETTERS, ARROWS = 14, 56, 300
@@ -139,16 +138,14 @@ def _along_k(name: str, region: Region, labels: Labels) -> Span:
 class _Sizes:
     """Where the cells are, in pixels."""
 
-    at: list[tuple[float, float]]
-    """Upper left corners, by rank."""
+    at: list[tuple[float, float]]  # upper left corners, by rank
     titles: list[tuple[str, float]]
     """Names of the layers, and the height at which they stand."""
     cell: tuple[float, float]
     whole: tuple[float, float]
 
 
-Line = tuple[str, str]
-"""Words and the colour behind them."""
+Line = tuple[str, str]  # words and the colour behind them
 
 
 def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Iterator[str]:
@@ -203,7 +200,6 @@ def _sizes(mesh: MeshShape, cells: Sequence[Sequence[Line]]) -> _Sizes:
 def _picture(
     title: str, notes: list[str], mesh: MeshShape, sizes: _Sizes, cells: Sequence[Sequence[Line]], arrows: Sequence[str]
 ) -> str:
-    """One picture, under its title."""
     boxes = [_cell(f"{place(mesh, rank)} rank {rank}", sizes, rank, cells[rank]) for rank in mesh.ranks]
     names = [f'<text x="{GAP}" y="{y:.0f}">{escape(name)}</text>' for name, y in sizes.titles]
     width, height = (f"{length:.0f}" for length in sizes.whole)
@@ -213,7 +209,6 @@ def _picture(
 
 
 def _cell(name: str, sizes: _Sizes, rank: int, lines: Sequence[Line]) -> str:
-    """One rank's cell."""
     (x, y), (width, height) = sizes.at[rank], sizes.cell
     shown = [*lines] if len(lines) <= LINES else [*lines[:LINES], (f"{len(lines) - LINES} more: see the list", GREY)]
     text = f'<rect class="cell" width="{width:.0f}" height="{height:.0f}"/><text class="who" x="6" y="15">{name}</text>'

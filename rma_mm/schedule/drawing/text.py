@@ -21,10 +21,8 @@ from rma_mm.schedule.lowering.boxes import disjoint
 from rma_mm.schedule.ops import Barrier, Multiply, Op, Ref, Shift, TransferSpec, counted
 from rma_mm.schedule.schedule import Schedule, expand
 
-RANKS, TURNS = 9, 12
-"""The largest schedule that is drawn as text."""
-WIDTH = 100
-"""Columns of the text."""
+RANKS, TURNS = 9, 12  # the largest schedule that is drawn as text
+WIDTH = 100  # columns of the text
 SIGNS = {
     "shift": "←", "broadcast": "⇐", "all-gather": "⇐", "get": "get", "view": "view",
     "accumulate": "→", "reduce": "⇒", "reduce-scatter": "⇒",
@@ -51,10 +49,8 @@ class Scene:
     """What all ranks do in one turn, or before the first, or after the last."""
 
     title: str
-    barriers: int
-    """Barriers just before it."""
-    cells: list[Cell]
-    """By rank."""
+    barriers: int  # barriers just before it
+    cells: list[Cell]  # by rank
 
 
 class Labels:
@@ -62,8 +58,7 @@ class Labels:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.extents = [0, 0, 0]
-        """(m, n, k)."""
+        self.extents = [0, 0, 0]  # (m, n, k)
         spans: list[list[Span]] = [[], [], []]
         for name, home in schedule.homes.items():
             boxes = [schedule.home(name, rank) for rank in schedule.mesh.ranks]
@@ -96,7 +91,6 @@ class Labels:
         return f"{name}{rows}{cols}" if len(rows) == len(cols) == 1 else f"{name}({rows},{cols})"
 
     def ref(self, ref: Ref) -> str:
-        """The name of what `ref` holds, wherever that is."""
         return self.block(ref.operand, ref.region)
 
     def product(self, op: Multiply) -> str:
@@ -120,7 +114,6 @@ class Labels:
 
 
 def place(mesh: MeshShape, rank: int) -> str:
-    """The coordinates of a rank, as (1,2)."""
     return f"({','.join(map(str, mesh.coords(rank).values()))})"
 
 
@@ -185,11 +178,9 @@ class _Acts:
 
     @property
     def step_count(self) -> int:
-        """Scenes of turns, so far, in which the rank has a part."""
         return 1 + max((at for at in self.cells if at < AFTER), default=BEFORE)
 
     def met(self, at: int, count: int) -> int:
-        """Barriers just before a scene, of `count` turns in all."""
         return sum(1 for turn in self.barriers if turn == at or (at == AFTER and turn >= count))
 
     def note(self, op: Op, turn: int) -> None:

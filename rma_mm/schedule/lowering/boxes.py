@@ -51,7 +51,6 @@ class Boxes:
         return len(found) == 1 and found[0][0] == rank and self.is_direct(rank, rank, x, region)
 
     def all_direct(self, rank: int, box: Region) -> bool:
-        """Whether both operands of a box can be multiplied out of their owners' memory."""
         return all(
             self.is_direct(rank, owner, x, part)
             for x in "AB"
@@ -162,7 +161,6 @@ def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:
 
 
 def with_dim(box: Region, dim: int, span: Span) -> Region:
-    """A box with another span in one dimension."""
     return Region(span if d == dim else own for d, own in enumerate(box))
 
 

@@ -17,8 +17,7 @@ from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduc
 BESIDE = 64
 """Owners beside a group up to which they join it, each of them in a group of its own with a communicator."""
 
-Member = Callable[[int], list[Op]]
-"""A rank → its operations before any pass."""
+Member = Callable[[int], list[Op]]  # A rank → its operations before any pass
 Pass = Callable[[list[Op], int], list[Op]]
 """(operations of a rank, the rank) → the same with group operations."""
 Parts = dict[int, tuple[Ref, ...]]
@@ -82,7 +81,6 @@ def pushes(
 
 
 def fills(ref: Ref) -> bool:
-    """Whether `ref` is all of a slot."""
     return isinstance(ref.buffer, Slot) and ref.buffer.region == ref.region
 
 

@@ -21,19 +21,16 @@ from rma_mm.schedule.algorithm import DIMS, OPERAND_DIMS, OWNERS, Algorithm, Cut
 from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
-WIDTH = 1024
-"""Panel width where memory is not scarce."""
+WIDTH = 1024  # panel width where memory is not scarce
 WORTH = 2**20
 """Words to and from memory from which on it is worth copying an operand together."""
 NARROW = 128
 """A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
 LONGEST = 2 * 10**10
 """Multiply-adds in one Multiply at most (about 0.4 s of one core), so that signals and progress are served."""
-TASKS_PER_RANK = 8
-"""Grain of the work queue."""
+TASKS_PER_RANK = 8  # grain of the work queue
 
-Figure = TypeVar("Figure", int, NDArray[np.float64])
-"""Of one rank, or of each of many."""
+Figure = TypeVar("Figure", int, NDArray[np.float64])  # of one rank, or of each of many
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +42,7 @@ class LoweringDecisions:
     """As it was asked, with where replicas of C compute it."""
     read: PlacedProblem
     """With A and B placed as the multiplies read them."""
-    staged: dict[str, Layout]
-    """The placements that operands are brought to first."""
+    staged: dict[str, Layout]  # the placements that operands are brought to first
     work: Layout
     """The placement of (m, n, k): who multiplies what. Of a C that is multiplied into where it lives, its owners."""
     width: int = WIDTH
@@ -72,17 +68,14 @@ class LoweringDecisions:
 
     @property
     def dim(self) -> int:
-        """Which of m, n and k a rank walks in time."""
         return DIMS.index(self.algorithm.over)
 
     @property
     def is_here(self) -> bool:
-        """Whether C is multiplied into where it lives."""
         return self.algorithm.result == "here"
 
     @property
     def is_queue(self) -> bool:
-        """Whether tasks go to whoever is free."""
         return self.algorithm.order == "ticket"
 
     @property
@@ -117,7 +110,6 @@ class LoweringDecisions:
     # -- where operands are -----------------------------------------------------------------------
 
     def layout(self, x: str) -> Layout:
-        """The placement that an operand is read by, or for C pushed by."""
         return self.read.target if x == "C" else self.read.layout(x)
 
     @cached_property
@@ -254,7 +246,6 @@ def repackings(cut: Sequence[str]) -> list[str]:
 
 
 def longest_piece(box: Region, dim: int) -> int:
-    """Indices of `dim` that one Multiply of the box may take."""
     return max(1, LONGEST * len(box[dim]) // max(1, box.size))
 
 
@@ -282,10 +273,8 @@ def _computed(algorithm: Algorithm, problem: PlacedProblem) -> Layout | None:
 
 
 def _face(work: Layout) -> Layout:
-    """The placement of what ranks multiply of C."""
     return Layout(work.splits[:2], work.pins, grid=work.grid)
 
 
 def _is_contiguous(work: Layout) -> bool:
-    """Whether what ranks multiply of C is one dense part of all of it."""
     return not any(level.kind == "cyclic" or level.skew for split in work.splits[:2] for level in split)

@@ -12,8 +12,7 @@ from math import isqrt
 
 SEARCHED = 64
 """Residues up to which small sets are searched for; of more, one of √2 times as many as there might be does."""
-TRIES = 3000
-"""Sets that are looked at of each size."""
+TRIES = 3000  # sets that are looked at of each size
 
 Pair = tuple[int, int]
 

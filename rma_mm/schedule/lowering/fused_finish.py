@@ -44,5 +44,4 @@ def _last_products(before: Sequence[Op], c: Ref) -> list[Multiply]:
 
 
 def _size(products: Sequence[Multiply]) -> int:
-    """Elements of C that disjoint products make up."""
     return sum(product.c.region.size for product in products)

@@ -35,8 +35,7 @@ class Tuning:
 
     width: int = limits.WIDTH
     """Indices along the walked dimension in one panel, where slots are needed."""
-    depth: int = 2
-    """How many panels ahead Copies are issued."""
+    depth: int = 2  # how many panels ahead Copies are issued
 
 
 def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Schedule:
@@ -141,7 +140,6 @@ class _Lowering:
         return merged(ops, rank, self.summed[node][rank]) if rank in self.summed[node] else ops
 
     def mates(self, node: int) -> list[int]:
-        """The ranks of a node."""
         return [rank for rank in self.mesh.ranks if self.mesh.node_of_rank[rank] == node]
 
     # -- groups -----------------------------------------------------------------------------------

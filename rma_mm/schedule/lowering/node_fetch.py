@@ -19,8 +19,7 @@ from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Red
 
 HERE, USED = "here", "used"
 """What is posted: a rank's piece of a slice has landed; a rank needs the slice no more. Behind an operand's name."""
-EVENTS = tuple(f"{x} {what}" for x in "AB" for what in (HERE, USED))
-"""All events."""
+EVENTS = tuple(f"{x} {what}" for x in "AB" for what in (HERE, USED))  # all events
 
 Member = Callable[[int], list[Op]]
 """A rank → its operations in the order in which they are issued, with Copies into slots of its own."""
@@ -30,8 +29,7 @@ class NodeFetch(NamedTuple):
     """How some ranks of a node fetch an operand together."""
 
     group: tuple[int, ...]
-    frames: int
-    """How many slices are held at a time."""
+    frames: int  # how many slices are held at a time
 
 
 Sharings = dict[tuple[int, str], NodeFetch]
@@ -147,7 +145,6 @@ def _wanted(ops: Sequence[Op], x: str, decisions: LoweringDecisions, rank: int) 
 
 
 def _boxes(wanted: dict[Slot, list[Copy]]) -> list[tuple[Region, list[Region]]]:
-    """What slots hold, and the parts that they are put together from."""
     return [(slot.region, [op.dst.region for op in ops]) for slot, ops in wanted.items()]
 
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from rma_mm.geometry.span import Region, even_part
 from rma_mm.schedule.ops import Accumulate, Op, Reduce, Ref, Slot
 
-Member = Callable[[int], list[Op]]
-"""A rank → its operations before any pass."""
+Member = Callable[[int], list[Op]]  # A rank → its operations before any pass
 
 
 def merging(member: Member, mates: Sequence[int], nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -35,19 +35,16 @@ class Halves:
 
     shape: tuple[int, int]
     mesh: MeshShape
-    owners: Layout
-    """Which owner has which part, each element once."""
+    owners: Layout  # which owner has which part, each element once
     is_lower: bool = False
     """Whether just what lies below the diagonal is multiplied, because C's old value enters, or others multiply it: no
     balance is sought."""
     boxes_of_rank: dict[int, Boxes] = field(default_factory=dict)
 
     def home(self, rank: int) -> Region:
-        """What a rank has of C."""
         return home_region(self.owners, self.shape, self.mesh, rank)
 
     def multiplied(self, rank: int) -> Boxes:
-        """The boxes of C that a rank multiplies."""
         return self.computed(rank)
 
     def work(self, rank: int, k: int) -> Region:
@@ -173,12 +170,10 @@ class Triangles(Halves):
 class Summands(Triangles):
     """All of the half, which every rank multiplies for its own share of k."""
 
-    work_layout: Layout = field(kw_only=True)
-    """Placement of the iteration space (m, n, k)."""
+    work_layout: Layout = field(kw_only=True)  # placement of the iteration space (m, n, k)
 
     @cached_property
     def blocks(self) -> list[Span]:
-        """All rows are fetched by every rank."""
         return [Span.range(0, self.shape[0])]
 
     def multiplied(self, rank: int) -> Boxes:
@@ -187,7 +182,6 @@ class Summands(Triangles):
         return [part for box in found for part in box.run_boxes()]
 
     def work(self, rank: int, k: int) -> Region:
-        """All of C, for a share of k."""
         return self.work_layout.region((*self.shape, k), self.mesh, rank)
 
 

@@ -23,16 +23,12 @@ class WalkStep:
 
     step: int
     """Where it begins: a global index of the walked dimension."""
-    span: Span
-    """What is multiplied of it."""
-    chunks: dict[str, Span]
-    """Operand → the chunk that `span` is part of."""
-    ends: frozenset[str]
-    """Operands whose chunk ends here."""
+    span: Span  # what is multiplied of it
+    chunks: dict[str, Span]  # operand → the chunk that `span` is part of
+    ends: frozenset[str]  # operands whose chunk ends here
 
 
-Interval = tuple[int, int]
-"""Where a piece of the walk begins and ends."""
+Interval = tuple[int, int]  # where a piece of the walk begins and ends
 
 
 def walk_steps(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[WalkStep]:
@@ -134,5 +130,4 @@ def _fused(edges: list[int]) -> list[int]:
 
 
 def _around(edges: list[int], at: int) -> tuple[int, int]:
-    """The interval between edges that contains `at`."""
     return next((begin, end) for begin, end in pairwise(edges) if begin <= at < end)

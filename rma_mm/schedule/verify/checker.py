@@ -32,8 +32,7 @@ from rma_mm.schedule.verify.vector_clocks import VectorClocks
 class Report:
     """What a verified schedule needs."""
 
-    scratch: list[int]
-    """Elements of scratch memory, by rank."""
+    scratch: list[int]  # elements of scratch memory, by rank
     steps: list[int]
     """Operations, by rank (a pool's tasks dealt out in turn)."""
     words: list[int]
@@ -51,7 +50,6 @@ class _Access:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it lands at the next barrier only."""
         return self.kind == "write" and isinstance(self.op, ops.Copy)
 
 
@@ -75,7 +73,6 @@ def verify(schedule: Schedule) -> Report:
 
 
 def clipped(products: Sequence[Region], face: Region) -> list[Region]:
-    """What products (m, n, k) contribute to a box of C."""
     return [box for m, n, k in products if (box := Region((m & face[0], n & face[1], k)))]
 
 

@@ -10,7 +10,6 @@ from rma_mm.schedule.schedule import Schedule
 
 
 def covers(parts: list[Region], region: Region) -> bool:
-    """Whether disjoint `parts` contain all of `region`."""
     return sum((part & region).size for part in parts) == region.size
 
 

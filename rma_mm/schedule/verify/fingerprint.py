@@ -31,5 +31,4 @@ def fingerprint(box: Region) -> int:
 
 
 def total(boxes: Iterable[Region]) -> int:
-    """The fingerprint of several boxes; points that two of them hold count twice."""
     return sum(map(fingerprint, boxes)) % PRIME

@@ -12,7 +12,6 @@ from rma_mm.schedule.schedule import Schedule
 
 
 def fail(rank: int, op: Op, code: Fault, why: str) -> NoReturn:
-    """Raise ScheduleError naming the rank and the operation."""
     raise ScheduleError(code, f"rank {rank}, {type(op).__name__} «{op}»: {why}")
 
 

@@ -20,10 +20,8 @@ from rma_mm.schedule.verify.fingerprint import PRIME, fingerprint
 MIRRORED = "mirrored C"
 """The half of a symmetric C that is not multiplied: opened is here when others take what they mirror, added when half
 of a square on the diagonal is multiplied, and used when such a square is mirrored."""
-NAMES = ("A" + STAGE, "B" + STAGE, "C", MIRRORED)
-"""The homes that a schedule writes to."""
-NEVER = 2**40
-"""An epoch that does not come."""
+NAMES = ("A" + STAGE, "B" + STAGE, "C", MIRRORED)  # the homes that a schedule writes to
+NEVER = 2**40  # an epoch that does not come
 
 
 @dataclass
@@ -33,11 +31,9 @@ class Epochs:
     opened: int = -NEVER
     first_added: int = -NEVER
     added: int = -NEVER
-    first_used: int = -NEVER
-    """Finished, or read by anyone."""
+    first_used: int = -NEVER  # finished, or read by anyone
     written: int = -NEVER
-    first_taken: int = -NEVER
-    """Read by another rank."""
+    first_taken: int = -NEVER  # read by another rank
 
     def note(self, epoch: int, *last: str, first: str = "") -> None:
         """Something happens now that is the last of some kinds, and the first of another."""
@@ -53,12 +49,10 @@ class Evidence:
 
     sums: tuple[int, ...]
     """Added up over ranks modulo 2^64: the halves of fingerprints, which cannot run over, and a balance."""
-    latest: tuple[int, ...]
-    """Of which the maximum over ranks counts."""
+    latest: tuple[int, ...]  # of which the maximum over ranks counts
 
 
 def nothing() -> Evidence:
-    """What a rank without a part brings."""
     return Evidence((0,) * (2 * len(NAMES) + 3), (-NEVER,) * (6 * len(NAMES) + 2))
 
 
@@ -86,7 +80,6 @@ def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> 
 
 
 def _joined(sums: Sequence[int], n: int) -> int:
-    """The n-th fingerprint out of its halves."""
     return sums[2 * n] * 2**32 + sums[2 * n + 1]
 
 

@@ -35,8 +35,7 @@ class _Scratch:
     """A slot of the rank, and what has become of it."""
 
     filled: list[Region] = field(default_factory=list)
-    sent: int = 0
-    """Fingerprint of what was sent of it."""
+    sent: int = 0  # fingerprint of what was sent of it
     is_sent: bool = False
 
 
@@ -52,8 +51,7 @@ class _RankEvidence:
         self.added = dict.fromkeys(NAMES, 0)
         self.opened: dict[str, list[Region]] = defaultdict(list)
         self.finished: list[Region] = []
-        self.taken: list[Region] = []
-        """Parts of C that others computed."""
+        self.taken: list[Region] = []  # parts of C that others computed
         self.frames: dict[str, Slot] = {}
         self.slots: dict[Slot, _Scratch] = defaultdict(_Scratch)
         self.known: set[tuple[Slot, Region]] = set()
@@ -61,7 +59,6 @@ class _RankEvidence:
         self.shared_slots = SharedSlots(rank)
 
     def look(self, op: Op) -> None:
-        """Check one operation."""
         check_alone(self.schedule, self.rank, op)
         self.handlers[type(op)](self, op)
 
@@ -217,7 +214,6 @@ class _RankEvidence:
             fail(self.rank, op, "written-late", f"{c} is added to after it was sent")
 
     def open(self, op: Op, c: Ref) -> None:
-        """A region is set."""
         if isinstance(c.buffer, Slot):
             self.fill(c)
             return

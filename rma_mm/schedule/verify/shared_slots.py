@@ -21,8 +21,7 @@ class SharedSlots:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.clock = 0
-        self.posts: dict[str, list[int]] = defaultdict(list)
-        """Event → when this rank posted it."""
+        self.posts: dict[str, list[int]] = defaultdict(list)  # event → when this rank posted it
         self.awaited: Counter[str] = Counter()
         self.landed: dict[Slot, tuple[str, int]] = {}
         """Slot → the event, and its count, that say that it is filled."""
@@ -39,7 +38,6 @@ class SharedSlots:
             self.landed[op.filled] = (op.event, len(self.posts[op.event]))
 
     def learn(self, op: Await) -> None:
-        """All ranks of the group have posted."""
         self.awaited[op.event] = max(self.awaited[op.event], op.count)
 
     def fill(self, op: Op, dst: Ref) -> None:
@@ -49,7 +47,6 @@ class SharedSlots:
         self.filled[dst.buffer] += fingerprint(dst.region)
 
     def read(self, op: Op, slot: Slot) -> None:
-        """A product reads a slot."""
         event, count = self.landed.get(slot, ("", 1))
         if self.awaited[event] < count or self.frames.get(slot.frame) != slot:
             why = f"the shared slot {slot.name} is read before all that its ranks fetch has landed"
@@ -83,5 +80,4 @@ class SharedSlots:
         return total % PRIME
 
     def frames_seen(self) -> set[Slot]:
-        """The slots that this rank fills or reads."""
         return {*self.landed, *self.filled, *self.last_read}

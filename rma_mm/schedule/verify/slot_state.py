@@ -17,10 +17,8 @@ class Fill:
     """A part of a slot that is on its way, or there."""
 
     part: Region
-    rank: int
-    """Who fetches it."""
-    landed: ClockValue | None = None
-    """When that was posted, for slots that are shared."""
+    rank: int  # who fetches it
+    landed: ClockValue | None = None  # when that was posted, for slots that are shared
 
 
 @dataclass
@@ -32,14 +30,11 @@ class SlotContent:
     fills: list[Fill] = field(default_factory=list)
     products: list[Region] = field(default_factory=list)
     zeroed: list[Region] = field(default_factory=list)
-    uses: list[ClockValue] = field(default_factory=list)
-    """When ranks read it, where it is shared."""
-    before: list[ClockValue] = field(default_factory=list)
-    """When the frame's former content was used."""
+    uses: list[ClockValue] = field(default_factory=list)  # when ranks read it, where it is shared
+    before: list[ClockValue] = field(default_factory=list)  # when the frame's former content was used
 
     @property
     def partial_sums(self) -> list[Region]:
-        """The parts that sums are formed in; they may overlap."""
         return [*self.zeroed, *(Region(product[:2]) for product in self.products)]
 
 
@@ -78,7 +73,6 @@ class SlotState:
         return filled
 
     def read(self, rank: int, op: Op, ref: Ref) -> None:
-        """A product reads a slot."""
         filled = self.find(ref)
         if not filled or not covers([fill.part for fill in filled.fills], ref.region):
             fail(rank, op, "not-filled", f"{ref} is read before it is filled")

@@ -9,8 +9,7 @@ from collections import defaultdict
 
 from rma_mm.schedule.ops import Await
 
-ClockValue = tuple[int, int]
-"""(rank, its time)."""
+ClockValue = tuple[int, int]  # (rank, its time)
 
 
 class VectorClocks:
@@ -21,7 +20,6 @@ class VectorClocks:
         self.posts: dict[tuple[int, str], list[list[int]]] = defaultdict(list)
 
     def now(self, rank: int) -> ClockValue:
-        """A new moment on `rank`."""
         self.clocks[rank][rank] += 1
         return rank, self.clocks[rank][rank]
 
@@ -32,7 +30,6 @@ class VectorClocks:
         return moment
 
     def is_posted(self, op: Await) -> bool:
-        """Whether every rank has posted what `op` awaits."""
         return all(len(self.posts[q, op.event]) >= op.count for q in op.group)
 
     def learn(self, rank: int, op: Await) -> None:

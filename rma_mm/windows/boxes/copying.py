@@ -16,8 +16,7 @@ from rma_mm.errors import WindowError
 from rma_mm.geometry.span import Span
 from rma_mm.windows.base import Array, Counters, Patch, closed
 
-Box = tuple[Span, Span]
-"""Row and column positions."""
+Box = tuple[Span, Span]  # row and column positions
 
 
 class Stretch(NamedTuple):
@@ -25,12 +24,10 @@ class Stretch(NamedTuple):
 
     block: int
     blocks: int
-    source: int
-    """First position in the first span."""
+    source: int  # first position in the first span
     source_period: int
     """Distance between the starts of neighbouring blocks in the first span."""
-    target: int
-    """First position in the second span."""
+    target: int  # first position in the second span
     target_period: int
     """Distance between the starts of neighbouring blocks in the second span."""
 
@@ -122,24 +119,20 @@ class CopyTransfer:
                 self._counters.add(source.size, 0, same_node=self._same_node)
 
     def done(self) -> bool:
-        """Always true."""
         return True
 
     def wait(self) -> None:
         """Return at once."""
 
     def close(self) -> None:
-        """Drop the references to both memories."""
         self._pairs = None
 
 
 def strided_elements(array: Array) -> tuple[int, int]:
-    """Strides of a 2-D array in elements."""
     return array.strides[0] // array.itemsize, array.strides[1] // array.itemsize
 
 
 def axes(strides: tuple[int, int]) -> tuple[int, int]:
-    """The axes of a 2-D array, the one with the longer stride first."""
     return (0, 1) if strides[1] <= strides[0] else (1, 0)
 
 

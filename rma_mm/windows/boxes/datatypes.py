@@ -43,7 +43,6 @@ MOVED_AS: dict[int, MPI.Datatype] = {
 
 
 def operation(dtype: np.dtype[Any], op: str) -> MPI.Op:
-    """The operation of an accumulate of `dtype`: MPI has no sum of truth values."""
     return OPERATIONS[LOR.mpi if op == SUM.mpi and dtype.kind == "b" else op]
 
 
@@ -55,8 +54,7 @@ IOV_DENSITY = 2**14
 """Bytes from which on MPICH's ofi netmod reads stretches of remote memory one by one, unless its variable
 MPIR_CVAR_CH4_IOV_DENSITY_MIN says otherwise."""
 
-Axis = tuple[Span, int]
-"""Positions, and their stride in elements."""
+Axis = tuple[Span, int]  # positions, and their stride in elements
 
 
 class Placed:

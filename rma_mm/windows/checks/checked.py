@@ -30,23 +30,19 @@ class Push(NamedTuple):
     """What was accumulated."""
 
     window: Window
-    rank: int
-    """To whom."""
+    rank: int  # to whom
     target: Patch
     values: Array
     op: str
-    what: str
-    """The operation that it belongs to."""
+    what: str  # the operation that it belongs to
 
 
 class Checks:
     """What the checks of a mesh have noted on this rank, and not yet told."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
-        """What differs, a sentence each."""
-        self.pushed: list[Push] = []
-        """What this rank accumulated since the ranks last met."""
+        self.found: list[str] = []  # what differs, a sentence each
+        self.pushed: list[Push] = []  # what this rank accumulated since the ranks last met
 
     @staticmethod
     def wanted() -> bool:
@@ -65,24 +61,19 @@ class CheckedTransfer:
     ) -> None:
         self.inner, self.window, self.rank, self.target, self.origin = inner, window, rank, target, origin
         self.box = np.ix_(*(span.indices for span in box))
-        self.what = f"a transfer with rank {rank}"
-        """The operation that it belongs to."""
+        self.what = f"a transfer with rank {rank}"  # the operation that it belongs to
         self.is_closed = False
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         self.inner.start()
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         return self.inner.done()
 
     def wait(self) -> None:
-        """See `base.Transfer`."""
         self.inner.wait()
 
     def close(self) -> None:
-        """See `base.Transfer`."""
         self.is_closed = True
         self.inner.close()
 
@@ -93,21 +84,18 @@ class CheckedGet(CheckedTransfer):
     is_under_way = False
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         if not (self.is_closed or self.window.is_closed) and self.inner.done():
             self.origin[self.box] = pattern(self.origin.dtype)
         self.inner.start()
         self.is_under_way = True
 
     def done(self) -> bool:
-        """See `base.Transfer`."""
         is_done = self._tried(self.inner.done)
         if is_done:
             self._compare()
         return is_done
 
     def wait(self) -> None:
-        """See `base.Transfer`."""
         self._tried(self.inner.wait)
         self._compare()
 
@@ -141,7 +129,6 @@ class CheckedAccumulate(CheckedTransfer):
     op = "SUM"
 
     def start(self) -> None:
-        """See `base.Transfer`."""
         values = self.origin[self.box]
         self.inner.start()
         self.window.checks.pushed.append(Push(self.window, self.rank, self.target, values, self.op, self.what))
@@ -159,23 +146,19 @@ class CheckedWindow:
 
     @property
     def local(self) -> NDArray[np.uint8]:
-        """See `base.Window`."""
         return self.inner.local
 
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
-        """See `base.Window`."""
         inner = self.inner.get(rank, target, origin, rows, cols)
         return CheckedGet(inner, self, rank, target, origin, (rows, cols))
 
     def accumulate(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str = "SUM") -> Transfer:
-        """See `base.Window`."""
         inner = self.inner.accumulate(rank, target, origin, rows, cols, op)
         made = CheckedAccumulate(inner, self, rank, target, origin, (rows, cols))
         made.op = op
         return made
 
     def close(self, leave_memory: bool = False) -> None:
-        """See `base.Window`."""
         self.is_closed = True
         self.inner.close(leave_memory)
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 NANS = {"float16": "7ea5", "bfloat16": "7fe5", "float32": "7fe5a5a5", "float64": "7ffda5a5a5a5a5a5"}
 """Quiet NaN by type, highest byte first; both parts of complex elements are such."""
-PARTS = {"complex64": "float32", "complex128": "float64"}
-"""The type of the parts of complex elements."""
+PARTS = {"complex64": "float32", "complex128": "float64"}  # the type of the parts of complex elements
 
 
 def pattern(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -24,17 +23,14 @@ def pattern(dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def poison(array: NDArray[Any]) -> None:
-    """Fill an array, or a view of one, with what stands for nothing."""
     array[...] = pattern(array.dtype)
 
 
 def shows_poison(dtype: np.dtype[Any]) -> bool:
-    """Whether an element that is poisoned cannot have been computed: not so of integers."""
     return dtype.kind not in "iu"
 
 
 def poisoned(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which elements are as `poison` left them."""
     return ~differing(array, np.broadcast_to(pattern(array.dtype), array.shape))
 
 

@@ -16,14 +16,11 @@ from mpi4py import MPI
 from rma_mm.windows.hosts.liveness import SHOWN, Identity, end_job, operation, shown
 from rma_mm.windows.waiting import wait
 
-BEAT = 5.0
-"""Seconds between two beats at most."""
-LOOK = 0.1
-"""Seconds between two looks for beats."""
+BEAT = 5.0  # seconds between two beats at most
+LOOK = 0.1  # seconds between two looks for beats
 NEARER = 3.0
 """Seconds by which ranks of other nodes wait longer than those of the same, who can say more."""
-TAG = 5
-"""Of beats."""
+TAG = 5  # of beats
 
 
 class Heartbeat:
@@ -41,18 +38,15 @@ class Heartbeat:
         self.rank, self.identities, self.timeout, self.when_lost = comm.rank, identities, timeout, when_lost
         leaders = [seen.index(number) for number in dict.fromkeys(seen)]
         others = leaders[1:] if self.rank == 0 else [0]
-        self.peers = others if self.rank in leaders else []
-        """Whom it hears, and who hear it."""
+        self.peers = others if self.rank in leaders else []  # whom it hears, and who hear it
         self.limits = {q: timeout + NEARER * (seen.count(seen[q]) > 1) for q in self.peers}
         self.is_first = self.rank in leaders[:2]
         """Whether it says so when a rank is lost: one of those that remain."""
         self._beat = min(BEAT, timeout / 4)
         self._rooms = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._waiting = {q: self._comm.Irecv(room, q, TAG) for q, room in self._rooms.items()}
-        self._last = dict.fromkeys(self.peers, b"")
-        """What each showed last."""
-        self._got = dict.fromkeys(self.peers, 0)
-        """Beats received so far, by rank."""
+        self._last = dict.fromkeys(self.peers, b"")  # what each showed last
+        self._got = dict.fromkeys(self.peers, 0)  # beats received so far, by rank
         self._sent: dict[int, int] = dict.fromkeys(self.peers, 0)
         self._own = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._sending: dict[int, MPI.Request] = {}

@@ -32,8 +32,7 @@ from rma_mm.errors import OptionError, quoted
 VARIABLE = "RMA_MM_TIMEOUT"
 USUAL, LEAST = 20.0, 1.0
 """Seconds after which a rank that stands still is lost, where nothing is said, and at least."""
-INTERVAL = 0.5
-"""Seconds between two beats, and two looks, at most."""
+INTERVAL = 0.5  # seconds between two beats, and two looks, at most
 QUIET = 0.6
 """Seconds without a beat after which the process is looked at."""
 STUCK = 3.0
@@ -41,13 +40,11 @@ STUCK = 3.0
 HEARD = 0.3
 """Seconds for mpiexec to read the message, which it loses where the job ends before."""
 
-PAGE, SHOWN = 4096, 128
-"""Bytes of a page, and those that are used."""
+PAGE, SHOWN = 4096, 128  # bytes of a page, and those that are used
 BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING = range(6)
 """What the cells of a page hold: beats; calls and other blocks that the rank is in; product; what it does in it;
 whether another has said why the job ends."""
-NAME = slice(64, SHOWN)
-"""Where the name of the call is."""
+NAME = slice(64, SHOWN)  # where the name of the call is
 ACTIVITIES = (
     "", "meeting all ranks", "multiplying", "get from rank {}", "accumulate to rank {}", "group transfer",
     "waiting for ranks of its node", "barrier", "waiting for all ranks to end",
@@ -63,12 +60,10 @@ GONE = "TtZX"
 
 
 def activity(kind: int, rank: int) -> int:
-    """What a cell holds of something that is done with a rank."""
     return kind | rank << 8
 
 
 def activity_text(value: int) -> str:
-    """The same in words."""
     return ACTIVITIES[value & 255].format(value >> 8)
 
 
@@ -103,17 +98,14 @@ CELLS = memoryview(_PAGE).cast("q")
 class Identity(NamedTuple):
     """Where a process is."""
 
-    host: str
-    """Its host's name."""
+    host: str  # its host's name
     sight: tuple[str, ...]
     """What processes have in common that see each other in /proc; empty where it has no page that others can map."""
     process: int
-    file: int
-    """Of its page."""
+    file: int  # of its page
 
     @staticmethod
     def own(host: str) -> Identity:
-        """Of this process."""
         sight: tuple[str, ...] = ()
         with suppress(OSError):
             sight = (*machine(), os.readlink("/proc/self/ns/pid")) if _FILE >= 0 else ()
@@ -142,7 +134,6 @@ def enter_call(name: bytes) -> None:
 
 
 def leave_call() -> None:
-    """It leaves it."""
     CELLS[CALLS] -= 1
 
 
@@ -153,12 +144,10 @@ def call_name(name: str) -> bytes:
 
 
 def is_ending() -> bool:
-    """Whether another rank of this node has said that the job ends, and why."""
     return bool(CELLS[ENDING])
 
 
 def shown() -> bytes:
-    """What this process shows."""
     return _PAGE[:SHOWN]
 
 
@@ -200,8 +189,7 @@ class PeerProcess:
         self.state = ""
         """As /proc says; empty while it beats, or where /proc says nothing."""
         self._beats, self._used, self._looked = -1, -1, 0.0
-        self.moved = 0.0
-        """When it was last seen to run."""
+        self.moved = 0.0  # when it was last seen to run
 
     def look(self, now: float, is_new: bool) -> None:
         """Has it moved? is_new: this process stood still itself until now."""
@@ -325,14 +313,12 @@ def _mate(identity: Identity) -> PeerProcess:
 
 
 def _start() -> None:
-    """Start the thread, once."""
     if not _beating:
         _beating.append(threading.Thread(target=_beat, name="rma_mm heartbeat", daemon=True))
         _beating[0].start()
 
 
 def _beat() -> None:
-    """The thread."""
     looked = time.monotonic()
     try:
         while True:

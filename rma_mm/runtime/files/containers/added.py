@@ -17,10 +17,8 @@ from rma_mm.unfinished import Unfinished
 class AddedSink(DenseSink):
     """A file in the making that holds a matrix beside others: what a `Sink` does, but for `source`."""
 
-    inner: str = ""
-    """The matrix's name in the file."""
-    before: Version | None = field(default=None, compare=False)
-    """The file that was there."""
+    inner: str = ""  # the matrix's name in the file
+    before: Version | None = field(default=None, compare=False)  # the file that was there
 
     def publish(self) -> None:
         """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""

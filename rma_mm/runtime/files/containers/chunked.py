@@ -22,20 +22,15 @@ BAND = 2**22
 class ChunkedFile:
     """A matrix that a library reads, in chunks or not: what a `Source` does, but for `again`."""
 
-    path: str
-    """The file, or folder."""
-    inner: str
-    """Its name there."""
-    shape: tuple[int, int]
-    """Rows and columns."""
-    dtype: np.dtype[Any]
-    """Element type once read."""
+    path: str  # the file, or folder
+    inner: str  # its name there
+    shape: tuple[int, int]  # rows and columns
+    dtype: np.dtype[Any]  # element type once read
     chunks: tuple[int, int] | None
     """Rows and columns of what should be read as a whole by one rank; None for a vector, and without chunks."""
     step: tuple[int, int]
     """Rows and columns of what is decompressed together: a chunk."""
-    version: Version
-    """Of the file that says what it is."""
+    version: Version  # of the file that says what it is
     array: tuple[int, ...] = field(default=(), kw_only=True)
     """Of a vector its shape; `shape` is then that of a row."""
     fortran_order: bool = field(default=False, kw_only=True)
@@ -71,7 +66,6 @@ class ChunkedFile:
         self.version.check()
 
     def check(self) -> None:
-        """Raise FileFormatError where the file is no longer the one that was opened."""
         self.version.check()
 
 

@@ -14,16 +14,13 @@ from typing import Any
 
 from rma_mm.errors import FileFormatError, truncate
 
-LEAST = 2**26
-"""Bytes to which any chunk may unpack."""
+LEAST = 2**26  # bytes to which any chunk may unpack
 FACTOR = 2
 """Times the bytes of its elements that a chunk may unpack to: headers and wider types on the way add some."""
 STEP = 2**20
 """Bytes that are decompressed at a time to be counted."""
-DEFLATE_MOST = 1032
-"""Bytes that deflate makes of one, at most."""
-ZSTD_BLOCK = 2**17
-"""Bytes of a block of zstd at most."""
+DEFLATE_MOST = 1032  # bytes that deflate makes of one, at most
+ZSTD_BLOCK = 2**17  # bytes of a block of zstd at most
 STREAMS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(47), "zlib": lambda: zlib.decompressobj(47),
     "bz2": bz2.BZ2Decompressor, "lzma": lzma.LZMADecompressor,
@@ -33,7 +30,6 @@ COMPRESSORS = frozenset(("zstd", "blosc", "lz4", *STREAMS))
 
 
 def limit_of(nbytes: int) -> int:
-    """Bytes to which a chunk may unpack whose elements take `nbytes`."""
     return max(LEAST, FACTOR * nbytes)
 
 
@@ -113,5 +109,4 @@ def _zstd_bytes(head: bytes, raw: Callable[[int, int], bytes], size: int) -> int
 
 
 def pread(descriptor: int, start: int = 0) -> Callable[[int, int], bytes]:
-    """(offset, count) → bytes of an open file, counted from `start`."""
     return lambda offset, count: os.pread(descriptor, count, start + offset)

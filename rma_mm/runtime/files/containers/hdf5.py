@@ -48,12 +48,10 @@ from rma_mm.runtime.files.names import joined, no_matrix, split
 from rma_mm.runtime.files.version import Version, examined
 from rma_mm.unfinished import Unfinished
 
-DEFAULT_NAME = "C"
-"""The dataset that is written where none is named."""
+DEFAULT_NAME = "C"  # the dataset that is written where none is named
 CONTIGUOUS = 1
 """What the library calls a dataset whose elements lie together (H5D_CONTIGUOUS)."""
-DEFLATE, SHUFFLE = 1, 2
-"""Filters that most files use."""
+DEFLATE, SHUFFLE = 1, 2  # filters that most files use
 BOUNDED = {SHUFFLE: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset"}
 """The library's filters that make little more of what they get."""
 CODECS = {DEFLATE: "zlib", 32001: "blosc", 32015: "zstd"}
@@ -77,7 +75,6 @@ class Dataset(ChunkedFile):
             yield _Checked(dataset, self) if self.codec else dataset
 
     def again(self) -> Dataset:
-        """The same once more."""
         return by_library(self.path, self.inner, self.array, self.allow_external)
 
 
@@ -176,7 +173,6 @@ class DenseDataset(DenseFile):
     allow_external: bool = False
 
     def again(self) -> Dataset:
-        """The same through the library."""
         return by_library(self.path, self.inner, self.array, self.allow_external)
 
 

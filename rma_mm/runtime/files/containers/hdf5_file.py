@@ -24,8 +24,7 @@ MOST_LINKS = 16
 """Soft links that are followed on the way to a dataset; the library follows as many."""
 MOST_FILES = 8
 """Files that are opened on the way to a dataset."""
-MOST_NESTED = 8
-"""Virtual datasets that may be made of one another."""
+MOST_NESTED = 8  # virtual datasets that may be made of one another
 MOST_BLOCKS = 10_000
 """Files that the pattern of a virtual dataset may name."""
 
@@ -46,7 +45,6 @@ def library(path: str) -> Any:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """The library's errors as FileFormatError."""
     try:
         yield
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
@@ -117,8 +115,7 @@ def check_sources(name: str, dataset: Any, file: str) -> None:
 class _Sources:
     """The datasets that a virtual one is made of, each looked at once."""
 
-    name: str
-    """The virtual dataset, for messages."""
+    name: str  # the virtual dataset, for messages
     checked: set[str] = field(default_factory=set)
 
     def check(self, dataset: Any, file: str, around: tuple[str, ...]) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from rma_mm.errors import FileFormatError, display_path, truncate
 
-LONGEST = 200
-"""Characters of a package's own message that are repeated."""
+LONGEST = 200  # characters of a package's own message that are repeated
 
 
 def package(module: str, extra: str, path: str) -> Any:

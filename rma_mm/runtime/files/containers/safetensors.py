@@ -51,12 +51,10 @@ TYPES: dict[str, np.dtype[Any]] = {
 """What the header calls each type of elements, as they lie in the file."""
 LONGEST_HEADER = 2**23
 """Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""
-MOST_DIMENSIONS = 64
-"""Dimensions of a tensor at most."""
+MOST_DIMENSIONS = 64  # dimensions of a tensor at most
 METADATA = "__metadata__"
 """What the header says beside the tensors, under this name."""
-DEFAULT_NAME = "C"
-"""The tensor that is written where none is named."""
+DEFAULT_NAME = "C"  # the tensor that is written where none is named
 FIRST = (0, 8)
 """The first version of the package that reads files again."""
 BLOCK = 2**24
@@ -70,13 +68,11 @@ class Header:
     tensors: Mapping[str, Mapping[str, Any]]
     """Name → dtype, shape and data_offsets, as they stand there; in the order of the elements."""
     metadata: Mapping[str, str] | None
-    start: int
-    """Bytes before the first element."""
+    start: int  # bytes before the first element
     version: Version
 
     @property
     def matrices(self) -> dict[str, str]:
-        """The matrices among the tensors: name → shape and type."""
         return {
             name: f"{tuple(x['shape'])} of {x['dtype']}" for name, x in self.tensors.items() if len(x["shape"]) == 2
         }
@@ -87,12 +83,10 @@ class Tensor(DenseFile):
     """A tensor in a file."""
 
     inner: str = ""
-    index: Version | None = None
-    """The index that named the file, where one did."""
+    index: Version | None = None  # the index that named the file, where one did
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What all ranks must have found alike."""
         return {**super().facts, "tensor": self.inner, "file": self.path}
 
     def check(self) -> None:
@@ -154,7 +148,6 @@ class SafetensorsSink(AddedSink):
 
 
 def open_array(path: Path, dtype: Any = None) -> Tensor:
-    """As `open_tensor`, for any number of dimensions but none."""
     return open_tensor(path, dtype, is_matrix=False)
 
 
@@ -181,7 +174,6 @@ def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor
 
 
 def _native(kind: str) -> np.dtype[Any]:
-    """An element type of the header's as it is once read."""
     return BFLOAT16 if kind == "BF16" and BFLOAT16 is not None else TYPES[kind].newbyteorder("=")
 
 
@@ -361,7 +353,6 @@ def file_in(index: str, file: Any) -> str:
 
 
 def open_indexed_array(path: Path, dtype: Any = None) -> Tensor:
-    """As `open_indexed`, for any number of dimensions but none."""
     return open_indexed(path, dtype, is_matrix=False)
 
 

@@ -24,8 +24,7 @@ from rma_mm.runtime.files.version import Version, examined
 
 METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 """The files that say what an array or a group is, and their Zarr format."""
-LONGEST_METADATA = 2**23
-"""Bytes of such a file at most."""
+LONGEST_METADATA = 2**23  # bytes of such a file at most
 NATIVE = "<" if sys.byteorder == "little" else ">"
 """The first letter of Zarr 2's names for types in this machine's byte order."""
 MOST_DIMENSIONS = 64
@@ -37,10 +36,8 @@ class ZarrNode:
     """An array, or a group of such, by its metadata."""
 
     folder: str
-    version: Version
-    """Of the file of metadata."""
-    fields: Mapping[str, Any]
-    """What that says."""
+    version: Version  # of the file of metadata
+    fields: Mapping[str, Any]  # what that says
 
     @staticmethod
     def of(folder: str) -> ZarrNode | None:
@@ -68,12 +65,10 @@ class ZarrNode:
 
     @property
     def format(self) -> int:
-        """The Zarr format."""
         return METADATA[os.path.basename(self.version.path)]
 
     @property
     def is_array(self) -> bool:
-        """Whether it is no group."""
         return self.version.path.endswith(".zarray") or self.fields.get("node_type") == "array"
 
     @property
@@ -90,7 +85,6 @@ class ZarrNode:
 
     @property
     def compressors_in_shards(self) -> list[str]:
-        """The codecs that compress chunks within the shards that they lie in."""
         return _compressors((self.shard or {}).get("codecs", []))
 
     @property
@@ -101,7 +95,6 @@ class ZarrNode:
 
     @property
     def is_blosc(self) -> bool:
-        """True if an array's files are compressed by Blosc as a whole."""
         return self.compressors == ["blosc"] and not self.compressors_in_shards
 
     @cached_property
@@ -130,7 +123,6 @@ class ZarrNode:
 
     @property
     def extents(self) -> list[Any]:
-        """The shape of an array, unchecked."""
         return self._several("shape")
 
     def check(self, name: str) -> None:
@@ -179,7 +171,6 @@ def place_of(path: Path) -> tuple[str, str]:
 
 
 def name_of(store: str, inner: str) -> str:
-    """An array, for messages."""
     return display_path(joined(store, inner))
 
 

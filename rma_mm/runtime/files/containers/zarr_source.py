@@ -38,10 +38,8 @@ class ZarrArray(ChunkedFile):
     node: ZarrNode
     unit: Shape
     """Rows and columns of the part that is a file: a shard, or chunk."""
-    opened: Any = field(repr=False, compare=False)
-    """As the package reads it."""
-    allow_external: bool
-    """True if links in the store are followed."""
+    opened: Any = field(repr=False, compare=False)  # as the package reads it
+    allow_external: bool  # true if links in the store are followed
 
     @contextmanager
     def reader(self) -> Iterator[Any]:
@@ -74,11 +72,9 @@ class ZarrArray(ChunkedFile):
 
     @property
     def name(self) -> str:
-        """Store and array, for messages."""
         return name_of(self.path, self.inner)
 
     def again(self) -> ZarrArray:
-        """The same, opened once more."""
         with allowing(self.allow_external):
             return look(self.path, self.inner, None, not self.array)
 
@@ -170,6 +166,5 @@ def units_of(region: Region, unit: Shape) -> Iterator[tuple[int, ...]]:
 
 
 def file_of(array: Any, at: tuple[int, ...]) -> str:
-    """The file of a unit."""
     key: str = array.metadata.encode_chunk_key(at)
     return os.path.join(array.store.root, key)

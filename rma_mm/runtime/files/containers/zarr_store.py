@@ -34,27 +34,22 @@ from rma_mm.unfinished import NEW, Unfinished, sync
 
 CHUNK = 2**22
 """Bytes of a chunk, at most, where the user does not say how large it is."""
-MOST = 2**31 - 1
-"""Bytes of a chunk that compressors take."""
+MOST = 2**31 - 1  # bytes of a chunk that compressors take
 
 
 @dataclass(frozen=True)
 class ZarrSink:
     """An array in the making: a `Sink`."""
 
-    path: str
-    """Store and array."""
+    path: str  # store and array
     temporary: str
     shape: Shape
     dtype: np.dtype[Any]
     unit: Shape
     """Rows and columns of what is written as a whole: a shard, or chunk."""
-    inner: str
-    """The array's name in what gets the final name."""
-    held: Unfinished | None = field(compare=False, repr=False)
-    """The folder, on the rank that made it."""
-    before: Version | None = field(compare=False)
-    """The metadata of the array that it replaces."""
+    inner: str  # the array's name in what gets the final name
+    held: Unfinished | None = field(compare=False, repr=False)  # the folder, on the rank that made it
+    before: Version | None = field(compare=False)  # the metadata of the array that it replaces
 
     def check(self) -> None:
         """Raise FileFormatError where this rank cannot write, say because its node does not see the directory."""
@@ -118,7 +113,6 @@ def open_matrix(path: Path, dtype: Any = None) -> ZarrArray:
 
 
 def open_array(path: Path, dtype: Any = None) -> ZarrArray:
-    """As `open_matrix`, for vectors too."""
     return look(*place_of(path), dtype, is_matrix=False)
 
 
@@ -155,14 +149,10 @@ def create(
 class _Destination:
     """Where an array goes."""
 
-    folder: str
-    """What is made, or replaced."""
-    rest: str
-    """The array's name in that."""
-    format: int
-    """The Zarr format of what is around it."""
-    before: Version | None = field(compare=False)
-    """The metadata of the array that is replaced."""
+    folder: str  # what is made, or replaced
+    rest: str  # the array's name in that
+    format: int  # the Zarr format of what is around it
+    before: Version | None = field(compare=False)  # the metadata of the array that is replaced
 
     @staticmethod
     def of(what: str, store: str, inner: str) -> _Destination:

@@ -43,8 +43,7 @@ class BatchRequest:
     """What was asked."""
 
     batch: Batch
-    operands: Operands
-    """Of one product of the batch."""
+    operands: Operands  # of one product of the batch
     layouts: Mapping[str, Layout | None]
     """Where A, B and C lie; None for wherever the product wants them."""
 
@@ -70,14 +69,12 @@ class BatchChoice:
     request: BatchRequest
     mesh: Mesh
     cuts: Mapping[str, Split]
-    load: BatchLoad
-    """Of the slowest, busiest and fullest rank."""
+    load: BatchLoad  # of the slowest, busiest and fullest rank
     beside: tuple[str, ...] = ()
     """Other ways to cut it in words, the fastest first."""
 
     @cached_property
     def inner(self) -> dict[str, Layout]:
-        """Where A and B are needed, and C is summed."""
         return {x: self.request.batch.layout(x, self.cuts) for x in "ABC"}
 
     @cached_property
@@ -131,7 +128,6 @@ class BatchChoice:
         return f", summed as {self.inner[x]}" if x == "C" else f", brought to {self.inner[x]}"
 
     def explain(self) -> str:
-        """The same, and the other ways to cut the product."""
         return "\n".join([str(self), "", *self.beside])
 
 

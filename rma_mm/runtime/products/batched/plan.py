@@ -41,12 +41,9 @@ Given = DistArray | DistMatrix | NDArray[Any]
 class BoundBatch:
     """What a rank does for a product on given memory."""
 
-    product: Call
-    """The local products."""
-    windows: frozenset[Window]
-    """Where operands and result are."""
-    movers: frozenset[Window]
-    """What it moves them by."""
+    product: Call  # the local products
+    windows: frozenset[Window]  # where operands and result are
+    movers: frozenset[Window]  # what it moves them by
 
     def sync(self) -> None:
         """Make what this rank stored seen, before the others may read it."""
