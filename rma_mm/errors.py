@@ -130,7 +130,7 @@ Fault = Literal[
     "barriers", "deadlock", "filled-twice", "misfit", "no-rank", "not-dense", "not-filled", "not-final", "not-once",
     "not-opened", "not-own", "opened-twice", "out-of-bounds", "race", "summand", "unmatched", "written-late",
 ]
-"""What can be wrong with a schedule, in a word that stays the same while messages change."""
+"""Codes of the faults of a schedule, which stay the same when messages change."""
 
 
 class ScheduleError(RmaError):
@@ -146,7 +146,7 @@ class ScheduleError(RmaError):
 
     @property
     def code(self) -> str:
-        """What is wrong: one of `Fault`, with which the text begins."""
+        """Return the code of the fault, one of `Fault`, with which the text begins."""
         return str(self).partition(":")[0]
 
 

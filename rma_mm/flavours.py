@@ -1,4 +1,4 @@
-"""What is true of each flavour of windows: known to those who plan and to those who open them, without MPI.
+"""Facts about each flavour of windows, for those who plan and those who open windows. Needs no MPI.
 
 Nobody else names a flavour: what depends on it asks for one of these facts. `register` adds one.
 """
@@ -26,13 +26,13 @@ class Flavour:
     """Its class, as "module:Class", imported when first opened. It takes what `MpiWindow` takes, an array too
     where `takes_arrays`, and says the name as its `flavour`; by a class method `absent` why it cannot be had, if so."""
     loads_on_node: bool = False
-    """Whether ranks load and store in place what ranks of their node expose."""
+    """True if ranks load and store in place what ranks of their node expose."""
     needs_progress: bool = True
-    """Whether ranks of a node wait for each other to call MPI, so that one that multiplies has to be helped."""
+    """True if ranks of a node wait for each other to call MPI, so that one that multiplies has to be helped."""
     takes_arrays: bool = False
-    """Whether it can expose the caller's own array as it stands."""
+    """True if it can expose the caller's own array as it stands."""
     packed_by_mpi: bool = True
-    """Whether MPI packs what lies in pieces on its way within a node; else the processor copies piece by piece."""
+    """True if MPI packs what lies in pieces on its way within a node; else the processor copies piece by piece."""
     types: tuple[str, ...] = tuple(sorted(each.name for each in ADDABLE))
     """Types of elements that ranks can accumulate, by name."""
     operations: tuple[str, ...] = tuple(REDUCTIONS)

@@ -48,7 +48,10 @@ class JaxRanks:
 
     @classmethod
     def of(cls, mesh: Mesh) -> JaxRanks:
-        """Those of `mesh`. Collective when first asked for. Raises MeshError."""
+        """Return the record kept with `mesh`, made at the first call.
+
+        Collective when first asked for. Raises MeshError.
+        """
         if not isinstance(mesh, Mesh):
             raise MeshError(f"mesh: got {type(mesh).__name__}; pass a Mesh")
         found = mesh.kept.get(cls)
@@ -65,7 +68,7 @@ class JaxRanks:
         return JaxMesh(np.reshape(np.array(self.devices, object), grid.dims), grid.names)
 
     def layout(self, x: jax.Array, mesh: Mesh) -> Layout:
-        """Where an array lies. Raises LayoutError, MeshError."""
+        """Return the layout of an array. Raises LayoutError, MeshError."""
         if mesh.size == 1:
             return Layout(((), ()))
         sharding = x.sharding

@@ -28,7 +28,7 @@ SUFFIX = ".partial"
 JOURNAL = ".journal"
 """Behind the final name: what of it is done, by which a job that was ended is gone on with."""
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
-"""What stands between name and suffix: the writer's process, and a random number where that was taken."""
+"""Text between name and suffix: the writer's process, and a random number if that name was taken."""
 TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}\Z")
 LONGEST_TOKEN = 20
 TRIES = 8  # names that are tried before giving up
@@ -54,7 +54,7 @@ class Unfinished:
             self.temporary, self.descriptor = self._made()
             HELD.add(self.temporary)
         self.content = os.path.join(self.temporary, NEW) if is_folder else self.temporary
-        """What gets the final name: the file; the folder, which its writer makes."""
+        """Path that gets the final name: the file, or the folder that its writer makes."""
 
     @contextmanager
     def _named(self, doing: str = "") -> Iterator[None]:
@@ -90,7 +90,7 @@ class Unfinished:
 
     @classmethod
     def adopted(cls, what: str, path: str, temporary: str, is_folder: bool = False) -> Unfinished:
-        """What a process that has ended left under a temporary name, held by this one. Raises FileFormatError."""
+        """Take over a temporary file that a process has left when it ended. Raises FileFormatError."""
         check_target(what, path, is_folder)
         made = cls.__new__(cls)
         made.what, made.is_folder, made.descriptor = what, is_folder, -1
@@ -351,7 +351,7 @@ def _is(name: str, descriptor: int, parent: int | None = None) -> bool:
 
 
 def _umask() -> int:
-    """What this process leaves out of the modes of new files."""
+    """Return the permission bits that this process masks in new files."""
     found = os.umask(0o077)
     os.umask(found)
     return found

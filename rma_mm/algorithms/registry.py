@@ -26,7 +26,7 @@ _ALGORITHMS = (
 ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALGORITHMS}
 
 REGISTERED: dict[str, str] = {}
-"""What was registered beside them: name → the row in text, by which ranks see that they have the same."""
+"""Algorithms that users registered: name → the algorithm as text, by which ranks compare their registries."""
 
 
 def find_algorithm(name: object) -> Algorithm:

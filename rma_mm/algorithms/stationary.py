@@ -47,7 +47,7 @@ SYRK = replace(
     half=True,
     specialize=_fit,
 )
-"""Who multiplies which half is in `rma_mm.schedule.lowering.syrk`."""
+"""The halves that ranks multiply are chosen in `rma_mm.schedule.lowering.syrk`."""
 
 
 def _fit_triangles(problem: Problem) -> Algorithm | str:

@@ -25,7 +25,7 @@ def _words(value: Any, inside: tuple[int, ...]) -> str:
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """What a value is made of; None where its text says it all."""
+    """Return the parts of a composite value, or None for a value that its own text describes."""
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__module__, value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, *cells]

@@ -1,4 +1,4 @@
-"""What the words of a command line ask for. No MPI here: every rank parses, rank 0 reports."""
+"""Parse the command line of `rma_mm.run`. No MPI here: every rank parses, rank 0 reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_SHAPE = (2048, 2048, 2048)
 DEFAULT_DTYPE = "float32"
 SCALARS = ("--alpha", "--beta")
 MOST, MOST_RANKS, DIGITS = 2**62, 2**31, 32
-"""What whole numbers and numbers of bytes are at most, those of ranks, and how many digits are looked at."""
+"""Limits: the largest whole number or number of bytes, the largest number of ranks, the most digits that are read."""
 MOST_TIMES, MOST_THREADS = 10**9, 2**16
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -43,7 +43,7 @@ class RunOptions:
     files: tuple[str, ...]  # A.npy and B.npy, or none for generated matrices
     output: str | None
     format: str | None
-    """Of all files of matrices, where their names do not say it."""
+    """Format of all matrix files; by default their names tell."""
     allow_external: bool
     """True to read files that the files of the operands name."""
     chunks: tuple[int, int] | None
@@ -99,7 +99,7 @@ class RunOptions:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether C is: as is said, or as one file times its own transpose is, where nothing else enters."""
+        """True if C is: as is said, or as one file times its own transpose is, where nothing else enters."""
         alone = self.beta == 0 and self.bias is None and self.transpose_a != self.transpose_b
         return self.symmetric or (alone and len({real_path(file) for file in self.files}) == 1)
 

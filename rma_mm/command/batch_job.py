@@ -41,7 +41,7 @@ UNUSED = (
 
 
 def is_batch(options: RunOptions, comm: MPI.Intracomm) -> bool:
-    """Whether batches are asked for: by a shape of four numbers or more, or by files of them. Collective."""
+    """True if batches are asked for: by a shape of four numbers or more, or by files of them. Collective."""
     found = len(options.shape) > 3
     if comm.rank == 0 and options.files:
         try:
@@ -58,7 +58,7 @@ def _shape_of(file: Any) -> tuple[int, ...]:
 
 @dataclass
 class BatchJob:
-    """What one run is asked for."""
+    """One run of `rma_mm.run` that multiplies batches."""
 
     options: RunOptions
     frame: Frame
@@ -146,7 +146,7 @@ class BatchJob:
         return [float(second) for second in slowest]
 
     def _is_right(self, a: DistArray, b: DistArray, c: DistArray) -> bool:
-        """Whether C times vectors of 1 and −1 is A times (B times them), within what is rounded. Collective."""
+        """True if C times vectors of 1 and −1 is A times (B times them), within what is rounded. Collective."""
         o, dtype = self.options, c.dtype
         signs = np.random.default_rng(o.seed).integers(0, 2, (c.shape[-1], 4))
         x = (signs if dtype.kind in "bu" else 2 * signs - 1).astype(dtype)

@@ -53,7 +53,10 @@ def reread_bias(
 
 
 def watched(path: str, dtype: str | None, kind: str | None = None) -> Version | Source | None:
-    """What tells whether the file of a vector changes, by its `check`; None where it cannot be read. Local."""
+    """Return an object whose `check` tells if a vector's file has changed, or None if the file cannot be read.
+
+    Local.
+    """
     name, form = named_in(path, kind)
     if not form.holds_many:
         return Version.of(name.path)

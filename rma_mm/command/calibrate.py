@@ -40,7 +40,9 @@ from rma_mm.unfinished import write_whole
 
 PROGRAM = "python -m rma_mm.calibrate"
 SECONDS, TO_PARTS = 14.0, 0.55
-"""Of a calibration, unless the user says otherwise; the share that goes to parts, the rest to whole products."""
+"""Default seconds of a calibration, and the fraction of them that goes to single parts; the rest goes to whole
+products.
+"""
 MOST_SECONDS = 1e6
 
 
@@ -234,7 +236,7 @@ def _rate(machine: Machine, name: str, size: int) -> float:
 
 
 def factors_text(factors: Mapping[str, float]) -> str:
-    """What the figures are multiplied by before they are kept."""
+    """Return the factors that the figures are multiplied by before they are stored, as text."""
     changed = (f"{kind} × {factor:.2f}" for kind, factor in factors.items() if abs(factor - 1) > 0.005)
     return f"as whole products took, and as is kept: {', '.join(changed) or 'all × 1'}"
 

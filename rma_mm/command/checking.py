@@ -42,10 +42,10 @@ class Check:
     """A, B, C, and C0 as "before", as they are in memory."""
     output: Output | None  # the file that C was written to
     failures: list[Exception] = field(default_factory=list)
-    """What went wrong while matrices were read as they were looked at."""
+    """Errors met while matrices were read to be checked."""
 
     def verdict(self) -> Verdict:
-        """Whether the result is right. Collective. Raises FileFormatError where a file cannot be read again."""
+        """True if the result is right. Collective. Raises FileFormatError where a file cannot be read again."""
         c = self._c()
         if isinstance(c, Verdict):
             return c
@@ -98,7 +98,10 @@ class Check:
 
 
 def difference(output: Output, c: DistMatrix) -> str:
-    """Where the file does not hold this rank's part of C; empty if it does. Local. Raises FileFormatError."""
+    """Return the place where the file differs from this rank's part of C; empty if they agree.
+
+    Local. Raises FileFormatError.
+    """
     region, tile = c.region, c.tile
     if not region:
         return ""

@@ -34,13 +34,13 @@ DONE, FAILED, REFUSED, WRONG = 0, 1, 2, 4
 
 @dataclass
 class Frame:
-    """What a command is run with."""
+    """The surroundings of a command: its ranks, its output, and how it ends."""
 
     interruption: Interruption
     comm: Any = None
     """All ranks of the job; None for a command without MPI."""
     has_begun: bool = False
-    """Whether what fails from now on is no longer the arguments' or the input's fault."""
+    """True if what fails from now on is no longer the arguments' or the input's fault."""
 
     unsaid: str = ""  # why standard output could not be written
 

@@ -34,7 +34,7 @@ from rma_mm.windows.hosts.shm_limits import memory_free
 from rma_mm.windows.waiting import largest
 
 SHARE = 0.7
-"""Of what is free, what the ranks of a host take together where no limit is said: the rest caches files."""
+"""Fraction of the free memory that the ranks of a host use together if no limit is given; the rest caches files."""
 SAME = (
     "transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "alpha", "beta", "semiring", "compute_dtype",
     "bias_per", "activation", "result_dtype",
@@ -45,7 +45,7 @@ UNUSED = ("trace", "picture", "frontier", "warmup", "layout_a", "layout_b", "lay
 
 
 class InBlocks:
-    """What a `Job` does where C is larger than memory. Collective throughout."""
+    """The part of a `Job` that computes a C larger than memory, block by block. Collective throughout."""
 
     def __init__(self, job: Job, mesh: Mesh, shape: tuple[int, int, int]) -> None:
         self.job, self.options, self.comm, self.mesh, self.shape = job, job.options, job.comm, mesh, shape
@@ -123,7 +123,7 @@ class InBlocks:
     # -- before -----------------------------------------------------------------------------------
 
     def _request(self) -> dict[str, Any]:
-        """What makes C the matrix that it is, as JSON has it."""
+        """Return the facts that determine C, in JSON's types."""
         o = self.options
         files = {x: [file.path, *_identity(file.path)] for x, file in self.job.files.items()}
         bias = None if o.bias is None else [o.bias, *_identity(o.bias)]
@@ -143,7 +143,7 @@ class InBlocks:
             return operands_of(a, b, self.mesh, None, options)
 
     def _begun(self) -> dict[str, Any] | None:
-        """What a job that was ended has begun, where that is to be gone on with; None for a new one."""
+        """Return the facts of the interrupted job that this one resumes, or None for a new job."""
         o, found = self.options, None
         with agreed(self.comm):
             if self.comm.rank == 0:
@@ -200,7 +200,7 @@ class InBlocks:
             self.journal = Journal.begin(kept["final"], facts)
 
     def _whole(self, product: BlockedProduct, output: Output) -> dict[int, int]:
-        """Those of the blocks that the journal knows which hold what was computed. Collective."""
+        """Return those blocks listed in the journal that the file still holds as they were computed. Collective."""
         found: dict[int, int] = {}
         layout, mesh, rank = product.first.layouts["C"], self.mesh.grid, self.comm.rank
         for number, expected in self.done.items():
@@ -242,7 +242,7 @@ class InBlocks:
     # -- after ------------------------------------------------------------------------------------
 
     def _verdict(self, product: BlockedProduct, output: Output) -> Verdict:
-        """Whether the file holds the product, by what the files hold, which is read piece by piece."""
+        """True if the file holds the product, by what the files hold, which is read piece by piece."""
         o, files, failures = self.options, self.job.files, list[Exception]()
         given = self._given()
         epilogue = given.options.epilogue
@@ -299,7 +299,7 @@ def _of_all(progress: Progress, done: float, part: float, whole: float, now: flo
 
 
 def _journaled(path: str | None, kind: str | None) -> str:
-    """What gets its name in the end, where that has a journal; the file or store, where nothing has."""
+    """Return the path that gets its final name at the end: the one with a journal, if any, else the store."""
     assert path is not None
     name, _ = named_in(path, kind)
     words = name.inner.split("/") if name.inner else []

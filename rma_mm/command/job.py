@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """What one run has come to hold."""
+    """The state of one run: its options, matrices, timings and trace."""
 
     options: RunOptions
     frame: Frame
@@ -70,13 +70,13 @@ class Job:
     """The file of the bias, on rank 0, which reads it."""
     output: Output | None = None
     moved: dict[str, Transferred] = field(default_factory=lambda: {"read": Transferred(), "written": Transferred()})
-    """What this rank spent on reading matrices and on writing C."""
+    """Bytes and seconds that this rank spent on reading matrices and on writing C."""
     streamed: Streamed | None = None
-    """What was read of operands that stay in their files, while the last product went on."""
+    """Bytes that the last product read of operands that stay in their files."""
     predicted: list[Record] = field(default_factory=list)
-    """What each rank was expected to do when, on rank 0, where a timeline is wanted."""
+    """Timeline predicted for each rank, on rank 0, if a timeline is wanted."""
     trace: Trace | None = None
-    """What this rank does when, where a timeline is wanted."""
+    """Trace of this rank, if a timeline is wanted."""
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -226,7 +226,7 @@ class Job:
         return np.dtype(parse_dtype(self.options.dtype or DEFAULT_DTYPE))
 
     def _epilogue(self) -> Epilogue | None:
-        """What is to become of C once it is summed. Raises FileFormatError on every rank."""
+        """Return the epilogue that the options ask for, or None. Raises FileFormatError on every rank."""
         o = self.options
         bias = None
         if o.bias is not None:
@@ -295,7 +295,10 @@ class Job:
         return a, b, before
 
     def _show(self, plan: Plan) -> None:
-        """What was asked to be told before the product, by rank 0. Raises FileFormatError on every rank."""
+        """Print the plan, its explanation or its picture before the product runs, on rank 0.
+
+        Raises FileFormatError on every rank.
+        """
         o = self.options
         with agreed(self.comm):
             if self.comm.rank == 0:

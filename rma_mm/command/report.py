@@ -1,4 +1,4 @@
-"""What a run tells: a bar while it multiplies, then lines for people and JSON for programs."""
+"""Report a run: a progress bar while it multiplies, then lines for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from rma_mm.windows.waiting import barrier
 
 BAR_DELAY = 1.0  # seconds that a product takes before its bar appears
 PROBE_SECONDS = 0.06
-"""How long the local BLAS is measured at a time."""
+"""Seconds of one measurement of the local BLAS."""
 PROBES = 4
-"""How often: another program may take the cores for a moment."""
+"""Number of such measurements: another program may take the cores for a moment."""
 PROBE_SIZES = (64, 1024)
 """Rows of the smallest and largest square block it is measured on."""
 
 
 class Read(Protocol):
-    """What was read of files so far."""
+    """Progress of reading the input files."""
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +100,7 @@ class Transferred:
 
 @dataclass
 class Streamed:
-    """What a rank read of files while it multiplied, in a product that took so many seconds."""
+    """Bytes that a rank read of files during one product, and the seconds of that product."""
 
     files: Sequence[Read]
     seconds: float
@@ -125,7 +125,7 @@ class Facts:
     json: dict[str, Any]  # the JSON report
     why: str  # why the algorithm was chosen
     blas_gflops: float | None
-    """What the local BLAS does on all ranks at once; None where it was not measured."""
+    """Rate of the local BLAS on all ranks at once, GFLOP/s; None if it was not measured."""
 
     def lines(self) -> list[str]:
         j = self.json
@@ -172,7 +172,7 @@ def gather_facts(
     kernel: str,
     measure_blas: bool,
 ) -> Facts:
-    """What all ranks together have to tell. `kernel`: the one asked for. Collective."""
+    """Collect the facts of a run from all ranks. `kernel`: the one asked for. Collective."""
     words = plan.words
     mine = (words.words_intra, words.words_inter, words.messages, plan.movement, list(mesh.fallbacks))
     intra, inter, messages, movements, fallbacks = zip(*mesh.comm.allgather(mine), strict=True)

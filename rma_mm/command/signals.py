@@ -24,7 +24,7 @@ from rma_mm.windows.hosts.liveness import is_ending, machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SEGMENTS = "/dev/shm/"
 LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx_shm", "psm", "fi_")
-"""How MPI libraries begin the names of their segments; other mapped files there are not ours to remove."""
+"""Prefixes that MPI libraries give their shared segments; other mapped files there are not ours to remove."""
 PREFIXES = tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES)
 SETTLED = 60.0
 """Seconds after which a segment that nobody maps is nobody's."""
@@ -102,7 +102,7 @@ class Interruption:
             self._watching.join()
 
     def go_first(self) -> None:
-        """Where a signal is ending this process, wait for that: what fails meanwhile, fails by it."""
+        """If a signal is ending this process, wait for that, so that later failures do not hide it."""
         if self._is_under_way and self._watching is not None:
             self._watching.join()
 
@@ -144,7 +144,7 @@ def stray_segments() -> list[str]:
 
 
 def cleaning(message: str) -> str:
-    """What can be removed where a message says that there is too little room for segments; else empty."""
+    """Return advice on removable segments if a message says that shared memory is full; else an empty text."""
     stray = stray_segments() if SEGMENTS.rstrip("/") in message else []
     if not stray:
         return ""

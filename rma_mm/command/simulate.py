@@ -141,7 +141,7 @@ def run(options: SimulateOptions, frame: Frame) -> int:
 
 
 def questions(options: SimulateOptions) -> list[SweepProblem]:
-    """What is to be priced: one question, or one for each number of ranks. Raises RmaError."""
+    """Return the problems to be priced: one, or one for each number of ranks. Raises RmaError."""
     assert options.shape is not None
     known = TYPICALLY if options.machine == "typical" else read_machine(options.machine)
     known = known.of(options.nodes, options.ranks_per_node)
@@ -177,7 +177,7 @@ def _most(options: SimulateOptions, known: Description) -> int:
 
 
 def _cost_model(machine: Machine, dtype: str) -> CostModel:
-    """What a product of this type is priced by. Raises OptionError where nothing is known of it."""
+    """Return the cost model of products of this type. Raises OptionError where nothing is known of it."""
     element = parse_dtype(dtype)
     summed = accumulator(element)
     kernels = [name for name in machine.kernels if name.split()[0] == summed.name]
@@ -196,7 +196,7 @@ def _document(options: SimulateOptions, found: list[list[Price]]) -> dict[str, A
 
 
 def _timeline(price: Price) -> dict[str, Any]:
-    """What each rank of a product does when, as predicted. Raises OptionError."""
+    """Return the predicted timeline of a product, in the format of Chrome traces. Raises OptionError."""
     ranks = price.question.ranks
     if ranks > SIMULATED:
         raise OptionError(f"--timeline: got {ranks} ranks; every operation is simulated of up to {SIMULATED}")

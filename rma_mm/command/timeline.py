@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from rma_mm.runtime.products.plan import Plan
 
 PREDICTED = "predicted"
-"""What stands for a host, and before the names of rows, where nothing was run."""
+"""Name used instead of a host, and before the names of rows, in a predicted timeline."""
 SIMULATED = 512  # ranks of which all operations are simulated, at most
 PINGS = 32
-"""How often a rank asks rank 0 for the time; the quickest answer counts."""
+"""Number of times that a rank asks rank 0 for the time; the quickest answer counts."""
 TAG = 7
 
 
@@ -131,7 +131,7 @@ def lanes(
 
 
 def predicted_run(plan: Plan) -> list[Record]:
-    """What an execution of a plan was expected to be, by the figures that it was priced by; of large meshes nothing."""
+    """Return the predicted timeline of each rank for one execution of a plan; empty for large meshes."""
     if plan.mesh.grid.size > SIMULATED:
         return []
     return predicted_records(simulated_by(plan.schedule, plan.choice.request.cost_model), plan.mesh.size)
@@ -152,7 +152,7 @@ def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:
 
 
 def predicted_records(simulated: Simulated, ranks: int) -> list[Record]:
-    """What a simulation has noted of each of so many ranks; nothing of those beyond the mesh."""
+    """Return what a simulation recorded for each rank; empty for ranks beyond the mesh."""
     records = [Record(rank, PREDICTED, [], [], []) for rank in range(ranks)]
     for each in simulated.noted:
         begin, end = round(1e9 * each.begin), round(1e9 * each.end)

@@ -65,7 +65,7 @@ class CutLoops:
         return extents[(index in self.work) + depth]
 
     def _steps(self, index: str) -> list[tuple[str, tuple[str, str]]]:
-        """Of each cut of an index: the relation, how often its outer loop runs, how often its inner one."""
+        """Return, for each cut of an index, the relation and the trip counts of its outer and its inner loop."""
         shared = "*".join(_LETTERS[axis] for axis in self.work.get(index, ()))
         cuts = [("", shared)] * bool(shared) + [(str(cut.size or ""), _parts(cut)) for cut in self.cuts.get(index, ())]
         loop, extent, found = index, index.upper(), []

@@ -11,7 +11,7 @@ class Loop:
 
     name: str
     extent: str  # how often it runs, in symbols
-    is_distributed: bool = False  # whether each time is another rank's
+    is_distributed: bool = False  # true if each time is another rank's
     loads: tuple[tuple[str, str], ...] = ()  # what is fetched at its head: tensor, tile
     adds: tuple[tuple[str, str], ...] = ()  # what is added to the result at its end
 

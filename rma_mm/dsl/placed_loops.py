@@ -1,4 +1,4 @@
-"""Where loops that are written in words want their operands, on any mesh: see `scheduling`."""
+"""Placements that loops written in words need for their operands, on any mesh; see `scheduling`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlacedLoops:
         return layout.T if x in self.transposed else layout
 
     def staged_layout(self, x: str, mesh: MeshShape) -> Layout | None:
-        """What A or B is brought to before the product; None where it stays.
+        """Return the placement that A or B is redistributed to before the product; None if it stays.
 
         Of what moves in chunks, copies are made first; what is cut over a rotating axis is skewed by the others.
         """

@@ -115,7 +115,7 @@ class Loops:
     """The loops of a product as words have arranged them so far. Every word returns a new value."""
 
     notations: tuple[str, str, str]
-    """Of A, B and C."""
+    """Distribution notations of A, B and C."""
     axes: tuple[str, ...]
     """Names here of the axes of the mesh."""
     statement: Statement
@@ -227,7 +227,7 @@ class Loops:
 
     @property
     def options(self) -> dict[str, bool]:
-        """What `matmul` is told beside the algorithm: that operands lie transposed, which go in as `operands`."""
+        """Return the options that `matmul` needs beside the algorithm: which operands in `operands` lie transposed."""
         return self.statement.options
 
     @property
@@ -267,7 +267,7 @@ class Loops:
 
     @property
     def placed(self) -> PlacedLoops:
-        """Where these loops want their operands."""
+        """Return the placements that these loops need for their operands."""
         dims = dict(zip(self.statement.indices, DIMS, strict=True))
         chunked = "".join(x for x in sorted(self.levels) if self._depth(x))
         work = {dims[index]: axes for index, axes in self.loops.work.items()}
@@ -277,7 +277,7 @@ class Loops:
 
     @property
     def _grains(self) -> Grains:
-        """How the loop in time is cut into what moves at once of A, B and C."""
+        """Return how the loop in time is cut into the pieces of A, B and C that move at once."""
         cuts = self.loops.cuts.get(self.walked, ()) or (OWNERS,)
         a, b, c = (cuts[: self._depth(x)] or cuts for x in "ABC")
         return a, b, c
@@ -309,7 +309,7 @@ class Loops:
         return Nest(str(self.statement), nested, (*loops.relations, *rotated))
 
     def _moved(self, loop: str) -> tuple[tuple[tuple[str, str], ...], ...]:
-        """What is loaded at the head of a loop, and what is added at its end, with their tiles."""
+        """Return the tiles loaded at the head of a loop, and those added at its end."""
         loads: list[tuple[str, str]] = []
         adds: list[tuple[str, str]] = []
         levels = (*self.loops.distributed[-1:], *self.loops.outer(self.walked))

@@ -37,7 +37,7 @@ CUT: dict[tuple[Placed, Placed], str] = {
     ("B", "B"): "m",
     ("B", "S(1)"): "n",
 }
-"""What an axis cuts of (m, n, k), by what A and B are along it; in the order in which cuts of one dimension nest."""
+"""Dimension of (m, n, k) that an axis cuts, by the placements of A and B along it; nested cuts follow this order."""
 
 
 def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> Algorithm:

@@ -1,1 +1,1 @@
-"""What an element of a matrix is: its type, and the arithmetic that products do on it."""
+"""Elements of matrices: their types, and the arithmetic that products do on them."""

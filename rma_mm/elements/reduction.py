@@ -13,7 +13,7 @@ from rma_mm.elements.dtypes import SUPPORTED, is_half, rank
 Types = frozenset[np.dtype[Any]]
 
 ADDABLE: Types = frozenset(dtype for dtype in SUPPORTED if not is_half(dtype))
-"""What MPI can add portably: the 16-bit floats have no MPI type."""
+"""Types that MPI can add portably: the 16-bit floats have no MPI type."""
 _TRUTH: Types = frozenset({np.dtype(np.bool_)})
 _WHOLE: Types = frozenset(dtype for dtype in ADDABLE if rank(dtype) == 1)
 _NARROW: Types = frozenset(dtype for dtype in _WHOLE if dtype.itemsize < 8)
@@ -26,14 +26,14 @@ class Reduction:
 
     add: np.ufunc  # what it does with two
     identity: Callable[[np.dtype[Any]], Any]
-    """What leaves every value of an element type as it is, and what nothing comes to: a scalar of that type."""
+    """Return the neutral element of a type, which is also the result of reducing nothing."""
     mpi: str = ""  # MPI's name of it; empty where MPI has none
     types: Types = frozenset()
     """The element types for which MPI does the same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN
     is each library's own affair, and mostly wrong."""
     order: int = 0
     """−1 where it picks the least of its operands, 1 where it picks the greatest, 0 where it does neither."""
-    rounds: bool = False  # whether floats come out otherwise in another order
+    rounds: bool = False  # true if floats come out otherwise in another order
 
     def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The type in which windows add elements: the least and greatest floats are sought as ordered integers."""
@@ -82,4 +82,4 @@ REDUCTIONS: dict[str, Reduction] = {
         Reduction(np.bitwise_xor, zero, "BXOR", _NARROW),
     )
 }
-"""Those that MPI has, by its names."""
+"""Reductions that MPI has, by MPI's names."""

@@ -24,7 +24,7 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 
 class Distributes(Enum):
-    """Whether a ⊗ (b ⊕ c) is (a ⊗ b) ⊕ (a ⊗ c), rounding included: then the ⊕ of some rows of C can be known."""
+    """True if a ⊗ (b ⊕ c) is (a ⊗ b) ⊕ (a ⊗ c), rounding included: then the ⊕ of some rows of C can be known."""
 
     NOT_KNOWN = "not known"
     ALWAYS = "always"
@@ -37,7 +37,7 @@ class Semiring:
     """A pair of operations, ⊕ and ⊗, and all that is true of them."""
 
     name: str
-    """What it is called in arguments and reports."""
+    """Name in arguments and reports."""
     reduction: Reduction
     """⊕ on its own."""
     multiply: np.ufunc
@@ -45,9 +45,9 @@ class Semiring:
     kinds: str
     """The kinds of elements that it is for, of `KINDS`."""
     distributes: Distributes = Distributes.NOT_KNOWN
-    """Whether ⊗ distributes over ⊕. Where that is not known, a product is verified by the rows computed again alone."""
+    """True if ⊗ distributes over ⊕. Where that is not known, a product is verified by the rows computed again alone."""
     is_arithmetic: bool = False
-    """Whether ⊕ and ⊗ are what + and × are in its types: + of NumPy's bools is or, × is and."""
+    """True if ⊕ and ⊗ are what + and × are in its types: + of NumPy's bools is or, × is and."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -64,16 +64,16 @@ class Semiring:
 
     @property
     def note(self) -> str:
-        """What a report adds behind "A @ B" where the product is no ordinary one."""
+        """Return the text that a report adds behind "A @ B"; empty for the ordinary product."""
         return "" if self == PLUS_TIMES else f"by {self.name} "
 
     @property
     def in_any_order(self) -> bool:
-        """Whether a sum has the same bits in whatever order it is formed."""
+        """True if a sum has the same bits in whatever order it is formed."""
         return not (self.reduction.rounds and set("fc") & set(self.kinds))
 
     def identity(self, dtype: np.dtype[Any]) -> Any:
-        """What ⊕ leaves every value of `dtype` as it is with, and what a sum of nothing is.
+        """Return the neutral element of ⊕ for `dtype`, which is also the sum of nothing.
 
         >>> SEMIRINGS["min_plus"].identity(np.dtype("int8")), SEMIRINGS["max_min"].identity(np.dtype("float32"))
         (np.int8(127), np.float32(-inf))

@@ -1,1 +1,1 @@
-"""Where data is: spans and regions, meshes of ranks, placements of matrices, and their text form."""
+"""Geometry of distributed data: spans, regions, meshes, placements, and their text forms."""

@@ -1,11 +1,11 @@
-"""How large a matrix may be: what is counted in 64 bits, bytes among it, must fit them."""
+"""Limits of a matrix's size: counts and byte counts must fit into 64 bits."""
 
 from __future__ import annotations
 
 from math import prod
 
 MOST_ELEMENTS = 2**50
-"""Of a matrix; of one without elements, along the dimension that is not 0."""
+"""Largest number of elements of a matrix; for an empty one, the largest extent."""
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from rma_mm.geometry.span import Region, Span
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each element of a matrix lives on a mesh.
+    """Placement of a matrix on a mesh: which rank owns which elements.
 
     >>> from rma_mm.geometry.notation import parse_layout
     >>> mesh = MeshShape((2, 2))
@@ -119,7 +119,7 @@ class Layout:
         return _split_span(split, extent, mesh, tuple(coords[axis] for axis in mesh.names))
 
     def holds(self, coords: Mapping[str, int]) -> bool:
-        """Whether the pins allow the rank at `coords` to own anything."""
+        """True if the pins allow the rank at `coords` to own anything."""
         return all(coords[axis] == coordinate for axis, coordinate in self.pins)
 
     def region(self, shape: tuple[int, ...], mesh: MeshShape, rank: int) -> Region:
@@ -228,7 +228,7 @@ class Layout:
         return replace(self, partial=()).split_replicas(mesh)
 
     def is_single(self, mesh: MeshShape) -> bool:
-        """Whether each element is held by exactly one rank (axes of one rank apart)."""
+        """True if each element is held by exactly one rank (axes of one rank apart)."""
         spare = (*self.replicated_axes(mesh), *self.partial)
         return all(self.mesh(mesh).axis_size(axis) == 1 for axis in spare)
 

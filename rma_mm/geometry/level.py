@@ -1,4 +1,4 @@
-"""How one dimension is cut: levels over mesh axes, outermost first."""
+"""Cuts of one dimension: levels over mesh axes, outermost first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Level:
     """Axes that shift the parts circularly by coordinate · extent / size each: Cannon's windows. Of bounds that are
     several lists, axes that say which: columns of ranks that cut their rows each in another way."""
     fold: tuple[tuple[int, ...], int] | None = None
-    """Of a dimension that is several in one, the last of them fastest: their extents, and which of them is cut."""
+    """If the dimension combines several (the last varies fastest): their extents, and the index of the one that is
+    cut.
+    """
 
     def part(self, extent: int, mesh: MeshShape, coords: Mapping[str, int]) -> Span:
         """Positions 0…extent − 1 that belong to the part at `coords`."""
@@ -105,4 +107,4 @@ def _rotated(part: Span, shift: int, extent: int) -> Span:
 
 
 Split = tuple[Level, ...]
-"""How one dimension is cut: levels outermost first, each cutting the positions left by the one before."""
+"""Cuts of one dimension: levels, outermost first, each of which cuts the positions left by the one before."""

@@ -11,7 +11,7 @@ from math import isqrt, prod
 from rma_mm.errors import MeshError, renamed
 
 AXIS_NAMES = ("i", "j", "l", "p", "q", "r")
-"""Those of the axes of a mesh, where none are given."""
+"""Default names of the axes of a mesh."""
 
 
 class _Nodes(tuple[int, ...]):
@@ -97,7 +97,7 @@ class MeshShape:
 
     @cached_property
     def is_one_node(self) -> bool:
-        """Whether all ranks live on one node."""
+        """True if all ranks live on one node."""
         return len(set(self.node_of_rank)) == 1
 
     def axis_size(self, name: str) -> int:

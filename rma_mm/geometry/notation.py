@@ -92,9 +92,9 @@ class Written:
     """A layout in some notation, or why that cannot be."""
 
     text: str = ""
-    """What `parse_layout` reads; empty where the notation cannot express the layout."""
+    """Text that `parse_layout` reads; empty if the notation cannot express the layout."""
     reason: str = ""
-    """What the notation lacks; empty where there is a text."""
+    """Reason why the notation cannot express the layout; empty if there is a text."""
 
     def __str__(self) -> str:
         return self.text or f"cannot: {self.reason}"

@@ -29,7 +29,7 @@ TOLERANCE = 0.2
 
 
 def speeds_problem(given: object, ranks: int | None = None, each: str = "rank") -> str:
-    """What is wrong with speeds that a user gives, one for `each`, of which there are so many; empty where nothing."""
+    """Return the fault of speeds that a user gives, one for `each`; empty if there is none."""
     figures = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else []
     if ranks is not None and len(figures) != ranks:
         return f"there is one for each rank of the grid, {ranks}"
@@ -50,7 +50,7 @@ def relative(speeds: Sequence[float]) -> tuple[float, ...]:
 
 
 def slices(extent: int, speeds: Sequence[float], floor: int = FLOOR, cap: float = CAP) -> list[int]:
-    """Where the slices of 0…extent − 1 begin and end: in proportion to speeds, none below `floor` or above `cap`.
+    """Return the bounds of slices of 0…extent − 1 in proportion to speeds, none below `floor` or above `cap`.
 
     Even where speeds hardly differ, or where the floor leaves no choice.
     """

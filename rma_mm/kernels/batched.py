@@ -139,7 +139,7 @@ def _matmul(problem: LocalOperands) -> Product:
 
 
 def _is_direct(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], alpha: Any, beta: Any, conj: bool) -> bool:
-    """Whether numpy.matmul does all of a product."""
+    """True if numpy.matmul does all of a product."""
     is_own = a == b == c and (c in BLAS_TYPES or c.kind in "biu")
     return bool(is_own and alpha == 1 and beta == 0 and not conj)
 

@@ -35,9 +35,9 @@ class Library:
     handle: ctypes.CDLL  # the loaded library
     prefix: str  # what stands before `cblas_sgemm` in its symbols
     suffix: str
-    """What stands after it; `64_` or `_64` where integers have 64 bits."""
+    """Suffix of the names; `64_` or `_64` if integers have 64 bits."""
     integer: type[ctypes.c_int] | type[ctypes.c_int64]  # the type of sizes and leading dimensions
-    conjugates: bool  # whether it conjugates without transposing (OpenBLAS does)
+    conjugates: bool  # true if it conjugates without transposing (OpenBLAS does)
 
     @property
     def most(self) -> int:
@@ -90,7 +90,7 @@ def _opened(path: str, openblas: bool) -> Library | None:
 
 
 def _wide_without_suffix(handle: ctypes.CDLL, prefix: str) -> bool:
-    """Whether an OpenBLAS with plain names was built with 64-bit integers all the same."""
+    """True if an OpenBLAS with plain names was built with 64-bit integers all the same."""
     config = _symbol(handle, f"{prefix}openblas_get_config")
     if config is None:
         return False
@@ -99,7 +99,7 @@ def _wide_without_suffix(handle: ctypes.CDLL, prefix: str) -> bool:
 
 
 def _works(found: Library) -> bool:
-    """Whether a small product comes out right: a wrong guess about a foreign library must not reach a user."""
+    """True if a small product comes out right: a wrong guess about a foreign library must not reach a user."""
     a = np.array([[1, 2j], [3, 4]], np.complex64)
     b = np.array([[1j, 2], [0, 1]], np.complex64, order="F")
     c = np.full((2, 2), np.nan, np.complex64)
@@ -200,7 +200,7 @@ def _whole(lib: Library, problem: LocalOperands) -> Product | None:
 
 
 def plan_blas(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
-    """How operands of these types, with unit strides, are cut; None for one call without scratch."""
+    """Return how operands of these types, with unit strides, are cut; None for one call without scratch."""
     working = accumulator(c)
     if a == b == c == working:
         return None

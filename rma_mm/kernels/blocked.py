@@ -34,15 +34,15 @@ Step = Callable[[Blocks, tuple[Any, Any], tuple[bool, bool], NDArray[Any]], None
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """How a product is cut, and which blocks go through scratch."""
+    """Blocks that a product is cut into, and which of them go through scratch memory."""
 
     working: np.dtype[Any]  # the type of panels and accumulator
-    pack_a: bool  # whether blocks of a are copied
-    pack_b: bool  # whether blocks of b are copied
+    pack_a: bool  # true if blocks of a are copied
+    pack_b: bool  # true if blocks of b are copied
     accumulate: bool
-    """Whether a block of c is summed apart from c."""
+    """True if a block of c is summed apart from c."""
     spare: bool
-    """Whether the kernel or the closing addition needs a second block of c."""
+    """True if the kernel or the closing addition needs a second block of c."""
 
     def types(self, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
         """The types of the blocks of operands and result of these types."""
@@ -63,7 +63,7 @@ class Blocking:
         return rows, columns, depth
 
     def products_at_once(self, count: int, m: int, n: int, k: int) -> int:
-        """How many products of a batch go through scratch at once: as many as fit in panels whole, or one."""
+        """Return how many products of a batch go through scratch at once: those that fit in whole panels."""
         most = PANEL_BYTES // self.working.itemsize
         largest = max(m * k * self.pack_a, k * n * self.pack_b, m * n * self.accumulate)
         return min(count, max(1, most // largest)) if largest else count

@@ -1,4 +1,4 @@
-"""What is kept on disk between runs: a folder of the user's, made anew whenever these sources change."""
+"""Cache on disk: a folder of the user's, renewed whenever these sources change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STICKY = 0o1000
 
 @cache
 def cache_folder() -> Path | None:
-    """Where compiled code and measurements are kept; None where nothing can be written, or others could.
+    """Return the folder for compiled code and measurements; None if it cannot be written, or others could write it.
 
     RMA_MM_CACHE names another place than the user's cache.
     """
@@ -61,7 +61,7 @@ def refusal() -> str:
 
 
 def why_not(path: Path) -> str:
-    """What lets others write to a path, or swap it: on itself, as far as it is there, and the folders above it.
+    """Return the reason why others could write or replace a path; empty if they cannot.
 
     What ssh asks: nobody but the user and root owns any of them, and no group and nobody else may write; but above,
     folders with the sticky bit are fine.
@@ -79,7 +79,7 @@ def why_not(path: Path) -> str:
 
 
 def read_own(file: Path) -> bytes | None:
-    """What a file of the cache holds; None where it is not there, or no plain file that only this user can write."""
+    """Return the content of a file of the cache; None unless it is a plain file that only this user can write."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             found = os.fstat(opened.fileno())

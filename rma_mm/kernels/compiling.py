@@ -22,7 +22,7 @@ from numba.core.serialize import dumps
 from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 
 OPTIONS = {"nopython": True, "error_model": "numpy"}
-"""What Numba is told about every function that is compiled here."""
+"""Options of Numba for every function that is compiled here."""
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class Entries:
         self.folder, self.base = folder, hashlib.sha256(base.encode()).hexdigest()[:16]
 
     def load(self, key: object) -> Any:
-        """What was kept under a key; None where that is not there, or not as it was kept."""
+        """Return the value stored under a key; None if it is missing or damaged."""
         file = self.file_of(key)
         found = read_own(file) or b""
         content = found[DIGEST:]

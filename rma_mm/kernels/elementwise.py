@@ -15,7 +15,7 @@ from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, rank
 from rma_mm.errors import DtypeError, quoted
 
 STEP_BYTES = 64 << 10
-"""Of an array, that one pass by NumPy goes over before the next pass begins."""
+"""Bytes of an array that one NumPy pass covers before the next pass begins."""
 
 
 def scale(c: NDArray[Any], beta: Any) -> None:

@@ -21,7 +21,7 @@ MARGIN = 256 << 10
 
 
 def plan_numpy(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], conj_a: bool, conj_b: bool) -> Blocking:
-    """How operands of these types are cut; numpy.matmul takes any strides, but one type and no conjugate."""
+    """Return how operands of these types are cut; numpy.matmul takes any strides, but one type and no conjugate."""
     working = accumulator(c)
     return Blocking(working, a != working or conj_a, b != working or conj_b, accumulate=True, spare=True)
 

@@ -1,4 +1,4 @@
-"""What a local product is: the checked operands, and the callable that a kernel makes of them."""
+"""Local products: checked operands, and the callable that a kernel makes of them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class LocalOperands:
     """(m, n), any strides, writable; of a batch (count, m, n)."""
     alpha: np.generic[Any]  # in the type in which c is summed
     beta: np.generic[Any]  # in the type in which c is summed
-    conj_a: bool  # whether op conjugates a; False for real types
-    conj_b: bool  # whether op conjugates b; False for real types
+    conj_a: bool  # true if op conjugates a; False for real types
+    conj_b: bool  # true if op conjugates b; False for real types
     semiring: Semiring = PLUS_TIMES
-    """What is done in place of + and ×; where that is something else, alpha is 1 and beta 0 or 1."""
+    """Operations used instead of + and ×; for others than these, alpha is 1 and beta 0 or 1."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -61,7 +61,10 @@ class LocalOperands:
 
 
 Binder = Callable[[LocalOperands], Product]
-"""What a kernel is: operands in, prepared product out. Raises DtypeError for a type it does not multiply."""
+"""Type of a kernel: takes operands and returns a prepared product.
+
+Raises DtypeError for a type it does not multiply.
+"""
 
 
 def checked(
@@ -104,7 +107,7 @@ def check_apart(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
 
 
 def _overlap(x: NDArray[Any], c: NDArray[Any]) -> bool:
-    """Whether two arrays have elements in common. Where that is hard to tell, they are taken to have."""
+    """True if two arrays have elements in common. Where that is hard to tell, they are taken to have."""
     if not np.may_share_memory(x, c):
         return False
     try:

@@ -21,8 +21,7 @@ from rma_mm.kernels.product import LocalOperands, Product
 NARROW = 128
 """Rows of a square on the diagonal up to which it is done as a whole: thinner products run far below the full rate."""
 TILE_BYTES = 64 << 10
-"""Of a box, what is transposed at once, from a dense copy: lines that lie apart by powers of two would meet in few
-places of the cache."""
+"""Bytes of a box that are transposed at once, from a dense copy: lines a power of two apart share few cache sets."""
 LEAST = 32  # rows and columns of that, at least
 _ROW_MAJOR, _LOWER = 101, 122
 _AS_IT_IS, _TRANSPOSED, _CONJ_TRANSPOSED = 111, 112, 113
@@ -66,7 +65,7 @@ def bind_syrk(problem: LocalOperands) -> Product | None:
 
 
 def _arguments(lib: Library, problem: LocalOperands, code: int, ld_a: int, ld_c: int) -> tuple[object, ...]:
-    """Those of cblas_?syrk, or, whose scalars are real, of cblas_?herk."""
+    """Return the arguments of cblas_?syrk, or of cblas_?herk for real scalars."""
     a, c = problem.a, problem.c
     is_hermitian = problem.conj_a != problem.conj_b
     of_scalars = np.empty(0, c.dtype).real.dtype if is_hermitian else c.dtype

@@ -1,4 +1,4 @@
-"""How many threads the local BLAS uses."""
+"""Set the number of threads of the local BLAS."""
 
 from __future__ import annotations
 

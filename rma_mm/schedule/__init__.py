@@ -1,1 +1,1 @@
-"""What happens when: operations on regions in global coordinates, how rows become operations, and their readers."""
+"""Schedules: operations on regions in global coordinates, lowering from algorithms, and their readers."""

@@ -42,17 +42,17 @@ class PlacedProblem:
     mesh: MeshShape
     layouts: tuple[Layout, Layout, Layout]  # placements of op(A), op(B) and C
     keeps_c: bool = False
-    """Whether beta ≠ 0, so that C's old value enters."""
+    """True if beta ≠ 0, so that C's old value enters."""
     in_place: str = "AB"
     """The operands whose memory a rank can read on its node-mates too (else only its own)."""
     fetches_together: bool = False
-    """Whether ranks of a node can fetch slices from other nodes into memory that all of them read."""
+    """True if ranks of a node can fetch slices from other nodes into memory that all of them read."""
     computed: Layout | None = None
-    """How replicas of C share it out, where a row has its own way."""
+    """Owners of the parts of a replicated C, if the algorithm has its own division."""
     copied: str = ""
     """Operands that every rank first copies to where its node-mates can read them in place."""
     symmetry: Symmetry | None = None
-    """What is known of C: that it will be symmetric."""
+    """Symmetry of C, if it is known."""
     files: Files = ()
     """The operands that stay in files: each rank copies what it reads of them."""
 
@@ -74,7 +74,7 @@ class PlacedProblem:
         return self.layouts["ABC".index(operand)]
 
     def reaches(self, rank: int, owner: int, operand: str) -> bool:
-        """Whether `rank` can multiply out of `owner`'s part of `operand` in place."""
+        """True if `rank` can multiply out of `owner`'s part of `operand` in place."""
         if operand in self.chunks:
             return False
         return rank == owner or (
@@ -95,12 +95,12 @@ class PlacedProblem:
 
     @cached_property
     def output_layout(self) -> Layout:
-        """What each rank opens and finishes of C: replicas share it out, of partial sums every summand is opened."""
+        """Return the layout in which ranks open and finish C: replicas divide it, and every partial sum is opened."""
         return self.computed or self.layout("C").split_replicas(self.mesh)
 
     @cached_property
     def target(self) -> Layout:
-        """Where pushed products go: one rank for each element, of partial sums the first summand."""
+        """Return the layout that products are pushed to: one rank for each element, the first of partial sums."""
         share = self.output_layout
         if not share.partial:
             return share
@@ -116,7 +116,7 @@ Wanted = tuple[Layout | None, Layout | None, Layout | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a row may look at when it is fitted to a product."""
+    """The facts that an algorithm may use when it specializes itself to a product."""
 
     shape: tuple[int, int, int]  # (m, n, k)
     mesh: MeshShape
@@ -124,7 +124,7 @@ class Problem:
     memory: int | None = None
     """Elements of A, B and C that a rank may hold; None for no limit."""
     symmetry: Symmetry | None = None
-    """What is known of C: that it will be symmetric."""
+    """Symmetry of C, if it is known."""
 
     def extent(self, x: str) -> tuple[int, int]:
         """(rows, columns) of op(A), op(B) or C."""
@@ -137,7 +137,7 @@ class Problem:
 
     @property
     def is_named(self) -> bool:
-        """Whether the row was asked for by name: then it may search for long, and leave ranks idle."""
+        """True if the row was asked for by name: then it may search for long, and leave ranks idle."""
         return True
 
     def seconds(self, algorithm: Algorithm) -> float:
@@ -188,13 +188,13 @@ class Algorithm:
     over: Literal["m", "n", "k"]
     """The dimension that a rank walks in time."""
     order: Literal["rotated", "plain", "ticket"] = "rotated"
-    """Where a rank starts on it; `ticket` hands out boxes by fetch-and-add."""
+    """Start of a rank's walk along it; `ticket` hands out boxes by fetch-and-add instead."""
     rotate_by: tuple[str, ...] = ()
     """The axes of the work's grid by whose coordinates starts are rotated; all of them when none is named."""
     end_at_owner: bool = False
-    """Whether rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it."""
+    """True if rotated walks end, rather than begin, at a rank's own part: sums then travel round a ring to it."""
     result: Literal["here", "accumulate", "reduce"] = "here"
-    """Whether C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
+    """True if C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
     placements: Callable[[MeshShape], Wanted | str] | None = None
     """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
     also_accepts: Callable[[MeshShape], dict[str, Layout]] | None = None
@@ -208,10 +208,12 @@ class Algorithm:
     prefetch_all: str = ""
     """The operands that a rank fetches all at once, before it multiplies."""
     granularity: Grains = ((OWNERS,),) * 3
-    """How the walked dimension is cut into what moves at once of A, B and C. From `OWNERS` on it is cut further where
-    a piece is wider than a panel."""
+    """Pieces of the walked dimension that move at once, for A, B and C.
+
+    From `OWNERS` on it is cut further where a piece is wider than a panel.
+    """
     half: bool = False
-    """Whether of a symmetric C half is multiplied, and the rest mirrored: by C's owners where the result is `here`,
+    """True if of a symmetric C half is multiplied, and the rest mirrored: by C's owners where the result is `here`,
     else of A and its own transpose in triangle blocks, from which it is pushed."""
     found_as: str = ""
     """The form that gives this row without the search that found it."""
@@ -224,7 +226,7 @@ class Algorithm:
 
     @property
     def reproducible(self) -> bool:
-        """Whether sums are formed in a fixed order: no accumulate."""
+        """True if sums are formed in a fixed order: no accumulate."""
         return self.result != "accumulate"
 
     @property
@@ -262,7 +264,7 @@ def _pulled(fit: Callable[[Problem], Algorithm | str], problem: Problem) -> Algo
 def is_placed_as(
     given: Layout, taken: Layout, shape: tuple[int, int], mesh: MeshShape, by_column: bool = False
 ) -> bool:
-    """Whether a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts.
+    """True if a given placement is one that is taken: cut over the same axes, if in other blocks, or the same parts.
 
     by_column: the blocks may differ from column to column of ranks, whose operands move one by one.
     """
@@ -271,7 +273,7 @@ def is_placed_as(
 
 @lru_cache(maxsize=4096)
 def same_place(one: Layout, other: Layout, shape: tuple[int, ...], mesh: MeshShape) -> bool:
-    """Whether two placements give every rank the same part of a matrix, however they say it."""
+    """True if two placements give every rank the same part of a matrix, however they say it."""
     if one == other:
         return True
     if one.partial or other.partial:
@@ -282,7 +284,7 @@ def same_place(one: Layout, other: Layout, shape: tuple[int, ...], mesh: MeshSha
 
 
 def _same_spans(one: Layout, other: Layout, dim: int, extent: int, grid: MeshShape) -> bool:
-    """Whether two placements on one grid cut a dimension alike."""
+    """True if two placements on one grid cut a dimension alike."""
     levels = [level for layout in (one, other) for level in layout.splits[dim]]
     axes = tuple(dict.fromkeys(axis for level in levels for axis in (*level.axes, *level.skew)))
     places = grid.along(axes, dict.fromkeys(grid.names, 0))

@@ -1,4 +1,4 @@
-"""What a product does in place of + and ×, for those who run a schedule on values."""
+"""Arithmetic of products, for readers that run a schedule on values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Arithmetic(Protocol):
-    """What is done in place of + and × (the kernels' semirings are such)."""
+    """Operations used instead of + and × (the kernels' semirings are such)."""
 
     @property
     def add(self) -> np.ufunc:

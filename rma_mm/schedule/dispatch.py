@@ -1,4 +1,4 @@
-"""What a reader of schedules does for each type of operation: a table of its methods."""
+"""Tables of methods, by type of operation, for readers of schedules."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Epilogue = Callable[[Matrix, Region], Matrix]
 
 @dataclass
 class Outcome:
-    """What interpreting a schedule gave."""
+    """Result of interpreting a schedule."""
 
     tiles: list[Matrix]  # C's local array, by rank
     words: list[int]
@@ -63,7 +63,7 @@ def interpret(
 
 @dataclass(eq=False)
 class _Message:
-    """What one rank sends to another; read from the sender's memory at any moment until that is used again."""
+    """Data that one rank sends to another; it is read from the sender's memory at any moment before that is reused."""
 
     src: Ref
     values: Matrix | None = None
@@ -71,7 +71,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What is on its way to a rank."""
+    """Data under way to a rank."""
 
     route: tuple[int, int, str]
     """(from, to, operand): letters of one route arrive in order."""
@@ -195,7 +195,7 @@ class _Machine:
         return False
 
     def can_land(self, rank: _Rank, transfer: ops.OneSidedOp | _Arrival | ops.Post) -> bool:
-        """Whether a transfer can end by now: its sender has come to it; of a post, what it speaks of is over."""
+        """True if a transfer can end by now: its sender has come to it; of a post, what it speaks of is over."""
         if not isinstance(transfer, ops.Post):
             return self.is_here(transfer)
         before = rank.pending[: rank.pending.index(transfer)]
@@ -206,7 +206,7 @@ class _Machine:
         return not isinstance(transfer, _Arrival) or len(self.letters[transfer.route]) > transfer.number
 
     def is_ready(self, rank: _Rank) -> bool:
-        """Whether what the next operation of `rank` needs has been sent, or posted."""
+        """True if what the next operation of `rank` needs has been sent, or posted."""
         op = rank.ops[-1]
         if isinstance(op, ops.Await):
             return all(self.ranks[q].posted[op.event] >= op.count for q in op.group)

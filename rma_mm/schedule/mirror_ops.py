@@ -1,4 +1,4 @@
-"""What completes a symmetric C of which one triangle was multiplied: its mirror image, or zeros above the diagonal."""
+"""Operations that complete a symmetric C of which one triangle was multiplied: mirror it, or zero the other one."""
 
 from __future__ import annotations
 

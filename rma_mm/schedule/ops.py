@@ -61,10 +61,10 @@ class TransferSpec(NamedTuple):
     """get, accumulate, broadcast, all-gather, shift, reduce or reduce-scatter; view: it is read where it lies."""
     source: int
     src: Ref | None
-    """Where it comes from; None where only another rank knows that."""
+    """Source; None if only another rank knows it."""
     to: int
     dst: Ref | None
-    """Where it goes; None where only another rank knows that, or it is but read."""
+    """Destination; None if only another rank knows it, or the data is only read."""
     adds: bool = False
 
     @property
@@ -76,15 +76,18 @@ class TransferSpec(NamedTuple):
 
 
 class Op:
-    """What a rank does at one step. It knows what it touches, and what it moves."""
+    """An operation of one rank at one step. It knows the references it touches and the data it moves.
+
+    It knows what it touches, and what it moves.
+    """
 
     __slots__ = ()
     kind: ClassVar[str]
-    """What traces call it; of what moves something, the movement that is priced."""
+    """Name in traces; for transfers, the movement that is priced."""
     adds: ClassVar[bool] = False
-    """Whether it adds what it moves to what others computed."""
+    """True if it adds what it moves to what others computed."""
     is_dense: ClassVar[bool] = False
-    """Whether each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
+    """True if each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
     ref_fields: ClassVar[tuple[str, ...]] = ()  # its fields that are a Ref, or None
     step: int
 
@@ -106,7 +109,7 @@ class Op:
         return None
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """What it moves to and from `rank`, which runs it: first what goes out, then what comes in."""
+        """Return the transfers to and from `rank`, which runs it: outgoing ones first."""
         return []
 
 
@@ -137,13 +140,13 @@ class OneSidedOp(Op):
 
 
 class GroupOp(Op):
-    """What the ranks of a group do together, each its own part. Made by a pass only."""
+    """An operation of a group of ranks, each with its own part. Only passes make it. Made by a pass only."""
 
     __slots__ = ()
 
 
 class LocalOp(Op):
-    """What a rank computes by itself, with its own `c` as the result."""
+    """A local computation, with its own `c` as the result."""
 
     __slots__ = ()
     ref_fields: ClassVar[tuple[str, ...]] = ("c",)
@@ -171,9 +174,9 @@ class Multiply(LocalOp):
     first: bool
     step: int
     half: bool = False
-    """Whether just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
+    """True if just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
     b_is_transposed_a: bool = False
-    """Whether b is a part of A, read transposed: A is both factors."""
+    """True if b is a part of A, read transposed: A is both factors."""
     kind: ClassVar[str] = "multiply"
     ref_fields: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
@@ -203,7 +206,7 @@ class Broadcast(GroupOp):
     parts: tuple[Ref, ...]
     """Boxes of homes of ranks of the group, in one order for all of them."""
     dst: Ref | None
-    """Where this rank puts the parts of others; None where all are its own."""
+    """Destination of the other ranks' parts on this rank; None if all parts are its own."""
     group: tuple[int, ...]
     step: int
     ref_fields: ClassVar[tuple[str, ...]] = ("dst",)
@@ -245,7 +248,7 @@ class Shift(GroupOp):
     ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
 
     def ahead(self, depth: int) -> int | None:
-        """Of A and B one panel, when what it sends has just come; of C it stands where its sum is ready."""
+        """Return 1 for A and B, whose data arrives just before it is sent on; None for C, which waits for its sum."""
         return 1 if depth and self.dst.operand != "C" else None
 
     def moves(self, rank: int) -> list[TransferSpec]:
@@ -296,7 +299,7 @@ class Reduce(GroupOp):
         return out + [TransferSpec(kind, q, None, rank, dst, adds=True) for dst in mine for q in others]
 
     def _is_known(self, dst: Ref) -> bool:
-        """Whether `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
+        """True if `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
         return isinstance(dst.buffer, str) or dst.rank == self.srcs[0].rank
 
     def __str__(self) -> str:
@@ -378,7 +381,7 @@ class Claim(Op):
 
 
 def counted(op: Op, rank: int) -> list[TransferSpec]:
-    """What `op` moves across ranks when `rank` runs it, each on one rank only: that which receives it, or adds it."""
+    """Return the transfers of `op` between ranks, each counted on the rank that receives or adds."""
     return [move for move in op.moves(rank) if move.source != move.to and (move.source == rank) == move.adds]
 
 

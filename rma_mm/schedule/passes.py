@@ -25,7 +25,7 @@ def prefetch(ops: list[Op], depth: int) -> list[Op]:
 
 
 def leading(ops: Sequence[Op]) -> tuple[list[list[Op]], list[Op]]:
-    """What brings parts of A and B with nothing before it but openings of C and barriers; and the rest, in order.
+    """Split operations into those that may begin as soon as A and B are ready, and the rest, in order.
 
     The former by how many barriers stand before it. It may begin as soon as A and B are there: neither changes, so that
     no barrier before it is for it. But other ranks of a group may begin it behind them.
@@ -44,7 +44,7 @@ def leading(ops: Sequence[Op]) -> tuple[list[list[Op]], list[Op]]:
 
 
 def sources(op: Op) -> Sequence[Ref]:
-    """What is read by an operation that brings parts of A and B; of one that ranks of a node share, its place too."""
+    """Return the references read by an operation that brings parts of A and B."""
     if isinstance(op, Broadcast):
         return op.parts
     assert isinstance(op, Copy | Shift)

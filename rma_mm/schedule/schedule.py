@@ -46,7 +46,7 @@ class Schedule:
     """(m, n, k) of the product; None for a pure redistribution of A into C."""
     pool: Pool | None = None
     computed: Layout | None = None
-    """What each rank opens and finishes of C, where it is not what replicas share out by themselves."""
+    """Layout in which ranks open and finish C, if replicas do not divide it in the usual way."""
     symmetry: Symmetry | None = None
     """That by which parts of C are mirrored rather than multiplied; None where none may be."""
 

@@ -1,4 +1,4 @@
-"""What is known of a product whose result is symmetric: one triangle says it all."""
+"""Symmetric results: one triangle of C determines the other."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rma_mm.geometry.span import Region
 FINISHED = "F"
 """The first letter of slots that hold finished parts of C, in its own type."""
 FILLS = ("both", "lower")
-"""What may become of C: the whole of it, or what lies on and below the diagonal, with zeros above."""
+"""Parts of C to be filled: all of it, or its lower triangle, with zeros above the diagonal."""
 
 
 @dataclass(frozen=True)
 class Symmetry:
     """C equals its transpose, so that one of (m, n, k) and (n, m, k) need be multiplied."""
 
-    conjugates: bool = False  # whether it is the conjugate transpose (Hermitian)
+    conjugates: bool = False  # true if it is the conjugate transpose (Hermitian)
     fill: Literal["both", "lower"] = "both"
-    """Whether C's upper triangle mirrors the lower, or is zero."""
+    """True if C's upper triangle mirrors the lower, or is zero."""
     is_asked: bool = False
-    """Whether a caller says so, rather than that one matrix is multiplied by its own transpose."""
+    """True if a caller says so, rather than that one matrix is multiplied by its own transpose."""
     is_own: bool = False
-    """Whether one matrix is multiplied by its own transpose, so that one of the two need be read."""
+    """True if one matrix is multiplied by its own transpose, so that one of the two need be read."""
 
     @property
     def word(self) -> str:

@@ -39,7 +39,10 @@ class TorchRanks:
 
     @classmethod
     def of(cls, mesh: Mesh) -> TorchRanks:
-        """Those of `mesh`. Collective when first asked for. Raises MeshError."""
+        """Return the record kept with `mesh`, made at the first call.
+
+        Collective when first asked for. Raises MeshError.
+        """
         found = check_mesh(mesh).kept.get(cls)
         if found is None:
             found = mesh.kept[cls] = cls(mesh)

@@ -1,4 +1,4 @@
-"""What a mesh keeps for tensors: which of them lie in which of its matrices."""
+"""Tensors known to a mesh: which of them lie in which of its matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPOSED = 256
 """Matrices on the memory of tensors that are kept; each has a window, of which MPI libraries bear few."""
 
 Place = tuple[object, ...]
-"""Where a tensor lies, of what type and shape it is, and how its matrix is placed."""
+"""Address, type and shape of a tensor, and the placement of its matrix."""
 
 
 class KeptTensors:
@@ -38,7 +38,7 @@ class KeptTensors:
         Oldest use first."""
         self.pools: dict[tuple[object, ...], ResultPool] = {}  # by shape, element type and placement
         self._owners: dict[int, tuple[ref[Tensor], int]] = {}
-        """Those tensors, each with the address of its storage."""
+        """Tensors that own storage, each with the address of its storage."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> KeptTensors:
@@ -115,7 +115,7 @@ class KeptTensors:
         return matrix
 
     def _knows(self, owner: Tensor) -> bool:
-        """Whether matrices are kept on this tensor's memory, and not on what it had before or on another's."""
+        """True if matrices are kept on this tensor's memory, and not on what it had before or on another's."""
         kept = self._owners.get(id(owner))
         return kept is not None and kept[1] == owner.untyped_storage().data_ptr() and kept[0]() is owner
 
@@ -148,7 +148,7 @@ def place_of(tensor: Tensor, layout: Layout | None) -> Place:
 
 
 def _shows(tensor: Tensor, matrix: DistMatrix) -> bool:
-    """Whether a tensor that begins where a matrix's tile does is that tile."""
+    """True if a tensor that begins where a matrix's tile does is that tile."""
     tile = matrix.tile
     if tensor.shape != tile.shape or TYPES.get(tensor.dtype) != matrix.dtype:
         return False

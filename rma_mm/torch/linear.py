@@ -36,7 +36,7 @@ class LinearLayouts(NamedTuple):
 
     @property
     def bias(self) -> Layout:
-        """Of the bias as a matrix of one row, which every rank with these columns of y holds."""
+        """Layout of the bias as a matrix of one row, which every rank with these columns of y holds."""
         if self.y is None or self.y.partial:
             raise LayoutError(
                 f"layout: got {self.y} with a bias, whose parts are those of y's columns; name y's layout, without sum"
@@ -137,7 +137,7 @@ class Linear(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
-        """What torch prints of it."""
+        """Return the text that torch prints of it."""
         what = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{what}, activation={self.activation!r}, weight={self.layouts.weight}"
 
@@ -145,7 +145,7 @@ class Linear(torch.nn.Module):
 def layouts_of(
     mesh: MeshShape, placement: str | Layout, x_layout: str | Layout | None, layout: str | Layout | None
 ) -> LinearLayouts:
-    """Where x, weight and y lie. Raises LayoutError."""
+    """Return the layouts of x, weight and y. Raises LayoutError."""
     given = [parse_layout(each, mesh) if isinstance(each, str) else each for each in (x_layout, layout)]
     if placement in NAMED:
         over, rest = (Level((mesh.names[-1],)),), tuple(Level((name,)) for name in mesh.names[:-1])

@@ -24,16 +24,16 @@ from rma_mm.torch.tensors import array_of
 
 @dataclass(frozen=True)
 class LinearRequest:
-    """What is asked of y = activation(x @ w + bias), apart from its tensors."""
+    """A request for y = activation(x @ w + bias), without its tensors."""
 
     x_layout: Layout
     w_layout: Layout
     layout: Layout | None = None  # of y; None as the plan chooses
-    transpose_w: bool = False  # whether w is given as (n, k)
+    transpose_w: bool = False  # true if w is given as (n, k)
     has_bias: bool = False
     activation: str | None = None
     keeps_sums: bool = False
-    """Whether what the activation is applied to is kept: then the epilogue does not apply it."""
+    """True if what the activation is applied to is kept: then the epilogue does not apply it."""
 
     @cached_property
     def _hash(self) -> int:
@@ -48,7 +48,7 @@ class LinearRequest:
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """Where the gradient of a matrix lies: with it; that of a summand is that of the sum, the same for each."""
+    """Return the layout of a matrix's gradient: the same; for a summand, that of the sum."""
     return replace(layout, partial=())
 
 
@@ -67,7 +67,7 @@ class TorchProduct:
         self.plans: dict[tuple[object, ...], Plan] = {}
         """By what they compute, and what `_key` tells of their operands."""
         self.y_layout = asked.layout
-        """Where y lies, once the first plan has decided that."""
+        """Layout of y, once the first plan has decided it."""
         self.ones: DistMatrix | None = None
         self.known_pools: dict[str, ResultPool] = {}  # by what is to lie there
         self.key: tuple[object, ...] = ()  # under which it is kept
@@ -84,7 +84,7 @@ class TorchProduct:
         return found
 
     def _options(self, what: str, dtype: np.dtype[Any]) -> dict[str, Any]:
-        """What each product is, of the operands that callers pass.
+        """Return the options of each product, for the operands that callers pass.
 
         y = x w, dx = dy w*, dw = x* dy (its transposed is dyᵀ x̄), dbias = 1ᵀ dy; * is for conjugate and transposed.
         """
@@ -109,7 +109,7 @@ class TorchProduct:
         return Epilogue(bias, None if bias is None else "column", activation)
 
     def pools(self, *whats: str) -> list[ResultPool]:
-        """Where "y" is to lie, its gradient "dy", and those of "x", "w" and "bias"."""
+        """Return the pools of "y", of its gradient "dy", and of the gradients of "x", "w" and "bias"."""
         return [self._pool(what) for what in whats]
 
     def _pool(self, what: str) -> ResultPool:
@@ -128,7 +128,7 @@ class TorchProduct:
     # -- computing --------------------------------------------------------------------------------
 
     def opening(self, what: str, a: DistMatrix | None, b: DistMatrix | None) -> tuple[int, ...]:
-        """What to tell with a ballot that is to open this product; nothing where that takes its own. Local."""
+        """Return the facts for a ballot that is to open this product; empty if the product takes its own. Local."""
         if a is None or b is None:
             return ()
         plan = self.plans.get(_key(what, a, b))
@@ -156,7 +156,7 @@ class TorchProduct:
     def operands(
         self, what: str, dy: DistMatrix | None, x: DistMatrix, w: DistMatrix
     ) -> tuple[DistMatrix | None, DistMatrix | None]:
-        """What is multiplied for the gradient of "x", "w" or "bias": for that, ones as the rows of y, once made."""
+        """Return the operands of the gradient of "x", "w" or "bias"; for the latter, a matrix of ones is made once."""
         if what == "x":
             return dy, w
         if what == "w":

@@ -140,7 +140,7 @@ class KeptProducts:
 
     @classmethod
     def of(cls, mesh: Mesh) -> KeptProducts:
-        """Those of `mesh`, which closes them."""
+        """Return the products kept with `mesh`, which closes them."""
         found = check_mesh(mesh).kept.get(cls)
         mesh.require_open()
         if found is None:
@@ -189,7 +189,7 @@ class KeptProducts:
     def _known(
         self, asked: LinearRequest | RmaError, tensors: Sequence[Any]
     ) -> tuple[TorchProduct | None, DistMatrix | None, DistMatrix | None]:
-        """What this rank knows of such tensors; nothing where they are not what they should be."""
+        """Return this rank's knowledge of such tensors; nothing if they are not what they should be."""
         if (recent := self.recent.find(asked, tensors)) is not None:
             return recent
         if isinstance(asked, RmaError) or _fault(tensors) is not None:
@@ -313,13 +313,13 @@ def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | 
 
 
 def _by_tiles(asked: LinearRequest, tensors: Sequence[Any]) -> tuple[object, ...]:
-    """What this rank sees of a product."""
+    """Return the facts of a product that this rank sees."""
     x, w, bias = tensors
     return asked, x.shape, w.shape, x.dtype, bias if bias is None else bias.shape
 
 
 def _fault(tensors: Sequence[Any]) -> RmaError | None:
-    """What is wrong with x, w and bias on this rank."""
+    """Return the error of x, w and bias on this rank, or None."""
     try:
         for name, each in zip("xw", tensors, strict=False):
             check_tensor(name, each)
@@ -336,7 +336,7 @@ def _fault(tensors: Sequence[Any]) -> RmaError | None:
 
 
 def _twice(free: tuple[int, ...]) -> tuple[int, int]:
-    """What shows, as the largest that any rank tells, whether all have the same slots free."""
+    """Return two numbers whose maxima over ranks show if all ranks have the same slots free."""
     code = 0
     for slot in free:
         code = code * (SLOTS + len(free) + 1) + slot

@@ -1,4 +1,4 @@
-"""What was multiplied of late, by the tensors themselves: the same ones are known again without a closer look."""
+"""Recently multiplied tensors: the same ones are recognized again without a closer look."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecentCalls:
         """By the identity of what was asked and of the tensors. Oldest use first."""
 
     def find(self, asked: object, tensors: Sequence[Any]) -> Known | None:
-        """What is known of these very tensors, where they still are as they were. Local."""
+        """Return the result for these very tensors, if nothing has changed. Local."""
         name = _name(asked, tensors)
         call = self._calls.get(name)
         found = None if call is None else call.known(asked, tensors)
@@ -54,7 +54,7 @@ class _Call:
         self.tensors = [None if each is None else (ref(each), _as_it_is(each)) for each in tensors]
 
     def known(self, asked: object, tensors: Sequence[Any]) -> Known | None:
-        """What is known, where nothing has changed since."""
+        """Return the result, if nothing has changed since."""
         if asked is not self.asked:
             return None
         for given, kept in zip(tensors, self.tensors, strict=True):

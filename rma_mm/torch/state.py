@@ -86,7 +86,7 @@ def load_safetensors(module: torch.nn.Module, path: PathLike, prefix: str = "") 
 
 
 def _parts(layer: Linear | None, name: str) -> Iterator[tuple[Any, Any]]:
-    """Where in this rank's tensor each part of the whole one belongs."""
+    """Yield the slices of this rank's tensor and the slices of the whole tensor that belong to them."""
     if layer is None:
         yield ..., slice(None)
         return
@@ -96,7 +96,7 @@ def _parts(layer: Linear | None, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _slices(path: Path, files: ExitStack) -> Callable[[str], Any]:
-    """What finds a stored tensor by its name, without reading it. Raises FileFormatError."""
+    """Return a function that finds a stored tensor by its name, without reading it. Raises FileFormatError."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:

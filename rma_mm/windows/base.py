@@ -1,4 +1,4 @@
-"""What a window is: memory that every rank exposes, and one-sided transfers to and from it.
+"""Interface of windows: memory that every rank exposes, and one-sided transfers to and from it.
 
 This module states the interface and imports no MPI, so that the in-process fake and everything tested with it
 run without one. The flavours are in `shared`, `allocated` and `created`.
@@ -25,7 +25,7 @@ ALIGNMENT = 64  # byte alignment of memory that windows allocate themselves
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Where a box of a rank's dense local array lies in the memory that this rank exposes."""
+    """Place of a box of a rank's dense local array in the memory that this rank exposes."""
 
     offset: int
     """Bytes from the start of the exposed memory to element (0, 0) of the local array."""
@@ -66,7 +66,7 @@ class Counters:
     messages: int = 0
     """MPI calls that named another rank; a copy through a view is none."""
     messages_inter: int = 0
-    """Those of them that named a rank of another node."""
+    """Messages that named a rank of another node."""
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
         with _COUNTING:
@@ -96,7 +96,7 @@ class Transfer(Protocol):
         """Begin. Raises ClosedError after a close, WindowError while an earlier start is under way."""
 
     def done(self) -> bool:
-        """Whether the last start is over; gives MPI progress. True before the first start."""
+        """True if the last start is over; gives MPI progress. True before the first start."""
 
     def wait(self) -> None:
         """Return when done, without holding a core for long."""
@@ -123,7 +123,7 @@ class Window(Protocol):
         """The bytes that this rank exposes, shape (nbytes,); must not be used after `close`."""
 
     def reaches(self, rank: int) -> bool:
-        """Whether this rank can load from and store to the memory of `rank`: always so for its own."""
+        """True if this rank can load from and store to the memory of `rank`: always so for its own."""
 
     def view(
         self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike

@@ -1,4 +1,4 @@
-"""What a group of ranks moves together: broadcasts, all-gathers, ring shifts and reductions, as prepared transfers.
+"""Group transfers: broadcasts, all-gathers, ring shifts and reductions, as prepared transfers.
 
 Both sides take part, so no window is needed: a box of local memory goes out, or comes in, as it lies. The counters say
 the same as those of windows: what is moved counts where it arrives, sums where they are sent.

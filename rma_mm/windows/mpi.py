@@ -1,4 +1,4 @@
-"""What the MPI flavours share: one-sided calls in one passive-target epoch that lasts as long as the window."""
+"""One-sided calls of the MPI flavours, in one passive-target epoch that lasts as long as the window."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OUTSTANDING = 64
 
 
 def window_info() -> MPI.Info:
-    """What the windows promise MPI; the caller frees it.
+    """Return the hints of the windows for MPI; the caller frees them.
 
     same_op is of accumulates to the same place that nothing keeps apart: other operations come after a flush and a
     barrier (tickets have a place of their own).
@@ -213,7 +213,7 @@ class MpiWindow(Reach):
         return request
 
     def _is_over(self, request: MPI.Request) -> bool:
-        """Whether a request is complete; that it failed is for its transfer to hear."""
+        """True if a request is complete; that it failed is for its transfer to hear."""
         try:
             return bool(request.Test())
         except MPI.Exception as error:

@@ -30,7 +30,7 @@ class Event(NamedTuple):
     """Something to be done once."""
 
     is_due: Callable[[], bool]
-    """Whether its time has come; gives MPI progress where it asks for a transfer."""
+    """True if its time has come; gives MPI progress where it asks for a transfer."""
     act: Callable[[], None]
 
 
@@ -56,7 +56,7 @@ class Progress:
         self._is_closed = False
         self._depth = 0
         self.is_working = False
-        """Whether the rank is busy with something that gives MPI no progress."""
+        """True if the rank is busy with something that gives MPI no progress."""
         self._is_alone = False
         if heartbeat is not None:
             self.look_out()

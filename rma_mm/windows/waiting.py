@@ -32,7 +32,7 @@ LAST_SLEEP = 0.5e-3  # seconds of the longest sleep
 LATE = 1.0
 """Seconds after which, and between which, a waiter asks what keeps the others."""
 WHEN_LATE: list[Callable[[], None]] = []
-"""What those ask who were told of nothing else to ask; may raise."""
+"""Functions that waiting code calls if it was given none of its own; they may raise."""
 POLLERS: list[Callable[[], object]] = []
 """Functions that give progress to the transfers of other ranks, one for each library that moves data."""
 HELPERS: set[int] = set()

@@ -1,1 +1,1 @@
-"""What the algorithms with many forms choose among: COSMA's grids and T10's points."""
+"""Searches of the algorithms that have many forms: COSMA's grids and T10's points."""

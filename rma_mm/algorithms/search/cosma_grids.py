@@ -26,7 +26,7 @@ WORTH = 64
 
 
 def cost(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """What the busiest rank does: multiply-adds, and words that it receives and sends, each as `WORTH` of them."""
+    """Return the cost of the busiest rank: multiply-adds, plus `WORTH` for each word that it receives or sends."""
     return points(grid, shape) + WORTH * words(grid, shape)
 
 
@@ -58,7 +58,7 @@ def _tried(extent: int, size: int) -> NDArray[np.int64]:
 
 
 def _at_least(grid: Ranks, shape: tuple[int, int, int]) -> tuple[Floats, Floats]:
-    """What `cost` and `held` are at least: linear in 1/pk, but for a step behind pk = 1."""
+    """Return lower bounds of `cost` and `elements_held`: linear in 1/pk, except for a step behind pk = 1."""
     pm, pn, pk = grid
     m, n, k = np.ceil(shape[0] / pm), np.ceil(shape[1] / pn), shape[2] / pk
     received = m * k * (1 - 1 / pn) + k * n * (1 - 1 / pm) - (pn > 1) - (pm > 1)

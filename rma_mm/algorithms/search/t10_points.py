@@ -17,11 +17,13 @@ from rma_mm.geometry.mesh import MeshShape, divisors, grids
 from rma_mm.schedule.algorithm import Problem
 
 PRICED, RINGED = 64, 12
-"""Of so many F_ops, the least moving ones (all of them up to 64 ranks), plans are priced; of so many of these rings."""
+"""Number of F_ops whose plans are priced, those that move least (all of them up to 64 ranks), and of rings among
+them.
+"""
 MANY = 64
-"""Of more ranks, whose prices take longer, so much fewer plans are priced."""
+"""Ranks beyond which fewer plans are priced, in proportion, as each price takes longer."""
 BRIEFLY = 4
-"""Of so many F_ops a plan is priced where T10's is one row of many, which wait for it."""
+"""Number of F_ops that are priced when T10 competes with the other algorithms, which wait for it."""
 LENGTHS = 8  # about so many lengths of a ring, at most
 PIECES = (2, 4)
 """Into how many pieces the longest part is cut by the paces that are priced beside a whole part."""
@@ -59,7 +61,7 @@ class Point:
         return MeshShape(tuple(kept.values()), tuple(kept))
 
     def layouts(self) -> tuple[Layout, Layout, Layout]:
-        """Where A, B and C rest."""
+        """Return the placements of A, B and C at rest."""
         grid = self.grid
         k, m, n = (self._cut(axes) for axes in (("k", "c"), ("m", "b"), ("n", "a")))
         a = Layout((m, k + self._cut("a", skew="b")), grid=grid)
@@ -190,7 +192,7 @@ def _ringed(point: Point, problem: Problem, seconds: Callable[[Point], float]) -
 
 @lru_cache(maxsize=256)
 def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = None) -> list[Point] | str:
-    """Of each F_op the plan that moves least.
+    """Return for each F_op the plan that moves least, copies included, sorted by words moved and then by memory.
 
     Copies included, of those that fit (or why none does), the one that moves least first; of equals the leanest.
     memory: elements of A, B and C that a rank may hold.

@@ -32,7 +32,10 @@ def chunks(extent: int, count: int) -> list[int]:
 
 
 def sharded(words: Sbp, shape: tuple[int, int], mesh: MeshShape) -> Layout:
-    """Where a DTensor of `shape` with these placements lies. Raises LayoutError where not each axis has one."""
+    """Return the layout of a DTensor of `shape` with these placements.
+
+    Raises LayoutError where not each axis has one.
+    """
     even = sbp_to_layout(words, mesh)
     splits = tuple(_chunked(split, extent, mesh) for split, extent in zip(even.splits, shape, strict=True))
     return Layout(splits, partial=even.partial)
@@ -58,7 +61,7 @@ def placements_of(layout: Layout, shape: tuple[int, int], mesh: MeshShape) -> Sb
 
 
 def _word(layout: Layout, axis: str) -> Placed:
-    """What one axis is to a matrix, wherever its cuts are."""
+    """Return the placement of a matrix along one mesh axis, in the words of DTensor."""
     rows, cols = ({axis for level in split for axis in level.axes} for split in layout.splits)
     return "S(0)" if axis in rows else "S(1)" if axis in cols else "P" if axis in layout.partial else "B"
 

@@ -29,7 +29,7 @@ _LEAST = (("M", 0), ("N", 0), ("MB", 1), ("NB", 1), ("RSRC", 0), ("CSRC", 0))
 
 
 def numroc(extent: int, block: int, part: int, source: int, parts: int) -> int:
-    """How many of the first `extent` indices `part` has.
+    """Return how many of the first `extent` indices belong to `part`.
 
     >>> [numroc(10, 2, part, 1, 3) for part in range(3)]
     [2, 4, 4]
@@ -107,7 +107,7 @@ class Descriptor:
         rows: int | None = None,
         cols: int | None = None,
     ) -> tuple[slice, slice]:
-        """Where in the local array of `rank` its part of a sub-matrix lies: in one piece, as the array is in order.
+        """Return the slices of `rank`'s local array that hold its part of a sub-matrix.
 
         Raises LayoutError as `layout` does.
         """

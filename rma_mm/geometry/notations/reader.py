@@ -1,4 +1,4 @@
-"""What the notations share: reading a text with errors that point at the character, and what most of them lack."""
+"""Tools that all notations share: reading text with errors that point at a character, and limits that most have."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reader:
         self.fail(what)
 
     def peek(self, *marks: str) -> bool:
-        """Whether the token at hand is one of these; an empty text stands for the end."""
+        """True if the token at hand is one of these; an empty text stands for the end."""
         return self.tokens[self.at][1] in marks
 
     def next(self, kind: str, what: str) -> str:
@@ -107,7 +107,7 @@ def even_axes(
 
 
 def _other_fault(layout: Layout, mesh: MeshShape) -> str:
-    """What is wrong with a layout apart from its cuts, pins and sums."""
+    """Return the fault of a layout in anything but its cuts, pins and sums; empty if there is none."""
     if layout.grid is not None:
         return f"names axes of the mesh {mesh}; got those of the grid {layout.grid}"
     if len(layout.splits) != 2:
@@ -118,7 +118,7 @@ def _other_fault(layout: Layout, mesh: MeshShape) -> str:
 
 
 def _cut_fault(split: Split) -> str:
-    """What even cuts over single axes lack to cut a dimension so."""
+    """Return why even cuts over single axes cannot express this cut; empty if they can."""
     for level in split:
         if level.kind != "even":
             return f"cuts evenly; got {level.kind} over {'+'.join(level.axes)}"

@@ -39,7 +39,7 @@ VALID: dict[tuple[Placed, Placed], Placed] = {
     ("B", "P"): "P",
     ("B", "B"): "B",
 }
-"""What C = A·B is along an axis, by what A and B are: no others can be multiplied without moving anything."""
+"""Placement of C = A·B along an axis, by those of A and B; other pairs cannot be multiplied without communication."""
 
 _FORMS = "as in (S(0), B): one of S(0), S(1), B, P per mesh axis"
 
@@ -137,7 +137,7 @@ def deduce(a: Sbp, b: Sbp) -> Sbp:
 
 
 def _fitting(a: Placed, b: Placed) -> str:
-    """What may stand beside `a` for A and beside `b` for B, and all valid combinations."""
+    """Return a text of the placements that fit `a` for A or `b` for B, and of all valid combinations."""
     with_a = " or ".join(y for x, y in VALID if x == a)
     with_b = " or ".join(x for x, y in VALID if y == b)
     every = ", ".join(f"{x}·{y} = {c}" for (x, y), c in VALID.items())
@@ -170,7 +170,7 @@ class SbpStep:
 
 @dataclass(frozen=True)
 class Boxing:
-    """How one signature is made of another: steps to be done in this order."""
+    """Conversion of one signature into another: steps to be done in this order."""
 
     steps: tuple[SbpStep, ...]  # None where the signatures are the same
     words: int  # elements moved by all of them, over all ranks
@@ -222,7 +222,7 @@ def _changes(at: Sbp, target: Sbp) -> Iterator[tuple[int, Placed]]:
 
 
 def _nests(at: Sbp, axis: int, target: Placed) -> bool:
-    """Whether no later axis splits a dimension whose split by `axis` changes."""
+    """True if no later axis splits a dimension whose split by `axis` changes."""
     changed = SPLITS & {at[axis], target}
     return changed.isdisjoint(at[axis + 1 :])
 

@@ -74,7 +74,7 @@ def _has_numba() -> bool:
 
 
 def _compiles() -> bool:
-    """Whether Numba is there, and not told to let Python do its work."""
+    """True if Numba is there, and not told to let Python do its work."""
     if not _has_numba():
         return False
     try:

@@ -1,4 +1,4 @@
-"""How fast BLAS and generated code multiply here: a small table for this machine, kept in the user's cache.
+"""Rates of BLAS and of generated code on this machine: a small table in the user's cache.
 
 The 16-bit floats, which BLAS multiplies in float32 only, are measured on first use; the other types that BLAS has by
 `python -m rma_mm.calibrate --kernels`, so that an ordinary run neither waits for it nor loads Numba.
@@ -109,7 +109,7 @@ def calls_a_second(product: Callable[[], None], seconds: float) -> float:
 
 @cache
 def _table() -> dict[str, Rates]:
-    """What is known of this machine, by type; read once, so that a process does not change its mind."""
+    """Return the rates known for this machine, by type; read once, so that a process does not change its mind."""
     folder = cache_folder()
     if folder is None or _unwritten:
         return dict(_unwritten)

@@ -1,4 +1,4 @@
-"""How fast this process multiplies, in a moment."""
+"""Measure how fast this process multiplies, within a moment."""
 
 from __future__ import annotations
 

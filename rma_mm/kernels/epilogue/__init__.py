@@ -1,1 +1,1 @@
-"""What is done to elements of C once they are summed: bias, activation, and the cast into what is stored."""
+"""Epilogues: bias, activation, and the cast of C's elements after they are summed."""

@@ -24,7 +24,7 @@ from rma_mm.kernels.epilogue.normal import NORMAL
 Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": (1, 2), "gelu": (2,)}
-"""What there is, with the ranks of the types that it takes (`dtypes.rank`)."""
+"""Activations, with the ranks of the types that each accepts (`dtypes.rank`)."""
 
 _CODES = {None: 0, "relu": 1, "gelu": 2, "gelu'": 3}  # how compiled code knows them
 
@@ -89,7 +89,7 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
 
 
 def bind_compiled(c: Array, bias: Array | None, per: str | None, activation: str | None) -> Callable[[], None] | None:
-    """What `activate` does to a whole tile, as one call of compiled code; None where there is none for such a tile."""
+    """Return bias and activation of a whole tile as one compiled call, or None if there is no such code."""
     ld = leading(c, True)
     compiled = compiled_loop(c.dtype) if c.dtype in NORMAL and ld is not None and c.size else None
     if compiled is None or ld is None:
@@ -105,7 +105,7 @@ def bind_compiled(c: Array, bias: Array | None, per: str | None, activation: str
 
 @lru_cache(maxsize=8)
 def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
-    """What is added where there is no bias: one vector for all pieces of a tile."""
+    """Return a vector of zeros, used as the bias of all pieces of a tile that has none."""
     return np.zeros(count, dtype)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an element of C once it is summed: C = cast(activation(alpha · op(A) @ op(B) + beta · C + bias)).
+"""Epilogues of products: C = cast(activation(alpha · op(A) @ op(B) + beta · C + bias)).
 
 An `Epilogue` is what a user asks for; a `EpilogueTile` is the same for one tile, between the array in which it is
 summed and the array in which it is stored.
@@ -23,7 +23,7 @@ from rma_mm.kernels.epilogue.activations import ACTIVATIONS, activate, bind_comp
 SIDES = ("column", "row")  # what one value of a bias may belong to
 
 BLOCK_BYTES = 16 << 20
-"""Of C, after whose product its epilogue is applied: it is in the third-level cache then."""
+"""Bytes of C after whose product its epilogue is applied: these are still in the third-level cache."""
 BLOCK_LEAST = 2048
 """Rows and columns of such a block at least. What it shares with the next is packed again by BLAS: 2048³ in float32
 takes 9 % longer in blocks of 256 rows, 4.5 % in blocks of 512 and 2 % in blocks of 1024 (measured), while bias and GELU
@@ -37,12 +37,12 @@ COMPILE_FROM = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """What becomes of each element of C once it is summed; it is then rounded once, into `dtype`."""
+    """Element-wise work on C after its sums are complete, followed by one rounding into `dtype`."""
 
     bias: Any = None
     """A vector that is added, equal on every rank; it is copied."""
     per: str | None = None
-    """What each value of it is added to: "column" (n values, one a column of C) or "row" (m values, one a row)."""
+    """Direction of the bias: "column" (n values, one for each column of C) or "row" (m values, one for each row)."""
     activation: str | None = None
     """"relu", or "gelu": x/2 · (1 + erf(x/√2)), the exact form."""
     dtype: Any = None
@@ -88,7 +88,7 @@ class Epilogue:
         return self.text
 
     def words(self, stored: np.dtype[Any], summed: np.dtype[Any]) -> str:
-        """What it does, for people."""
+        """Return a description for people."""
         done = [f"bias per {self.per}"] if self.bias is not None else []
         done += [self.activation] if self.activation else []
         done += [f"summed in {summed.name} and stored as {stored.name}"] if self.dtype is not None else []
@@ -156,7 +156,7 @@ class Epilogue:
             EpilogueTile(one, None, None, self.activation or "relu", True).bound(one)
 
     def tile_work(self, rows: slice, cols: slice, compiles: bool) -> TileWork | None:
-        """What is done to this part of a rank's C in place of bias and activation; None for these."""
+        """Return the element-wise work that replaces bias and activation on this part of a rank's C, or None."""
 
     def scratch_bytes(self, shape: tuple[int, int], summed: np.dtype[Any]) -> int:
         """Bytes that it takes beside a tile of `shape`: its bias, what compiled code adds to every row, temporaries."""
@@ -215,7 +215,7 @@ class EpilogueTile:
     bias: NDArray[Any] | None = None  # in the type in which the tile is summed
     per: str | None = None  # as in `Epilogue`
     activation: str | None = None
-    compiles: bool = False  # whether to use compiled code where there is some
+    compiles: bool = False  # true if to use compiled code where there is some
     work: TileWork | None = None  # element-wise work that is done in place of these
 
     def part(self, rows: slice, cols: slice) -> EpilogueTile:

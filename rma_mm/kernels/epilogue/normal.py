@@ -17,7 +17,7 @@ class Normal:
     top: tuple[float, ...]  # P, the constant first
     below: tuple[float, ...]  # Q
     reach: float
-    """Where x · φ(x) is next to nothing, and φ(x) still a normal number."""
+    """Argument beyond which x · φ(x) is next to nothing while φ(x) is still a normal number."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 
 Array = NDArray[Any]
 PIECE_BYTES = 4 * STEP_BYTES
-"""Of a result, that all operations go over before the next piece begins: half the seconds of pieces of `STEP_BYTES`."""
+"""Bytes of a result that all operations cover before the next piece begins: takes half as long as `STEP_BYTES`."""
 TEMPORARIES = 8
 """Pieces that the work on one takes beside it, roughly: what its operations give, and theirs."""
 
@@ -45,7 +45,7 @@ DONE: dict[str, Callable[..., Any]] = {
 
 
 def evaluated(work: Pointwise, operands: Sequence[Array], compiles: bool = False, room: Array | None = None) -> Any:
-    """What comes of these operands. compiles: whether to use compiled code where there is some.
+    """Evaluate element-wise work on these operands. compiles: whether to use compiled code where there is some.
 
     room: where the result may be put, which broadcasts to its shape; it may be one of the operands.
     """
@@ -113,7 +113,7 @@ class Fused(Epilogue):
         return work_bytes(shape[0] * shape[1] * summed.itemsize)
 
     def tile_work(self, rows: slice, cols: slice, compiles: bool) -> FusedPart:
-        """What is done to a part of this rank's C."""
+        """Return the element-wise work on a part of this rank's C."""
         if self.bias is not None or self.activation is not None:
             raise OptionError("epilogue: element-wise work says all that is done; leave bias and activation out")
         shape = np.iinfo(np.int64).max
@@ -127,9 +127,9 @@ class FusedPart:
     fused: Fused
     rows: range
     cols: range
-    """Where it lies in this rank's part of C, and of the other operands."""
+    """Columns of the piece within this rank's part of C and of the other operands."""
     compiles: bool
-    is_turned: bool = False  # whether it is handed the transposed part
+    is_turned: bool = False  # true if it is handed the transposed part
 
     def part(self, rows: slice, cols: slice) -> FusedPart:
         """The same for a part of the part."""

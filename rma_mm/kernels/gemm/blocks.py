@@ -1,4 +1,4 @@
-"""How many rows, columns and steps of k are packed at a time, from the sizes of the caches."""
+"""Choose how many rows, columns and steps of k are packed at a time, from the sizes of the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the generated kernels are fitted to: vectors, registers, special instructions and caches of this machine."""
+"""Facts about this processor that kernels are generated for: vectors, registers, instructions, caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def host() -> Cpu:
 
 
 def _caches() -> tuple[int, int, int]:
-    """What Linux says, else what is usual."""
+    """Return the cache sizes that Linux reports, or usual ones."""
     sizes = dict(_USUAL)
     for entry in _CACHES.glob("index*"):
         try:

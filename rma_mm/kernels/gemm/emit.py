@@ -1,4 +1,4 @@
-"""What LLVM is told: the innermost kernel of a form, a tile of sums in registers, and the arithmetic it is made of."""
+"""Emit LLVM code: the innermost kernel of a form, a tile of sums in registers, and its arithmetic."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ _OF_TRUTH: dict[np.ufunc, str] = {
     np.multiply: "bitwise_and", np.minimum: "bitwise_and", np.logical_and: "bitwise_and",
     np.logical_xor: "bitwise_xor",
 }
-"""What operations on truth values are on bytes of 0 and 1."""
+"""Bit operations on bytes of 0 and 1 that replace operations on truth values."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How one kind of product is computed. Fixed when a kernel is compiled."""
+    """Computation of one kind of product, fixed when a kernel is compiled. Fixed when a kernel is compiled."""
 
     add: str  # ⊕, as one of `Pair`
     times: str  # ⊗
@@ -40,9 +40,9 @@ class Form:
     total: str
     """Type in which a tile is summed; of one part where numbers are complex."""
     read_a: str
-    """How an element of a is read: as it is, as truth, complex, or from the bits of float16 or bfloat16."""
+    """Conversion of an element of a: as it is, as truth, complex, or from the bits of float16 or bfloat16."""
     read_b: str
-    """How an element of b becomes one of the panel."""
+    """Conversion of an element of b into one of the panel."""
     rows: int  # rows of a tile
     vectors: int
     """Vectors of `lanes` columns in a row of a tile."""
@@ -50,9 +50,9 @@ class Form:
     group: int = 1  # steps of k that one instruction takes
     planes: int = 1  # 2 where real and imaginary parts are packed apart
     correction: int = 0
-    """What the sum of b's column, times this, adds: an operand of 8 bits was moved by 128 to change its sign."""
+    """Factor of the sum of b's column that is added: an 8-bit operand was moved by 128 to change its sign."""
     no_nan: bool = False
-    """Whether no term is NaN: the least and the greatest are then found by one instruction instead of four."""
+    """True if no term is NaN: the least and the greatest are then found by one instruction instead of four."""
 
     @property
     def is_arithmetic(self) -> bool:
@@ -74,7 +74,7 @@ class Form:
 
 @cache
 def emitted(semiring: Semiring, dtype: np.dtype[Any]) -> Pair | None:
-    """What machine code does for a semiring with elements of this type; None where none can be made."""
+    """Return the machine code of a semiring for this type of element; None if none can be made."""
     pair = semiring.add, semiring.multiply
     if dtype.kind == "c":
         return ARITHMETIC if pair == (np.add, np.multiply) else None
@@ -111,13 +111,13 @@ def form_of(
 
 
 def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:
-    """What to tell who wants machine code where there is none."""
+    """Return the reason why there is no machine code."""
     what = f"{semiring.add.__name__} and {semiring.multiply.__name__} of {dtype.name}"
     return f"kernel 'numba' has no code for {what}, which are semiring {semiring.name}; use auto or numpy"
 
 
 def takes_bytes(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu) -> bool:
-    """Whether bytes are multiplied by an instruction that adds four products: sums of 32 bits, or what is cut off."""
+    """True if bytes are multiplied by an instruction that adds four products: sums of 32 bits, or what is cut off."""
     bytes_in = all(x.kind in "iu" and x.itemsize == 1 for x in (a, b))
     return bytes_in and c.kind in "iu" and c.itemsize <= 4 and "int8" in cpu.dots
 
@@ -141,7 +141,7 @@ def _bytes(a: str, b: str, cpu: Cpu) -> Form:
 
 
 def reading(dtype: np.dtype[Any]) -> str:
-    """How elements of a type are read: see `Form.read_a`."""
+    """Return how elements of a type are converted; see `Form.read_a`."""
     if dtype == BFLOAT16:
         return "bfloat16"
     if dtype == np.float16:

@@ -34,7 +34,7 @@ from rma_mm.kernels.gemm.memory import (
 _compiled, _inlined = subroutine(), subroutine(inlined=True)
 
 OVERWRITES, ADDS, SCALES = 0, 1, 2
-"""What becomes of c: nothing of it is kept, the product is added, or added to beta · c."""
+"""Modes of c: its old value is dropped, the product is added to it, or added to beta · c."""
 
 
 @_inlined

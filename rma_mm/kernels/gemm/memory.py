@@ -1,4 +1,4 @@
-"""What the compiled loops are written in: types that carry a form, and functions on raw memory, offsets in bytes."""
+"""Vocabulary of the compiled loops: types that carry a form, and functions on raw memory with offsets in bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READS: dict[str, tuple[str, Callable[..., Any]]] = {
     "float16": ("float32", emit.read_float16),
     "bfloat16": ("float32", emit.read_bfloat16),
 }
-"""How elements are read that are not what they look like: as which type, and by what."""
+"""Elements that need conversion when read: the type they are loaded as, and the function that converts them."""
 
 
 def digest(facts: object) -> str:
@@ -162,7 +162,7 @@ def _store(context: Any, builder: Any, address: Any, offset: Any, value: Any, ki
 
 @function
 def read(typing: Any, side: Any, source: Any, offset: Any, along: Any, left: Any) -> Any:
-    """What one cell of a panel holds.
+    """Load one cell of a panel.
 
     A cell takes as many elements, `along` apart, as an instruction takes steps; beyond the `left`th it is 0.
     """

@@ -65,7 +65,7 @@ def compiled_scan(form: Form | None, source: str) -> Callable[..., None]:
 
 
 def storage(dtype: np.dtype[Any], ordered: bool) -> str:
-    """How elements lie in memory: bits of what Numba does not know, parts of complex numbers.
+    """Return the memory type of elements: raw bits for types that Numba lacks, parts for complex numbers.
 
     Where order does not matter, integers are taken as signed: they wrap around alike.
     """
@@ -90,7 +90,7 @@ def bind_numba(problem: LocalOperands) -> Product:
 
 
 def plan_numba(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> Blocking | None:
-    """How a product is cut whose types the generated code does not take as they are; None where it does.
+    """Return how a product is cut whose types generated code cannot take as they are; None if it can.
 
     It takes operands of the type in which c is summed, two of one 16-bit float, and bytes where it adds their products
     by one instruction. For all others there would be a thousand forms to compile.
@@ -189,7 +189,7 @@ def _call(
 
 
 def _steps(a: Array, b: Array, c: Array) -> tuple[int, ...]:
-    """How many products there are, and how far it is from one to the next in each array."""
+    """Return the number of products, and the stride between them in each array."""
     return (len(c), a.strides[0], b.strides[0], c.strides[0]) if c.ndim == 3 else (1, 0, 0, 0)
 
 
@@ -215,14 +215,14 @@ def _choose(a: Array, b: Array, form: Form, fast: Call, careful: Call) -> None:
 
 
 def _makes_nan(times: str, one: int, other: int) -> bool:
-    """Whether ⊗ may make NaN of infinities: `specials` of two operands without NaN."""
+    """True if ⊗ may make NaN of infinities: `specials` of two operands without NaN."""
     if times == "multiply":
         return bool((one | other) & 6)  # ∞ · 0
     return times == "add" and bool((one & 2 and other & 4) or (one & 4 and other & 2))  # ∞ − ∞
 
 
 def _look(x: Array, form: Form) -> int:
-    """What decides about the fast instructions: the least exponent in `x`, or which special values there are."""
+    """Return what decides if fast instructions are exact: the least exponent in `x`, or its special values."""
     batch = x[:1] if x.ndim == 3 and not x.strides[0] else x if x.ndim == 3 else x[None]
     out, place = ctypes.c_int32(), (_address(batch), *batch.strides, *batch.shape)
     if form.is_arithmetic:

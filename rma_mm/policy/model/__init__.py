@@ -1,1 +1,1 @@
-"""What a product costs on a machine: its volumes from placements alone, and their price in seconds."""
+"""Cost of a product on a machine: its volumes from placements alone, and their price in seconds."""

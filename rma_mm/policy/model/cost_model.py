@@ -21,7 +21,7 @@ from rma_mm.policy.model.traffic import FLAT, READ, LocalWork, Phase, TrafficIte
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a product is priced by: the machine, and what its words and products are."""
+    """Prices of a product: the machine, and the types, kernel and windows that it uses."""
 
     machine: Machine = TYPICAL
     dtype: str = "float32"  # in which products are summed
@@ -61,13 +61,13 @@ class CostBreakdown:
 STALLED = 0.25
 """The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
 TYPICALLY = CostModel()
-"""What products of float32 are priced by where nothing was measured."""
+"""Cost model of float32 products if nothing was measured."""
 NOTHING = CostBreakdown()  # what is not priced
 
 
 @dataclass
 class _Load:
-    """What every rank does in a phase."""
+    """Work of every rank in a phase."""
 
     multiplying: Figures
     processor: Figures  # seconds of processors, products included
@@ -96,7 +96,7 @@ def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
 
 
 def _crossing(workload: Workload, cost_model: CostModel) -> list[Cost]:
-    """What goes between groups of nodes in each phase: seconds of latencies (alpha), and of what joins them (beta).
+    """Return the seconds of traffic between groups of nodes in each phase: latencies (alpha), transfers (beta).
 
     While one owner after the other sends, its own group receives nothing.
     """
@@ -155,7 +155,7 @@ def _phase(workload: Workload, phase: Phase, cost_model: CostModel, crossing: Co
 
 
 def _load(workload: Workload, phase: Phase, cost_model: CostModel) -> _Load:
-    """What every rank does in a phase."""
+    """Return the work of every rank in a phase."""
     machine, zero = cost_model.machine, np.zeros(workload.sample.count)
     load = _Load(*(zero.copy() for _ in range(10)))
     load.processor += machine.cost("own", COPY).beta * cost_model.accum_itemsize * phase.opened

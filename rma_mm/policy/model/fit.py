@@ -1,4 +1,4 @@
-"""What a calibration's figures, each measured by itself, come to in whole products: a factor for each kind of figure.
+"""Fit the figures of a calibration, each measured by itself, to whole products: one factor for each kind of figure.
 
 In a product ranks that share processors and caches are in each other's way as no single measurement shows. Each kind
 of figure is multiplied by the factor with which predictions come closest to what products of many shapes took.
@@ -19,7 +19,7 @@ MOST = 3.0  # factors lie between 1 / MOST and MOST
 STEPS = (1.6, 1.25, 1.1, 1.03)
 """By how much factors are changed in search of better ones."""
 FAR, DOUBT = 0.6, 0.02
-"""What is off by more than FAR, a logarithm, counts no more than that; and a factor's own logarithm so much as that."""
+"""Logarithm of a deviation beyond which it counts no more, and the weight of a factor's own logarithm."""
 
 Factors = dict[str, float]  # kind of figures → what they are multiplied by
 

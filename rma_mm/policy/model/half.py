@@ -1,4 +1,4 @@
-"""What a row takes that multiplies half of a symmetric C: the boxes of each rank, and their mirror images."""
+"""Workload of an algorithm that multiplies half of a symmetric C: the boxes of each rank, and their mirror images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rma_mm.schedule.symmetry import multiplied
 
 
 def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
-    """Of the boxes that hold what ranks multiply, no more than that, in as many products."""
+    """Return the products that ranks need of the boxes that enclose them."""
     assert boxes.halves is not None
     mine = [boxes.halves.multiplied(rank) for rank in _ranks(boxes)]
     area = np.array([sum(multiplied(box, box[0] == box[1]) for box in each) for each in mine], float)
@@ -26,7 +26,7 @@ def half_of(boxes: WorkBoxes, work: LocalWork) -> LocalWork:
 
 
 def pushed_halves(boxes: WorkBoxes) -> TrafficItem:
-    """What ranks make in triangle blocks goes to C's owners."""
+    """Return the traffic of products in triangle blocks to C's owners."""
     halves, given = boxes.halves, boxes.decisions.problem
     assert halves is not None
     found = [
@@ -43,7 +43,7 @@ def pushed_halves(boxes: WorkBoxes) -> TrafficItem:
 
 
 def mirroring(boxes: WorkBoxes) -> Phase:
-    """What others have of what is multiplied comes to where its mirror image lies, and all is transposed there."""
+    """Return the phase in which each owner fetches the mirror images of its blocks and transposes them."""
     halves = boxes.halves
     assert halves is not None
     found = [[(owner, box.size) for owner, box in halves.mirrored(rank)] for rank in _ranks(boxes)]

@@ -18,7 +18,7 @@ FEW = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """What becomes of each of the different spans that are wanted."""
+    """Pieces that each distinct wanted span is cut into."""
 
     whole: Figures  # pieces where every change of an owner cuts
     fused: Figures  # pieces of which none is narrow

@@ -1,8 +1,9 @@
-"""How what ranks want of a matrix is spread over its owners: their own, their node's, other nodes'. All ranks at once.
+"""Split the words that ranks need of a matrix into their own, those of their node, and those of other nodes.
 
-Everything is a product of lengths along rows and columns, so it is worked out for the few different spans of each
-dimension and then looked up for every rank. On meshes of more than `LIMIT` ranks about as many stand for all: those of
-whole nodes, which are drawn evenly from all parts of the mesh, or lie at its corners, or astride its rows.
+All ranks are computed at once. Everything is a product of lengths along rows and columns, so it is worked out for the
+few different spans of each dimension and then looked up for every rank. On meshes of more than `LIMIT` ranks about as
+many stand for all: those of whole nodes, which are drawn evenly from all parts of the mesh, or lie at its corners, or
+astride its rows.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAIRS = 2**18
 MATES = 1024
 """Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
 FAR = 10.0
-"""How much further away another node is than a rank of the same node."""
+"""Distance of another node, relative to a rank of the same node."""
 ROUNDS = 8  # rounds in which weights settle
 WHOLE = 1e12
 """Words that lie together where all that moves at once does."""
@@ -58,7 +59,7 @@ def _once(method: Method) -> Method:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Where ranks find what they want; one figure for each rank that is looked at."""
+    """Sources of the words that ranks need; one figure for each sampled rank."""
 
     own: Figures  # words that a rank has itself
     node: Figures  # words on other ranks of its node
@@ -66,7 +67,7 @@ class Spread:
     cuts: tuple[Figures, Figures]
     """Owners that share out what it wants, along rows and along columns."""
     owner_changes: tuple[Figures, Figures]
-    """How often the owner changes along rows and along columns, where owners hold scattered blocks."""
+    """Number of changes of owner along rows and along columns, if owners hold scattered blocks."""
     run: float
     """Words that lie together, on average, at the owner and where they are wanted."""
     columns: tuple[float, float] = (1.0, 0.0)
@@ -99,7 +100,7 @@ class RankSample:
     """For each of these the ranks on its node, itself included, −1 where there are no more; None on a single node."""
     nodes: Numbers  # the node of each that is looked at
     populations: Figures
-    """How many ranks there are on the node of each."""
+    """Number of ranks on the node of each sampled rank."""
     stands: Figures  # how many ranks of its node each stands for
     node_count: int
     known: dict[object, Any] = field(default_factory=dict)
@@ -126,7 +127,7 @@ class RankSample:
         return dim_spans(Layout((split,)), 0, extent, grid, self.coords(grid), len(self.ranks))
 
     def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[DimSpans, DimSpans]:
-        """What each of the ranks holds of the rows and columns of a matrix, pins apart."""
+        """Return the rows and columns of a matrix that each sampled rank holds, ignoring pins."""
         return self.spans(layout, 0, shape[0]), self.spans(layout, 1, shape[1])
 
     def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
@@ -149,7 +150,10 @@ class RankSample:
     def spread(
         self, layout: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans], who: NDArray[np.bool_]
     ) -> Spread:
-        """Where the boxes `wanted` of a matrix lie, placed by `layout`. who: which ranks want anything."""
+        """Return the sources of the boxes `wanted` of a matrix that is placed by `layout`.
+
+        who: which ranks want anything.
+        """
         return self._spread(layout, shape, wanted, who.tobytes())
 
     @_once
@@ -197,7 +201,7 @@ class RankSample:
         return np.asarray(np.maximum(1, self.populations - 1) / np.maximum(1, (self.node_mates >= 0).sum(axis=1) - 1))
 
     def alike(self, wanted: tuple[DimSpans, DimSpans], is_any: NDArray[np.bool_]) -> Figures:
-        """How many ranks of its node, a rank among them, want the same box."""
+        """Return the number of ranks of its node, the rank included, that need the same box."""
         if self.node_mates is None:
             return np.ones(self.count)
         keys = np.where(is_any, wanted[0].of * wanted[1].count + wanted[1].of, -1)

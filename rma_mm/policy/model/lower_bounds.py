@@ -1,4 +1,4 @@
-"""How few words a product can move: what any algorithm has to touch, less what a rank holds anyway.
+"""Lower bounds on the words that a product moves: what any algorithm must touch, less what a rank holds anyway.
 
 Sources: D. Irony, S. Toledo and A. Tiskin, "Communication lower bounds for distributed-memory matrix multiplication"
 (2004); J. Demmel et al., "Communication-optimal parallel recursive rectangular matrix multiplication" (2013);

@@ -1,4 +1,4 @@
-"""What a machine can do, in seconds: the figures that calibration measures, a file describes, and prices are made of.
+"""Figures of a machine, in seconds: calibration measures them, a file describes them, and prices use them.
 
 The laws behind the figures, which calibration inverts and every price obeys:
 
@@ -49,7 +49,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Cost:
-    """What transfers of one kind cost."""
+    """Cost of transfers of one kind."""
 
     alpha: float  # seconds of one transfer, whatever its size
     beta: float  # seconds a byte
@@ -62,7 +62,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What local products of one element type cost by one kernel."""
+    """Cost of local products of one element type by one kernel."""
 
     call: float  # seconds of one product, whatever its size
     point: float  # seconds of one multiply-add
@@ -102,16 +102,16 @@ class Machine:
     packed: float = 100e-9
     """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
     crowding: float = 1.0
-    """How much longer ranks that share processors take than processors that are never idle would."""
+    """Slowdown of ranks that share processors, relative to processors that are never idle."""
     scatter: float = 0.0
     """The share by which rounds of the calibration differed: much, where others were at work."""
     memory: int | None = None  # bytes of a rank; None where they are unknown
     measured: bool = False
-    """Whether the figures were measured here, so that seconds mean this machine's seconds."""
+    """True if the figures were measured here, so that seconds mean this machine's seconds."""
     corrections: Mapping[str, float] = field(default_factory=dict)
-    """What products turned out to take, over what was predicted, by kind of movement."""
+    """Measured time over predicted time of recent products, by kind of movement; scales later predictions."""
     speeds: tuple[float, ...] = ()
-    """How fast each rank multiplies while all do, over what `kernels` tells; empty where all are alike."""
+    """Speed of each rank while all multiply, relative to `kernels`; empty if all are alike."""
     wires: tuple[float, ...] = ()
     """The bandwidth of each node's wire, over what `costs` tells; empty where all are alike."""
     delays: tuple[float, ...] = ()

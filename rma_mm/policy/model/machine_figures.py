@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST = 1e30
-"""What no figure is above, so that what is made of it is finite."""
+"""Upper limit of every figure, so that results computed from it are finite."""
 
 Convert = Callable[[Any], float]
 """A figure in seconds, bytes or bytes a second. Raises ValueError where it is none."""
@@ -153,6 +153,6 @@ _FITS: dict[Convert, str] = {
     fraction: "a share from 0 to 1, as 0.9",
     whole_number: "a whole number of at least 1",
 }
-"""What figures have to be."""
+"""Rule for each kind of figure, as text."""
 
 __all__ = ["Table", "bytes_a_second", "fraction", "nbytes", "positive", "seconds", "whole_number"]

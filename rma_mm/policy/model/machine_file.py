@@ -62,7 +62,7 @@ hidden = 0.9                # ? the share of a transfer that goes on behind a mu
 # latency = "2 us"          # ? on top of that of their nodes
 # bandwidth = "200 GB/s"    # of all its nodes together, in and out at once
 """
-"""What `--example` prints."""
+"""Text that `--example` prints."""
 
 HETEROGENEOUS = """\
 # Eight fast nodes on a fast fabric, and eight slow ones on a slow one; four cables join the two.
@@ -91,7 +91,7 @@ memory = "32 GiB"
 latency = "2 us"
 bandwidth = "40 GB/s"
 """
-"""What `--example heterogeneous` prints."""
+"""Text that `--example heterogeneous` prints."""
 
 LARGEST = 2**22  # characters of a machine's file
 SHOWN = 4  # faults of a file that are told at once
@@ -186,7 +186,7 @@ def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """What groups of nodes have, each in their order; empty where there are none."""
+    """Figures of groups of nodes, each in the order of the groups; empty if there are none."""
 
     sizes: list[int]  # nodes of each
     paces: list[float]  # how fast its ranks are, over the usual
@@ -198,7 +198,7 @@ class _Kinds:
     def of(
         cls, groups: Sequence[Table], gflops: float, memory: int | None, latency: float, bandwidth: float
     ) -> _Kinds:
-        """Those of tables, in which some figures may be left out; one that says what others must, too, is a fault."""
+        """Return the figures of tables, some of which may omit them; report those that then all must give."""
         is_said = memory is not None or any("memory" in group.given for group in groups)
         return cls(
             [group.count("nodes") for group in groups],
@@ -227,7 +227,7 @@ class _Kinds:
 
 
 def _joined(table: Table, groups: int) -> Cost | None:
-    """What joins groups, if the file says; a fault where there is nothing to join."""
+    """Return the cost of the link that joins groups, if the file gives one; report it if there is nothing to join."""
     if not table.given:
         return None
     if groups < 2:

@@ -51,12 +51,12 @@ class WorkBoxes:
         return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
 
     def face(self, x: str) -> tuple[DimSpans, DimSpans]:
-        """What boxes want of an operand."""
+        """Return the part of an operand that boxes need."""
         rows, cols = OPERAND_DIMS[x]
         return self.spans[rows], self.spans[cols]
 
     def spread(self, x: str) -> Spread:
-        """Where ranks find what their boxes want of an operand."""
+        """Return the sources of the operand's parts that boxes need."""
         # it may add zeros
         who = self.has_place if x == "C" and self.decisions.algorithm.result == "reduce" else self.has_work
         return self.sample.spread(self.decisions.layout(x), self.decisions.problem.extent(x), self.face(x), who)

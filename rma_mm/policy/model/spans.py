@@ -26,7 +26,7 @@ TURNS = 2**8
 Figures = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Windows = tuple[Numbers, Numbers]
-"""Where the runs of each span begin and end, both (spans, runs); empty ones fill up."""
+"""Starts and ends of the runs of each span, both (spans, runs); filled up with empty runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class DimSpans:
     extent: int
     parts: int  # how many parts the whole dimension is cut into
     edges: Numbers | None = None
-    """Where the parts that are not empty begin, one behind the other; None where they are dealt out in blocks."""
+    """Starts of the parts that are not empty, in order; None if parts are dealt out in blocks."""
     dealt: tuple[int, int] | None = None  # (block, offset) where one cyclic cut deals them out
 
     @cached_property
@@ -63,7 +63,7 @@ class DimSpans:
 def dim_spans(
     layout: Layout, dim: int, extent: int, grid: MeshShape, coords: Mapping[str, Numbers], ranks: int
 ) -> DimSpans:
-    """What ranks at these coordinates hold of one dimension of a placement, pins apart."""
+    """Return the indices of one dimension that ranks at these coordinates hold, ignoring pins."""
     split = layout.splits[dim]
     axes = tuple(dict.fromkeys(axis for level in split for axis in (*level.axes, *level.skew)))
     if not axes:
@@ -112,7 +112,7 @@ def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers
 def _cut(
     level: Level, length: Numbers | np.int64, extent: int, grid: MeshShape, at: Mapping[str, Numbers]
 ) -> tuple[Numbers, Numbers]:
-    """Where parts of a level begin and end, in positions of the level before."""
+    """Return the bounds of the parts of a level, in positions of the level before."""
     index, count = _index(level.axes, grid, at)
     if level.kind == "even":
         return index * length // count, (index + 1) * length // count
@@ -166,7 +166,7 @@ def _different(low: Numbers, high: Numbers) -> tuple[Windows, Numbers]:
 
 
 def _edges(split: Split, extent: int, grid: MeshShape) -> Numbers:
-    """Where parts begin that are not empty, as they lie where none is shifted; of several lists of bounds, of all."""
+    """Return the starts of the parts that are not empty, without shifts; of several lists of bounds, all starts."""
     plain = tuple(level if level.is_table(grid) else replace(level, skew=()) for level in split)
     axes = [axis for level in plain for axis in (*level.axes, *level.skew)]
     return _edges_of(plain, extent, tuple((axis, grid.axis_size(axis)) for axis in axes))
@@ -188,7 +188,7 @@ def _edges_of(split: Split, extent: int, sizes: tuple[tuple[str, int], ...]) -> 
 
 @dataclass(frozen=True, eq=False)
 class SpanOverlap:
-    """What spans that are wanted have in common with spans that are held."""
+    """Overlap of wanted spans with held spans."""
 
     wanted: DimSpans
     held: DimSpans

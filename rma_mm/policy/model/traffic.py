@@ -1,4 +1,4 @@
-"""What a product moves and multiplies, in phases: the words and the work that are priced.
+"""Workload of a product, in phases: the words that move and the products that are formed.
 
 An account is a list of phases, as lowering makes them: summing partial operands, bringing operands to where the row
 wants them, the walk itself, pushing C, gathering a replicated C. Every figure is one for each rank that is looked at.
@@ -35,7 +35,7 @@ class TrafficItem:
     group: int = 1  # ranks that move it together
     run: float = WHOLE  # words that lie together on their way, on average
     rounds: Figures | float = 1.0
-    """How often the wire of one node is waited for, as long as what a rank receives takes, while others rest."""
+    """Factor by which the wire of a node is busy longer than its own traffic takes, while others rest."""
     served: Figures | float = 0.0
     """Words that go to, or come from, other nodes because of what a rank holds."""
     passed: Figures | None = None
@@ -44,17 +44,17 @@ class TrafficItem:
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """What ranks multiply."""
+    """Local products of ranks."""
 
     extents: tuple[Figures, Figures, Figures]  # m, n, k of a rank's box
     pieces: tuple[Figures, Figures, Figures]  # into how many pieces each is cut
     columns: Figures
-    """Of the memory that a rank's products are added in."""
+    """Columns of the memory that a rank's products are added to."""
 
 
 @dataclass(eq=False)
 class Phase:
-    """What goes on between two meetings of all ranks."""
+    """Traffic and work between two meetings of all ranks."""
 
     moved: list[TrafficItem] = field(default_factory=list)
     work: LocalWork | None = None
@@ -62,7 +62,7 @@ class Phase:
     """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
     claims: float = 0.0  # tickets that a rank draws
     is_shared: bool = False
-    """Whether work falls to whoever is free, rather than as the work map says."""
+    """True if work falls to whoever is free, rather than as the work map says."""
     opened: Figures | float = 0.0
     """Words of C that a rank sets to zero, or scales, by itself."""
     barriers: int = 0  # meetings at its end

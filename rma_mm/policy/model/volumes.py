@@ -26,7 +26,10 @@ AHEAD, LINGERING = 3, 2
 
 
 def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Workload:
-    """What `row` does for `problem`, in panels of `width`. Exact in words but for the queue, and for large meshes."""
+    """Return the workload of `algorithm` for `problem`, in panels of `width`.
+
+    Exact in words but for the queue, and for large meshes.
+    """
     workload = _WorkloadOfProblem(LoweringDecisions.of(algorithm, problem, width)).workload()
     return replace(
         workload, on=lambda mesh: workload_of(algorithm, replace(problem, mesh=mesh, fetches_together=False), width)
@@ -34,7 +37,7 @@ def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH
 
 
 def distance(algorithm: Algorithm, problem: PlacedProblem) -> float:
-    """How far away the walk's words lie, to compare placements by before they are priced."""
+    """Return a distance of the walk's words, to compare placements before they are priced."""
     boxes = WorkBoxes(LoweringDecisions.of(algorithm, problem))
     return sum(boxes.sample.distance(boxes.spread(x)) for x in algorithm.operands + "C" * (not boxes.decisions.is_here))
 
@@ -73,7 +76,7 @@ def _served(sample: RankSample, moved: TrafficItem, source: Layout, shape: tuple
 
 
 class _WorkloadOfProblem:
-    """What a row on a problem moves and multiplies."""
+    """Builder of the workload of an algorithm on a problem."""
 
     def __init__(self, decisions: LoweringDecisions) -> None:
         self.decisions = decisions
@@ -171,7 +174,7 @@ class _WorkloadOfProblem:
         return found.contiguous(float(np.mean(self.boxes.extents[self.dim] / np.maximum(1.0, steps))))
 
     def fetched(self, x: str, found: Spread, steps: Figures, repacked: Repacked) -> list[TrafficItem]:
-        """How an operand comes to the ranks that multiply it."""
+        """Return the traffic that brings an operand to the ranks that multiply it."""
         zero = self.zero
         if x in self.problem.chunks:
             return [TrafficItem(x, READ, found.own / self.boxes.sharers(x), zero, zero, steps + zero)]
@@ -207,7 +210,7 @@ class _WorkloadOfProblem:
         return [each for each in (seen, near, far, mates) if each.own.any() or each.node.any() or each.between.any()]
 
     def rounds(self, x: str, found: Spread, steps: Figures, window: int) -> Figures | float:
-        """How much longer the wire takes where one owner after the other sends to, or receives from, a whole group.
+        """Return the factor by which the wire takes longer if one owner after the other serves a whole group.
 
         window: steps whose transfers are under way at once.
         """
@@ -220,7 +223,7 @@ class _WorkloadOfProblem:
         return np.asarray(np.maximum(1.0, np.ceil(owners / at_once) * sent / max(1, group - 1)))
 
     def is_together(self, x: str, found: Spread) -> bool:
-        """Whether all columns that its owner has of a slice move at once, so that it is one piece of memory."""
+        """True if all columns that its owner has of a slice move at once, so that it is one piece of memory."""
         if OPERAND_DIMS[x][1] != self.dim:
             return bool(found.cuts[1].max() < 1.5)  # where few ranks stand for all it is an estimate
         longest = (self.boxes.extents[self.dim] / np.maximum(1.0, found.cuts[1])).max()
@@ -229,7 +232,7 @@ class _WorkloadOfProblem:
         )
 
     def shifted(self, x: str, words: Figures, calls: Figures, group: int, run: float) -> TrafficItem:
-        """What goes round a ring comes from a rank's neighbour, who may live on another node, whoever owns it."""
+        """Return the traffic of slices in a ring: each comes from a neighbour, maybe on another node."""
         grid, axes = self.decisions.work.mesh(self.mesh), self.decisions.group_axes(x)
         coords, sizes = self.sample.coords(grid), [grid.axis_size(axis) for axis in axes]
         place = np.ravel_multi_index([coords[axis] for axis in axes], sizes)
@@ -246,7 +249,7 @@ class _WorkloadOfProblem:
         )
 
     def pushed(self, steps: Figures) -> list[TrafficItem]:
-        """How products come to the owners of C."""
+        """Return the traffic of products to the owners of C."""
         found = self.boxes.spread("C")
         run = self.run("C", found, steps) if found.between.any() else found.run
         rows, cols = found.cuts

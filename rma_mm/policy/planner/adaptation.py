@@ -46,14 +46,14 @@ class Watch:
         return self._count == LOOKS + 1
 
     def should_change(self) -> bool:
-        """Whether the next product is better done by a two-sided plan."""
+        """True if the next product is better done by a two-sided plan."""
         if self.changes or self.kind != "one-sided":
             return False
         measured = self.measured
         return measured is not None and measured > LATE * self.predicted
 
     def should_return(self) -> bool:
-        """Whether what it was changed to is slower than what it was changed from."""
+        """True if what it was changed to is slower than what it was changed from."""
         if self.changes != 1 or self._before is None:
             return False
         measured = self.measured
@@ -72,7 +72,7 @@ class Watch:
         return f"{before}: took {ratio:.2f} times the seconds predicted; {name} does the next products"
 
     def correction(self, before: float) -> float | None:
-        """What products of this kind take over what calibration says, where it has been `before`; None for no news."""
+        """Return measured over predicted time of such products, if it differs from the factor `before`."""
         if self.measured is None or not self.predicted or self.measured < SHORTEST:
             return None
         ratio = self.measured / self.predicted

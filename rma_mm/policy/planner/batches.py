@@ -25,7 +25,7 @@ MATRIX = {"A": "mk", "B": "kn", "C": "mn"}
 Fold = tuple[tuple[int, ...], int] | None
 """Which of several dimensions in one is cut; see `Level.fold`."""
 Cuts = tuple[tuple[str, Split], ...]
-"""How dimensions are cut, by name; a batch's are called by the axis of C, "0" first."""
+"""Cuts of dimensions, by name; a batch's are called by the axis of C, "0" first."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Batch:
     transposed: str = ""
     """Which of A and B are stored with their last two dimensions exchanged."""
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Of m, n and k, those that are several dimensions in one, and their extents: each is cut by itself."""
+    """Dimensions among m, n and k that combine several, with their extents; each of these is cut by itself."""
 
     def __post_init__(self) -> None:
         """Raise ShapeError where the shapes do not fit."""
@@ -84,7 +84,7 @@ class Batch:
         return self.a if x == "A" else self.b
 
     def layout(self, x: str, cuts: Mapping[str, Split]) -> Layout:
-        """Where A, B or C lies when the dimensions are cut so: of C, ranks hold summands where k is cut."""
+        """Return the layout of A, B or C for these cuts; ranks hold partial sums of C if k is cut."""
         splits = [
             cuts.get(dim, ()) if extent == self.extents[dim] else ()
             for dim, extent in zip(self.dims(x), self.shape(x), strict=True)
@@ -103,7 +103,7 @@ class Batch:
         return found
 
     def lying(self, x: str, cuts: Mapping[str, Split], mesh: MeshShape) -> Layout:
-        """Where A, B or C is to lie that nobody placed: as it is needed; C, where k is cut, with more of it cut."""
+        """Return the layout of A, B or C if its caller gives none: as needed, and for a C with k cut, cut further."""
         inner, cuts = self.layout(x, cuts), dict(cuts)
         if not inner.partial:
             return inner
@@ -116,7 +116,7 @@ class Batch:
         return replace(self.layout(x, cuts), partial=())
 
     def _left(self, part: tuple[str, Fold], cuts: Mapping[str, Split], mesh: MeshShape) -> float:
-        """How many indices of a dimension a rank has."""
+        """Return the number of indices of a dimension that a rank has."""
         dim, fold = part
         axes = [axis for level in cuts.get(dim, ()) if level.fold == fold for axis in level.axes]
         return (fold[0][fold[1]] if fold else self.extents[dim]) / prod(map(mesh.axis_size, axes))
@@ -160,7 +160,7 @@ def _completed(base: Mapping[str, Split], dims: list[tuple[str, Fold]], axes: li
 
 @dataclass(frozen=True)
 class BatchPrices:
-    """What one rank's part of a product of batches is priced by."""
+    """Prices of one rank's part of a product of batches."""
 
     machine: Machine
     kernel: tuple[str, str]  # element type and name of the local kernel
@@ -173,7 +173,7 @@ class BatchPrices:
 
 @dataclass(frozen=True)
 class BatchLoad:
-    """What a rank has to do for a product of batches, if it is cut in some way."""
+    """Work of one rank for a product of batches that is cut in one way."""
 
     seconds: float
     words: int
@@ -186,7 +186,7 @@ def batch_load(
     batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], layouts: Mapping[str, Layout | None],
     prices: BatchPrices,
 ) -> BatchLoad:
-    """What `rank` has to do. layouts: where A, B and C lie, None for wherever the product wants them."""
+    """Return the work of `rank`. layouts: where A, B and C lie, None for wherever the product wants them."""
     link = "own" if mesh.size == 1 else "node" if len(set(mesh.node_of_rank)) == 1 else "between"
     machine = prices.machine
     seconds, words, held = _multiplying(batch, mesh, rank, cuts, prices), 0, 0

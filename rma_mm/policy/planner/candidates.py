@@ -44,30 +44,33 @@ PULL = "pull"
 SUMMANDS = "stationary_c:summands"
 """The form that reads each element of a file once."""
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
-"""What multiplies half of a symmetric product."""
+"""Algorithms that multiply half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
 """Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
 KNOWN = 64  # requests that are remembered with what was found
 PricedAlgorithm = dict[str, Any]
-"""What is found of a row: the fields of its `Candidate`. Can be sent to other processes, as rows cannot."""
+"""The fields of a `Candidate` that pricing finds; processes can send them, unlike algorithms.
+
+Can be sent to other processes, as rows cannot.
+"""
 Each = Callable[[Callable[[int], PricedAlgorithm], int], list[PricedAlgorithm]]
 """(what to do, count) → what becomes of 0…count − 1, whoever does it."""
 
 
 @dataclass(frozen=True)
 class Request(Problem):
-    """What is asked of the planner, which may choose the placements that are not given."""
+    """A problem for the planner, which may choose the placements that are not given."""
 
     keeps_c: bool = False
     in_place: str = "AB"  # operands that node-mates can read where they lie
-    fetches_together: bool = False  # whether node-mates can fetch slices from other nodes together
+    fetches_together: bool = False  # true if node-mates can fetch slices from other nodes together
     algorithm: str = "auto"
     deterministic: bool = False
     copyable: str = ""
     """Operands that node-mates cannot read where they lie, but could in a copy."""
     cost_model: CostModel = TYPICALLY  # what it is priced by
     pushes: bool = True
-    """Whether ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
+    """True if ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
     prefer: str = AUTO  # what it may be done by: one of `PREFERENCES`
     files: Files = ()  # operands that stay in files
 
@@ -80,7 +83,7 @@ class Request(Problem):
         return self.algorithm != "auto"
 
     def seconds(self, algorithm: Algorithm) -> float:
-        """What a row would take on its cheapest placements; infinite where it cannot be taken."""
+        """Return the seconds of an algorithm on its cheapest placements; infinite if it cannot be used."""
         found = _best(algorithm, self)
         return float("inf") if "rejected" in found else float(found["cost"].seconds)
 
@@ -98,9 +101,9 @@ class Candidate:
     copied: str = ""
     """Operands that are copied first to where node-mates can read them in place."""
     correction: float = 1.0
-    """What products of its kind turned out to take here, over what was predicted."""
+    """Measured over predicted time of products of its kind on this machine."""
     kind: str = ""
-    """How it moves operands, in a word: two-sided (by groups), one-sided, or in place."""
+    """Movement of operands in a word: two-sided (by groups), one-sided, or in place."""
 
     @property
     def seconds(self) -> float:
@@ -147,7 +150,7 @@ def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
 
 
 def needs_pricing(request: Request) -> bool:
-    """Whether there is enough to price for several processes, and none of it was remembered."""
+    """True if there is enough to price for several processes, and none of it was remembered."""
     algorithms = _algorithms(request)
     return len(algorithms) > 1 and (request, algorithms) not in _known
 
@@ -185,7 +188,7 @@ def _preferred(listed: Sequence[Candidate], request: Request) -> list[Candidate]
 
 
 def _refined(candidate: Candidate, request: Request) -> PricedAlgorithm:
-    """What changes with the panel width that serves it best."""
+    """Return the fields that change with the best panel width; empty if the default is best."""
     if candidate.rejected or candidate.layouts is None or request.files:  # of which wide panels are read faster
         return {}
     problem = placed_problem(request, candidate.layouts, candidate.copied)
@@ -395,7 +398,7 @@ def _misfit(request: Request, x: str, wanted: Layout) -> str:
 
 
 def adds_in_any_order(mesh: MeshShape, layouts: Sequence[Layout | None]) -> bool:
-    """Whether A or B comes in three summands or more, which are added up as they arrive (two give one result)."""
+    """True if A or B comes in three summands or more, which are added up as they arrive (two give one result)."""
     given = [layout for layout in layouts[:2] if layout is not None]
     return any(prod(layout.mesh(mesh).axis_size(axis) for axis in layout.partial) > 2 for layout in given)
 

@@ -41,7 +41,7 @@ class _Reverse:
         self.names = {n: name for name, n in reversed(graph.results.items())}
         self.names |= {n: name for name, n in graph.inputs.items()}
         self.terms: dict[int, list[str]] = {graph.results[result]: [f"{prefix}{result}"]}
-        """Of each node, what its gradient is the sum of."""
+        """Node → the terms whose sum is its gradient."""
         self.parts = 0
 
     def steps(self) -> Iterator[str]:
@@ -59,7 +59,7 @@ class _Reverse:
                     self.terms.setdefault(x, []).append(term)
 
     def name(self, n: int) -> str:
-        """What the gradient by a node is called."""
+        """Return the name of the gradient with respect to a node."""
         known = self.names.get(n)
         if known is None:
             self.parts += 1
@@ -69,7 +69,7 @@ class _Reverse:
         return name
 
     def pulled(self, n: int, node: Node, g: str) -> Iterator[tuple[int, str]]:
-        """What the gradient `g` by a node is to those that it is made from."""
+        """Yield the contributions of the gradient `g` of a node to the gradients of its operands."""
         texts = [self.text(x) for x in node.args]
         if node.op == INPUT:
             return
@@ -88,7 +88,7 @@ class _Reverse:
                     yield x, self.gathered(slope, node.shape, self.graph.shape(x))
 
     def slopes(self, op: str, texts: list[str], g: str) -> list[str]:
-        """What the gradient `g` by an element-wise operation is to its operands, all of the result's shape."""
+        """Return the derivatives of an element-wise operation by its operands, times `g`, all in the result's shape."""
         x, y = (*texts, "")[:2]
         if op.endswith("'"):
             if op == "relu'":

@@ -1,4 +1,4 @@
-"""What the steps of a chain say, as a graph in which what is said twice stands once. Pure: no MPI."""
+"""Graph of the steps of a chain, in which equal expressions are one node. Pure: no MPI. Pure: no MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = int | Constant
 """A node by its number, or a number by itself."""
 
 TURNS = {"T": (True, False), "H": (True, True), "conj": (False, True)}
-"""What a matrix is read as: whether transposed, and whether conjugated."""
+"""Ways to read a matrix: (transposed, conjugated)."""
 INPUT, PRODUCT, TURN, SUM, SPREAD = "input", "@", "turn", "sum", "broadcast_to"
 
 
@@ -119,7 +119,7 @@ class Graph:
         return [node.op in OPERATIONS or node.op == SPREAD for node in self.nodes]
 
     def needed_for(self, names: Iterable[str], among: Container[str]) -> list[str]:
-        """Of the results named in `among`, those that the results `names` are made from."""
+        """Return the results named in `among` that the results `names` are made from."""
         live = {self.results[name] for name in names}
         for n in range(len(self.nodes) - 1, -1, -1):
             live |= set(self.nodes[n].reads) if n in live else set()

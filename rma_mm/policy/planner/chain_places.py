@@ -1,4 +1,7 @@
-"""Where the matrices of a chain may be, and what that costs. Pure: no MPI. `chain_search` chooses among placements."""
+"""Possible placements of a chain's matrices, and their costs; `chain_search` chooses among them. Pure: no MPI.
+
+Pure: no MPI. `chain_search` chooses among placements.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: La
 
 
 def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_place: bool) -> list[TrafficItem]:
-    """What ranks pull. in_place: whether they can load what node-mates hold.
+    """Return the traffic of pulls from one placement to another. in_place: whether they can load what node-mates hold.
 
     What others must send comes as it lies at its owner, and is put into place once it is there.
     """
@@ -107,9 +110,9 @@ def beside(layout: Layout, shape: Shape, factor: Factor, own: Shape) -> Layout |
 
 
 def summands(step: Step, layout: Layout, mesh: MeshShape) -> Layout | None:
-    """Where the sums of ranks' own parts are, of a matrix placed by `layout`: summands along the axes that cut it.
+    """Return the layout of sums over the ranks' own parts: partial along the axes that cut the matrix.
 
-    None where parts are shifted, so that they do not add up.
+    Return None if parts are shifted, so that they do not add up.
     """
     axes, layout = step.axes, layout.T if step.factors[0].transposed else layout
     if layout.skew_axes:

@@ -38,7 +38,7 @@ class Question:
     options: Mapping[str, tuple[Layout, ...]]
     """The placements that each matrix may have, those of `given` and `wanted` among them."""
     given: Mapping[str, Layout]
-    """Where inputs lie; inputs that are not named here may be anywhere."""
+    """Placements of inputs; inputs that are not named here may be anywhere."""
     wanted: Mapping[str, Layout]  # where results must be in the end
     price: Callable[[int, Places], float]
     """Number of a step, placements of its factors and its result → seconds; infinite where it cannot be done so."""
@@ -64,7 +64,7 @@ class PlacedStep:
 
     conversions: tuple[PricedConversion, ...]  # what is done first
     layouts: Places
-    """Of all that it reads, and of its result: A, B and C of a product."""
+    """Placements of everything it reads, and of its result: A, B and C of a product."""
     seconds: float  # of the step alone
 
 
@@ -75,7 +75,7 @@ class Answer:
     steps: tuple[PlacedStep, ...]
     last: tuple[PricedConversion, ...]  # what is done in the end
     start: Mapping[str, Layout]  # where inputs are to be
-    is_exact: bool = True  # whether no other choice of placements can be cheaper
+    is_exact: bool = True  # true if no other choice of placements can be cheaper
 
     @property
     def conversions(self) -> tuple[PricedConversion, ...]:
@@ -127,25 +127,25 @@ class _Arrival(NamedTuple):
     mask: int  # what it is then available in
     seconds: float = 0.0
     start: int = -1
-    """Where it is placed first, of an input that may be anywhere."""
+    """First placement of an input that may be anywhere."""
     source: int = -1  # where it is converted from, if it is
 
 
 class _Node(NamedTuple):
-    """What has been done so far."""
+    """A state of the search: the steps done so far."""
 
     seconds: float
     masks: Masks
     before: _Node | None = None
     arrivals: tuple[_Arrival, ...] = ()
-    """Of all that this step reads; in the end of the results."""
+    """Ways in which the operands of this step arrive; at the end, those of the results."""
     place: int = -1
-    """Of its result; none in the beginning and in the end."""
+    """Placement of its result; −1 at the beginning and at the end."""
     alone: float = 0.0  # seconds of the step
 
 
 _Brought = tuple[tuple[_Arrival, ...], float, dict[str, int]]
-"""How several matrices come to where they are wanted, the seconds of that, and what is available in which places."""
+"""Ways to bring several matrices to their places, the seconds of that, and the placements then available."""
 
 
 class _Search:
@@ -194,7 +194,7 @@ class _Search:
         return self.prices[key]
 
     def beside(self, number: int, place: int) -> tuple[int, ...] | None:
-        """Where the others that a step reads must be for its result to be in a place."""
+        """Return the placements of a step's other operands that give its result a placement, or None."""
         step = self.question.steps[number]
         if not step.others:
             return ()
@@ -214,11 +214,11 @@ class _Search:
         return [*accumulate(reversed(least), initial=0.0)][::-1]
 
     def nearest(self, name: str, mask: int, target: int) -> tuple[float, int]:
-        """What it costs to have a matrix in another placement, and from which of its own."""
+        """Return the cost of the cheapest conversion of a matrix to a placement, and the placement it starts from."""
         return min((self.cost(name, source, target), source) for source in _bits(mask))
 
     def is_direct(self, name: str) -> bool:
-        """Whether no conversion of a matrix would be cheaper by way of another placement."""
+        """True if no conversion of a matrix would be cheaper by way of another placement."""
         if name not in self.direct:
             every = range(len(self.question.options[name]))
             self.direct[name] = all(
@@ -282,7 +282,10 @@ class _Search:
     def ways(
         self, node: _Node, number: int, may_convert: bool, highest: float, only: Sequence[int] = ()
     ) -> Iterator[_Node]:
-        """What may come of a state by one step at `highest` seconds at most. only: where its result may be, if said."""
+        """Yield the states that follow by one step at `highest` seconds at most.
+
+        only: where its result may be, if said.
+        """
         step, alive = self.question.steps[number], self.alive[number + 1]
         masks = dict(zip(self.alive[number], node.masks, strict=True))
         ends = only or range(len(self.question.options[step.result]))
@@ -330,7 +333,7 @@ class _Search:
         return kept
 
     def reaches(self, one: _Node, other: _Node, number: int) -> bool:
-        """Whether all that a state has can be had from another, conversions included, at no more than it cost."""
+        """True if all that a state has can be had from another, conversions included, at no more than it cost."""
         left = other.seconds - one.seconds
         for name, mine, theirs in zip(self.alive[number], one.masks, other.masks, strict=True):
             for place in _bits(theirs & ~mine):
@@ -352,7 +355,7 @@ class _Search:
     # -- what comes of it -------------------------------------------------------------------------
 
     def answer(self, end: _Node | None) -> Answer:
-        """What led to an end. Raises AlgorithmError where there is none."""
+        """Return the plan that led to an end. Raises AlgorithmError where there is none."""
         if end is None:
             texts = "; ".join(map(str, self.question.steps))
             raise AlgorithmError(f"steps: got {texts}; there are no placements on which all of them can be done")
@@ -369,7 +372,7 @@ class _Search:
         return Answer(tuple(steps), self.conversions(end), start)
 
     def conversions(self, node: _Node) -> tuple[PricedConversion, ...]:
-        """What is converted in a step."""
+        """Return the conversions of a step."""
         options = self.question.options
         return tuple(
             PricedConversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)

@@ -51,7 +51,7 @@ class Step:
     factors: tuple[Factor, ...] = ()
     """A and B of a product, or what is summed; they may lie anywhere."""
     others: tuple[Factor, ...] = ()
-    """What element-wise work reads beside the product; it lies as the result does."""
+    """Operands of the element-wise work beside the product; they lie as the result does."""
     work: Pointwise | None = None
     """Element-wise work on the product, if it is one, and the others."""
     axes: tuple[int, ...] = ()  # those that are summed
@@ -110,9 +110,9 @@ class _Grouping:
     kept: Collection[str]
     fuses: bool
     group: dict[int, int] = field(default_factory=dict)
-    """Of each element-wise node that is needed, the one whose elements become a matrix."""
+    """Element-wise node → the node whose elements become a matrix with it."""
     users: dict[int, set[int]] = field(default_factory=dict)
-    """Of each node, the nodes that become matrices with its help."""
+    """Node → the nodes that become matrices with its help."""
     in_memory: set[int] = field(default_factory=set)
     """Nodes that must be in memory, as something reads them from there."""
 
@@ -136,7 +136,7 @@ class _Grouping:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """What the matrices in memory are called: as their step, or behind the one that they are part of."""
+        """Return the names of the matrices in memory: their step's, or one derived from the matrix they are part of."""
         first: dict[int, str] = {}
         for name, n in self.graph.results.items():
             first.setdefault(n, name)

@@ -114,7 +114,7 @@ class _Reader:
             raise _too_deep(self.text) from None
 
     def column(self, node: ast.AST | None) -> int:
-        """Where something stands in the text: of an operation, its sign."""
+        """Return the column of an expression in the text; for an operation, that of its sign."""
         if node is None:
             return 0
         if isinstance(node, ast.BinOp):
@@ -130,7 +130,7 @@ class _Reader:
         return column + (sign.start() if sign else 0)
 
     def value(self, node: ast.expr) -> Value:
-        """What an expression says; what is wrong with it says where."""
+        """Return the value of an expression."""
         try:
             return self._value(node)
         except Fault as fault:
@@ -187,7 +187,7 @@ class _Reader:
         return self.graph.product(a, b)
 
     def transposed(self, x: Value, how: str) -> Value:
-        """What is transposed, conjugated, or both."""
+        """Return a matrix transposed, conjugated, or both."""
         if not isinstance(x, Constant):
             return self.graph.transposed(x, how)
         return Constant.of(x.value.conjugate() if TURNS[how][1] else x.value)

@@ -1,4 +1,4 @@
-"""What was decided for a product, and what against: a value that is printed, written and compared without MPI."""
+"""The decision for a product and its alternatives: a value that is printed, written and compared without MPI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Considered:
     messages: float
     held: float  # elements that the fullest rank holds
     placements: tuple[str, ...]
-    """Of A, B and C, as op(A), op(B) and C need them."""
+    """Placements of A, B and C, as op(A), op(B) and C need them."""
     why: str  # why it was chosen, or lost
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds in products, transfers, calls, and what products like it took beyond their price; they sum to its own."""
@@ -48,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a product is done: the candidate that was taken, all others by what they would take, and why each lost."""
+    """The candidate chosen for a product, all others by predicted time, and why each lost."""
 
     shape: tuple[int, int, int]  # (m, n, k)
     mesh: tuple[int, ...]
@@ -113,7 +113,7 @@ class Decision:
 
 
 def decide(request: Request) -> Decision:
-    """What would be chosen where memory has no limit. Raises AlgorithmError where nothing can serve."""
+    """Return the decision for a request without a memory limit. Raises AlgorithmError where nothing can serve."""
     found = choose(request)
     return Decision.of(request.shape, request.mesh.dims, found, found[0], request.algorithm)
 

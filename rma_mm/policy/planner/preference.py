@@ -1,4 +1,4 @@
-"""What a product may be done by: any transfers, or those alone that all who take part in them call for."""
+"""Preferred kinds of transfer: any, or only those in which all participants make a call (two-sided)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ AUTO, TWO_SIDED = "auto", "two-sided"
 PREFERENCES = (AUTO, TWO_SIDED)
 VARIABLE, ALIAS = "RMA_MM_PREFER", "USE_ALLREDUCE"
 VARIABLES = (VARIABLE, ALIAS)
-"""Of the environment; the first is asked first. The second is known from other programs on such clusters."""
+"""Environment variables, the first one first; the second is known from other programs on such clusters.
+
+The second is known from other programs on such clusters.
+"""
 EXCLUDED = f"gets or accumulates here, and prefer={TWO_SIDED!r} (or {VARIABLE}) excludes that"
 """Why a candidate cannot serve."""
 UNSERVED = (
     f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every algorithm that takes these placements gets or accumulates; "
     f"leave more of them to the plan, or place A, B and C in blocks, \"P('i', 'j')\", as summa_c takes them"
 )
-"""What is said where that leaves none."""
+"""Message if no candidate is left."""
 
 
 def check_preference(prefer: object, name: str = "prefer") -> str:
@@ -30,7 +33,7 @@ def check_preference(prefer: object, name: str = "prefer") -> str:
 
 
 def preferred(environment: Mapping[str, str]) -> str:
-    """What the environment prefers where a product does not say. Raises OptionError."""
+    """Return the preference that the environment gives for products without one of their own. Raises OptionError."""
     alias = environment.get(ALIAS) or "0"
     if alias not in ("0", "1"):
         raise OptionError(f"{ALIAS}: got {quoted(alias)}; it is 1, as {VARIABLE}={TWO_SIDED}, or 0")
@@ -38,7 +41,7 @@ def preferred(environment: Mapping[str, str]) -> str:
 
 
 def pulls_or_pushes(workload: Workload) -> bool:
-    """Whether ranks get from others or accumulate to them, by an account."""
+    """True if ranks get from others or accumulate to them, by an account."""
     moved = (each for phase in workload.phases for each in phase.moved if each.how in ONE_SIDED)
     return any(phase.claims for phase in workload.phases) or any(x.node.any() or x.between.any() for x in moved)
 

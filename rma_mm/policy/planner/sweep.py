@@ -37,7 +37,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SweepProblem:
-    """What is to be priced."""
+    """A product to be priced on many meshes."""
 
     shape: Shape  # (m, n, k)
     ranks: int
@@ -71,7 +71,7 @@ class SweepProblem:
 
 @dataclass(frozen=True)
 class Price:
-    """What one row takes."""
+    """Price of one algorithm."""
 
     question: SweepProblem
     algorithm: str
@@ -86,7 +86,7 @@ class Price:
 
     @property
     def has_own_grid(self) -> bool:
-        """Whether it takes the ranks in their order, whatever their mesh."""
+        """True if it takes the ranks in their order, whatever their mesh."""
         layouts = self.candidate.layouts
         return layouts is not None and all(layout.grid is not None for layout in layouts)
 
@@ -182,7 +182,7 @@ def _price(question: SweepProblem, name: str, request: Request) -> Price:
 
 
 def _requests(question: SweepProblem) -> list[Request]:
-    """What is asked of the planner, on each of the meshes to be tried that go with the given placements.
+    """Return a request to the planner for each mesh that goes with the given placements.
 
     Memory of a node is shared, as by default when products run.
     """

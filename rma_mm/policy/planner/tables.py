@@ -128,7 +128,7 @@ def frontier_table(shape: tuple[int, int, int], size: int) -> str:
 
 
 def words_line(words: list[int], shape: tuple[int, int, int], memory: int | None) -> str:
-    """What the ranks move, beside what the busiest has to."""
+    """Return a line on the words that move, beside the lower bound for the busiest rank."""
     ranks = sum(count > 0 for count in words) or 1
     least = least_words(shape, ranks, memory)
     bound = f"lower bound for {ranks} ranks: {least:.0f}"

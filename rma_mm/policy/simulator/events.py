@@ -11,7 +11,7 @@ Act = Callable[[], None]
 
 
 class Clock:
-    """What happens when, in one order for the same calls. Times are in seconds."""
+    """A queue of events in simulated time, in seconds; equal calls give equal orders. Times are in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -140,7 +140,7 @@ class Server:
 
 
 Program = Iterator[Signal | float]
-"""What a processor runs: it yields what it waits for, or the seconds of processor that it takes."""
+"""A program of a processor: it yields signals to wait for, or seconds of processor time to take."""
 
 
 class Processor:

@@ -27,7 +27,7 @@ class Noted(NamedTuple):
     begin: float
     end: float
     is_beside: bool
-    """Whether it went on beside what the rank itself did."""
+    """True if it went on beside what the rank itself did."""
     what: str  # the operation in words
 
 
@@ -53,7 +53,7 @@ class World:
         self.inward, self.outward = ({n: Server(clock, pace=paces.get(n, 1.0)) for n in nodes} for _ in range(2))
         self.groups = by_group(schedule.mesh, machine.groups).node_of_rank
         self.joints = {(group, way): Server(clock) for group in set(self.groups) for way in ("in", "out")}
-        """What joins each group of nodes to the others."""
+        """Links that join each group of nodes to the others."""
         delays = dict(enumerate(machine.delays))
         self.delays = {node: delays.get(node, 0.0) for node in nodes}
         self.letters: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
@@ -104,7 +104,7 @@ class World:
         return "node" if self.nodes[rank] == self.nodes[other] else "between"
 
     def wires(self, source: Rank, sink: Rank, seconds: float, nbytes: int, is_tree: bool = False) -> Wires:
-        """What a transfer between nodes takes, and for how long: of one in a tree its receiver's side."""
+        """Return the wires that a transfer between nodes takes, and for how long; in a tree, the receiver's side."""
         sides = [(self.inward[sink.node], seconds), (self.outward[source.node], seconds)]
         ends = self.groups[source.number], self.groups[sink.number]
         if ends[0] != ends[1]:
@@ -137,7 +137,7 @@ class World:
         return self.signals[key]
 
     def letter(self, rank: int, op: GroupOp, move: TransferSpec) -> Message:
-        """What one rank sends to another in an operation that `rank`, one of them, comes to; the other had, or will."""
+        """Return the message between two ranks in a group operation; whichever comes first makes it."""
         waiting, is_sent = self.letters[move.source, move.to, move.ref.operand], move.source == rank
         if waiting and waiting[0].is_sent != is_sent:
             return waiting.popleft()
@@ -152,9 +152,9 @@ class Rank:
         self.world, self.number, self.node = world, number, world.nodes[number]
         self.processor, self.helper = Processor(host), Processor(host)
         self.speed = 1.0
-        """How fast it multiplies, over what the machine's kernels tell."""
+        """Speed of its multiplies, relative to the machine's kernels."""
         self.op: Op | None = None
-        """What it is at; None when it has done all."""
+        """Its current operation; None when it has finished."""
         self.is_multiplying = self.is_meeting = False
         self.flows: dict[Flow, None] = {}  # transfers between nodes that are its own, under way
         self.posts: Counter[str] = Counter()
@@ -184,7 +184,7 @@ class Rank:
             self.messages += is_message
 
     def note(self, kind: str) -> None:
-        """What it has been at since the last note, if that took time."""
+        """Record the rank's activity since the last record, if it took time."""
         begin, self.since = self.since, self.world.clock.now
         if self.world.noted is not None and self.since > begin:
             self.world.noted.append(Noted(self.number, kind, kind, begin, self.since, False, str(self.op or "")))
@@ -200,7 +200,7 @@ class Rank:
         self.world.posted(self.number, event, self.posts[event]).end()
 
     def held_up(self, seconds: float) -> float:
-        """What a multiply of so many seconds and the transfers under way cost each other."""
+        """Return the delay that a multiply of so many seconds and the transfers under way cause each other."""
         open_flows = [flow for flow in self.flows if flow.unseen]
         left, lost = seconds, 0.0
         for flow in open_flows:
@@ -244,11 +244,11 @@ class Flow:
 
 
 class Message:
-    """What one rank sends to another in an operation of a group: moved once both have come to that."""
+    """Data that one rank sends to another in a group operation; it moves once both have come to that operation."""
 
     def __init__(self, world: World, move: TransferSpec, rounds: int, is_sent: bool) -> None:
         self.source, self.target, self.world = world.ranks[move.source], world.ranks[move.to], world
-        self.is_sent = is_sent  # whether it was the sender that came first
+        self.is_sent = is_sent  # true if it was the sender that came first
         self.over = Signal(world.clock)
         packed = world.stretches(move.ref) > 1
         self.cost = world.cost(world.link(move.source, move.to), move.kind, packed=packed)

@@ -1,4 +1,4 @@
-"""What a schedule takes on a described machine: all its operations on all its ranks, in simulated time.
+"""Simulate a schedule on a described machine: all operations of all ranks, in simulated time.
 
 Ranks run their operations in order and wait for each other where the executor does. `machine` says what each of them
 costs; here it is decided what goes on at once:
@@ -30,14 +30,14 @@ from rma_mm.schedule.schedule import Schedule
 TICKET = 8  # bytes of a ticket of a pool
 
 Waits = Generator[Signal | float, None, None]
-"""What a rank waits for, one after the other: a signal, or seconds of its processor."""
+"""The waits of a rank, one after the other: signals, or seconds of its processor."""
 Key = tuple[str, str]
-"""What goes on with which memory: ("fill" or "read", frame or home)."""
+"""Memory in use and its use: ("fill" or "read", frame or home)."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What simulating a schedule gave. Figures of ranks are in their order."""
+    """The result of a simulation; figures of ranks are in rank order. Figures of ranks are in their order."""
 
     seconds: float
     """From when the ranks begin to meet until all have met in the end."""
@@ -118,7 +118,7 @@ class _Program:
         self.rank, self.world, self.ops = rank, rank.world, program
         self.under_way: dict[Key, list[Signal]] = defaultdict(list)
         self.gates: list[ops.Await] = []
-        """What was awaited last, and has held nothing back yet."""
+        """Awaited events that have not delayed anything yet."""
         self.fetches: dict[str, _Fetch] = {}
         self.fetched: Counter[str] = Counter()
         rank.holds(program)
@@ -153,7 +153,7 @@ class _Program:
         return sum(max(count(ref) for ref in (move.src, move.dst) if ref) for move in op.moves(rank) if move.dst)
 
     def wait(self, keys: Iterable[Key]) -> Waits:
-        """What is under way under these names must be over first, and what was awaited last."""
+        """Wait for the transfers under these names, and for the events awaited last."""
         yield from self.due(self.gates)
         self.gates = []
         for key in list(keys):
@@ -202,7 +202,7 @@ class _Program:
 
     @handlers.on(ops.Accumulate)
     def accumulate(self, op: ops.Accumulate) -> Waits:
-        """What fills the summand is awaited; what overwrites it will await this."""
+        """Wait for the data of the summand; later writes to it wait for this operation."""
         yield from self.wait(_slots("fill", op.src))
         self.begin((yield from self.start(op)), ("read", op.src.place))
 
@@ -269,14 +269,14 @@ class _Program:
     # -- together ---------------------------------------------------------------------------------
 
     def letters(self, op: ops.GroupOp) -> tuple[list[Message], list[Message]]:
-        """What this rank sends to others, and what it gets from them."""
+        """Return the messages that this rank sends to others, and those that it receives."""
         number = self.rank.number
         moves = [(move.source == number, self.world.letter(number, op, move)) for move in op.moves(number)]
         return [letter for is_out, letter in moves if is_out], [letter for is_out, letter in moves if not is_out]
 
     @handlers.on(ops.Broadcast)
     def broadcast(self, op: ops.Broadcast) -> Waits:
-        """What the slot held before is awaited."""
+        """Wait for the earlier use of the slot, then broadcast."""
         filled = [op.dst] if op.dst else []
         yield from self.wait(_slots("read", *filled))
         keys = [("fill", ref.place) for ref in filled] or [("send", "")]
@@ -305,7 +305,7 @@ class _Program:
 
     @handlers.on(ops.Shift)
     def shift(self, op: ops.Shift) -> Waits:
-        """What is sent must have come, and what its place held must have been sent."""
+        """Wait until the data to send has arrived and the earlier content of the slot has been sent, then shift."""
         yield from self.wait([("fill", op.src.place), *_slots("read", op.dst)])
         (out,), (into,) = self.letters(op)
         self.begin(out.come().over, *_slots("read", op.src))
@@ -330,7 +330,7 @@ class _Program:
 
     @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply) -> Waits:
-        """What fills its operands, and what still reads its result, is awaited."""
+        """Wait for the operands' data and for readers of the result, then multiply."""
         yield from self.wait([*_slots("fill", op.a, op.b, op.c), *_slots("read", op.c)])
         rank, clock = self.rank, self.world.clock
         (m, n), k = op.c.region.shape, op.a.region.shape[1]

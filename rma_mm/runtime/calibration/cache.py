@@ -1,4 +1,4 @@
-"""Where calibrations are kept between jobs: one readable file for each key, beside what the kernels keep."""
+"""Store calibrations between jobs: one readable file for each key, beside the kernels' cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rma_mm.runtime.calibration.site import Site
 FORMAT = 4  # of the files; another one is not read
 SETTINGS = re.compile(r"(MPIR_CVAR|UCX|FI|OMPI_MCA)_")  # environment variables that change what MPI does
 FLEETING = re.compile(r".*(_verbose|HOSTNAME)$|OMPI_MCA_(orte_|ess_|pmix|initial_wdir|num_procs|PREFIXES).*")
-"""Those of them that launchers set anew for each job, or that only change what is said."""
+"""Variables that launchers set anew for each job, or that only change messages."""
 
 Key = dict[str, Any]
 
 
 def key_of(site: Site) -> Key:
-    """What figures depend on, as text and numbers that JSON holds."""
+    """Return the facts that the figures depend on, as text and numbers for JSON."""
     from mpi4py import MPI
 
     return {
@@ -57,7 +57,7 @@ def settings(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def file_of(key: Key) -> Path | None:
-    """Where the machine of a key is kept; None where nothing can be written."""
+    """Return the file of the machine with this key; None if nothing can be written."""
     folder = folder_of("machines")
     if folder is None:
         return None

@@ -86,7 +86,7 @@ class CollectiveGroups:
         return [made]
 
     def load(self, name: str) -> Load:
-        """What the time of a movement is made of; every member's share is as long as every other's."""
+        """Return the terms of a movement's time; every member's share takes as long as every other's."""
         sent, received = Counter[int](), Counter[int]()
         for group in self.all:
             for member in group:
@@ -137,7 +137,7 @@ class CollectiveGroups:
 
 
 class Packed(TransferBenchmark):
-    """What MPI packs and unpacks on its way round a ring."""
+    """A ring shift of strided data, which MPI packs and unpacks."""
 
     def __init__(self, groups: CollectiveGroups, columns: int) -> None:
         moves: list[Act] = []

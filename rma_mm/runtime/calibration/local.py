@@ -1,4 +1,4 @@
-"""What a rank does by itself, to be timed: copies, local products, the runtime's own work; and meetings."""
+"""Benchmarks of one rank's own work: copies, local products, the runtime's overhead; and meetings of ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SLOW = 0.1
 LARGEST, OPERANDS, PLACES = 2**23, 2**23 + 2**17, 16
 """Bytes of an operand at most, of the memory that operands of one kind lie in, and how many lie there at most."""
 FILL = 0x3C
-"""What every byte of an operand is: a small number in every type, so that nothing is denormal nor overflows soon."""
+"""Value of every byte of an operand: a small number in every type, neither denormal nor soon overflowing."""
 SETTLE = 0.04
 """Seconds until BLAS's threads have stopped to spin after their last product."""
 APART = 64
@@ -47,11 +47,11 @@ APART = 64
 NARROW = 32
 """Columns of what is copied in pieces: those of the smallest blocks that are usually dealt out."""
 MOST_CROWDED = 1.5
-"""What is more than this is not the ranks' own doing."""
+"""Slowdown beyond which other programs must be the cause."""
 CROWDED, CROWDS = 6e-3, 4
 """Seconds of a processor for which each rank multiplies where they are in each other's way, and how often in a row."""
 MEETINGS, OPERATIONS = 20, 1000
-"""How often ranks meet, and how many operations run, for one sample."""
+"""Number of meetings, and of operations, in one sample."""
 
 
 def copies(site: Site, source: Array, target: Array) -> list[TransferBenchmark]:
@@ -137,7 +137,7 @@ class Products:
         self.figures = len(self.shapes)
         self.calls = [scratch.product(shape, of, kernel) for shape in self.shapes]
         self.counts = [0] * self.figures
-        """How many of each go into a sample; none of what would take too long."""
+        """Number of repetitions of each product in a sample; 0 for products that would take too long."""
 
     def sample(self) -> list[Sample]:
         if not any(self.counts):
@@ -156,7 +156,7 @@ class Products:
         return [Sample(0.0, each / self.comm.size) for each in found]
 
     def guessed(self) -> list[int]:
-        """How many of each make a sample, from the time of a small one. Collective."""
+        """Return the repetitions of each product in a sample, from the time of a small one. Collective."""
         m, n, k, _ = self.shapes[GUESSED]
         took = []
         for _ in range(TRIES):
@@ -210,7 +210,7 @@ class Crowding:
         self.count = max(1, round(self.count * CROWDED / max(1e-9, *self.own[-1])))
 
     def slowdown(self, rounds: np.ndarray[Any, Any]) -> float:
-        """How much longer they took than processors that are never idle would have, by their lowest tenth."""
+        """Return the slowdown relative to processors that are never idle, from the lowest tenth of the samples."""
         if self.load <= 1:
             return 1.0
         ratios = rounds[1:] / (np.array(self.own[1:]) * self.load)

@@ -112,7 +112,7 @@ def _found(
 
 
 def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavours: tuple[str, ...]) -> Wanted | None:
-    """What is to be measured before products can be priced; None where nothing is."""
+    """Return the figures that must be measured before products can be priced; None if there are none."""
     if base is None:
         return Wanted((product,), flavours)
     links = [link for link in ("node", "between") if site.has(link)]
@@ -145,7 +145,7 @@ def _named(name: str) -> Machine | None:
 
 
 def _site(comm: MPI.Intracomm, memo: Memo, node_of: Sequence[int], threads: int) -> Site:
-    """Where the ranks are. Collective when first asked."""
+    """Return the site of the ranks, determined at the first call. Collective when first asked."""
     asked = (tuple(node_of), threads)
     if asked not in memo:
         memo[asked] = Site.of(comm, node_of, threads)
@@ -162,7 +162,7 @@ def _keyval() -> int:
 
 
 def _memo(comm: MPI.Intracomm) -> Memo:
-    """What was found for a communicator: all its ranks have asked the same, so that they remember the same."""
+    """Return the figures remembered for a communicator, alike on all its ranks."""
     memo: Any = comm.Get_attr(_keyval())
     if memo is None:
         memo = {}

@@ -45,19 +45,19 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be measured."""
+    """The figures to be measured."""
 
     products: tuple[Pair, ...] = ()  # local products: element type and kernel
     flavours: tuple[str, ...] = ()  # windows
     basis: bool = True
-    """What belongs to neither: copies, groups, meetings, the runtime's own work."""
+    """True if figures of neither links nor kernels are wanted: copies, groups, meetings, the runtime's own work."""
     thorough: bool = False
-    """Whether groups are also timed with busy targets, and several readers of one owner."""
+    """True if groups are also timed with busy targets, and several readers of one owner."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured, the same on every rank."""
+    """The measured figures, the same on every rank."""
 
     machine: Machine
     points: Mapping[Pair, list[Point]] = field(default_factory=dict)  # class of link and movement → its sizes
@@ -65,7 +65,7 @@ class Measurements:
     """Class of link and flavour → readers of one owner, and what they take over as many with an owner each."""
     rounds: int = 0  # how often each case was timed
     scattered: bool = False
-    """Whether no two rounds found the same speeds of ranks."""
+    """True if no two rounds found the same speeds of ranks."""
 
 
 def run_calibration(
@@ -169,7 +169,7 @@ class _Found:
 
 
 class _Cases:
-    """What is timed on this rank, prepared. Collective to make and to close."""
+    """Benchmarks of this rank, prepared. Collective to make and to close."""
 
     def __init__(self, comm: MPI.Intracomm, site: Site, wanted: Wanted, products: list[Products]) -> None:
         from rma_mm.runtime.calibration.groups import CollectiveGroups

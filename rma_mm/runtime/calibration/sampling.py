@@ -45,7 +45,7 @@ class Sample(NamedTuple):
     begin: float = inf
     end: float = 0.0
     times: float = 1.0
-    """How many of what is timed went into it; infinite where this rank only took part."""
+    """Number of repetitions in the sample; infinite if this rank only took part."""
 
 
 class Case(Protocol):
@@ -53,10 +53,10 @@ class Case(Protocol):
 
     figures: int  # how many figures a sample has
     begins_together: bool
-    """Whether the clock begins with the first rank of a host, and not with each for itself."""
+    """True if the clock begins with the first rank of a host, and not with each for itself."""
 
     def sample(self) -> Sequence[Sample]:
-        """What this rank's clock said. All ranks have just met. Collective."""
+        """Return the times of this rank's clock. All ranks have just met. All ranks have just met. Collective."""
 
     def learn(self, seconds: Sequence[float]) -> None:
         """Prepare for the next round, knowing what this one took the slowest rank; most need nothing."""

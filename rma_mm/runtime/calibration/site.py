@@ -1,4 +1,4 @@
-"""Who is where: hosts, nodes and processors of the ranks, who moves what to whom, and what the laws make of it."""
+"""Places of the ranks: hosts, nodes and processors, who transfers to whom, and what the cost laws make of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Load = tuple[float, float]
-"""How many transfers, and how many times a transfer's bytes, the time of a movement is made of."""
+"""Number of transfers, and multiple of a transfer's bytes, that the time of a movement consists of."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the ranks of a communicator are, the same on all of them."""
+    """Hosts, nodes and processors of the ranks of a communicator, the same on all of them."""
 
     rank: int
     node_of: tuple[int, ...]  # the node of each rank
@@ -114,14 +114,14 @@ class Site:
     # -- the laws of `rma_mm.policy.model.machine` ------------------------------------------------------
 
     def pair_load(self, link: str, pairs: Mapping[int, int], busy: bool = False) -> Load:
-        """Of a transfer on each of these pairs; busy targets take a processor too."""
+        """Return the load of one transfer on each of these pairs; busy targets use a processor too."""
         if link == "between":
             return self.wire_load(Counter(pairs.values()), Counter(list(pairs)))
         active = set(pairs) | (set(pairs.values()) if busy else set())
         return self.processor_load(dict.fromkeys(active, 1))
 
     def processor_load(self, charges: Mapping[int, float]) -> Load:
-        """Of transfers that processors move; charges: how many each rank takes part in."""
+        """Return the load of transfers that processors carry out."""
         hosts: dict[int, float] = defaultdict(float)
         for rank, charge in charges.items():
             hosts[self.host_of[rank]] += charge
@@ -129,7 +129,7 @@ class Site:
         return most, most
 
     def wire_load(self, sent: Mapping[int, float], received: Mapping[int, float]) -> Load:
-        """Of transfers that wires move; sent, received: how many of each rank."""
+        """Return the load of transfers that wires carry."""
         calls, volumes = [], []
         for way in (sent, received):
             nodes: dict[int, float] = defaultdict(float)
@@ -156,7 +156,7 @@ def _control_group() -> str:
 
 
 def _boot() -> str:
-    """What tells hosts of the same name apart, whose clocks differ; empty where the system does not say."""
+    """Return the boot identifier, which tells apart hosts of the same name; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""How fast ranks multiply while all of them do: what their shares of a product are made by."""
+"""Measure the speeds of ranks while all of them multiply; their shares of a product follow these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SCATTER = 0.1
-"""How far two rounds may be apart, of any rank, for their speeds to be believed."""
+"""Largest difference between two rounds, for any rank, at which their speeds are trusted."""
 ROUNDS = 5  # rounds at most
 SPINS, SPIN, ENOUGH = 6, 0.01, 0.75
 """Times and seconds for which ranks spin to see the processors they get; the share from which they have all."""
@@ -49,7 +49,7 @@ def with_processors(comm: MPI.Intracomm, site: Site) -> Site:
 
 
 def round_of(comm: MPI.Intracomm, site: Site) -> Speeds:
-    """How fast each rank multiplies, all at once. Collective.
+    """Measure the speed of each rank while all multiply. Collective.
 
     Of ranks that share processors the mean: who of them has one at the moment says nothing of the next. Where all do,
     nothing has to be measured.

@@ -34,7 +34,7 @@ PLACES = 8
 TICKET = ROWS * WIDTH * 4  # where the counter for fetch-and-add lies
 EXPOSED = TICKET + 64  # bytes that a rank exposes
 TURNS = 4
-"""How often each place is read where owners are contended for."""
+"""Number of times that each place is read while readers compete for an owner."""
 SIDE = 512  # of the square products that targets are inside of
 
 
@@ -153,7 +153,7 @@ class OneSided:
 
 
 class Contention(Case):
-    """What several readers of one owner take, and as many that each read from another."""
+    """Time of several readers of one owner, relative to as many readers of different owners."""
 
     figures, begins_together = 2, True
 

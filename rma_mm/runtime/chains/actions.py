@@ -1,4 +1,4 @@
-"""What the steps of a chain do on real memory, once they are placed: each prepared once, to be run many times.
+"""Actions of a chain's steps on real memory, each prepared once and run many times.
 
 An action begins, works and finishes. What it moves may be under way from its beginning to its end, and other actions
 may come between (`rma_mm.runtime.chains.overlapped`).
@@ -31,7 +31,7 @@ Here = Mapping[Place, DistMatrix]  # the matrices of an execution
 
 
 class Action:
-    """What is done to matrices. Collective where it has a schedule, else local."""
+    """Work on matrices. Collective if it has a schedule, else local. Collective where it has a schedule, else local."""
 
     cost: CostBreakdown  # what it was priced at
 
@@ -136,7 +136,7 @@ class Multiplication(StepPlaces, Action):
 
 @dataclass
 class Elementwise(StepPlaces, Action):
-    """What is done to elements of matrices that lie alike."""
+    """Element-wise work on matrices that lie alike."""
 
     cost: CostBreakdown
     kernel: str
@@ -178,7 +178,7 @@ class Conversion(Action):
     source: Place
     target: Place
     made: DistMatrix
-    """Where it is brought; it is copied where the caller gives another."""
+    """The converted matrix; it is copied if the caller gives another."""
     cost: CostBreakdown
     executable: Executable | None = field(default=None, init=False)
 

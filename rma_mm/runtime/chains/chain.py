@@ -146,7 +146,7 @@ class ChainPlan:
         self._is_closed = False
         self._overlapped: Overlapped | None = None
         self._last: tuple[list[tuple[str, float]], float] = [], 0.0
-        """What was in force for each step when the chain was closed, and the seconds of all."""
+        """The algorithm of each step when the chain was closed, and the predicted seconds of all."""
         self._prices = prices
         try:
             self.peak_bytes = self._prepared()
@@ -161,7 +161,7 @@ class ChainPlan:
 
     @property
     def adapt(self) -> bool:
-        """Whether steps may go over to other ways of doing the same, as plans do; to be set alike on all ranks."""
+        """True if steps may go over to other ways of doing the same, as plans do; to be set alike on all ranks."""
         return all(plan.adapt for plan in self.plans)
 
     @adapt.setter
@@ -171,7 +171,7 @@ class ChainPlan:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        """Predicted seconds of an execution; None if this machine, or such products on it, were not measured."""
         return self._seconds if self._prices.is_known else None
 
     @property
@@ -183,7 +183,7 @@ class ChainPlan:
         return [self._in_force(step, placed, plans) for step, placed in pairs]
 
     def _in_force(self, step: Step, placed: PlacedStep, plans: Iterator[Plan]) -> tuple[str, float]:
-        """What does a step, and its seconds."""
+        """Return the algorithm that does a step now, and its predicted seconds."""
         if not step.is_product:
             return "sums" if step.axes else "element-wise", placed.seconds
         plan = next(plans, None)
@@ -397,7 +397,10 @@ class ChainPlan:
         self._convert(part, placed.result, 0.0)
 
     def _products(self, taken: int, limit: int | None) -> dict[int, Frontier]:
-        """How each product is to be done, so that all of them fit the limit. Collective. Raises MemoryLimitError."""
+        """Choose a candidate for each product so that all of them fit the limit together.
+
+        Collective. Raises MemoryLimitError.
+        """
         products = {}
         for number, given in self._prices.products.items():
             step, placed = self.chain.steps[number], self.answer.steps[number]

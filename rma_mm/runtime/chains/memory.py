@@ -20,7 +20,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
 
 STEP = 0.75
-"""How much of the scratch of one way to do a product the next may take at most."""
+"""Largest ratio between the scratch memory of one candidate and the next larger one."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ GroupStart = tuple[tuple[int, ...], int]
 
 
 class RankTransfers(NamedTuple):
-    """What ranks have to know of each other's operations of an action."""
+    """Facts about a rank's operations of an action that other ranks must know."""
 
     reached: set[str]
     """Homes of others that are read, or added to, without these taking part."""
@@ -44,7 +44,7 @@ class RankTransfers(NamedTuple):
 class ActionTiming(NamedTuple):
     """When an action is."""
 
-    meets: bool  # whether all ranks meet before it
+    meets: bool  # true if all ranks meet before it
     begins: list[int]
     """The numbers of those that begin then: it, unless it has begun, and some that follow."""
 
@@ -74,7 +74,7 @@ class Overlapped:
 
     @property
     def seconds(self) -> float:
-        """What an execution takes by the prices of its actions, of which some move while others multiply."""
+        """Predicted seconds of an execution, in which some actions move data while others multiply."""
         now = wire = 0.0
         there, ready = dict[int, float](), dict[Place, float]()
         for n, (action, moment) in enumerate(zip(self.actions, self.moments, strict=True)):

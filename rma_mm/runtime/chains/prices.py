@@ -1,4 +1,4 @@
-"""What the placements of a chain cost on a mesh: what `chain_search` asks for."""
+"""Prices of a chain's placements on a mesh, for `chain_search`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ CONVERTED = (
     "steps: on these placements they cannot all be done without gets, as conversions are, and accumulates; "
     f"prefer={TWO_SIDED!r} (or {VARIABLE}) excludes those; leave more placements to the chain"
 )
-"""What is said where no placements do."""
+"""Message if no placements work."""
 
 
 class Prices:
-    """What may be chosen for a chain, and what it costs. Collective to make; measures the machine where it must."""
+    """The choices for a chain, and their prices. Measures the machine if it must.
+
+    Collective to make; measures the machine where it must.
+    """
 
     def __init__(self, mesh: Mesh, chain: Chain) -> None:
         self.mesh, self.chain = mesh, chain
@@ -75,7 +78,10 @@ class Prices:
         )
 
     def _tariffs(self, given: Operands) -> dict[tuple[bool, bool], CostModel]:
-        """What a product is priced by, by whether A and B are read from a caller's own arrays. Collective."""
+        """Return the cost models of a product, keyed by whether A and B are read from a caller's own arrays.
+
+        Collective.
+        """
         ways = [(False, True) if x.in_place is False else (False,) for x in (given.a, given.b)]
         found = {}
         for own_a, own_b in product(*ways):
@@ -125,7 +131,7 @@ class Prices:
         return self.elementwise(number, name, source) + moved
 
     def beside(self, number: int, layout: Layout) -> Places | None:
-        """Where the others are that a step reads whose result is placed so; None where there is no such placement."""
+        """Return the placements of a step's other operands for a result that is placed so; None if there are none."""
         step, places = self.chain.steps[number], []
         for x in step.others:
             wanted = beside(layout, self.shapes[step.result], x, self.shapes[x.name])
@@ -172,7 +178,7 @@ class Prices:
         self.table = {key: float(seconds[place[request]]) for key, request in zip(keys, requests, strict=True)}
 
     def chosen(self, joint: bool, may_convert: bool = True) -> tuple[Answer, Answer]:
-        """What is chosen, and what greedy choice would be: rank 0's answers. Collective. Raises AlgorithmError."""
+        """Return the joint choice and the greedy choice, as rank 0 finds them. Collective. Raises AlgorithmError."""
         comm, may_convert = self.mesh.comm, may_convert and not self.is_two_sided
         if joint and not self.table:
             self.fill()

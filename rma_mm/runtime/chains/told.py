@@ -1,4 +1,4 @@
-"""What a chain says of itself."""
+"""Descriptions of a chain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _conversion_row(each: PricedConversion) -> list[str]:
 
 
 def seconds_line(overlapped: float, apart: float, greedy: float, known: bool, exact: bool) -> str:
-    """What it takes: as its steps overlap, one after the other, and on what greedy choice finds, likewise."""
+    """Return a line on the predicted seconds: with overlap, without it, and for the greedy choice."""
     found = "predicted" if known else "by figures that were not measured here"
     how = "" if exact else " (the best of what was looked at: too many states for all)"
     ratio = greedy / apart if apart else 1.0

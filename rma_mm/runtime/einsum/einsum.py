@@ -40,7 +40,7 @@ def einsum(
     memory_limit: int | None = None,
     kernel: str = "auto",
 ) -> Any:
-    """What `numpy.einsum` gives for these subscripts, placed on the mesh. Collective.
+    """Evaluate the Einstein summation convention on distributed operands, as `numpy.einsum` does. Collective.
 
     operands: DistMatrix, DistArray, or NumPy arrays equal on every rank. The result is a DistMatrix where it has two
     indices, a DistArray of one or more than two, and a NumPy scalar on every rank without any. layout: where it goes;
@@ -86,7 +86,7 @@ def einsum(
 
 
 def _place(layout: str | Layout | None, subscripts: Subscripts, mesh: Mesh) -> Layout | None:
-    """Where the result goes, as far as the caller says. Raises LayoutError."""
+    """Return the layout of the result, as far as the caller gives it. Raises LayoutError."""
     if layout is None:
         return None
     if not subscripts.output:

@@ -39,7 +39,10 @@ class PlacedProducts:
 
 
 class Placements:
-    """What was found for expressions on a mesh. All ranks keep and forget alike."""
+    """Placements found for expressions on a mesh. All ranks keep and drop them alike.
+
+    All ranks keep and forget alike.
+    """
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, PlacedProducts | None] = OrderedDict()
@@ -47,7 +50,7 @@ class Placements:
 
     @classmethod
     def of(cls, mesh: Mesh) -> Placements:
-        """Those of `mesh`, which closes them."""
+        """Return the placements kept with `mesh`, which closes them."""
         found = mesh.kept.setdefault(cls, cls())
         assert isinstance(found, cls)
         return found
@@ -99,7 +102,7 @@ def _kept(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
     layout: Layout | None, options: ProductOptions,
 ) -> PlacedProducts | None:
-    """What was found for these operands before, or is now. Collective."""
+    """Return the placed products of these operands, found earlier or now. Collective."""
     texts, indices = [], dict(names)
     for n, pair in enumerate(pairs, len(names)):
         factors = (

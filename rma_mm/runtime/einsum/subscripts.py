@@ -168,7 +168,7 @@ def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str]
 
 
 def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:
-    """Whether of what two operands do not share the result has A's indices first."""
+    """True if of what two operands do not share the result has A's indices first."""
     mine, others = (
         [output.index(x) for x in one if x in output and x not in other] for one, other in ((a, b), (b, a))
     )

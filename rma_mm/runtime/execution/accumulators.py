@@ -1,4 +1,4 @@
-"""What C holds while products are added to it: opened, joined by what comes, and closed, in any semiring."""
+"""Sums of C while products are added: opened, joined by contributions, and closed, in any semiring."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Accumulator:
-    """How what reaches C is added up."""
+    """The way in which contributions to C are added."""
 
     semiring: Semiring = PLUS_TIMES
     pushed: bool = False
-    """Whether ranks accumulate into each other's C. The least and the greatest floats are then sought among keys,
+    """True if ranks accumulate into each other's C. The least and the greatest floats are then sought among keys,
     which C holds from when it is opened until it is closed: MPI's MIN and MAX lose NaN."""
     through_windows: bool = True
     """True where windows add as the semiring does; else each rank adds to its own C alone."""
 
     def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
-        """Whether a home in which sums of `dtype` are formed holds keys in the meantime."""
+        """True if a home in which sums of `dtype` are formed holds keys in the meantime."""
         return self.pushed and home.buffer == "C" and self.semiring.reduction.order != 0 and has_keys(dtype)
 
     def reduction(self, home: Ref) -> str:
@@ -39,7 +39,7 @@ class Accumulator:
         return (self.semiring if home.buffer == "C" else PLUS_TIMES).reduction.mpi
 
     def local_add(self, dst: Box, src: Box) -> Callable[[], None]:
-        """What adds a box to one of this rank's own C."""
+        """Return a call that adds a box to one of this rank's own C."""
         (c, (rows, cols)), (total, (down, across)) = dst, src
         pairs = paired_views(total, (down, across), c, (rows, cols))
 
@@ -67,7 +67,7 @@ class Accumulator:
         from_keys(c, self.semiring.reduction)
 
     def encode_in_place(self, box: Box) -> Callable[[], None]:
-        """What turns the floats of a box into their keys, in place."""
+        """Return a call that encodes the floats of a box as sortable integers, in place."""
         array, (rows, cols) = box
         views = [view for view, _ in paired_views(array, (rows, cols), array, (rows, cols))]
 
@@ -81,7 +81,7 @@ class Accumulator:
         return x.view(key_type(x.dtype))
 
     def join(self, home: Ref) -> Callable[[Array, Array], None]:
-        """What adds a total to a home; the total is used up."""
+        """Return a function that adds a total to a home; it overwrites the total."""
 
         def join(c: Array, total: Array) -> None:
             if self.are_keys(home, c.dtype):

@@ -1,4 +1,4 @@
-"""Where the memory behind the references of a schedule lies, on one rank."""
+"""Memory behind the references of a schedule, on one rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Memory:
     """A, B, what the plan added, and C where other ranks read it."""
     result: NDArray[Any]  # this rank's own local array of C
     shadow: Block | None = None
-    """Where C is summed, if not in its own type."""
+    """Memory in which C is summed, if not in its own type."""
     transposed: frozenset[str] = frozenset()  # homes whose blocks hold the transposed matrix
     frames: dict[str, NDArray[Any]] = field(default_factory=dict)  # scratch memory by frame, flat
     tickets: Tickets | None = None  # for a schedule with a pool
@@ -82,7 +82,7 @@ class Places:
         return self.whole(ref, summing=False), self.schedule.holds(ref).locate(ref.region)
 
     def is_upright(self, ref: Ref) -> bool:
-        """Whether an operand is stored row by row: what a group moves lies in the same order on all its ranks."""
+        """True if an operand is stored row by row: what a group moves lies in the same order on all its ranks."""
         x = ref.operand
         return x == "C" or (x + STAGE if x + STAGE in self.schedule.homes else x) not in self.memory.transposed
 

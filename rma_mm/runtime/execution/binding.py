@@ -51,7 +51,7 @@ of them delay it by longer than beginning early gains."""
 
 @dataclass
 class Scalars:
-    """What a schedule leaves open about the arithmetic."""
+    """Scalars and types that a schedule leaves open."""
 
     alpha: Any = 1
     beta: Any = 0
@@ -64,7 +64,7 @@ class Scalars:
 
 @dataclass
 class Setup:
-    """What all lists of operations of one executable are bound to."""
+    """Resources shared by all lists of operations of one executable."""
 
     mesh: Mesh
     places: Places
@@ -96,7 +96,7 @@ class Binding:
         """By name, each with the number of barriers that stand before it in the program."""
         self.passed = 0  # barriers that stand before what is bound now
         self.gates: list[ops.Await] = []
-        """What was awaited last, and has held nothing back yet."""
+        """Awaited events that have not delayed anything yet."""
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(program)
         self.closed = setup.closings.by_products(program)
@@ -133,7 +133,7 @@ class Binding:
         return sum(move.ref.region.size for move in moves if nodes[move.source] != nodes[move.to]) > SHORT
 
     def wait(self, keys: Iterable[str], behind: float = inf) -> None:
-        """What is under way under these names must be over before the next call.
+        """Wait for the transfers under these names before the next call.
 
         Not what stands behind more barriers than `behind`: other ranks may not take part in that yet.
         """
@@ -191,7 +191,7 @@ class Binding:
         self.begin(transfer, f"fill {op.dst.place}")
 
     def get(self, op: ops.Copy) -> Transfer:
-        """What is copied, into its place: by way of other memory where that is quicker, or it is cast."""
+        """Return the transfer of a Copy, through other memory if that is quicker or the data is cast."""
         place, schedule = self.places.box(op.dst), self.places.schedule
         block = self.places.home(op.src)
         if not is_packed(schedule, op, block.window.reaches(op.src.rank), block.dtype != place[0].dtype):
@@ -271,7 +271,7 @@ class Binding:
 
     @property
     def node_scratch(self) -> NodeScratch:
-        """What the ranks of this node share."""
+        """Return the scratch memory that the ranks of this node share."""
         assert self.places.memory.node_scratch is not None
         return self.places.memory.node_scratch
 

@@ -1,4 +1,4 @@
-"""What ranks accumulate into each other's memory, held against what that memory becomes."""
+"""Check accumulates: compare each home with the sum of what ranks added to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 class Entry(NamedTuple):
-    """What one rank added to a home of another."""
+    """A contribution of one rank to another rank's home."""
 
     home: str
     rows: NDArray[np.int64]  # positions in the target's array, as it is stored
@@ -32,7 +32,10 @@ class Entry(NamedTuple):
 
 
 class Pushes:
-    """What is accumulated in one executable. Its calls are collective over the ranks of the grid."""
+    """All accumulates of one executable. Its calls are collective over the ranks of the grid.
+
+    Its calls are collective over the ranks of the grid.
+    """
 
     def __init__(self, mesh: Mesh, checks: Checks, places: Places) -> None:
         self.mesh, self.checks, self.places = mesh, checks, places
@@ -40,7 +43,7 @@ class Pushes:
         found = {name: places.block(name, summing=True)[0] for name in names}
         self.blocks: dict[str, Block] = {name: block for name, block in found.items() if block is not None}
         self.before: dict[str, Array] = {}
-        """What this rank's homes held when the ranks last met."""
+        """Contents of this rank's homes when the ranks last met."""
 
     def begin(self) -> None:
         """A run begins, or goes on after a meeting: nothing is added before every rank has kept what it holds."""
@@ -77,7 +80,7 @@ class Pushes:
                 self.checks.found += self.wrong(name, block, added)
 
     def wrong(self, name: str, block: Block, added: list[tuple[int, Entry]]) -> Iterable[str]:
-        """What is to be said of one home; nothing where it is right."""
+        """Yield the faults of one home; nothing if it is right."""
         first = added[0][1].values.dtype  # keys of floats are integers
         local, total = block.local.view(first), Total(self.before[name].view(first))
         for _, entry in added:
@@ -96,7 +99,7 @@ class Pushes:
 
 
 class Total:
-    """What an array should become."""
+    """The expected content of an array."""
 
     def __init__(self, before: Array) -> None:
         self.value = before.copy()
@@ -116,7 +119,7 @@ class Total:
         self.terms[box] += 1
 
     def differs(self, actual: Array) -> NDArray[np.bool_]:
-        """Where an array is something else, of the elements that were added to."""
+        """Return the elements that differ from the expected ones, among those that were added to."""
         if not self.rounds:
             return differing(actual, self.value) & (self.terms > 0)
         info = np.finfo(self.value.dtype)

@@ -20,7 +20,7 @@ class Bound:
 
     transfer: Transfer
     after: list[str]
-    """What must be over before it starts: the filling, or the reading, of a place."""
+    """Names of the transfers that must complete before it starts."""
     during: list[str]  # what goes on until it is over
 
 

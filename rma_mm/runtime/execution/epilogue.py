@@ -1,4 +1,4 @@
-"""How this rank's part of C is closed: with the epilogue, and rounded once into what is stored."""
+"""Close this rank's part of C: apply the epilogue, and round once into the stored type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EpilogueBinder:
         return self.epilogue is not None or self.places.memory.shadow is not None
 
     def of(self, c: Ref) -> EpilogueTile:
-        """What closes a part of the rank's C."""
+        """Return the call that closes a part of the rank's C."""
         result = self.places.result_part(c.region)
         if self.epilogue is None:
             return EpilogueTile(result)

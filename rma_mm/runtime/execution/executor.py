@@ -64,7 +64,7 @@ class Executable:
             self.program.head, self.program.tail = 0, len(self.program.actions)  # its barriers are kept
         self.worked = 0  # the first action of `work`
         self.is_met = True
-        """Whether the schedule's barriers are kept, which it does not need where ranks move everything together."""
+        """True if the schedule's barriers are kept, which it does not need where ranks move everything together."""
         leave = timed(mesh.metrics.tally, partial(barrier, mesh.comm), END)
         self.leave = call_noted(trace, leave, "wait", {"for": "all ranks to end"})
         """Meet all ranks at the end. Collective."""

@@ -1,4 +1,4 @@
-"""What a plan weighs and how it moves, from its operations alone."""
+"""Memory of a plan and the movement of its operands, from its operations alone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:
 
 
 def movement(schedule: Schedule, mesh: Mesh) -> dict[str, str]:
-    """How A, B and C move in this rank's operations: here, read, view, get, accumulate, broadcast, shift, …"""
+    """Return how A, B and C move in this rank's operations: here, read, view, get, accumulate, broadcast, shift, …"""
     moved: dict[str, set[str]] = {name: set() for name in "ABC"}
     for op in all_ops(schedule, mesh):
         if isinstance(op, Copy) and schedule.is_in_file(op.src):

@@ -20,7 +20,10 @@ from rma_mm.windows import Transfer
 
 
 class NodeScratch:
-    """What a plan shares within each node. Collective to make; the memory goes back to the arena when it is dropped."""
+    """Scratch memory that a plan shares within each node; it returns to the arena when it is dropped.
+
+    Collective to make; the memory goes back to the arena when it is dropped.
+    """
 
     def __init__(self, mesh: Mesh, schedule: Schedule, operands: Operands) -> None:
         self.mesh = mesh
@@ -79,7 +82,7 @@ class NodeScratch:
         self.counts[self.mesh.rank][EVENTS.index(event)] += 1
 
     def is_due(self, op: Await) -> Callable[[], bool]:
-        """Whether what `op` awaits is posted."""
+        """True if what `op` awaits is posted."""
         at = EVENTS.index(op.event)
         counts = [self.counts[rank] for rank in op.group]
 
@@ -101,7 +104,7 @@ class Fetch:
         self.transfers: list[Transfer] = []
         self.event = ""
         self.number = 0
-        """How often the event is posted before, in a run."""
+        """Number of earlier posts of the event in a run."""
 
     def start(self) -> None:
         """Begin, or see to it that it begins when the frame is free; from then on everything happens by itself."""

@@ -1,4 +1,4 @@
-"""What is multiplied: A, B and C before they are there, in what types, and with what options."""
+"""A, B and C of a product before they exist: their types, placements and options."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Operand:
     dtype: np.dtype[Any]
     layout: Layout | None = None
     in_place: bool | None = None
-    """Whether node-mates can read its memory; None where it will be the mesh's."""
+    """True if node-mates can read its memory; None where it will be the mesh's."""
     chunks: tuple[int, int] | None = None
-    """Of one that stays in a file, rows and columns of what is kept together there; None of one in memory."""
+    """Rows and columns of the chunks of an operand that stays in a file; None for one in memory."""
     reading: float = field(default=0.0, compare=False)
     """Seconds in which a byte of it is read from its file."""
     window: str = ""
@@ -61,17 +61,17 @@ class ProductOptions:
     semiring: str = PLUS_TIMES.name
     epilogue: Epilogue | None = None
     check: Any = False
-    """Whether products are verified as they are done, or only each N-th ("every=N")."""
+    """True if products are verified as they are done, or only each N-th ("every=N")."""
     prefer: str | None = None
-    """What it may be done by: one of `policy.planner.preference.PREFERENCES`; None as the mesh prefers."""
+    """Preferred transfers, one of `policy.planner.preference.PREFERENCES`; None for the mesh's preference."""
     symmetric: Any = None
-    """What is said of C: True, False, None, "hermitian"; then what is known of it, as a `Symmetry` or None."""
+    """Symmetry that the caller claims for C: True, False, None or "hermitian"; later a `Symmetry` or None."""
     fill: str = "both"
-    """What is to become of a symmetric C: "both" or "lower"; part of what is known, then."""
+    """Part of a symmetric C to be filled: "both" or "lower"; later part of the `Symmetry`."""
     arrays: str = ""
     """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Of m, n and k of batches, those that are several dimensions in one, and their extents: each is cut by itself."""
+    """Dimensions among m, n and k of batches that combine several, with their extents; each is cut by itself."""
 
     def normalised(self) -> ProductOptions:
         """The same in one form for all that say the same. Raises DtypeError, OptionError."""
@@ -134,7 +134,7 @@ class Operands:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What tells local products apart that take different times for a multiply-add, wherever operands lie."""
+        """Return a key of local products that take the same time for a multiply-add, whatever their placements."""
         o = self.options
         turns = o.transpose_a, o.transpose_b
         return self.shape, *turns, self.a.dtype.name, self.b.dtype.name, self.accum_dtype.name, self.kernel, o.semiring
@@ -155,7 +155,7 @@ class Operands:
 
     @property
     def needs_order(self) -> bool:
-        """Whether sums must be formed in a fixed order: that is asked for, and another would give other bits."""
+        """True if sums must be formed in a fixed order: that is asked for, and another would give other bits."""
         return self.options.deterministic and not self.semiring.in_any_order
 
     def may_push(self, flavours: Iterable[Flavour]) -> bool:

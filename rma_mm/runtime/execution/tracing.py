@@ -1,4 +1,4 @@
-"""What one rank did when, noted while a plan is executed: its calls one after the other, and transfers beside them.
+"""Trace of one rank during an execution: its calls one after the other, and transfers beside them.
 
 Calls are wrapped when they are bound, and only where there is a trace: without one nothing is different or slower. A
 transfer lasts from its start until it was *seen* to be over, which may be later than it was: a get that landed during a
@@ -151,7 +151,7 @@ def call_facts(op: Op, places: Places) -> Facts:
 
 
 def transfer_facts(op: Op, places: Places) -> Facts:
-    """What is moved between whom: bytes as they come in, or else as they go out, and words as the report counts them.
+    """Return the facts of a transfer: ranks, bytes (incoming, or else outgoing), and words as the report counts them.
 
     Words are counted once, on the rank that asked for them; what is moved within a rank's own memory is no word.
     """

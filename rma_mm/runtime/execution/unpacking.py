@@ -51,6 +51,6 @@ def landing_size(mesh: Mesh, schedule: Schedule, in_reach: Callable[[Copy], bool
 
 
 def is_strip(home: Region, part: Region) -> bool:
-    """Whether a part of a dense, row-major array lies in one stretch."""
+    """True if a part of a dense, row-major array lies in one stretch."""
     rows, cols = home.locate(part)
     return rows.is_contiguous and cols.is_contiguous and (len(rows) == 1 or len(cols) == len(home[1]))

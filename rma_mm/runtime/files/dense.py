@@ -33,19 +33,19 @@ class DenseFile:
     shape: tuple[int, int]  # rows and columns
     dtype: np.dtype[Any]
     """Element type once read: in native byte order, bfloat16 for |V2."""
-    fortran_order: bool  # whether columns are contiguous
+    fortran_order: bool  # true if columns are contiguous
     offset: int  # bytes before the first element
     stored: np.dtype[Any]
     """Element type in the file, in the file's byte order."""
     version: Version  # the file as of when its header was read
     array: tuple[int, ...] = field(default=(), kw_only=True)
-    """Of an array of other than two dimensions its shape; `shape` is then that of the matrix that it is kept as."""
+    """Shape of an array that is not two-dimensional; `shape` is then that of the matrix it is stored as."""
     is_reversed: bool = field(default=False, kw_only=True)
-    """Whether such an array lies in the file with its dimensions in reverse order."""
+    """True if such an array lies in the file with its dimensions in reverse order."""
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What all ranks must have found alike."""
+        """Return the facts that all ranks must have found alike."""
         facts = {"shape": self.shape, "dtype": self.dtype.name, "fortran_order": self.fortran_order}
         return facts | {"offset": self.offset}
 

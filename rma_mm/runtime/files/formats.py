@@ -39,7 +39,7 @@ class Readable(Protocol):
 
     @property
     def fortran_order(self) -> bool:
-        """Whether columns lie together in the file rather than rows."""
+        """True if columns lie together in the file rather than rows."""
 
     def read(self, region: Region, out: NDArray[Any]) -> object:
         """Fill `out` (region.shape, `dtype`, of any strides) with the part in `region`, which may be empty. Local."""
@@ -58,7 +58,7 @@ class Source(Readable, Protocol):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What all ranks must have found alike before one of them reads elements: shape, dtype and whatever else."""
+        """Return the facts, as shape and dtype, that all ranks must have found alike before any reads elements."""
 
     def check(self) -> None:
         """Raise where the file is no longer the one that was opened."""
@@ -83,7 +83,7 @@ class Sink(Protocol):
 
     @property
     def temporary(self) -> str:
-        """Where the parts go until then; whoever ends the job early removes it."""
+        """Return the path of the parts until the file is complete; it is removed if the job ends early."""
 
     def check(self) -> None:
         """Raise where this rank cannot write, say because its node does not see the directory."""
@@ -92,7 +92,7 @@ class Sink(Protocol):
         """Write `tile` (region.shape, of any strides) as the part of the matrix in `region`, down to the disk."""
 
     def source(self) -> Source:
-        """What has been written, as the disk has it; before it gets its final name."""
+        """Return the written matrix, read from the disk before the file gets its final name."""
 
     def publish(self) -> None:
         """Give the file its final name; every rank has written. On the rank that made it."""
@@ -106,7 +106,7 @@ class Format:
     """One way to keep a matrix in a file."""
 
     suffixes: tuple[str, ...]
-    """How names of such files end, as ".npy"; an empty one stands for names whose ending no format has."""
+    """Suffixes of such files, as ".npy"; an empty one stands for names with an unknown suffix."""
     open: Callable[[Path, Any], Source]
     """(path, what the user says the file holds, or None) → the matrix there, checked. Local; FileFormatError."""
     create: Callable[..., Sink]
@@ -118,7 +118,7 @@ class Format:
     own dimensions, or () for a matrix; and `is_reversed`, whether they lie in reverse order.
     """
     holds_many: bool = False
-    """Whether a file holds several matrices. The path that `open` and `create` get says which, as data.h5::/group/A
+    """True if a file holds several matrices. The path that `open` and `create` get says which, as data.h5::/group/A
     (`names.split`); `create` adds it to a file that is there, or replaces it."""
     options: tuple[str, ...] = ()
     """The options of `DistMatrix.save` that `create` takes by name: of chunks, shards, compress."""
@@ -157,7 +157,10 @@ def format_of(path: Path, kind: str | None = None) -> Format:
 
 
 def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
-    """What a user's name of a matrix says, and the format of its file. Raises FileFormatError, OptionError."""
+    """Parse the name that a user gives to a matrix in a file, and find the format of the file.
+
+    Raises FileFormatError, OptionError.
+    """
     name = Name.of(path, {suffix for suffix, form in FORMATS.items() if form.holds_many})
     form = format_of(name.path, kind)
     if name.inner and not form.holds_many:

@@ -1,4 +1,4 @@
-"""What of a matrix has come to its file, block by block, so that a job that was ended can be gone on with.
+"""Journal of the blocks that are complete in an output file, so that an interrupted job can be resumed.
 
 A journal is a file of lines beside the output: first what is computed from what, then each block that is whole on the
 disk, with its checksum. A line counts once it is on the disk, and only if its own checksum is right: the last may be
@@ -121,7 +121,7 @@ class Journal:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None where it is not whole."""
+    """Return the content of a line; None if the line is incomplete."""
     text, _, checksum = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or f"{zlib.crc32(text):08x}".encode() != checksum:
         return None
@@ -130,7 +130,7 @@ def _read(line: bytes) -> dict[str, Any] | None:
 
 
 def interrupted(final: str) -> str:
-    """What to say where a job that was ended has left a journal of this output."""
+    """Return the message for a journal that an interrupted job has left beside an output."""
     done = "" if (known := _count(final + JOURNAL)) is None else f", with {known} blocks that are done"
     return (
         f"output {display_path(final)}: a job that was ended left {display_path(final + JOURNAL)}{done}; "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 
 SEPARATOR = "::"
-"""What stands between a file and the matrix in it."""
+"""Separator between a file and the matrix in it."""
 MOST_LISTED = 8  # matrices of a file that a message names
 
 
@@ -63,7 +63,7 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def joined(file: str, inner: str) -> str:
-    """What `split` parts.
+    """Join the parts that `split` returns.
 
     >>> joined("data.h5", "/group/A"), joined("A.npy", "")
     ('data.h5::/group/A', 'A.npy')
@@ -74,7 +74,7 @@ def joined(file: str, inner: str) -> str:
 def no_matrix(
     file: str, inner: str, found: Mapping[str, str], kind: str = "not there", holder: str = "file"
 ) -> FileFormatError:
-    """What is said where a name leads to no matrix of a file, but to a `kind`, or where none is named and one must be.
+    """Return the error for a name that leads to no matrix, or that must name one of several.
 
     found: the matrices that are there, as `listed` has them. holder: what the file is.
     """

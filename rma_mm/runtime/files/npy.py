@@ -47,7 +47,7 @@ class NpySink(DenseSink):
         return NpySink.reserve(path, as_matrix(shape), dtype, stored, _header(shape, stored))
 
     def source(self) -> Source:
-        """What has been written. Raises FileFormatError."""
+        """Return the written matrix. Raises FileFormatError."""
         return read_header(self.temporary, "bfloat16" if self.dtype == BFLOAT16 else None)
 
 

@@ -33,7 +33,7 @@ class NpyAgain:
     path: str
     shape: tuple[int, int]  # rows and columns
     dtype: np.dtype[Any]  # element type once read; |V2 is taken for bfloat16
-    fortran_order: bool  # whether columns are contiguous
+    fortran_order: bool  # true if columns are contiguous
     stored: np.dtype[Any]  # element type in the file
 
     @staticmethod

@@ -35,7 +35,7 @@ class Opened:
         self.dtype = source.dtype
         """Element type once read, in native byte order."""
         self.fortran_order = source.fortran_order
-        """Whether columns lie together in the file rather than rows."""
+        """True if columns lie together in the file rather than rows."""
 
     @property
     def order(self) -> str:
@@ -54,7 +54,7 @@ class Opened:
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What all ranks must have found alike before one of them reads elements."""
+        """Return the facts that all ranks must have found alike before one of them reads elements."""
         return {**self._live.facts, "shape": self.shape, "part": str(self._part)}
 
     def read(self, region: Region | tuple[slice, slice], out: NDArray[Any] | None = None) -> NDArray[Any]:

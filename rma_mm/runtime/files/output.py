@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "shards": EXTENTS,
     "compress": ("'zstd' or 'none'", lambda got: got in ("zstd", "none")),
 }
-"""What each option of `Saving` may be."""
+"""Rules of the options of `Saving`: text and test."""
 
 
 FOREIGN = {
@@ -46,7 +46,7 @@ FOREIGN = {
 
 @dataclass(frozen=True)
 class Saving:
-    """How a matrix is to be kept in a file; None where the format decides."""
+    """Options of writing a matrix; None leaves a choice to the format."""
 
     format: str | None = None
     """The format, as "h5", where the file's name does not end so."""
@@ -118,7 +118,10 @@ class Output:
 
     @staticmethod
     def resumed(comm: MPI.Intracomm, path: Path, how: Saving, facts: Mapping[str, Any]) -> Output:
-        """What a job that was ended had begun, by the `facts` of it that rank 0 has. Collective; as `begin`."""
+        """Return the output that an interrupted job has begun, from its `facts`, which rank 0 has.
+
+        Collective; as `begin`.
+        """
         with agreed(comm):
             made = _again(path, how, facts) if comm.rank == 0 else None
         told = comm.bcast(made, 0)

@@ -107,7 +107,7 @@ def strip_layout(extent: int, count: int) -> Layout:
 
 
 class LazyTile:
-    """What the checks of a product ask of an array: rows and columns of it, its shape, and its transposed view.
+    """An array as the checks of a product see it: rows and columns read on demand, its shape, its transpose.
 
     What cannot be read counts as zeros, and is remembered in `failures`: a check is collective, and ends together.
     """

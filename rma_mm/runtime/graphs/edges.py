@@ -33,7 +33,7 @@ class Edges:
 
     @classmethod
     def gathered(cls, matrix: DistMatrix, nothing: Any) -> Edges:
-        """Those of a matrix, in which `nothing` says that there is no edge. Collective."""
+        """Return the edges of a matrix in which `nothing` marks a missing edge. Collective."""
         mine = matrix.redistribute(by_rows(matrix.mesh))
         rows, cols = np.nonzero(mine.tile != nothing)
         told = mine.region[0].indices[rows], mine.region[1].indices[cols], mine.tile[rows, cols]

@@ -1,4 +1,4 @@
-"""What matrices are made from: shapes, element types, placements and arrays, checked."""
+"""Check the arguments from which matrices are made: shapes, element types, placements and arrays."""
 
 from __future__ import annotations
 

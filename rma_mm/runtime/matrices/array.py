@@ -115,12 +115,12 @@ class DistArray(Distributed):
 
     @property
     def in_place(self) -> bool:
-        """Whether node-mates can read this array's memory: not where it is the caller's own."""
+        """True if node-mates can read this array's memory: not where it is the caller's own."""
         return self.folded.in_place
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What all ranks must agree on when they name this array."""
+        """Return the facts that all ranks must agree on when they name this array."""
         return self.folded.facts
 
     def reshaped(self, shape: tuple[int, ...], layout: Layout) -> DistArray | None:

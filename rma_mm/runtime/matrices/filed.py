@@ -22,7 +22,7 @@ def loaded(
     kind_of: Callable[[tuple[int, ...]], Any], named_as: tuple[Path, str | None, str | None], mesh: Mesh,
     layout: str | Layout | None, allow_external: bool | None = None,
 ) -> Any:
-    """What is in a file, as `load` says. Collective.
+    """Load a matrix or an array from a file. Collective.
 
     kind_of: shape → the class to make. named_as: (path, type, format). Where a layout cuts chunks, each is read by
     one rank, and the elements are moved then.

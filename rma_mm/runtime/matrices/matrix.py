@@ -44,7 +44,7 @@ FILL_BLOCK = 2**17  # elements that `from_function` asks for at a time
 
 
 class Multiplicand:
-    """What stands beside `@`, and what NumPy sees of it."""
+    """The operators of matrices: `@`, and the protocols by which NumPy sees them."""
 
     mesh: Mesh
     shape: Any
@@ -63,7 +63,7 @@ class Multiplicand:
         return matmul(other, self, self.mesh) if isinstance(other, np.ndarray) else NotImplemented
 
     def keep_first_summand(self) -> None:
-        """Where it is held in summands, of which each has got all of it, leave it in the first of them alone. Local."""
+        """If the matrix is partial and every rank has all of it, zero all summands except the first. Local."""
         at = self.layout.coords(self.mesh.grid, self.mesh.rank)
         if at is not None and any(at[axis] for axis in self.layout.partial):
             self.tile[...] = 0
@@ -79,10 +79,10 @@ class Multiplicand:
 
 
 class Distributed(Multiplicand):
-    """What is placed on a mesh, and how it is made: matrices, and arrays of other dimensions."""
+    """Distributed matrices and arrays: the constructors and methods that they share."""
 
     is_matrix = True
-    """Whether it has two dimensions, or as many as it is given."""
+    """True if it has two dimensions, or as many as it is given."""
 
     @classmethod
     def allocated(cls, mesh: Mesh, shape: Any, dtype: np.dtype[Any], layout: Layout) -> Self:
@@ -285,7 +285,7 @@ class DistMatrix(Stored, Distributed):
 
 
 def overlap(one: DistMatrix, other: DistMatrix) -> bool:
-    """Whether this rank's parts of two matrices share memory."""
+    """True if this rank's parts of two matrices share memory."""
     a, b = one.block, other.block
     return a is b or (np.may_share_memory(a.local, b.local) and np.shares_memory(a.local, b.local))
 

@@ -1,4 +1,4 @@
-"""What a matrix on a mesh is to those who move it: memory, and the placement of what lies there."""
+"""The memory and the placement of a matrix, as redistribution sees it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stored:
         self.mesh, self.shape, self.dtype, self.layout = mesh, shape, dtype, layout
         self._block: Block | None = block
         self.flipped = flipped
-        """Whether the memory holds the transposed matrix."""
+        """True if the memory holds the transposed matrix."""
 
     @classmethod
     def allocated(cls, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> Self:
@@ -69,7 +69,7 @@ class Stored:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was given back."""
+        """True if it was given back."""
         return self._block is None
 
     @property
@@ -90,12 +90,12 @@ class Stored:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What all ranks must agree on when they name this matrix."""
+        """Return the facts that all ranks must agree on when they name this matrix."""
         return (self.block.serial, self.flipped)
 
     @property
     def in_place(self) -> bool:
-        """Whether node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
+        """True if node-mates can multiply out of this matrix's memory: not where it is the caller's own."""
         return FLAVOURS[self.block.window.flavour].loads_on_node
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ SAMPLE = 2**22
 """Bytes that are read to find out how fast that goes."""
 TYPICALLY = 1 / 2e9  # seconds of a byte where that is not measured
 FILE = "file"
-"""What stands where the name of a window's flavour does."""
+"""Name used instead of that of a window's flavour."""
 
 
 class FileMatrix(DistMatrix):
@@ -76,7 +76,7 @@ class FileMatrix(DistMatrix):
 
 
 class FileWindow:
-    """What a product asks of a window, of a file: reads that go on by themselves, behind what the rank does."""
+    """A file in the role of a window: reads that proceed behind the rank's other work."""
 
     flavour = FILE
 
@@ -130,7 +130,7 @@ class FileBlock:
 
 
 def _seconds_a_byte(x: Opened) -> float:
-    """What a part in the middle of the file takes, decompressed and from wherever it lies now."""
+    """Measure the seconds per byte of reading from the middle of the file, with decompression."""
     order = (1, 0) if x.fortran_order else (0, 1)
     chunks, wanted = x.chunks or (1, 1), SAMPLE / x.dtype.itemsize
     (lines, step), (length, width) = ((x.shape[dim], chunks[dim]) for dim in order)
@@ -165,7 +165,7 @@ class Reading:
         self._over = reader().submit(self._read)
 
     def done(self) -> bool:
-        """Whether it is over. Raises what it failed with."""
+        """True if it is over. Raises what it failed with."""
         if self._over is None or not self._over.done():
             return self._over is None
         self._over.result()

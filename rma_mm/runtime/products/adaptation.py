@@ -19,7 +19,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 
 WORTH = 1.1
-"""How many times as long as the best a plan takes, at least, that is left as ranks have become slow."""
+"""Factor over the best time beyond which a plan is replaced when ranks have become slow."""
 AT_STAKE = 0.5
 """Seconds that another plan would have saved, from which it is advised."""
 
@@ -41,15 +41,15 @@ class Adaptation:
         """Which product was looked at, and whether it is time to act since then."""
         self._steps = self._first_steps = mesh.metrics.relief.steps
         self._usual = self._set_aside = choice
-        """What is in force with the shares of the first execution; and what was left as it was late."""
+        """The choice with the shares of the first execution; and the one that was left because it was late."""
 
     def is_due(self, watch: ProductWatch) -> bool:
-        """Whether it is time to look for another; the same on all ranks. Local."""
+        """True if it is time to look for another; the same on all ranks. Local."""
         follows = self._steps != self.mesh.metrics.relief.steps
         return self._watch is not None and (follows or self._looked(watch, self._watch))
 
     def next(self, now: PlanChoice, watch: ProductWatch) -> PlanChoice | None:
-        """What is to go on in place of `now`; None as a rule. Called once a product; collective where it changes.
+        """Return the choice that replaces `now`; None as a rule. Called once a product; collective where it changes.
 
         watch: of the products that were done so. A change is reported in the mesh's `fallbacks`.
         """
@@ -102,7 +102,10 @@ class Adaptation:
         return other
 
     def _better(self, now: PlanChoice) -> PlanChoice | None:
-        """What takes so much less than `now`, by the present shares, that the change is worth it. Collective."""
+        """Return a choice that is enough faster than `now`, with the present shares, to be worth the change.
+
+        Collective.
+        """
         other = self._other(now)
         if other is None:
             return None

@@ -82,7 +82,7 @@ class BlockedProduct:
 
     @property
     def bytes_read(self) -> int:
-        """What all ranks read of A and B together."""
+        """Bytes that all ranks read of A and B together."""
         (m, n, k), (rows, cols) = self.shape, map(len, self.block_shape)
         a, b = (self.files[x].dtype.itemsize for x in "AB")
         return k * (m * cols * a + n * rows * b)
@@ -123,7 +123,7 @@ class BlockedProduct:
         self._kept = self._result = None
 
     def _operand(self, x: str, region: Region) -> FileMatrix:
-        """What a block takes of an operand."""
+        """Return the part of an operand that a block needs."""
         file, is_turned = self.files[x], bool(self.options.get(f"transpose_{x.lower()}"))
         depth = Span.range(0, self.shape[2])
         rows, cols = (region[0], depth) if x == "A" else (depth, region[1])
@@ -166,7 +166,7 @@ class BlockedProduct:
         raise failure
 
     def _evenly(self, counts: tuple[int, int]) -> Cut:
-        """Where so many rows and columns of blocks begin: multiples of what is kept together; the first is largest."""
+        """Return the starts of so many rows and columns of blocks, at multiples of chunks; the first is largest."""
         starts = []
         for extent, count, grain in zip(self.shape, counts, self._grains, strict=False):
             step = max(1, ceil(ceil(extent / count) / grain) * grain)
@@ -185,7 +185,7 @@ class BlockedProduct:
         return found[0], found[1]
 
     def _by_bytes(self) -> Iterator[tuple[int, int]]:
-        """How many rows and columns of blocks, those first that read least, if they seem to fit."""
+        """Yield numbers of rows and columns of blocks that seem to fit, those that read least first."""
         limit, ranks, (m, n, k) = self.options["memory_limit"], self.mesh.grid.size, self.shape
         itemsize = max(file.dtype.itemsize for file in self.files.values())
 

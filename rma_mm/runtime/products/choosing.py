@@ -40,9 +40,9 @@ def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[Mem
 
 
 def _priced_by(mesh: Mesh, request: Request) -> Each | None:
-    """Who prices its candidates: each rank some of them, unless all ranks remember what was found. Collective.
+    """Return how candidates are priced: distributed over the ranks, or None if all ranks remember the result.
 
-    So all ranks choose by the same figures, also where their processors round differently.
+    Collective. So all ranks choose by the same figures, also where their processors round differently.
     """
     if mesh.size == 1 or not any(largest(mesh.comm, [needs_pricing(request)])):
         return None

@@ -128,7 +128,7 @@ def planned(
 def _batch_of(
     a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None, options: ProductOptions
 ) -> BatchRequest:
-    """What is asked of batches, checked; raises where they do not fit."""
+    """Check the arguments of a product of batches and return the request."""
     batch = Batch(a.shape, b.shape, "A" * options.transpose_a + "B" * options.transpose_b, options.folds)
     place = None if layout is None else placed(layout, batch.shape("C"), mesh)
     one, other = (replace(x, shape=(x.shape[-2], x.shape[-1])) for x in (a, b))

@@ -230,7 +230,7 @@ class MemoryTrial:
 
 
 def _leanest(trials: list[MemoryTrial]) -> tuple[str, int, bool]:
-    """Who needs least, how much that is, and whether it is exact or the least that it can be. Collective.
+    """Return the candidate that needs least memory, how much, and whether that is exact or a lower bound. Collective.
 
     Looks at the most promising tuning time and again, until that is one it has looked at, or has looked at enough.
     """

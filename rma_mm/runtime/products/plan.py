@@ -52,22 +52,22 @@ class Plan:
     def __init__(self, mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> None:
         self.mesh, self.options, self.workspace = mesh, choice.spec.options, workspace
         self.prepared = Prepared(mesh, choice, workspace)
-        """What is in force."""
+        """The prepared product in use."""
         self._adaptation = Adaptation(mesh, choice)
         self._adapt, self._may_adapt = workspace is None and not choice.spec.files, False
-        """What was set, and whether ranks have agreed on it."""
+        """The adaptation, and whether ranks have agreed on it."""
         self.layouts = choice.layouts
         """Placements of A, B and C, each in its own orientation."""
         self.serial = mesh.next_serial()
         self.agreed: tuple[tuple[object, ...], int] = ((), 0)
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
-        """What this rank moved in the last execution."""
+        """Words that this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, self.spec.kind)
         self.claims: list[int] = []
         """Tasks of a queue that this rank ran in the last execution."""
         self.trace: Trace | None = None
-        """Where to note what this rank does when; to be set before anything is bound."""
+        """Trace of this rank; set it before anything is bound."""
         self._own_c: DistMatrix | None = None
         self._latest: BoundOperands[DistMatrix, Executable] | None = None
         self._arrays = {x: self._allocated(x) for x in self.options.arrays}
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def adapt(self) -> bool:
-        """Whether it may go over to another way of doing the same; to be set alike on all ranks."""
+        """True if it may go over to another way of doing the same; to be set alike on all ranks."""
         return self._adapt
 
     @adapt.setter
@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def choice(self) -> PlanChoice:
-        """What was asked, what the planner found, and what was taken."""
+        """Return the choice in use: the request, all candidates, and the one that was taken."""
         return self.prepared.choice
 
     @property
     def spec(self) -> Operands:
-        """What was asked."""
+        """Return the operands and options of the product."""
         return self.choice.spec
 
     @property
@@ -106,7 +106,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """What the fullest rank holds while the product runs."""
+        """Bytes that the fullest rank holds while the product runs."""
         return self.choice.peak_bytes
 
     @property
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        """Predicted seconds of an execution; None if this machine, or such products on it, were not measured."""
         return self.choice.predicted_seconds
 
     @property
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def reproducible(self) -> bool:
-        """Whether the same operands give the same bits again."""
+        """True if the same operands give the same bits again."""
         return self.choice.reproducible
 
     @property
@@ -162,17 +162,17 @@ class Plan:
 
     @property
     def epilogue(self) -> str | None:
-        """What becomes of each element of C once it is summed, in words; None for nothing."""
+        """Description of the epilogue; None if there is none."""
         return self.choice.epilogue
 
     @property
     def movement(self) -> dict[str, str]:
-        """How A, B and C move on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
+        """Movement of A, B and C on this rank: here, view, get, accumulate, broadcast, all-gather, shift, reduce, …"""
         return movement(self.schedule, self.mesh)
 
     @property
     def decision(self) -> Decision:
-        """What was considered, what each candidate would take and move, and why it lost."""
+        """The candidates, their predicted time and traffic, and why each lost."""
         return self.choice.decision
 
     def explain(self, every: bool = False) -> str:
@@ -236,7 +236,7 @@ class Plan:
         return out
 
     def opening(self, *operands: DistMatrix) -> tuple[int, ...]:
-        """What to tell with a ballot of the caller's that is to open the next execution on these operands. Local.
+        """Return the facts for a caller's ballot that is to open the next execution on these operands. Local.
 
         Nothing where an execution must take its own, as before the first and where the plan may change; alike on all
         ranks that have executed it alike.

@@ -23,7 +23,7 @@ from rma_mm.schedule.verify.checker import verify
 
 @dataclass(frozen=True, eq=False)
 class PlanChoice:
-    """What was asked, what the planner found, and the candidate, schedule and tuning that were taken."""
+    """The candidate, schedule and tuning chosen for a product, with the request and all other candidates."""
 
     spec: Operands
     request: Request
@@ -34,7 +34,7 @@ class PlanChoice:
     tuning: Tuning
     peak_bytes: int  # what the fullest rank holds while the product runs
     is_ordered: bool
-    """Whether no rank adds to another's memory, where sums come in any order."""
+    """True if no rank adds to another's memory, where sums come in any order."""
     flavour: Flavour  # of the windows that the mesh had
     instead: str = ""
     """Why it took over from another plan; empty where it did not."""
@@ -54,17 +54,17 @@ class PlanChoice:
 
     @property
     def placed(self) -> Operands:
-        """What was asked, with A, B and C where they are to lie."""
+        """Return the operands with the placements of A, B and C filled in."""
         each = self.operands
         return replace(self.spec, a=each["A"], b=each["B"], c=each["C"])
 
     @property
     def predicted_seconds(self) -> float | None:
-        """What an execution is expected to take; None where this machine, or such products on it, were not measured."""
+        """Predicted seconds of an execution; None if this machine, or such products on it, were not measured."""
         return self.chosen.seconds if is_known(self.request.cost_model, self.spec) else None
 
     def is_like(self, other: PlanChoice) -> bool:
-        """Whether another one is the same but for prices."""
+        """True if another one is the same but for prices."""
         mine, theirs = ((x.chosen.algorithm.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
         return mine == theirs
 
@@ -74,7 +74,7 @@ class PlanChoice:
 
     @cached_property
     def bytes_read(self) -> int:
-        """What all ranks together read from files."""
+        """Bytes that all ranks together read from files."""
         schedule, given = self.schedule, self.spec
         ops = (op for rank in schedule.mesh.ranks for op in expand(schedule, rank) if isinstance(op, Copy))
         return sum(
@@ -90,12 +90,12 @@ class PlanChoice:
         return least_read(self.spec.shape, names, memory) * itemsize
 
     def reads_in_place(self, name: str) -> bool:
-        """Whether node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
+        """True if node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
         return name in self.request.in_place and name + STAGE not in self.schedule.homes
 
     @property
     def reproducible(self) -> bool:
-        """Whether the same operands give the same bits again."""
+        """True if the same operands give the same bits again."""
         free = adds_in_any_order(self.schedule.mesh, self.problem.layouts)
         return self.spec.semiring.in_any_order or (self.is_ordered and not free)
 
@@ -115,18 +115,18 @@ class PlanChoice:
 
     @property
     def epilogue(self) -> str | None:
-        """What becomes of each element of C once it is summed; None for nothing."""
+        """Description of the epilogue; None if there is none."""
         asked = self.spec.options.epilogue
         return None if asked is None else asked.words(self.spec.c.dtype, self.spec.accum_dtype)
 
     @property
     def decision(self) -> Decision:
-        """What was considered, what each candidate would take and move, and why it lost."""
+        """Return the candidates, their predicted time and traffic, and why each lost."""
         asked = self.spec.options.algorithm
         return Decision.of(self.spec.shape, self.schedule.mesh.dims, self.candidates, self.chosen, asked)
 
     def __str__(self) -> str:
-        """What is multiplied, how, and in how much memory."""
+        """Describe the product, its algorithm and its memory."""
         m, n, k = self.spec.shape
         how = f"{self.spec.semiring.note}in {self.spec.c.dtype} on a mesh of {self.schedule.mesh}"
         lines = [
@@ -169,7 +169,7 @@ class PlanChoice:
         return [f"machine     measured while others were at work, {differed}; run python -m rma_mm.calibrate"]
 
     def _why_kernel(self) -> str:
-        """What was measured of the local kernels, where anything was."""
+        """Return the reason for the kernel, as far as it was measured."""
         given = self.spec
         dtype = given.operand_dtype or given.accum_dtype
         is_named = given.options.kernel != "auto"

@@ -31,7 +31,7 @@ from rma_mm.windows import Window
 BOUND = 8
 """Sets of operands that a product is kept bound to."""
 OWN = "the plan's own C"
-"""What ranks agree on where no result matrix is passed."""
+"""Text that ranks compare if no result matrix is passed."""
 
 
 class Prepared:
@@ -59,7 +59,7 @@ class Prepared:
 
     @property
     def window_bytes(self) -> int:
-        """What it takes on this rank of the mesh's windows, where others reach it.
+        """Return the bytes of this rank that the plan needs in windows.
 
         Operands that are summed or brought elsewhere, sums of C in another type, tickets, slots that a node shares.
         """
@@ -70,7 +70,7 @@ class Prepared:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the memory that it was chosen for turned out too small, and other took over."""
+        """True if the memory that it was chosen for turned out too small, and other took over."""
         choice = self.choice
         return self.mesh.window_flavour != choice.flavour.name and bool(choice.request.in_place or self.node_scratch)
 
@@ -128,7 +128,7 @@ class Prepared:
             matrix.close()
 
     def _allocate(self) -> dict[str, DistMatrix]:
-        """What it needs in windows: summed or copied operands, C's shadow, the ticket. Collective."""
+        """Allocate summed or copied operands, C's shadow and the ticket. Collective."""
         added, given, schedule = {}, self.choice.spec, self.choice.schedule
         for name in "AB":
             if name + STAGE in schedule.homes:
@@ -162,7 +162,10 @@ E = TypeVar("E")
 
 
 class BoundOperands(Generic[M, E]):
-    """What a plan remembers of its last execution: what was checked, bound and agreed on. Holds no operand alive."""
+    """The operands of a plan's last execution: checked, bound and agreed on. Keeps no operand alive.
+
+    Holds no operand alive.
+    """
 
     def __init__(
         self, matrices: tuple[M, M, M, M | None], executable: E, facts: tuple[object, ...], digest: int
@@ -173,7 +176,7 @@ class BoundOperands(Generic[M, E]):
         self._is_own = facts[-1] == OWN
 
     def names(self, A: object, B: object, out: object, c: object) -> bool:
-        """Whether these are the same matrices, still open; `out` is None where the plan's own C was meant."""
+        """True if these are the same matrices, still open; `out` is None where the plan's own C was meant."""
         if (out is None) != self._is_own or (c is None) != (len(self._known) == 3):
             return False
         given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))

@@ -1,4 +1,4 @@
-"""What a product on a mesh is priced by: the machine as it was measured, and the windows that its transfers go through.
+"""Build the cost model of a product on a mesh: the measured machine, and the windows of its transfers.
 
 Where an algorithm is named, nothing is measured for it; what was measured before is used.
 """
@@ -107,6 +107,6 @@ def flavour_of(mesh: Mesh, operand: Operand) -> str:
 
 
 def is_known(cost_model: CostModel, operands: Operands) -> bool:
-    """Whether seconds by this tariff are those of the machine at hand."""
+    """True if seconds by this tariff are those of the machine at hand."""
     machine = cost_model.machine
     return machine.measured and operands.semiring.is_arithmetic and machine.has(cost_model.dtype, cost_model.kernel)

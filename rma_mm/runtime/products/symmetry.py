@@ -50,7 +50,7 @@ def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: 
 
 
 def own_product(options: ProductOptions, A: object, B: object) -> Symmetry | None:
-    """What A · B is by its operands alone: None unless one is the other transposed."""
+    """Return the symmetry of A · B that its operands imply: None unless one is the other transposed."""
     if not (isinstance(A, DistMatrix) and isinstance(B, DistMatrix)) or A.block is not B.block:
         return None
     if (A.flipped != options.is_so("transpose_a")) == (B.flipped != options.is_so("transpose_b")):
@@ -63,13 +63,13 @@ def _is_complex(A: object) -> bool:
 
 
 def _keeps_it(options: ProductOptions, found: Symmetry) -> bool:
-    """Whether what else is done leaves C symmetric, whatever it held."""
+    """True if what else is done leaves C symmetric, whatever it held."""
     is_plain = not np.any(options.beta != 0) and (options.epilogue is None or options.epilogue.bias is None)
     return is_plain and not (found.conjugates and (options.epilogue is not None or not _is_real(options.alpha)))
 
 
 def _is_real(x: Any) -> bool:
-    """Whether a scalar is real; what is no scalar is refused later."""
+    """True if a scalar is real; what is no scalar is refused later."""
     try:
         return complex(x).imag == 0
     except (TypeError, ValueError, OverflowError):

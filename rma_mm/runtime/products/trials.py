@@ -31,7 +31,7 @@ ALGORITHMS = (
 )
 """Rows that move operands in all the ways there are."""
 ROUNDS, WARM = 8, 3
-"""How often each is timed, and from which time on it counts."""
+"""Number of timed repetitions, and of those that warm up."""
 SAMPLE, MOST = 5e-3, 20
 """Seconds that a sample takes at least: so many products, but no more than MOST, are timed together."""
 
@@ -88,7 +88,7 @@ def _operands(plan: Plan, stack: ExitStack) -> list[DistMatrix]:
 
 
 def _seconds(plan: Plan, operands: list[DistMatrix], times: int) -> float:
-    """What a product takes the slowest rank, of so many in a row."""
+    """Return the seconds of a product on the slowest rank, over so many in a row."""
     comm, (a, b, c) = plan.mesh.comm, operands
     barrier(comm)
     begin = time.perf_counter()

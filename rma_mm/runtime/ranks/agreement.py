@@ -35,9 +35,9 @@ MESH = 0x1000193  # keeps equal calls on two meshes apart
 PARTING = 5.0
 """Seconds in which ranks that leave a product hear why the others do."""
 END = "the end of the program"
-"""What a rank is in that has nothing more to call."""
+"""Text of the call of a rank that has reached the end of its program."""
 Told = Sequence[int] | None
-"""What a ballot of the caller's brought, by which all ranks have agreed on a call; None where that takes its own."""
+"""Votes of the caller's ballot in which all ranks agreed on a call; None if the call takes its own."""
 
 
 class Ballot:
@@ -65,7 +65,7 @@ class Ballot:
         return told
 
     def cast(self, value: int, failed: bool = False, told: Sequence[int] = ()) -> bool:
-        """Whether every rank brought the same value and none failed. Collective.
+        """True if every rank brought the same value and none failed. Collective.
 
         Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
         """
@@ -103,7 +103,7 @@ def agree(comm: MPI.Intracomm, what: str, facts: Mapping[str, object], error: Ex
 
 
 def agree_to_end(comm: MPI.Intracomm, how: str) -> bool:
-    """Whether all ranks are at the end of the program; if not, they hear who is, and how it ended. Collective."""
+    """True if all ranks are at the end of the program; if not, they hear who is, and how it ended. Collective."""
     ballot = Ballot(comm, END)
     if ballot.cast(digest(END)):
         return True
@@ -138,7 +138,7 @@ def require_alike(ballot: Ballot, texts: dict[str, str], error: Exception | None
 
 
 RankCall = tuple[str, str, dict[str, str], tuple[str, str] | None]
-"""What a rank tells after a failed ballot: its call, its mesh, facts and error."""
+"""Facts of a rank after a failed ballot: its call, its mesh, its arguments and its error."""
 
 
 def _gather_calls(ballot: Ballot, texts: dict[str, str], error: Exception | None) -> list[RankCall]:
@@ -166,7 +166,10 @@ def agreed(comm: MPI.Intracomm, what: str = "", **facts: object) -> Iterator[dic
 
 
 def distribute_tasks(comm: MPI.Intracomm, what: str, act: Callable[[int], T], count: int) -> list[T]:
-    """What becomes of 0…count − 1, each done by one rank, which sends it to all. Collective; raises as `agree` does."""
+    """Compute act(0) … act(count − 1), each on one rank, and return all results on every rank.
+
+    Collective; raises as `agree` does.
+    """
     with agreed(comm, what):
         mine = [act(n) for n in range(comm.rank, count, comm.size)]
     told = comm.allgather(mine)
@@ -174,7 +177,7 @@ def distribute_tasks(comm: MPI.Intracomm, what: str, act: Callable[[int], T], co
 
 
 def abort_product(group: ProcessGroup, error: Exception, kept: object) -> Exception:
-    """What is raised by a rank that leaves a product in its midst, by an error of its own or because another did.
+    """Return the error to raise when a rank aborts a product, because of its own error or another rank's.
 
     All ranks of the group hear of it, and raise the error of the lowest that has one of its own, if all come within
     some seconds. Nothing can be agreed on any more. kept: see `spoil`.
@@ -209,7 +212,10 @@ def common_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
 
 
 def difference(calls: list[str], found: list[dict[str, str]]) -> str:
-    """Who differs in what, in one sentence per argument. `calls` and facts are by rank."""
+    """Describe which ranks differ in which argument, one sentence for each. `calls` and facts are by rank.
+
+    `calls` and facts are by rank.
+    """
     if len(set(calls)) > 1:
         return f"ranks are in different calls: {by_value(calls)}; all ranks must make the same calls in the same order"
     names = dict.fromkeys(name for facts in found for name in facts)

@@ -31,7 +31,7 @@ SLAB = 2**22  # bytes of the smallest slab, per rank
 UNEVEN = 2**20
 """Bytes from which on a block in uneven parts gets a window of its own."""
 SPREAD = 1.25
-"""How many times the mean share the largest may be in memory that is cut alike on every rank."""
+"""Largest part over the mean part up to which memory is cut alike on every rank."""
 MANY = 64  # slabs from which on new ones grow
 
 
@@ -48,21 +48,21 @@ class Fallback:
 
 
 class Closable(Protocol):
-    """What is closed with the mesh it belongs to."""
+    """An object that is closed with its mesh."""
 
     def close(self) -> None:
         """Let go of everything."""
 
 
 class Holder(Closable, Protocol):
-    """What has bound memory of a mesh, and has to let it go."""
+    """An object that has bound memory of a mesh and must release it."""
 
     def forget(self, window: Window) -> None:
         """Drop what is bound to a window, which is about to be freed."""
 
 
 class Ranks(Protocol):
-    """What memory has to know of its mesh."""
+    """The properties of a mesh that memory needs."""
 
     rank: int
     node_of: tuple[int, ...]
@@ -343,12 +343,12 @@ class Arena:
         window.close()
 
     def let_go(self) -> None:
-        """Of every matrix's memory, whose mesh is closed: from now on only views that were taken of it hold it."""
+        """Release all matrices' memory when the mesh is closed: only views taken earlier still hold it."""
         for block in list(self.blocks):
             block.local = np.empty((0, 0), block.dtype)
 
     def freed(self) -> bool:
-        """Whether every window is freed, after freeing those of which no rank holds a view. Collective.
+        """True if every window is freed, after freeing those of which no rank holds a view. Collective.
 
         Freeing unmaps memory on every rank, so what a view shows must wait: until here is asked again, or to the end.
         """
@@ -368,5 +368,5 @@ def room(sizes: list[int]) -> int:
 
 
 def is_uneven(sizes: list[int]) -> bool:
-    """Whether the same room on every rank would waste much: then each rank opens what its own part takes."""
+    """True if the same room on every rank would waste much: then each rank opens what its own part takes."""
     return max(sizes) >= UNEVEN and SPREAD * sum(sizes) < max(sizes) * len(sizes)

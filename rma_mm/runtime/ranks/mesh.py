@@ -120,7 +120,7 @@ class Mesh:
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
         self.identities: list[Identity] = self.comm.allgather(Identity.own(MPI.Get_processor_name()))
-        """Where each rank's process is."""
+        """Host, process and shared page of each rank."""
         self.hosts = [each.host for each in self.identities]
         """The name of each rank's host."""
         self.grid = MeshShape(tuple(shape), tuple(names or ()), self.node_of)
@@ -133,28 +133,28 @@ class Mesh:
             self.active = cast("MPI.Intracomm", self.comm.Split(self.is_member))
         self.threads = threads_per_rank(ranks_beside(self.comm, self.node_of), threads)
         self.speeds = None if speeds is None else tuple(map(float, speeds))
-        """How fast each rank of the grid multiplies, where that was given."""
+        """Speed of each rank of the grid, if given."""
         self.timeout = timeout_of(timeout, os.environ)
         """Seconds for which a rank may stand still."""
         self.checks = Checks() if Checks.wanted() else None
-        """What is checked of transfers and products; None where nothing is."""
+        """The checks of transfers and products; None if there are none."""
         self.fallbacks: list[str] = [*filter(None, [refusal()])]
-        """What was chosen instead of what was asked for, and why."""
+        """Choices that replaced the requested ones, and why."""
         self.prefer = preferred(os.environ)
-        """What its products may be done by, where they do not say: one of `PREFERENCES`."""
+        """Default for the products' `prefer`: one of `PREFERENCES`."""
         self.kept: dict[type, Closable] = {}
-        """What other parts of the package keep with a mesh, by its class."""
+        """Objects that other parts of the package keep with a mesh, by class."""
         self.prepared: weakref.WeakSet[Holder] = weakref.WeakSet()
-        """What holds bound memory, as plans do."""
+        """Plans and other objects that hold bound memory."""
         self.proved: set[object] = set()
         """Redistributions that all ranks have shown to be right."""
         self.metrics = Metrics(self)
-        """What its products take and move on each rank, and who became slow."""
+        """Time, traffic and slow ranks of its products."""
         self.when_lost: Callable[[], str] = str
         """Called when a rank is lost, just before the job ends; says what the user will miss."""
         seen = by_sight(self.node_of, self.identities)
         self.progress = self._progress(seen)
-        """What goes on while this rank multiplies."""
+        """The helper that drives progress while this rank multiplies."""
         self.require_progress(self.flavour)
         self._watch = NodeWatch(self.rank, self.identities, seen, self.timeout, self._last)
         self._serial = 0
@@ -225,7 +225,7 @@ class Mesh:
         return Arena(self)
 
     def _progress(self, seen: Sequence[int]) -> Progress:
-        """What goes on while this rank multiplies. seen: see `Heartbeat`. Collective."""
+        """Return the helper that drives progress while this rank multiplies. seen: see `Heartbeat`. Collective."""
         from rma_mm.windows.hosts.heartbeat import Heartbeat
         from rma_mm.windows.progress import Progress, can_help
 
@@ -421,7 +421,7 @@ def check_launcher() -> None:
 
 
 def matching_mpiexec() -> str:
-    """Where the right launcher is: beside this Python when MPI came with pip."""
+    """Return the path of the launcher that fits: beside this Python if MPI came with pip."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else "the one installed with that library"
 

@@ -36,18 +36,18 @@ EVERY = 5.0  # seconds between two writings of the file at least
 SHORT = 50_000
 """Nanoseconds below which a product's multiplies say nothing of a rank."""
 FINE = 1e6
-"""What shares are multiplied by to be told as whole numbers."""
+"""Factor that turns shares into whole numbers for a vote."""
 SILENT = -(2**62)  # told by a rank whose multiplies say nothing
 MOST = 1e6
-"""How many times as long a rank is said to take at most."""
+"""Largest slowdown of a rank that is reported."""
 KINDS = 256  # kinds of products whose usual pace is remembered
 BITS = 32  # of a rank in what is told of it
 OWN = 3
-"""Of the numbers that are told, those of one product; the others are of the rank."""
+"""Number of votes that belong to one product; the others belong to the rank."""
 
 
 class ProductFigures(NamedTuple):
-    """What one product took and moved on this rank."""
+    """Time and traffic of one product on this rank."""
 
     seconds: float
     multiply: float  # seconds in local products
@@ -56,7 +56,7 @@ class ProductFigures(NamedTuple):
 
 
 class Watched(Protocol):
-    """What metrics have to know of their mesh."""
+    """The properties of a mesh that metrics need."""
 
     rank: int
     grid: MeshShape
@@ -69,7 +69,10 @@ class Watched(Protocol):
 
 
 class Metrics:
-    """What the products of a mesh take and move. Counting is local; `collect` and `write` are collective."""
+    """Time and traffic of the products of a mesh. Counting is local; `collect` and `write` are collective.
+
+    Counting is local; `collect` and `write` are collective.
+    """
 
     def __init__(self, mesh: Watched) -> None:
         self.mesh, self._comm = mesh, mesh.comm
@@ -85,7 +88,7 @@ class Metrics:
         self._next = 0.0
         self._has_failed = False
         self._moving = 0
-        """What the tally had of transfers when links were last looked at."""
+        """The tally's count of transfers when links were last examined."""
         self._slow_link = 0  # what is told of one that is slow
 
     @property
@@ -127,7 +130,7 @@ class Metrics:
     # -- what plans tell --------------------------------------------------------------------------
 
     def usual(self, kind: Hashable) -> Recent:
-        """What products of this kind take on this rank: it outlives their plans."""
+        """Return the usual time of products of this kind on this rank; it outlives their plans."""
         found = self._usual.pop(kind, None) or Recent()
         self._usual[kind] = found
         if len(self._usual) > KINDS:
@@ -135,7 +138,7 @@ class Metrics:
         return found
 
     def piggyback(self, elapsed: int, relative: float) -> tuple[int, ...]:
-        """What this rank tells when a product begins, of which the largest counts; see `hears`."""
+        """Return this rank's votes when a product begins; the largest of all ranks counts. See `act_on_votes`."""
         slow, slowness = 0, self.slowness
         if slowness.is_slow and self.mesh.rank not in self._named:
             slow = int(100 * min(slowness.factor, MOST)) << BITS | self.mesh.rank
@@ -254,14 +257,14 @@ class ProductWatch:
         self.metrics = metrics
         self.heard = 0  # how often ranks told each other
         self.last_seconds = 0.0
-        """What the product before the last took on the slowest rank: ranks tell each other when they meet again."""
+        """Seconds of the product before the last on the slowest rank, known when ranks next meet."""
         self.was_slow = False
-        """Whether that was as multiplies took longer than usual on some rank."""
+        """True if that was as multiplies took longer than usual on some rank."""
         self._usual = metrics.usual(kind)
         self._elapsed, self._pace = 0, 0.0
 
     def piggyback(self) -> tuple[int, ...]:
-        """What this rank tells as the next product begins."""
+        """Return this rank's votes when the next product begins."""
         slowness = self.metrics.slowness
         slowness.seen = self._usual
         return self.metrics.piggyback(self._elapsed, slowness.relative(self._pace))
@@ -281,7 +284,7 @@ class ProductWatch:
 
 
 def tell_together(comm: MPI.Intracomm, watches: Sequence[ProductWatch]) -> None:
-    """What is told as products begin, of several that follow each other, at once. Collective, if there are any."""
+    """Exchange the votes of several successive products at once. Collective, if there are any."""
     if not watches:
         return
     told = np.array([watch.piggyback() for watch in watches], np.int64)

@@ -32,12 +32,12 @@ class MeshSlot(NamedTuple):
 
     group: ProcessGroup
     number: int
-    """How many meshes were made on the group before, and this; 0 for the group itself."""
+    """Number of meshes made on the group so far, this one included; 0 for the group itself."""
     name: str
 
 
 class AbortNotice(NamedTuple):
-    """What a rank tells when it leaves a product in its midst; see `ProcessGroup.aborted`."""
+    """Notice that a rank has aborted a product; see `ProcessGroup.aborted`."""
 
     rank: int
     failure: tuple[str, str] | None
@@ -60,7 +60,7 @@ class ProcessGroup:
         self.sent = [0] * parent.size  # messages to each rank, by `tell`
         self.received = [0] * parent.size
         self.aborted: dict[int, tuple[str, str] | None] = {}
-        """Who left a product in its midst, and by which error of its own: its class and text."""
+        """Ranks that aborted a product, with the class and text of their own error, if any."""
         self._sending: list[MPI.Request] = []
         self._number(self.comm, MeshSlot(self, 0, ""))
         GROUPS.append(self)
@@ -172,14 +172,14 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class _State:
-    """What holds for this process."""
+    """State of this process."""
 
     broken = ""  # why no call can be agreed on any more
-    is_told = False  # whether all ranks have raised that
+    is_told = False  # true if all ranks have raised that
     kept: tuple[object, ...] = ()
-    """What transfers may still write to that nobody waits for any more."""
+    """Buffers that transfers may still write to although nobody waits for them any more."""
     within = ""
-    """What of the user's runs in the midst of a call."""
+    """Name of the user's code that runs inside a call; empty if there is none."""
 
 
 _state = _State()

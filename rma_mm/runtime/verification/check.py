@@ -46,12 +46,12 @@ UNSEEN = "one in each part of the matrix; of the others none was looked at, and 
 class Verdict:
     """The outcome of a check."""
 
-    ok: bool  # whether C is right
+    ok: bool  # true if C is right
     residual: float | None
     """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
     reason: str = ""  # where and how C is wrong
     rows: int | None = None
-    """How many rows were computed again; None where none had to be."""
+    """Number of rows that were computed again; None if none had to be."""
     how: str = ""  # what was looked at, for people
 
 
@@ -106,7 +106,7 @@ def verify(
 
 
 def _others(semiring: Semiring) -> str:
-    """What is looked at of rows that are not computed again."""
+    """Return how rows that are not computed again are checked."""
     if semiring.distributes is Distributes.NOT_KNOWN:
         return UNSEEN
     return ORDERED if semiring.reduction.order else GROUPED
@@ -184,7 +184,7 @@ def _times(part: Part, x: Array) -> Array:
 
 
 def _replicas_agree(c: MatrixView) -> bool:
-    """Whether all replicas of C hold the same bits. Collective."""
+    """True if all replicas of C hold the same bits. Collective."""
     mesh, grid = c.mesh, c.layout.mesh(c.mesh.grid)
     free = c.layout.replicated_axes(grid)
     if all(grid.axis_size(axis) == 1 for axis in free):

@@ -47,7 +47,7 @@ class OnMesh(MatrixView, Protocol):
 
     @property
     def mesh(self) -> Mesh:
-        """Where it is placed, and what is checked there."""
+        """Return the mesh, whose `checks` apply."""
 
     @property
     def T(self) -> OnMesh:
@@ -112,7 +112,7 @@ def verdict_of(
     seed: int,
     quick: bool = False,
 ) -> Verdict:
-    """Whether C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
+    """True if C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""
     o = given.options
     return verify(
         A.T if o.transpose_a else A, B.T if o.transpose_b else B, C, alpha=o.alpha, beta=o.beta, before=before,
@@ -163,7 +163,7 @@ def in_words(x: OnMesh) -> str:
 
 
 def unwritten(C: OnMesh, was_poisoned: bool) -> Iterator[str]:
-    """Where this rank's part of C is still as it was before the first operation, in words."""
+    """Yield the places where this rank's part of C still has its value from before the first operation."""
     if not (was_poisoned and shows_poison(C.dtype)):
         return
     left = poisoned(C.tile)

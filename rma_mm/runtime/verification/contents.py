@@ -36,10 +36,10 @@ class LocalMatrix:
 
 
 def differences(source: MatrixView, copy: MatrixView, name: str) -> Iterator[str]:
-    """Where this rank's part of `copy` is not what `source` holds, in words. Collective: to be gone through to its end.
+    """Yield the places where this rank's part of `copy` differs from `source`.
 
-    Bit by bit; what the summands of a partial source make is compared within rounding. Of a partial copy one summand is
-    the matrix, and the others are zero.
+    Collective: iterate to its end. Compares bit by bit; what the summands of a partial source make is compared within
+    rounding. Of a partial copy one summand is the matrix, and the others are zero.
     """
     mesh = source.mesh
     rows, cols = (span.indices for span in copy.region)
@@ -62,7 +62,7 @@ def differences(source: MatrixView, copy: MatrixView, name: str) -> Iterator[str
 
 
 Compare = tuple[Callable[[NDArray[np.int64]], tuple[Array, ...]], Callable[[Array, tuple[Array, ...]], Array]]
-"""What some rows of a matrix are, on every rank (collective), and which elements of a part of them are not that."""
+"""A pair: rows of a matrix, on every rank (collective), and the test of which elements differ from them."""
 
 
 def _by_bits(source: MatrixView) -> Compare:

@@ -38,7 +38,7 @@ class EpilogueProduct:
         return accumulator(self.product)
 
     def bias(self, rows: Indices) -> Array:
-        """What is added to these rows, in the type in which C is summed; it broadcasts."""
+        """Return the bias of these rows, in the type in which C is summed; it broadcasts."""
         bias = self.epilogue.bias
         if bias is None:
             return np.zeros((1, 1), self.accum_dtype)
@@ -52,7 +52,7 @@ class EpilogueProduct:
 
 
 def wrong_closed(p: EpilogueProduct, seed: int | None) -> tuple[str, int]:
-    """Where a row computed again is wrong (empty if none is), and the number of such rows: all without a seed.
+    """Return the place of an error in a recomputed row (empty if there is none), and the number of rows checked.
 
     Collective.
     """

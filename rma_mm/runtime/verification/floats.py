@@ -24,7 +24,7 @@ UNBLOCKED = 1 << 20
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding does to a product, summed in one type and stored in another."""
+    """Rounding errors of a product that is summed in one type and stored in another."""
 
     terms: int  # k, twice that for complex types
     depth: int
@@ -92,7 +92,7 @@ class FloatProduct:
     beta: complex
     rounding: Rounding
     bias: Array
-    """What is added to C, of a shape that broadcasts."""
+    """The bias, in a shape that broadcasts to C."""
     narrow: np.dtype[Any]  # the type in which suspicion is measured
     activation: str | None = None
 
@@ -104,7 +104,7 @@ class FloatProduct:
 
 @dataclass
 class ScannedValues:
-    """What a first look at the operands finds."""
+    """Results of a first scan of the operands."""
 
     rows: NDArray[np.bool_]
     """(m,): rows of A or C0 that hold NaN or an infinity."""
@@ -173,7 +173,7 @@ def _power(size: Array, most: int) -> Array:
 
 
 def inverse(scale: Array, most: int) -> Array | None:
-    """What to multiply by where numbers are read; None where none of them is beyond 2^±most."""
+    """Return factors for reading numbers; None if all are within 2^±most."""
     exponents = np.frexp(scale)[1]
     return 1 / scale if np.abs(exponents).max(initial=0) > most else None
 

@@ -1,4 +1,4 @@
-"""What the checks of a product see of a matrix: this rank's share of it, each element on one rank only."""
+"""A matrix as the checks see it: this rank's share, each element on one rank only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEEP_BLOCK = 1 << 20
 
 
 class MeshView(Protocol):
-    """What is needed of a mesh."""
+    """The properties of a mesh that checks need."""
 
     @property
     def comm(self) -> Any:
@@ -35,7 +35,7 @@ class MeshView(Protocol):
 
 
 class MatrixView(Protocol):
-    """What is needed of a distributed matrix."""
+    """The properties of a distributed matrix that checks need."""
 
     shape: tuple[int, int]  # rows and columns
     dtype: np.dtype[Any]  # element type
@@ -43,7 +43,7 @@ class MatrixView(Protocol):
 
     @property
     def mesh(self) -> MeshView:
-        """Where it is placed."""
+        """Return the mesh of the matrix."""
 
     @property
     def region(self) -> Region:
@@ -80,8 +80,8 @@ class Part:
         self.working = working
         self.conjugate = conjugate and matrix.dtype.kind == "c"
         self.is_partial = bool(matrix.layout.partial)
-        self.nonfinite = False  # whether NaN or infinities were found in it
-        self.zero_nonfinite = False  # whether 0 is read in place of them
+        self.nonfinite = False  # true if NaN or infinities were found in it
+        self.zero_nonfinite = False  # true if 0 is read in place of them
         self.down: Array | None = None
         """(rows of the matrix,): what each is multiplied by where it is read."""
         self.across: Array | None = None  # (columns of the matrix,): the same for columns
@@ -189,7 +189,7 @@ def whole(a: MatrixView, b: MatrixView, product: np.dtype[Any]) -> tuple[MatrixV
 
 
 def _are_finite(*matrices: MatrixView) -> bool:
-    """Whether no element of these is NaN or infinite. Collective."""
+    """True if no element of these is NaN or infinite. Collective."""
     parts = [Part(x, np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)) for x in matrices]
     mine = all(np.isfinite(block).all() for part in parts for _, block in part.blocks())
     return all(matrices[0].mesh.comm.allgather(mine))
@@ -202,7 +202,7 @@ def run(indices: NDArray[np.int64]) -> Any:
 
 
 def answers(matrix: MatrixView) -> bool:
-    """Whether this rank answers for the elements that it holds."""
+    """True if this rank answers for the elements that it holds."""
     mesh = matrix.mesh.grid
     coords = matrix.layout.coords(mesh, matrix.mesh.rank)
     return coords is not None and not any(coords[axis] for axis in matrix.layout.replicated_axes(mesh))

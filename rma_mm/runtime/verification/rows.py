@@ -34,7 +34,7 @@ DEPTH = 128
 SURE = 8.0
 """Standard deviations that are allowed. Right products of the families of `bench.verification` stay below 6."""
 DRIFT = 4.0
-"""What is allowed where terms repeat, so that rounding errors do not cancel: times the error of such sums made here."""
+"""Tolerance if terms repeat and rounding errors do not cancel: a multiple of the error of such sums made here."""
 SUSPECTS = 16  # elements that are summed so, at the most
 GELU_SLOPE = 1.13  # the largest slope of GELU, rounded up
 GELU_UNITS = 8  # roundings that its formula may make, of its argument
@@ -43,12 +43,12 @@ Indices = NDArray[np.int64]
 
 
 def how_many(m: int, n: int, k: int, slower: int = 1) -> int:
-    """How many of m rows to compute again, each of n sums of k terms, where a term takes `slower` times as long."""
+    """Return how many of m rows to recompute, each of n sums of k terms, if a term takes `slower` times as long."""
     return min(m, max(ROWS, TERMS // (slower * max(1, n * k))))
 
 
 def suspicious_rows(m: int, n: int, k: int) -> int:
-    """How many of m rows of a large product of floats are computed again because they look wrong."""
+    """Return how many of m rows of a large product of floats are recomputed because they look wrong."""
     return min(m, 3 * max(ROWS // 4, min(ROWS, m // SHARE), TERMS // (4 * n * k)) // 4)
 
 
@@ -60,7 +60,7 @@ def random_rows(m: int, count: int, seed: int) -> Indices:
 
 
 def first_wrong(rows: Indices, width: int, look: Callable[[Indices], tuple[str, float]]) -> tuple[str, float]:
-    """Where one of these rows is first seen to be wrong ("" if none is), and the largest error seen. Collective.
+    """Return the first place where one of these rows is wrong ("" if none is), and the largest error seen. Collective.
 
     look: the same of some rows, so few that tables of `width` columns stay small.
     """
@@ -122,7 +122,7 @@ class Rows:
     sigma: Array
     """The standard deviation of the rounding errors of their sums."""
     certain: Array
-    """What scalars, C0, bias and underflow may add to that."""
+    """Largest contribution of scalars, C0, bias and underflow to the error."""
     reach: Array  # no partial sum is larger, in whatever order
 
 
@@ -151,7 +151,7 @@ def recompute_rows(p: FloatProduct, rows: Indices) -> Rows:
 
 
 def _undone(scale: Array | None, at: Indices) -> Array:
-    """What makes up for the scales of these rows or columns."""
+    """Return the factors that undo the scaling of these rows or columns."""
     made: Array = np.ones(len(at)) if scale is None else 1 / scale[at]
     return made
 
@@ -200,16 +200,19 @@ def _add_sums(a_rows: Array, weights: Array, b: Part, out: tuple[Array, Array | 
 
 
 def wrong_floats(p: FloatProduct, rows: Indices) -> tuple[str, float | None]:
-    """Where a row computed again differs, in value or in the pattern of NaN and infinities (else ""). Collective.
+    """Return the place where a recomputed row differs in value or in its NaN and infinities (else ""), and the error.
 
-    And the largest error in units of what is allowed, None where it is no number.
+    The error is the largest one over its tolerance, None if it is not a number. Collective.
     """
     where, worst = first_wrong(rows, max(p.c.shape[1], p.a.shape[1]), lambda some: _compare(p, recompute_rows(p, some)))
     return where, worst if math.isfinite(worst) or not where else None
 
 
 def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
-    """Where one of these rows is wrong (else ""), and the largest error in units of what is allowed. Collective."""
+    """Return the place where one of these rows is wrong (else ""), and the largest error over its tolerance.
+
+    Collective.
+    """
     actual = allreduce_sums(p.comm, p.c.some_rows(made.indices))[0]
     expected, ratio = _ratio(p, made, actual, 1.0)
     bad = np.argwhere(ratio > 1)
@@ -273,10 +276,10 @@ def _erfc(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _drift(p: FloatProduct, made: Rows, ratio: Array) -> float:
-    """How many times more than usual rounding does to the worst elements of these rows, 1 at the least. Collective.
+    """Return the factor by which rounding affects the worst elements of these rows more than usual, at least 1.
 
-    Where terms repeat, as in products of constant matrices, the roundings of a sum have one sign for long. That is
-    found by summing the elements' terms one after the other, in the type in which C was summed.
+    Collective. Where terms repeat, as in products of constant matrices, the roundings of a sum have one sign for long.
+    That is found by summing the elements' terms one after the other, in the type in which C was summed.
     """
     if p.alpha == 0 or not p.a.shape[1] or not np.isfinite(ratio).any():
         return 1.0

@@ -36,7 +36,7 @@ ALL = np.zeros(1, np.int64)
 
 
 def looks_right(p: FloatProduct, seed: int) -> bool:
-    """Whether no sum of neighbours in C is suspicious: alike on all ranks. Collective."""
+    """True if no sum of neighbours in C is suspicious: alike on all ranks. Collective."""
     if p.alpha == 0 or p.activation or p.bias.any() or not np.isfinite([p.alpha, p.beta]).all():
         return False
     (m, n), k = p.c.shape, p.a.shape[1]

@@ -26,7 +26,7 @@ from rma_mm.runtime.verification.rows import ROWS, SLOWER, Indices, differing, f
 def wrong_semiring(
     a: MatrixView, b: MatrixView, c: MatrixView, before: MatrixView | None, semiring: Semiring, seed: int
 ) -> tuple[str, int]:
-    """Where C = A ⊗ B (⊕ C0) is not what it should be ("" if nowhere seen), and how many rows were computed again.
+    """Return the place where C = A ⊗ B (⊕ C0) is wrong ("" if none is seen), and the number of rows computed again.
 
     Exactly, but that zeros of either sign are equal, and so are all NaN. Collective.
     """
@@ -49,7 +49,7 @@ def wrong_semiring(
 
 
 def distributes(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
-    """Whether ⊗ distributes over ⊕ on these operands. Collective."""
+    """True if ⊗ distributes over ⊕ on these operands. Collective."""
     if semiring.distributes is not Distributes.UNLESS_SUMS_WRAP:
         return semiring.distributes is Distributes.ALWAYS
     found = np.zeros(4)
@@ -67,7 +67,7 @@ def distributes(comm: Any, a: Part, b: Part, semiring: Semiring) -> bool:
 def _wrong_group(
     comm: Any, parts: Sequence[Any], semiring: Semiring, dtype: np.dtype[Any], seed: int, what: str
 ) -> str:
-    """Where the ⊕ of a group of rows is wrong; empty if nowhere. `parts`: A, B, C, C0. Collective."""
+    """Return the place where the ⊕ of a group of rows is wrong; empty if none is. `parts`: A, B, C, C0. Collective."""
     a, b, c, before = parts
     group_of = np.random.default_rng(seed).permutation(c.shape[0]) % ROWS
     lines = [None if x is None else _grouped(comm, x, group_of, semiring) for x in (a, c, before)]

@@ -63,7 +63,7 @@ class RowSums:
 
 
 def cells(rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
-    """What selects these rows and columns."""
+    """Return the index of these rows and columns."""
     found = run(rows), run(cols)
     return found if all(isinstance(x, slice) for x in found) else np.ix_(rows, cols)
 
@@ -100,7 +100,7 @@ def suspicion(p: FloatProduct, touched: ScannedValues, seed: int) -> Array:
 
 
 class ColumnSketch:
-    """What all passes over the columns have in common. All methods are collective."""
+    """State of all passes over the columns. All methods are collective. All methods are collective."""
 
     def __init__(self, p: FloatProduct, x: Array, down: Array | None, n: int) -> None:
         """x: the vectors; down: what rows of A, C and C0 are multiplied by."""
@@ -167,7 +167,7 @@ class ColumnSketch:
             squares[run(at)] += terms
 
     def _biased(self, span: tuple[int, int], is_last: bool) -> Array:
-        """What a bias adds to the products with the vectors."""
+        """Return the contribution of a bias to the products with the vectors."""
         bias, x = self.p.bias, self.x
         across = np.broadcast_to(bias[:1] if bias.shape[1] > 1 else 1.0, (1, self.n))  # one value a column, or none
         down = bias if bias.shape[1] == 1 else 1.0

@@ -1,1 +1,1 @@
-"""What is noticed of products while they run: counts of each rank, who became slow, and all of it as text."""
+"""Observation of running products: counters of each rank, slow ranks, and all of it as text."""

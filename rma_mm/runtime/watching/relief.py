@@ -1,4 +1,4 @@
-"""What a slow rank is spared: its share of the work shrinks until it keeps up, and grows back. No MPI here.
+"""Reduce the share of a slow rank until it keeps up, and restore it later. No MPI here. No MPI here.
 
 The one place where that is decided, from every rank's pace: what its multiplies take, by multiply-add, over what they
 take as a rule (`slowness.Slowness.pace`). Paces are held against the smallest ones: what slows all ranks moves no work.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 STEP = 0.8
-"""What a share shrinks to in a step, and grows back by."""
+"""Factor by which a share shrinks in a step, and grows back."""
 REST = 10  # products between two steps at least
 LATE, EARLY = 1.15, 0.85
 """A rank's time for its share, as a multiple of its usual, above which it shrinks and below which it grows back.
@@ -28,11 +28,11 @@ class Relief:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """What the speed of each rank is to be multiplied by; empty where none is slow."""
+        """Factors by which the speed of each rank is multiplied; empty if none is slow."""
         return tuple(STEP**steps for steps in self.steps) if any(self.steps) else ()
 
     def is_due(self, is_slow: bool) -> bool:
-        """Whether all paces are to be looked at, in the opinion of a rank; one is enough. Called once a product."""
+        """True if all paces are to be looked at, in the opinion of a rank; one is enough. Called once a product."""
         self._rest = max(0, self._rest - 1)
         return not self._rest and (is_slow or any(self.steps))
 

@@ -1,4 +1,4 @@
-"""What failed and may be repeated is tried again. No MPI here."""
+"""Retry operations that failed, if they may be repeated. No MPI here. No MPI here."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from statistics import fmean, median
 
 SEEN = 20  # products that the next is held against
 SIGMAS, LEAST = 2.0, 1.3
-"""How far above the mean a product is late: so many standard deviations, and so many times the mean at least."""
+"""Limits beyond which a product is late: standard deviations above the mean, and at least this multiple of the mean."""
 BESIDE = 1.4
-"""How many times as much as on the rank that slowed down least."""
+"""Multiple of the smallest slowdown of any rank beyond which a rank is slow."""
 RUN = 6
 """Late products, less those between them that were not, that make a rank slow; and the other way round."""
 BACK = 2  # late products that one other product takes back
@@ -66,15 +66,15 @@ class Slowness:
     def __init__(self) -> None:
         self.is_slow = False
         self.factor = 1.0
-        """What the last late product took over what products took on average before."""
+        """Time of the last late product over the mean before it."""
         self.seen = Recent()
-        """What products of the kind at hand took: each kind has its own."""
+        """Times of recent products of the kind at hand; each kind has its own."""
         self._paces: deque[float] = deque(maxlen=PACES)
         self._turning, self._lasting = 0, 0.0
 
     @property
     def pace(self) -> float:
-        """What multiplies took lately, of products of any kind, over what they take as a rule; 0 before that is known.
+        """Time of recent multiplies, of any kind of product, relative to their usual time; 0 before that is known.
 
         It outlives plans: another plan for the same products goes on with what was seen of them.
         """
@@ -82,7 +82,7 @@ class Slowness:
         return fmean(paces[2:-2] or paces) if paces else 0.0
 
     def relative(self, own: float) -> float:
-        """What a product took for a multiply-add over what products took before; 0 before enough was seen."""
+        """Return a product's time per multiply-add relative to earlier ones; 0 before enough were seen."""
         return own / self.seen.mean if self.seen.mean else 0.0
 
     def note(self, own: float, least: float, seconds: float = LASTING) -> None:

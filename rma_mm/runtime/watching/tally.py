@@ -1,4 +1,4 @@
-"""What one rank counts while its products run: seconds, words, messages, and how long transfers took. No MPI here."""
+"""Counters of one rank: seconds, words, messages, and durations of transfers. No MPI here. No MPI here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rma_mm.windows.base import Counters
 
 BUCKETS = 64
 OPERATIONS = ("get", "accumulate", "group", "wait")
-"""What has a histogram of its own: transfers by who moves them, and waits for those that were not over yet."""
+"""Operations with a histogram: transfers by kind, and waits for those that had not completed."""
 FAR_LINKS = ("node", "between")
 """Classes of links, as machines have them, that lead to other ranks."""
 
@@ -94,7 +94,7 @@ class Tally:
         self.slices = self.plan_changes = self.check_failures = self.retries = 0
         self.latencies = {operation: Histogram() for operation in OPERATIONS}
         self.links = {link: LinkUse() for link in FAR_LINKS}
-        self.is_slow = False  # whether this rank's multiplies take longer than they did
+        self.is_slow = False  # true if this rank's multiplies take longer than they did
 
     def waited(self, nanoseconds: int) -> None:
         self.waiting += nanoseconds

@@ -1,4 +1,4 @@
-"""What all ranks of a mesh counted, and the same in Prometheus' text format. No MPI here."""
+"""Counters of all ranks of a mesh, and their text in Prometheus' format. No MPI here. No MPI here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Totals:
     members: int  # ranks of the grid, the first of all
 
     def spread(self, figure: str) -> OverRanks:
-        """Of a count of `Tally`, as "multiplying", over the ranks of the grid."""
+        """Return the distribution of a count of `Tally`, as "multiplying", over the ranks of the grid."""
         values = [getattr(tally, figure) for tally in self.tallies[: self.members]]
         return OverRanks(min(values), median(values), max(values))
 
@@ -40,7 +40,7 @@ class Totals:
         return sum(getattr(tally if hasattr(tally, figure) else tally.traffic, figure) for tally in self.tallies)
 
     def latency(self, operation: str) -> Histogram:
-        """How long all ranks' gets, accumulates, group transfers ("group") or waits ("wait") took."""
+        """Return the durations of all ranks' gets, accumulates, group transfers ("group") or waits ("wait")."""
         joined = Histogram()
         for tally in self.tallies:
             joined.join(tally.latencies[operation])
@@ -77,7 +77,7 @@ class Totals:
 
 @dataclass(frozen=True, eq=False)
 class _Families:
-    """What a registry collects."""
+    """A collector for a Prometheus registry."""
 
     families: list[Any]
 
@@ -134,7 +134,7 @@ def _families(totals: Totals) -> Iterator[Any]:
 
 
 def _latencies(totals: Totals) -> Any:
-    """How long transfers and waits took."""
+    """Return the metric family of the durations of transfers and waits."""
     from prometheus_client.core import HistogramMetricFamily
 
     family = HistogramMetricFamily("rma_mm_rma_latency_seconds", "From start until seen to be over.", labels=["op"])

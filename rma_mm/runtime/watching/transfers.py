@@ -34,7 +34,7 @@ class WatchedTransfer:
         """rank: with whom; of a group's, any."""
         self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
         self.activity, self.repeats = activity(KINDS[operation], rank), operation == "get"
-        self.is_slice = is_slice  # whether it moves words that this rank counts
+        self.is_slice = is_slice  # true if it moves words that this rank counts
         self.link: LinkUse | None = None
         self.expected = 0.0
         """Nanoseconds that calibration gives it, where there is a link to hold it against."""

@@ -136,7 +136,7 @@ def _along_k(name: str, region: Region, labels: Labels) -> Span:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Where the cells are, in pixels."""
+    """Positions of the cells, in pixels."""
 
     at: list[tuple[float, float]]  # upper left corners, by rank
     titles: list[tuple[str, float]]
@@ -149,7 +149,7 @@ Line = tuple[str, str]  # words and the colour behind them
 
 
 def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Iterator[str]:
-    """Where things lie, and a picture for every scene."""
+    """Yield a picture of the placements, then one for every scene."""
     mesh = schedule.mesh
     lies = [[(words, _colour(_along_k(words, box, labels), labels)) for words, box in labels.homes(rank)]
             for rank in mesh.ranks]

@@ -27,7 +27,7 @@ SIGNS = {
     "shift": "←", "broadcast": "⇐", "all-gather": "⇐", "get": "get", "view": "view",
     "accumulate": "→", "reduce": "⇒", "reduce-scatter": "⇒",
 }
-"""What stands between a block and the other rank."""
+"""Signs between a block and the other rank."""
 LEGEND = (
     "A12 is part 1 of the rows and part 2 of the columns of A; 0+1 both parts, * all, a:b indices.",
     "Arrives before, from (rank): ← shifted, ⇐ broadcast or gathered, get pulled, view read in place.",
@@ -37,7 +37,7 @@ LEGEND = (
 
 @dataclass
 class Cell:
-    """What one rank does in a scene."""
+    """Activity of one rank in a scene."""
 
     arrives: list[TransferSpec] = field(default_factory=list)
     products: list[Multiply] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass
 class Scene:
-    """What all ranks do in one turn, or before the first, or after the last."""
+    """Activity of all ranks in one step, or before the first, or after the last."""
 
     title: str
     barriers: int  # barriers just before it
@@ -158,7 +158,7 @@ def scenes(schedule: Schedule) -> list[Scene]:
 
 
 BEFORE, AFTER = -1, 10**9
-"""Where what is neither part of a turn nor used by one stands."""
+"""Positions of operations that belong to no step."""
 
 
 class _Acts:
@@ -215,7 +215,7 @@ def lines_of(cell: Cell, rank: int, labels: Labels) -> list[str]:
 
 
 def heading(schedule: Schedule, labels: Labels) -> list[str]:
-    """What is multiplied on how many ranks, the parts that blocks are numbered by, and how tasks are handed out."""
+    """Return the headline: the product, its ranks, the parts that number blocks, and how tasks are handed out."""
     mesh = schedule.mesh
     shapes = {x: " × ".join(map(str, home.shape)) for x, home in schedule.homes.items()}
     product = "C ({C}) = A ({A}) · B ({B})" if schedule.shape else "A ({A}) is moved into C"

@@ -22,7 +22,7 @@ from rma_mm.schedule.schedule import home_region
 
 @dataclass(frozen=True)
 class Boxes:
-    """How ranks read the operands of one problem."""
+    """Access of ranks to the operands of one problem."""
 
     decisions: LoweringDecisions
 
@@ -39,14 +39,14 @@ class Boxes:
         return disjoint([part[at] for _, part in self.owners_asked(rank, x, side(box, x))])
 
     def is_direct(self, rank: int, owner: int, x: str, part: Region) -> bool:
-        """Whether `part` is in reach of `rank` and dense in its owner's local array."""
+        """True if `part` is in reach of `rank` and dense in its owner's local array."""
         problem = self.decisions.read
         if not self.decisions.reaches(rank, owner, x):
             return False
         return home_region(problem.layout(x), problem.extent(x), problem.mesh, owner).locate(part).is_contiguous
 
     def is_own(self, rank: int, x: str, region: Region) -> bool:
-        """Whether a rank reads all of `region` out of its own memory."""
+        """True if a rank reads all of `region` out of its own memory."""
         found = self.owners_asked(rank, x, region) if x != "C" else []
         return len(found) == 1 and found[0][0] == rank and self.is_direct(rank, rank, x, region)
 
@@ -135,7 +135,7 @@ class Boxes:
         return parts if is_dense and min(map(len, parts)) >= limits.NARROW else [box[dim]]
 
     def operand(self, rank: int, x: str, region: Region, step: int, name: str, ops: list[Op]) -> Ref:
-        """Where a multiply reads `region` of operand `x`: in place, or a slot that Copies appended to `ops` fill."""
+        """Return the reference through which a multiply reads `region` of operand `x`: in place, or a slot."""
         source, found = self.decisions.sources[x], self.owners_asked(rank, x, region)
         if len(found) == 1 and self.is_direct(rank, found[0][0], x, region):
             return Ref(found[0][0], source, region)
@@ -145,7 +145,7 @@ class Boxes:
 
 
 def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
-    """Whether what is made of parts of m, n or k is dense in the memory that holds C."""
+    """True if what is made of parts of m, n or k is dense in the memory that holds C."""
     return dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
 
 
@@ -156,7 +156,7 @@ def from_multiples(span: Span, width: int) -> list[Span]:
 
 
 def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:
-    """Whether a box of C lies in several parts of its rows, or of its columns."""
+    """True if a box of C lies in several parts of its rows, or of its columns."""
     return any(all(face[dim] & part != face[dim] for part in cuts[dim]) for dim in (0, 1))
 
 

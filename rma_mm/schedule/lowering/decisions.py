@@ -50,7 +50,7 @@ class LoweringDecisions:
 
     @classmethod
     def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
-        """Where `row` computes C, where it reads A and B, and who multiplies what."""
+        """Decide where `algorithm` computes C, where it reads A and B, and which rank multiplies which box."""
         problem = replace(problem, computed=problem.computed or _computed(algorithm, problem))
         read, staged = placed_for(algorithm, problem.reduced)
         work = algorithm.work(read)
@@ -80,18 +80,18 @@ class LoweringDecisions:
 
     @property
     def by_chunks(self) -> bool:
-        """Whether every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
+        """True if every operand moves at its own grain, and C's sums leave complete, rather than panel by panel."""
         has_grain = any(OWNERS not in self.grain(x) for x in "ABC")
         return bool(self.algorithm.grouped) or has_grain or (not self.is_here and self.algorithm.over == "k")
 
     def cuts(self, x: str, dim: int) -> bool:
-        """Whether pieces along a dimension end where an operand's owners change."""
+        """True if pieces along a dimension end where an operand's owners change."""
         if dim not in OPERAND_DIMS[x] or (x == "C" and (self.is_here or dim != self.dim)):
             return False
         return x not in (self.algorithm.prefetch_all if dim == self.dim else self.algorithm.grouped)
 
     def grain(self, x: str) -> Cuts:
-        """How the walked dimension is cut into what moves at once of an operand, in numbers."""
+        """Return the cuts of the walked dimension into pieces of an operand that move at once, in numbers."""
         cuts, mesh = self.algorithm.granularity["ABC".index(x)], self.problem.mesh
         return tuple(
             replace(cut, parts=mesh.dims[AXIS_NAMES.index(cut.parts)]) if isinstance(cut.parts, str) else cut
@@ -120,33 +120,33 @@ class LoweringDecisions:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether C is replicated, so that each replica takes what others made."""
+        """True if C is replicated, so that each replica takes what others made."""
         c, mesh = self.problem.layout("C"), self.problem.mesh
         return any(c.mesh(mesh).axis_size(axis) > 1 for axis in c.replicated_axes(mesh))
 
     def reaches(self, rank: int, owner: int, x: str) -> bool:
-        """Whether `rank` can multiply out of `owner`'s part of an operand in place."""
+        """True if `rank` can multiply out of `owner`'s part of an operand in place."""
         is_own = rank == owner and x not in self.problem.chunks
         return is_own or (x not in self.algorithm.grouped and self.read.reaches(rank, owner, x))
 
     def is_far(self, rank: int, src: Ref) -> bool:
-        """Whether what a rank copies comes from another node, or from a file."""
+        """True if what a rank copies comes from another node, or from a file."""
         nodes = self.problem.mesh.node_of_rank
         return src.buffer in self.problem.chunks or nodes[src.rank] != nodes[rank]
 
     @property
     def loads_all(self) -> bool:
-        """Whether ranks read all of A and B that is on their node where it lies, and so C."""
+        """True if ranks read all of A and B that is on their node where it lies, and so C."""
         return self.is_here and self.read.in_place == "AB" and not self.algorithm.grouped
 
     @property
     def is_in_reach(self) -> bool:
-        """Whether that is all of A and B, so that nothing but density asks for slots."""
+        """True if that is all of A and B, so that nothing but density asks for slots."""
         return self.loads_all and self.problem.mesh.is_one_node
 
     @property
     def may_repack(self) -> bool:
-        """Whether an operand in reach may be copied together where multiplies would be cut small."""
+        """True if an operand in reach may be copied together where multiplies would be cut small."""
         return self.is_in_reach and self.width >= WIDTH
 
     # -- who moves the same -----------------------------------------------------------------------
@@ -164,14 +164,14 @@ class LoweringDecisions:
         return tuple(axis for axis in grid.names if axis not in taken)
 
     def is_grouped(self, x: str) -> bool:
-        """Whether ranks walk in step because some of them work on the same slices of an operand, or add to the same."""
+        """True if ranks walk in step because some of them work on the same slices of an operand, or add to the same."""
         grid = self.work.mesh(self.problem.mesh)
         return x in self.algorithm.grouped and (
             self.joins(x) or any(grid.axis_size(axis) > 1 for axis in self.group_axes(x))
         )
 
     def joins(self, x: str) -> bool:
-        """Whether owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
+        """True if owners of A or B beside a group may have slices that it works on, and all walk so alike to join it.
 
         That is so where what it does not walk of the operand is cut otherwise than the work, as of one that lies
         transposed.
@@ -185,7 +185,7 @@ class LoweringDecisions:
         return any(self.work.splits[dim] != split for dim, split in cuts if dim != self.dim)
 
     def brings_by_pairs(self, x: str) -> bool:
-        """Whether an operand that may lie transposed is brought elsewhere by its owners, rather than fetched.
+        """True if an operand that may lie transposed is brought elsewhere by its owners, rather than fetched.
 
         On one node it is read where it lies, which is quicker.
         """
@@ -205,12 +205,12 @@ class LoweringDecisions:
         return tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
 
     def is_ring(self, x: str) -> bool:
-        """Whether the ranks of a group start at different places, so that slices go round."""
+        """True if the ranks of a group start at different places, so that slices go round."""
         return not set(self.start_axes).isdisjoint(self.group_axes(x))
 
     @property
     def may_share(self) -> bool:
-        """Whether ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
+        """True if ranks of a node may fetch, or sum what they push, together: nothing moves by groups or by ticket."""
         is_far = bool(self.problem.files) or not self.problem.mesh.is_one_node
         return self.problem.fetches_together and is_far and not self.algorithm.grouped and not self.is_queue
 
@@ -262,7 +262,7 @@ def placed_for(algorithm: Algorithm, problem: PlacedProblem) -> tuple[PlacedProb
 
 
 def _computed(algorithm: Algorithm, problem: PlacedProblem) -> Layout | None:
-    """Where `row` computes a C that is wanted everywhere; None for where it lies."""
+    """Return where `algorithm` computes a C that is wanted everywhere; None for where it lies."""
     c = problem.layout("C")
     grid = c.mesh(problem.mesh)
     is_cut = any(grid.axis_size(axis) > 1 for axis in (*c.split_axes, *(axis for axis, _ in c.pins)))

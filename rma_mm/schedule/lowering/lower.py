@@ -122,7 +122,7 @@ class _Lowering:
         return frames(ops, linger=self.depth > 0)
 
     def node_fetches(self, node: int) -> Sharings:
-        """How the ranks of a node fetch together what they all want of other nodes, or of files."""
+        """Return how the ranks of a node fetch slices of other nodes, or of files, together."""
         if node not in self.fetched:
             ahead = cache(lambda rank: prefetch(self.summing(self.walk(rank), rank), self.depth))
             self.fetched[node] = (
@@ -211,7 +211,7 @@ class _Lowering:
         return self.walked[rank]
 
     def start(self, rank: int, box: Region) -> int:
-        """Where a rank starts, in indices of its box rather than panels, which ranks need not cut alike.
+        """Return a rank's starting index within its box.
 
         Ranks of a node that fetch together go round in the same order.
         """
@@ -287,7 +287,7 @@ class _Lowering:
         return ops
 
     def is_dense(self, c: Ref) -> bool:
-        """Whether a box of C is one part of its owner's local array."""
+        """True if a box of C is one part of its owner's local array."""
         home = home_region(self.problem.layout("C"), self.problem.extent("C"), self.mesh, c.rank)
         return home.locate(c.region).is_contiguous
 

@@ -18,7 +18,10 @@ from rma_mm.schedule.lowering.decisions import LoweringDecisions
 from rma_mm.schedule.ops import Accumulate, Await, Copy, Multiply, Op, Post, Reduce, Ref, Slot
 
 HERE, USED = "here", "used"
-"""What is posted: a rank's piece of a slice has landed; a rank needs the slice no more. Behind an operand's name."""
+"""Suffixes of events: a rank's piece of a slice has arrived; a rank no longer needs the slice.
+
+Behind an operand's name.
+"""
 EVENTS = tuple(f"{x} {what}" for x in "AB" for what in (HERE, USED))  # all events
 
 Member = Callable[[int], list[Op]]
@@ -26,7 +29,7 @@ Member = Callable[[int], list[Op]]
 
 
 class NodeFetch(NamedTuple):
-    """How some ranks of a node fetch an operand together."""
+    """Fetching of an operand by some ranks of a node together."""
 
     group: tuple[int, ...]
     frames: int  # how many slices are held at a time
@@ -37,7 +40,7 @@ Sharings = dict[tuple[int, str], NodeFetch]
 
 
 def node_fetches(member: Member, mates: Sequence[int], decisions: LoweringDecisions) -> Sharings:
-    """How the ranks of one node (`mates`) fetch A and B.
+    """Return how the ranks of one node (`mates`) fetch A and B.
 
     Where ranks come to slices of A and of B, and to sums of C, in different orders, they could wait for each other for
     ever: then one operand only is shared, whose slices all members of a group take in the same order, or none.
@@ -69,7 +72,7 @@ def all_shared(ops: list[Op], rank: int, decisions: LoweringDecisions, found: Sh
 
 
 def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
-    """Whether no rank waits for ever for what others post, or for their summands."""
+    """True if no rank waits for ever for what others post, or for their summands."""
     left = {q: deque(ops) for q, ops in programs.items()}
     groups = {(q, _event(op)): op.group for q, ops in programs.items() for op in ops if isinstance(op, Reduce)}
 
@@ -149,7 +152,7 @@ def _boxes(wanted: dict[Slot, list[Copy]]) -> list[tuple[Region, list[Region]]]:
 
 
 def _alive(ops: Sequence[Op], slots: list[Slot]) -> int:
-    """How many of the slots, taken in turn, are filled or read at the same time."""
+    """Return how many of the slots, reused in order, are filled or read at the same time."""
     begin: dict[Slot, int] = {}
     for at, op in enumerate(ops):
         if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot):
@@ -159,7 +162,7 @@ def _alive(ops: Sequence[Op], slots: list[Slot]) -> int:
 
 
 def _last_uses(ops: Sequence[Op], slots: list[Slot]) -> list[int]:
-    """Where in `ops` each slot is touched last."""
+    """Return the last operation in `ops` that uses each slot."""
     last: dict[Slot, int] = {}
     for at, op in enumerate(ops):
         last.update(dict.fromkeys(op.slots, at))

@@ -47,7 +47,7 @@ def merged(ops: list[Op], rank: int, group: tuple[int, ...]) -> list[Op]:
 
 
 def _sums(region: Region, number: int, group: tuple[int, ...]) -> list[Ref]:
-    """Where the pieces of a region of C are summed: rows of it, which lie together, on each rank of the group."""
+    """Return references to the pieces of a region of C: contiguous rows on each rank of the group."""
     rows, cols = region
     pieces = [Region((rows.take(even_part(len(rows), n, len(group))), cols)) for n in range(len(group))]
     return [Ref(q, Slot(f"C~{number}", piece), piece) for q, piece in zip(group, pieces, strict=True) if piece]

@@ -37,7 +37,7 @@ class Halves:
     mesh: MeshShape
     owners: Layout  # which owner has which part, each element once
     is_lower: bool = False
-    """Whether just what lies below the diagonal is multiplied, because C's old value enters, or others multiply it: no
+    """True if just what lies below the diagonal is multiplied, because C's old value enters, or others multiply it: no
     balance is sought."""
     boxes_of_rank: dict[int, Boxes] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Halves:
         return [(other, part.T) for other, part in found]
 
     def split(self, rank: int, other: int, mine: Region) -> tuple[Boxes, Boxes]:
-        """What of a part that two ranks share `rank` multiplies, and what it mirrors: together all of it."""
+        """Return the boxes of a part of two ranks that `rank` multiplies, and those that it mirrors."""
         if rank == other:
             square = list(self.triangle(rank, mine[0]))
             return square, [box if box[0] == box[1] else box.T for box in square]
@@ -103,7 +103,7 @@ class Halves:
 
     @cached_property
     def alternates(self) -> bool:
-        """Whether ranks hold equal parts of whole rows, or of whole columns."""
+        """True if ranks hold equal parts of whole rows, or of whole columns."""
         cut = [split for split in self.owners.splits if split]
         levels = [level for split in cut for level in split]
         is_even = all(level.kind in ("even", "cyclic") and not level.skew for level in levels)
@@ -123,7 +123,7 @@ class Triangles(Halves):
         return [even_part(extent, block, count) for block in range(count)]
 
     def multiplied(self, rank: int) -> Boxes:
-        """Of two blocks of rows that a rank has the one times the other, and half of one times itself."""
+        """Return the products of a rank's two blocks of rows: one times the other, and half of one times itself."""
         if rank not in self.multiplied_of_rank:
             self.multiplied_of_rank[rank] = [box for box in (*self.diagonal(rank), *self.below(rank)) if box]
         return self.multiplied_of_rank[rank]
@@ -186,7 +186,7 @@ class Summands(Triangles):
 
 
 def halves_of(decisions: LoweringDecisions) -> Halves | None:
-    """Those of the C of a row that multiplies half of it; None for other rows."""
+    """Return the halves of C for an algorithm that multiplies half of it; None for others."""
     given, work = decisions.problem, None if decisions.is_here else decisions.work
     return (
         _halves_of(given.extent("C"), given.mesh, given.output_layout, given.keeps_c, work)

@@ -22,7 +22,7 @@ class WalkStep:
     """One multiply of the walk."""
 
     step: int
-    """Where it begins: a global index of the walked dimension."""
+    """First index of the step in the walked dimension, global."""
     span: Span  # what is multiplied of it
     chunks: dict[str, Span]  # operand → the chunk that `span` is part of
     ends: frozenset[str]  # operands whose chunk ends here
@@ -59,7 +59,7 @@ def walk_steps(boxes: Boxes, rank: int, box: Region, start: int) -> Iterator[Wal
 
 
 def _edges(boxes: Boxes, rank: int, x: str, box: Region, start: int) -> tuple[list[int], bool]:
-    """Where the chunks of an operand begin and end, and whether they are an owner's scattered blocks."""
+    """Return the bounds of an operand's chunks, and whether they are an owner's scattered blocks."""
     decisions = boxes.decisions
     dim, extent = decisions.dim, len(box[decisions.dim])
     if not extent or not decisions.cuts(x, dim):

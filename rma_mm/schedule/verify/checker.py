@@ -30,7 +30,7 @@ from rma_mm.schedule.verify.vector_clocks import VectorClocks
 
 @dataclass
 class Report:
-    """What a verified schedule needs."""
+    """Requirements of a verified schedule."""
 
     scratch: list[int]  # elements of scratch memory, by rank
     steps: list[int]
@@ -95,7 +95,7 @@ class _Checker:
         self.mirrored: list[Region] = []
         """Parts of C that are mirrored, and those that they mirror."""
         self.is_halved = False
-        """Whether of a square on the diagonal half was multiplied."""
+        """True if of a square on the diagonal half was multiplied."""
         self.letters = MessageLog()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:
@@ -181,7 +181,7 @@ class _Checker:
         self.open(rank, op, dst)
 
     def final(self, rank: int, op: Op, src: Ref) -> None:
-        """What is taken of C was finished."""
+        """Check that a part of C is finished before it is read."""
         if self.schedule.shape and not covers(self.finished[src.rank], src.region):
             fail(rank, op, "not-final", "the source is not finished")
 
@@ -234,7 +234,7 @@ class _Checker:
     # -- what groups do ---------------------------------------------------------------------------
 
     def arrived(self, rank: int, op: Op) -> bool:
-        """Whether what `op` reads and others send has been sent by now; its products are then those of the sender."""
+        """True if what `op` reads and others send has been sent by now; its products are then those of the sender."""
         if isinstance(op, ops.Await):
             return self.order.is_posted(op)
         for ref in op.refs:
@@ -314,7 +314,7 @@ class _Checker:
         self.products += clipped(self.scratch.contents(rank, op, src), src.region)
 
     def unfinished(self, rank: int, op: Op, ref: Ref) -> None:
-        """What is added to C comes before its Finish."""
+        """Check that a contribution to C comes before its Finish."""
         if ref.buffer == "C" and any(part & ref.region for part in self.finished[ref.rank]):
             why = f"{ref} is added to after it was finished, or without a barrier in between"
             fail(rank, op, "written-late", why)
@@ -365,7 +365,7 @@ class _Checker:
                 )
 
     def check_added(self) -> None:
-        """What the plan adds is filled: sums with each summand once, stages on every rank."""
+        """Check that the plan's own matrices are filled: sums with each summand once, staged copies on every rank."""
         for name in [name for name in self.schedule.homes if name.endswith(STAGE)]:
             given = self.schedule.homes[name.removesuffix(STAGE)].layout
             wanted = prod(given.mesh(self.schedule.mesh).axis_size(axis) for axis in given.partial)

@@ -1,4 +1,4 @@
-"""Whether boxes cover a space, and how often: no point is visited."""
+"""True if boxes cover a space, and how often: no point is visited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def covers(parts: list[Region], region: Region) -> bool:
 
 
 def covers_union(parts: list[Region], region: Region) -> bool:
-    """Whether `parts`, which may overlap, contain all of `region`."""
+    """True if `parts`, which may overlap, contain all of `region`."""
     rest = [region]
     for part in dict.fromkeys(parts):
         left = []
@@ -32,7 +32,7 @@ def products_of(schedule: Schedule, face: Region) -> Region:
 
 
 def coverage(boxes: list[Region], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """How often each atom (points that no box tells apart) of a space of `shape` is covered."""
+    """Return how often each atom (points that no box tells apart) of a space of `shape` is covered."""
     if 0 in shape:
         return np.ones((0,) * len(shape), np.int64)
     labels, sizes = [], []

@@ -1,4 +1,4 @@
-"""What can be said of one operation alone: its references are in bounds, dense where that is needed, and readable."""
+"""Rules for one operation alone: its references are in bounds, dense if needed, and readable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_alone(schedule: Schedule, rank: int, op: Op) -> None:
 
 
 def _is_shared(schedule: Schedule, rank: int, holder: int, slot: Slot) -> bool:
-    """Whether a slot is one that `rank` shares with its holder, on one node."""
+    """True if a slot is one that `rank` shares with its holder, on one node."""
     nodes = schedule.mesh.node_of_rank
     return {rank, holder} <= set(slot.group) and len({nodes[q] for q in slot.group}) == 1
 

@@ -1,4 +1,4 @@
-"""What ranks send each other in group operations, for the check that all of it matches."""
+"""Log of the messages of group operations, to check that all of them match."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MessageLog:
 
 
 def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
-    """What all members of a group call by the same name."""
+    """Return the boxes of an operation under the names that all members of a group use."""
     refs = op.parts if isinstance(op, Broadcast) else op.dsts
     return [(ref.rank, ref.buffer if isinstance(ref.buffer, str) else ref.buffer.name, ref.region) for ref in refs]
 

@@ -1,4 +1,4 @@
-"""What ranks prove of a schedule together before they run it, at the cost of each one's own operations.
+"""Prove a schedule before it runs, at the cost of each rank's own operations.
 
 Every rank looks at what it will do and brings a few numbers; one sum and one maximum over ranks then show that every
 point of (m, n, k) is multiplied once and reaches C once, that every replica of C ends final and nothing else of it is
@@ -45,7 +45,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one rank brings (`witness` makes it)."""
+    """Evidence of one rank (see `rank_evidence`)."""
 
     sums: tuple[int, ...]
     """Added up over ranks modulo 2^64: the halves of fingerprints, which cannot run over, and a balance."""
@@ -84,7 +84,7 @@ def _joined(sums: Sequence[int], n: int) -> int:
 
 
 def _summands(schedule: Schedule, name: str) -> int | None:
-    """How often each element, or point, is to be added to a home; None where nothing is counted."""
+    """Return how often each element, or point, is to be added to a home; None if that is not counted."""
     if name == "C":
         return 1 if schedule.shape else None
     given = schedule.homes[name.removesuffix(STAGE)].layout

@@ -22,7 +22,10 @@ from rma_mm.schedule.verify.shared_slots import SharedSlots
 
 
 def evidence(schedule: Schedule, rank: int) -> Evidence:
-    """What `rank` brings, once it has checked all that it can alone. Raises ScheduleError naming the operation."""
+    """Return the evidence of `rank`, after all checks that it can do alone.
+
+    Raises ScheduleError naming the operation.
+    """
     witness = _RankEvidence(schedule, rank)
     program = expand(schedule, rank)
     for op in program:
@@ -249,7 +252,7 @@ class _RankEvidence:
 
     @handlers.on(Clear)
     def clear(self, op: Clear) -> None:
-        """What others mirror of it they have taken; replicas have not."""
+        """Clear the part above the diagonal; others have mirrored it already."""
         if self.schedule.symmetry is None or op.c.rank != self.rank or not covers(self.finished, op.c.region):
             fail(self.rank, op, "not-final", "zeros go to a finished C that is known to be symmetric")
         self.epochs[MIRRORED].note(self.epoch, "written", first="first_added")
@@ -257,13 +260,16 @@ class _RankEvidence:
     # -- the end ----------------------------------------------------------------------------------
 
     def computed(self, rank: int) -> Region:
-        """What a rank opens and finishes of C."""
+        """Return the part of C that a rank opens and finishes."""
         if self.output_layout is None:
             return self.schedule.home("C", rank)
         return home_region(self.output_layout, self.schedule.homes["C"].shape, self.schedule.mesh, rank)
 
     def evidence(self, program: Sequence[Op]) -> Evidence:
-        """What this rank brings. Raises ScheduleError where its homes or sums end otherwise than they should."""
+        """Return the evidence of this rank.
+
+        Raises ScheduleError where its homes or sums end otherwise than they should.
+        """
         self.check_homes()
         for slot, scratch in self.slots.items():
             if slot.name[0] == "C" and scratch.sent != fingerprint(slot.region):

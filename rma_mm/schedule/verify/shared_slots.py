@@ -16,7 +16,7 @@ from rma_mm.schedule.verify.local_rules import fail
 
 
 class SharedSlots:
-    """What one rank does with shared slots, in order."""
+    """Use of shared slots by one rank, in order."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""What the scratch slots of all ranks hold while a schedule is checked, and when shared ones were filled and read."""
+"""State of the scratch slots of all ranks during a check, and when shared ones were filled and read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Fill:
 
 @dataclass
 class SlotContent:
-    """What a slot holds for the time being."""
+    """Content of a slot at one time."""
 
     slot: Slot
     awaited: list[tuple[Route, Region]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class SlotState:
         self.order = order
 
     def find(self, ref: Ref) -> SlotContent | None:
-        """What the slot behind `ref` holds, if that slot is there by now."""
+        """Return the content of the slot behind `ref`, if the slot exists by now."""
         assert isinstance(ref.buffer, Slot)
         filled = self.slots.get((ref.rank, ref.buffer.frame))
         return filled if filled and filled.slot == ref.buffer else None
@@ -84,7 +84,7 @@ class SlotState:
         filled.uses.append(self.order.now(rank))
 
     def land(self, rank: int, op: Post) -> None:
-        """What a rank fetched into a shared slot has landed."""
+        """Record that a rank's fetch into a shared slot has completed."""
         moment = self.order.post(rank, op.event)
         for filled in self.slots.values():
             if filled.slot == op.filled:

@@ -1,4 +1,4 @@
-"""What has happened before what, across ranks: vector clocks, advanced by posts and awaits and made equal by barriers.
+"""Order of events across ranks: vector clocks, advanced by posts and awaits, made equal by barriers.
 
 After Fidge and Mattern (1988): each rank's clock holds how far it knows every rank to have come.
 """
@@ -44,6 +44,6 @@ class VectorClocks:
         self.clocks = [list(common) for _ in self.clocks]
 
     def is_before(self, moment: ClockValue, rank: int) -> bool:
-        """Whether `moment` came before whatever `rank` does next."""
+        """True if `moment` came before whatever `rank` does next."""
         there, time = moment
         return self.clocks[rank][there] >= time

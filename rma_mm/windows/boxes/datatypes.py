@@ -89,7 +89,7 @@ class Placed:
 
 
 def trusted(far: tuple[Axis, Axis], near: tuple[Axis, Axis], itemsize: int) -> list[tuple[Span, Span]]:
-    """How to cut a get of `far` into `near` (outer axis, inner axis): outer and inner positions of each piece.
+    """Return how to cut a get of `far` into `near`: outer and inner positions of each piece.
 
     MPICH 5.0.2 over ofi says that a get is over before the data are there, where it reads long stretches (or a single
     one) that go into short ones: it then packs on the way. Such boxes are read in pieces that have gaps, in stretches
@@ -123,7 +123,7 @@ def _alternate(count: int, longest: int) -> list[Span]:
 
 
 def stretch_count(outer: Axis, inner: Axis) -> int:
-    """How many stretches of memory a box consists of."""
+    """Return the number of contiguous stretches of memory in a box."""
     (slow, slow_stride), (fast, fast_stride) = outer, inner
     in_line = len(fast.runs) if fast_stride == 1 else len(fast)
     return len(slow.runs) if in_line == 1 and slow_stride == len(fast) else len(slow) * in_line

@@ -27,7 +27,7 @@ SWITCH = "RMA_MM_CHECK"
 
 
 class Push(NamedTuple):
-    """What was accumulated."""
+    """A recorded accumulate."""
 
     window: Window
     rank: int  # to whom
@@ -38,7 +38,7 @@ class Push(NamedTuple):
 
 
 class Checks:
-    """What the checks of a mesh have noted on this rank, and not yet told."""
+    """Findings of the checks of a mesh on this rank that are not yet reported."""
 
     def __init__(self) -> None:
         self.found: list[str] = []  # what differs, a sentence each
@@ -46,7 +46,7 @@ class Checks:
 
     @staticmethod
     def wanted() -> bool:
-        """What the environment says. Raises OptionError."""
+        """True if the environment asks for checks. Raises OptionError."""
         value = os.environ.get(SWITCH, "")
         if value not in ("", "0", "1"):
             raise OptionError(f"{SWITCH}: got {quoted(value)}; it is 1 to check every transfer and product, or 0")
@@ -100,7 +100,7 @@ class CheckedGet(CheckedTransfer):
         self._compare()
 
     def _tried(self, act: Callable[[], T]) -> T:
-        """What `act` returns; where it fails, what came is not to be compared."""
+        """Return the result of `act`; if it fails, skip the comparison."""
         try:
             return act()
         except Exception:

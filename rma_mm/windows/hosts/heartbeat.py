@@ -1,4 +1,4 @@
-"""How ranks notice that a host is gone: TCP alone says nothing for minutes when a link drops.
+"""Notice that a host is gone: TCP alone reports nothing for minutes when a link drops.
 
 Ranks of one node see each other (`liveness`). Rank 0 and the first rank of every other node tell each other every few
 seconds that they are there, and what they are in. The helper thread does it, so that a long multiply does not look like
@@ -41,7 +41,7 @@ class Heartbeat:
         self.peers = others if self.rank in leaders else []  # whom it hears, and who hear it
         self.limits = {q: timeout + NEARER * (seen.count(seen[q]) > 1) for q in self.peers}
         self.is_first = self.rank in leaders[:2]
-        """Whether it says so when a rank is lost: one of those that remain."""
+        """True if it says so when a rank is lost: one of those that remain."""
         self._beat = min(BEAT, timeout / 4)
         self._rooms = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._waiting = {q: self._comm.Irecv(room, q, TAG) for q, room in self._rooms.items()}

@@ -1,4 +1,4 @@
-"""What a process shows the other ranks of its host, and how they find that it stands still.
+"""Detect ranks of the same host that stand still.
 
 Each process has a page of memory, which the others map by way of /proc: what it is in, and beats. From the first mesh
 on, a helper thread counts beats, whatever the rank computes; it calls no MPI. While a rank is in a call of this package
@@ -42,8 +42,7 @@ HEARD = 0.3
 
 PAGE, SHOWN = 4096, 128  # bytes of a page, and those that are used
 BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING = range(6)
-"""What the cells of a page hold: beats; calls and other blocks that the rank is in; product; what it does in it;
-whether another has said why the job ends."""
+"""Cells of a page: beats; calls and other blocks; product; activity within it; whether a rank said why the job ends."""
 NAME = slice(64, SHOWN)  # where the name of the call is
 ACTIVITIES = (
     "", "meeting all ranks", "multiplying", "get from rank {}", "accumulate to rank {}", "group transfer",
@@ -54,9 +53,9 @@ REASONS = {
     "T": "it is stopped, as by SIGSTOP", "t": "a debugger has stopped it", "Z": "it has ended", "X": "it has ended",
     "D": "it waits for a disk, or for swapped memory",
 }
-"""What is said of the states that /proc knows."""
+"""Descriptions of process states in /proc."""
 GONE = "TtZX"
-"""Those in which a rank does not go on by itself."""
+"""States in which a rank does not continue by itself."""
 
 
 def activity(kind: int, rank: int) -> int:
@@ -96,11 +95,11 @@ CELLS = memoryview(_PAGE).cast("q")
 
 
 class Identity(NamedTuple):
-    """Where a process is."""
+    """Identity of a process and its host."""
 
     host: str  # its host's name
     sight: tuple[str, ...]
-    """What processes have in common that see each other in /proc; empty where it has no page that others can map."""
+    """Facts shared by processes that see each other in /proc; empty if its page cannot be mapped by others."""
     process: int
     file: int  # of its page
 
@@ -152,7 +151,7 @@ def shown() -> bytes:
 
 
 def operation(page: bytes) -> str:
-    """What a process shows that it was last in, in words.
+    """Describe what a process was last doing, from its page.
 
     >>> enter_call(call_name("matmul"))
     >>> CELLS[PRODUCT], CELLS[DOING] = 17, activity(GET, 2)
@@ -204,7 +203,7 @@ class PeerProcess:
                 self._used, self.moved = used, now
 
     def is_lost(self, now: float, timeout: float) -> bool:
-        """Whether it has stood still for so long that it will not come."""
+        """True if it has stood still for so long that it will not come."""
         is_within = self.cells[CALLS] or self.cells[BLOCKS]
         return now - self.moved > timeout and bool(is_within or (self.state and self.state in GONE))
 
@@ -266,7 +265,7 @@ class NodeWatch:
         end_job(text, self.when_lost, is_first)
 
     def _is_first(self, lost: int) -> bool:
-        """Whether no other rank of the node is about to say the same: who says it locks a page of theirs."""
+        """True if no other rank of the node is about to say the same: who says it locks a page of theirs."""
         speaker = self.identities[next(rank for rank in self.near if rank != lost)]
         try:
             file = os.open(f"/proc/{speaker.process}/fd/{speaker.file}", os.O_RDWR)  # held until this process ends
@@ -302,7 +301,7 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
 
 _watches: list[NodeWatch] = []
 _mates: dict[Identity, PeerProcess] = {}
-"""Of all meshes: a page that is mapped once costs nothing more."""
+"""Processes seen by any mesh: mapping a page again costs nothing."""
 _beating: list[threading.Thread] = []
 
 

@@ -1,4 +1,4 @@
-"""What this host grants before anything is asked of it: shared memory, threads, memory. Imports no MPI."""
+"""Limits of this host, checked before use: shared memory, threads, memory. Imports no MPI. Imports no MPI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SEGMENTS = "/dev/shm"
-"""Where MPI libraries put shared segments on Linux; where it is absent nothing is checked."""
+"""Folder of MPI's shared segments on Linux; if it is absent nothing is checked."""
 LOCAL_RANKS = "MPI_LOCALNRANKS"
 """Environment variable: where MPICH's launcher says how many ranks it started on this host."""
 MIB = 2**20
@@ -22,7 +22,7 @@ UCX_FROM = 15 * MIB
 UCX_FIRST, UCX_EACH = 17.5 * MIB, 4.2 * MIB
 """Free bytes that the first rank needs then, and each further one: measured with UCX in MPICH 5.0.2, 1 to 8 ranks."""
 UNLIMITED = 2**60
-"""What version 1 of control groups says of no limit is about 2⁶³."""
+"""Bytes that mean no limit: version 1 of control groups reports about 2⁶³."""
 
 
 def free_segment_bytes() -> int | None:

@@ -32,7 +32,7 @@ class ChunkedFile:
     """Rows and columns of what is decompressed together: a chunk."""
     version: Version  # of the file that says what it is
     array: tuple[int, ...] = field(default=(), kw_only=True)
-    """Of a vector its shape; `shape` is then that of a row."""
+    """Shape of a vector; `shape` is then that of a row."""
     fortran_order: bool = field(default=False, kw_only=True)
     is_reversed: bool = field(default=False, kw_only=True)
 
@@ -42,7 +42,7 @@ class ChunkedFile:
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What all ranks must have found alike."""
+        """Return the facts that all ranks must have found alike."""
         facts = {"shape": self.shape, "dtype": self.dtype.name, "chunks": self.chunks}
         return facts | {"step": self.step, "matrix": self.inner}
 
@@ -70,7 +70,7 @@ class ChunkedFile:
 
 
 def cuts_none(region: Region, shape: tuple[int, ...], step: tuple[int, ...]) -> bool:
-    """Whether a region holds all or nothing of each chunk, of `step` elements, of a matrix.
+    """True if a region holds all or nothing of each chunk, of `step` elements, of a matrix.
 
     >>> cuts_none(Region.box((4, 7), (0, 5)), (7, 9), (4, 5)), cuts_none(Region.box((4, 6), (0, 5)), (7, 9), (4, 5))
     (True, False)

@@ -50,7 +50,7 @@ from rma_mm.unfinished import Unfinished
 
 DEFAULT_NAME = "C"  # the dataset that is written where none is named
 CONTIGUOUS = 1
-"""What the library calls a dataset whose elements lie together (H5D_CONTIGUOUS)."""
+"""HDF5's code of a dataset whose elements lie together (H5D_CONTIGUOUS)."""
 DEFLATE, SHUFFLE = 1, 2  # filters that most files use
 BOUNDED = {SHUFFLE: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset"}
 """The library's filters that make little more of what they get."""
@@ -181,7 +181,7 @@ class Hdf5Sink(AddedSink):
     """A dataset in the making."""
 
     def source(self) -> Any:
-        """What has been written. Raises FileFormatError."""
+        """Return the written dataset. Raises FileFormatError."""
         return open_dataset(joined(self.temporary, self.inner))
 
 
@@ -251,7 +251,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Hdf5Sink
 
 
 def _reserved(held: Unfinished, what: str, inner: str, shape: tuple[int, ...], dtype: Any, is_new: bool) -> int:
-    """Where the elements of a new dataset begin, which nobody has filled in. Raises OSError, FileFormatError."""
+    """Return the offset of the elements of a new dataset that nobody has filled in. Raises OSError, FileFormatError."""
     import h5py
 
     with library_errors(what), h5py.File(held.temporary, "w" if is_new else "r+", locking=False) as file:

@@ -48,12 +48,12 @@ TYPES: dict[str, np.dtype[Any]] = {
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
     "BOOL": np.dtype("bool"), **({"BF16": np.dtype("V2")} if BFLOAT16 is not None else {}),
 }
-"""What the header calls each type of elements, as they lie in the file."""
+"""Element types by their names in the header, in the file's byte order."""
 LONGEST_HEADER = 2**23
 """Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""
 MOST_DIMENSIONS = 64  # dimensions of a tensor at most
 METADATA = "__metadata__"
-"""What the header says beside the tensors, under this name."""
+"""Key of the header's metadata."""
 DEFAULT_NAME = "C"  # the tensor that is written where none is named
 FIRST = (0, 8)
 """The first version of the package that reads files again."""
@@ -63,7 +63,7 @@ BLOCK = 2**24
 
 @dataclass(frozen=True)
 class Header:
-    """What is in a file."""
+    """Header of a file."""
 
     tensors: Mapping[str, Mapping[str, Any]]
     """Name → dtype, shape and data_offsets, as they stand there; in the order of the elements."""
@@ -143,7 +143,7 @@ class SafetensorsSink(AddedSink):
     """A tensor in the making."""
 
     def source(self) -> Tensor:
-        """What has been written. Raises FileFormatError."""
+        """Return the written tensor. Raises FileFormatError."""
         return open_tensor(joined(self.temporary, self.inner))
 
 
@@ -188,7 +188,7 @@ def _only(file: str, header: Header, is_matrix: bool) -> str:
 
 
 def read_header(path: str) -> Header:
-    """What is in a file, checked in full. Raises FileFormatError."""
+    """Return the header of a file, checked in full. Raises FileFormatError."""
     name = display_path(path)
     with examined(path, ".safetensors") as (descriptor, version):
         size = version.size
@@ -232,7 +232,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def _has_package() -> bool:
-    """Whether the package is there, and reads bfloat16 into NumPy's arrays without a map of the file."""
+    """True if the package is there, and reads bfloat16 into NumPy's arrays without a map of the file."""
     try:
         from safetensors import __version__
     except ImportError:
@@ -241,7 +241,10 @@ def _has_package() -> bool:
 
 
 def _checked(name: str, x: Any, end: int) -> int:
-    """Where the elements of a tensor end, which begin where those before it end. Raises ValueError, TypeError."""
+    """Return the end of a tensor's elements, which must begin at `end` of those before.
+
+    Raises ValueError, TypeError.
+    """
     (begin, stop), shape, dtype = x["data_offsets"], x["shape"], x["dtype"]
     is_shape = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
     if not (is_shape and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, stop))):
@@ -281,7 +284,7 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be written in UTF-8."""
+    """True if it can be written in UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:  # a part of a name that is not in UTF-8 on the command line

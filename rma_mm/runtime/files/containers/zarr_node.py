@@ -1,4 +1,4 @@
-"""What is in a Zarr store, by its metadata, and the package that reads and writes chunks."""
+"""Metadata of a Zarr store, and access to the package that reads and writes chunks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ZarrNode:
 
     @property
     def is_consolidated(self) -> bool:
-        """Whether a group has a copy of the metadata of all that is in it."""
+        """True if a group has a copy of the metadata of all that is in it."""
         is_old = self.format == 2 and os.path.exists(os.path.join(self.folder, ".zmetadata"))
         return is_old or bool(self.fields.get("consolidated_metadata"))
 
@@ -117,7 +117,7 @@ class ZarrNode:
 
     @property
     def is_pickled(self) -> bool:
-        """Whether to decompress an array's chunks runs code that they hold."""
+        """True if to decompress an array's chunks runs code that they hold."""
         codecs = [self.fields.get("compressor"), *self._several("filters")]
         return any(isinstance(x, dict) and x.get("id") == "pickle" for x in codecs)
 
@@ -250,7 +250,7 @@ def library(path: str) -> Any:
 
 @contextmanager
 def zarr_errors(what: str) -> Iterator[None]:
-    """What the package raises as FileFormatError."""
+    """Raise the package's errors as FileFormatError."""
     try:
         yield
     except (FileFormatError, MemoryError):

@@ -74,7 +74,7 @@ class ZarrSink:
                 sync(file_of(array, at))  # each rank: what is kept back may be kept by its own node
 
     def source(self) -> ZarrArray:
-        """What has been written. Raises FileFormatError."""
+        """Return the written array. Raises FileFormatError."""
         return look(os.path.join(self.temporary, NEW), self.inner, None, is_matrix=True)
 
     def publish(self) -> None:
@@ -147,7 +147,7 @@ def create(
 
 @dataclass(frozen=True)
 class _Destination:
-    """Where an array goes."""
+    """The place of an array to be written."""
 
     folder: str  # what is made, or replaced
     rest: str  # the array's name in that

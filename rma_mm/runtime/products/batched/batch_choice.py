@@ -35,17 +35,17 @@ UNSERVED = (
     f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every way to cut these products of a batch gets or accumulates; place "
     f"A, B and C so that the same axes cut the batch of each, or leave more placements to the plan"
 )
-"""What is said where no way moves nothing: batches are moved by gets and accumulates alone."""
+"""Message if every way moves data: batches move by gets and accumulates alone."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
-    """What was asked."""
+    """A request for a product of batches."""
 
     batch: Batch
     operands: Operands  # of one product of the batch
     layouts: Mapping[str, Layout | None]
-    """Where A, B and C lie; None for wherever the product wants them."""
+    """Placements of A, B and C; None for the product's choice."""
 
     def dtype(self, x: str) -> np.dtype[Any]:
         """The element type of A, B or C."""
@@ -64,7 +64,7 @@ Move = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
 
 @dataclass(frozen=True, eq=False)
 class BatchChoice:
-    """What was asked, and a way to cut it."""
+    """The way in which a product of batches is cut."""
 
     request: BatchRequest
     mesh: Mesh
@@ -79,13 +79,13 @@ class BatchChoice:
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
-        """Where A, B and C lie."""
+        """Placements of A, B and C."""
         batch, given = self.request.batch, self.request.layouts
         return {x: given[x] or batch.lying(x, self.cuts, self.mesh.grid) for x in "ABC"}
 
     @cached_property
     def moves(self) -> dict[str, Move]:
-        """What is moved of A, B and C, each as the matrix that it is kept as."""
+        """Return the redistributions of A, B and C, each as the matrix it is stored as."""
         found: dict[str, Move] = {}
         for x in "ABC":
             shape, outer, inner = self.request.batch.shape(x), self.layouts[x], self.inner[x]
@@ -97,7 +97,7 @@ class BatchChoice:
 
     @property
     def scratch_bytes(self) -> int:
-        """What this rank takes beside its parts of A, B and C, and of what they are moved to."""
+        """Bytes that this rank needs beside its parts of A, B and C and their redistributed copies."""
         request, o = self.request, self.request.operands.options
         moving = sum(scratch_bytes(self.mesh, *each) for each in self.moves.values())
         *count, m, n, k = box(request.batch, self.mesh.grid, self.mesh.rank, self.cuts)
@@ -107,7 +107,7 @@ class BatchChoice:
         return moving + batch_bytes(prod(count), m, n, k, types, o.alpha, beta, conj, kernel, semiring)
 
     def __str__(self) -> str:
-        """What is multiplied, how, and in how much memory."""
+        """Describe the product, its algorithm and its memory."""
         batch, operands = self.request.batch, self.request.operands
         a, b, c = (list(batch.shape(x)) for x in "ABC")
         how = f"{operands.semiring.note}in {operands.c.dtype} on a mesh of {self.mesh.grid}"
@@ -132,7 +132,10 @@ class BatchChoice:
 
 
 def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, operands: Operands) -> BatchRequest:
-    """What was asked, checked. a, b: the whole batches. Raises ShapeError, AlgorithmError, OptionError."""
+    """Check the arguments of a product of batches. a, b: the whole batches.
+
+    a, b: the whole batches. Raises ShapeError, AlgorithmError, OptionError.
+    """
     shape, options = batch.shape("C"), operands.options
     if reason := too_large(as_matrix(shape)):
         raise ShapeError(f"shapes: A is {a.shape}, B is {b.shape}, C would be {shape}; {reason}")
@@ -212,7 +215,7 @@ def _fastest_that_fits(
 
 
 def _may_sum(operands: Operands) -> bool:
-    """Whether sums of several ranks may be added up: exactly so, or in an order that does not matter."""
+    """True if sums of several ranks may be added up: exactly so, or in an order that does not matter."""
     is_plain = operands.semiring.is_arithmetic and operands.accum_dtype == operands.c.dtype
     return is_plain and operands.c.dtype.kind in "iufc" and not operands.needs_order
 

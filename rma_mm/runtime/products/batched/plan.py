@@ -39,7 +39,7 @@ Given = DistArray | DistMatrix | NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class BoundBatch:
-    """What a rank does for a product on given memory."""
+    """A rank's work for a product on given memory."""
 
     product: Call  # the local products
     windows: frozenset[Window]  # where operands and result are
@@ -79,7 +79,7 @@ class BatchPlan:
         self.serial = mesh.next_serial()
         self.ballot = Ballot(mesh.comm, "execute")
         self.words = Counters()
-        """What this rank moved in the last execution."""
+        """Words that this rank moved in the last execution."""
         self.watch = ProductWatch(mesh.metrics, ("batch", batch, operands.kind))
         self._latest: BoundOperands[DistArray | DistMatrix, BoundBatch] | None = None
         self._bound: OrderedDict[tuple[object, ...], BoundBatch] = OrderedDict()
@@ -109,16 +109,16 @@ class BatchPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """What the fullest rank holds while the product runs."""
+        """Bytes that the fullest rank holds while the product runs."""
         return self.choice.load.nbytes
 
     @property
     def predicted_seconds(self) -> float:
-        """What an execution is expected to take."""
+        """Predicted seconds of an execution."""
         return self.choice.load.seconds
 
     def explain(self, every: bool = False) -> str:
-        """How the product is cut, what that moves, and what other ways would take."""
+        """Explain how the product is cut, what that moves, and what alternatives would take."""
         return self.choice.explain()
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class BatchPlan:
     def _checks(
         self, a: DistArray, b: DistArray, made: DistArray, added: DistArray | None
     ) -> AbstractContextManager[None]:
-        """What is checked of the next products."""
+        """Return a context that checks the next products."""
         if self.mesh.checks is None:
             return nullcontext()
         request = self.choice.request
@@ -216,7 +216,7 @@ class BatchPlan:
         tally.work += self._work
 
     def _move_c(self, c: DistArray) -> None:
-        """What ranks have multiplied, brought to where C lies, and added to what is there."""
+        """Move the product to where C lies, and add it to C."""
         redistributions, made = self._moving["C"], self._redistributed["C"]
         made.folded.block.window.sync()
         barrier(self.mesh.comm)  # everyone's products are there
@@ -269,7 +269,7 @@ class BatchPlan:
     # -- preparing --------------------------------------------------------------------------------
 
     def _prepared(self) -> tuple[dict[str, Redistribution], dict[str, DistArray]]:
-        """What brings operands to where they are needed, and C to where it lies, by name; and C as it is summed."""
+        """Return the redistributions of operands and of C, by name, and C as it is summed."""
         moving, brought = {}, {}
         for x, (shape, dtype, source, target) in self.choice.moves.items():
             if x == "C":
@@ -286,7 +286,7 @@ class BatchPlan:
         return len(region[request.batch.dims(x).index(dim)])
 
     def _bind_once(self, a: DistArray, b: DistArray, c: DistArray) -> BoundBatch:
-        """What this rank does with these operands, bound when first wanted."""
+        """Return this rank's work with these operands, bound at their first use."""
         key = tuple((*x.block.key, x.folded.flipped) for x in (a, b, c))
         if key not in self._bound:
             if len(self._bound) >= BOUND:
