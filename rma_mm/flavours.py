@@ -131,9 +131,19 @@ def find_flavour(name: object) -> Flavour:
 
 
 def register(flavour: Flavour) -> None:
-    """Make a flavour known under its name, to `Mesh(window=)`, RMA_MM_WINDOW, `--window`, prices and calibration.
+    """Add a flavour of windows, for `Mesh(window=)`, RMA_MM_WINDOW, `--window`, prices and calibration.
 
-    On every rank alike, before a mesh asks for it. Raises WindowError where the name is taken, or no plain word.
+    Local; every rank must register it before a mesh uses it.
+
+    Parameters
+    ----------
+    flavour : Flavour
+        The flavour, with a name of its own.
+
+    Raises
+    ------
+    WindowError
+        If the name is taken, or is not a plain word.
     """
     if flavour.name in FLAVOURS or not flavour.name.isidentifier():
         raise WindowError(f"register: got the name {flavour.name!r}; it is a new one, of letters, digits and _")

@@ -95,18 +95,49 @@ class JaxRanks:
 
 
 def device_mesh(mesh: Mesh) -> JaxMesh:
-    """The mesh of JAX with the same ranks and axes. Collective when first asked for.
+    """Return JAX's mesh with the same ranks and axes.
 
-    Raises MeshError where JAX does not have one process, with one CPU device, for each rank.
+    Collective at the first call.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The mesh.
+
+    Returns
+    -------
+    jax.sharding.Mesh
+        The mesh of JAX.
+
+    Raises
+    ------
+    MeshError
+        If JAX does not have one process with one CPU device for each rank.
     """
     return JaxRanks.of(mesh).arranged(mesh.grid)
 
 
 def from_jax(x: jax.Array, mesh: Mesh) -> DistMatrix:
-    """The matrix that an array of JAX is, placed as that, in memory of the mesh. Collective.
+    """Copy an array of JAX into a matrix with the same placement.
 
-    x: of two dimensions, over the processes that the ranks are, in their order, on a mesh of JAX of any shape. Raises
-    MeshError, LayoutError, ShapeError, DtypeError.
+    Collective.
+
+    Parameters
+    ----------
+    x : jax.Array
+        Two-dimensional, over the ranks' processes in their order, on a mesh of any shape.
+    mesh : Mesh
+        The ranks.
+
+    Returns
+    -------
+    DistMatrix
+        A new matrix.
+
+    Raises
+    ------
+    MeshError, LayoutError, ShapeError, DtypeError
+        If the array does not fit.
     """
     known = JaxRanks.of(mesh)
     with agreed(mesh.comm, "from_jax") as facts:
@@ -124,10 +155,28 @@ def from_jax(x: jax.Array, mesh: Mesh) -> DistMatrix:
 
 
 def to_jax(D: DistMatrix) -> jax.Array:
-    """A matrix as an array of JAX with a NamedSharding, placed as the matrix is. Collective.
+    """Return a matrix as an array of JAX with a NamedSharding of the same placement.
 
-    Raises LayoutError for placements that a PartitionSpec has none for, and where parts are not all of one size, as
-    JAX's are; DtypeError for 64 bits where JAX has none; MeshError.
+    Collective.
+
+    Parameters
+    ----------
+    D : DistMatrix
+        The matrix.
+
+    Returns
+    -------
+    jax.Array
+        The array.
+
+    Raises
+    ------
+    LayoutError
+        If PartitionSpec cannot express the placement, or parts differ in size.
+    DtypeError
+        If the type has 64 bits and JAX has them disabled.
+    MeshError
+        As `device_mesh`.
     """
     if not isinstance(D, DistMatrix):
         raise LayoutError(f"D: got {type(D).__name__}; it is a DistMatrix")

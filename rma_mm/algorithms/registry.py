@@ -44,14 +44,30 @@ def find_algorithm(name: object) -> Algorithm:
 
 
 def list_algorithms() -> list[str]:
-    """Names of the registry."""
+    """Return the names of the algorithms.
+
+    Returns
+    -------
+    list of str
+        Names for `algorithm=` and `--algorithm`.
+    """
     return list(ALGORITHMS)
 
 
 def register(algorithm: Algorithm) -> None:
-    """Make a row known under its name, to `algorithm=`, `--list` and `auto`. On every rank alike, as plans then ask.
+    """Add an algorithm to the registry, for `algorithm=`, `--list` and "auto".
 
-    Raises AlgorithmError where the name is taken, or has a colon, which names forms.
+    Local; every rank must register the same.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        The algorithm, with a name of its own.
+
+    Raises
+    ------
+    AlgorithmError
+        If the name is taken, or has a colon, which separates names from forms.
     """
     if algorithm.name in ALGORITHMS or ":" in algorithm.name or algorithm.name == "auto":
         raise AlgorithmError(f"register: got the name {algorithm.name!r}; it is a new one without a colon")

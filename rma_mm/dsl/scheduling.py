@@ -79,10 +79,27 @@ BLOCKED = "xy->xy"  # the placement of all three where none is given
 
 
 def product(statement: str = PLAIN, /, **placements: str) -> Loops:
-    """The loops of a product in index notation, its tensors placed by DISTAL's: as they lie, rows first, then columns.
+    """Return the loops of a product in index notation, with tensors placed in DISTAL's notation.
 
-    statement: as in `C(m,n) = A(m,k) * B(k,n)`. placements: by tensor, of all three or of none, which are then blocks.
+    Parameters
+    ----------
+    statement : str
+        The product, as `C(m,n) = A(m,k) * B(k,n)`.
+    **placements : str
+        Placement of each tensor as it lies, rows first; all three or none. Without them, tensors lie in blocks.
 
+    Returns
+    -------
+    Loops
+        The loops, not yet distributed.
+
+    Raises
+    ------
+    AlgorithmError
+        If the statement or a placement cannot be read.
+
+    Examples
+    --------
     >>> product(A="xy->xy", B="xy->xy", C="xy->xy").distribute(m="i")
     Traceback (most recent call last):
     rma_mm.errors.AlgorithmError: distribute: got m→(i), and nothing for the axis j; each of i, j cuts one of m, n, k
@@ -150,9 +167,12 @@ class Loops:
     # -- words ------------------------------------------------------------------------------------
 
     def distribute(self, **axes: Sequence[str]) -> Loops:
-        """Share indices out over axes of the mesh, as in m="i" or m=("i", "l"), which nests; each axis named once.
+        """Distribute indices over axes of the mesh; m becomes mo over ranks, and mi on each.
 
-        m becomes mo over ranks, and mi on each.
+        Parameters
+        ----------
+        **axes : str or sequence of str
+            Axes for each index, as m="i", or m=("i", "l") to nest them. Each axis is named once.
         """
         work = {self._index("distribute", each): self._named("distribute", names) for each, names in axes.items()}
         named = [axis for names in work.values() for axis in names]
@@ -170,8 +190,13 @@ class Loops:
     def divide(self, loop: str, parts: int | str | None = None) -> Loops:
         """Cut a loop into even parts: k into ko, over the parts, and ki, within one.
 
-        parts: how many, or X, Y, Z, … for as many as there are ranks along the first, second, third axis of the mesh;
-        None, for a loop that is not yet cut, where owners change.
+        Parameters
+        ----------
+        loop : str
+            The loop.
+        parts : int or str, optional
+            Number of parts; X, Y, Z, … for the ranks along the first, second, third axis of the mesh. By default the
+            loop, not yet cut, is cut where owners change.
         """
         most = list(SIZES)[: len(self.axes)]
         if parts is not None and parts not in most and not (type(parts) is int and parts >= 1):
@@ -179,13 +204,27 @@ class Loops:
         return self._cut("divide", loop, Cut(SIZES.get(str(parts), parts or 0)))
 
     def split(self, loop: str, size: int) -> Loops:
-        """Cut a loop into pieces of `size` indices, of which the last may be shorter."""
+        """Cut a loop into pieces of a fixed size.
+
+        Parameters
+        ----------
+        loop : str
+            The loop.
+        size : int
+            Indices of a piece; the last may be shorter.
+        """
         if type(size) is not int or size < 1:
             _refuse("split", repr(size), "size is a whole number of at least 1")
         return self._cut("split", loop, Cut(size=size))
 
     def reorder(self, *loops: str) -> Loops:
-        """Put loops in front of the other local ones, in this order; the first is of the index that runs in time."""
+        """Move local loops to the front, in this order.
+
+        Parameters
+        ----------
+        *loops : str
+            The loops; the first one's index runs in time.
+        """
         first = [self._outermost(loop) for loop in loops]
         if not first or len(set(first)) < len(first):
             _refuse("reorder", repr(loops), f"it takes some of {', '.join(self.order)}, each once")
@@ -198,11 +237,18 @@ class Loops:
         return replace(self, order=order, over=over)
 
     def communicate(self, *operands: str, at: str) -> Loops:
-        """Say when operands move: at the loop in time, or one that cuts it, in chunks; or else whole.
+        """Choose when operands move: in chunks at the loop in time or one that cuts it, or else as a whole.
 
-        In chunks there are more messages and less memory: at ko a chunk of k is fetched each time, at kio a part of
-        one. Whole is at the innermost distributed loop, as no, or at `start` for A and B and `end` for C. C leaves
-        once in any case where the summed index runs in time.
+        Chunks mean more messages and less memory: at ko, a chunk of k is fetched each time; at kio, a part of one. C
+        leaves once in any case if the summed index runs in time.
+
+        Parameters
+        ----------
+        *operands : str
+            The tensors.
+        at : str
+            A loop in time for chunks. For whole operands the innermost distributed loop, as no; "start" for A and B,
+            "end" for C.
         """
         names = self.statement.names
         for each in operands:
@@ -213,9 +259,14 @@ class Loops:
         return replace(loops, levels=levels)._hoisted()
 
     def rotate(self, loop: str, by: Sequence[str]) -> Loops:
-        """Start the loop in time at coordinate · extent / size, summed over the axes `by`: as in ("i", "j") or "ij".
+        """Start the loop in time at coordinate · extent / size, summed over the axes `by`.
 
-        by: axes, or the loops over them, as in ("mo", "no").
+        Parameters
+        ----------
+        loop : str
+            The loop in time.
+        by : sequence of str
+            Axes, as ("i", "j") or "ij", or the loops over them, as ("mo", "no").
         """
         index = next((each for each in self.statement.indices if loop in (each, *self.loops.outer(each)[:1])), loop)
         over = {f"{each}o": axes for each, axes in self.loops.work.items()}
@@ -236,9 +287,24 @@ class Loops:
         return self.statement.operands
 
     def algorithm(self, name: str, source: str = "", summary: str = "") -> Algorithm:
-        """Return the algorithm that these words describe.
+        """Return the algorithm that these loops describe.
 
-        Raises AlgorithmError for loops that are not distributed, or that divide another index than the loop in time.
+        Parameters
+        ----------
+        name : str
+            Its name.
+        source, summary : str
+            Publication and description, for `--list`.
+
+        Returns
+        -------
+        Algorithm
+            The algorithm, to be registered.
+
+        Raises
+        ------
+        AlgorithmError
+            If loops are not distributed, or an index other than that of the loop in time is divided.
         """
         if not self.loops.work:
             _refuse(

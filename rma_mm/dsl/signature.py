@@ -41,14 +41,32 @@ CUT: dict[tuple[Placed, Placed], str] = {
 
 
 def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> Algorithm:
-    """The row that multiplies A and B of these signatures, on meshes of as many axes as they have words.
+    """Return the algorithm that multiplies A and B with these SBP signatures.
 
-    summed: True to add up C's summands. Else C is left as `deduce` has it, P where that is, unless another placement of
-    C is asked for.
-    Raises LayoutError, saying what would fit, where there is no such product.
+    Parameters
+    ----------
+    a, b : str or tuple
+        Signatures, with one word for each axis of the mesh: S(0), S(1), B or P.
+    name : str
+        Its name; by default the signatures.
+    summed : bool
+        True to add up partial sums of C. False leaves C partial where the signatures make it so, unless another
+        placement is requested.
 
-    >>> row = signed("S(0), B", "B, S(1)")
-    >>> row.name, row.result, [str(layout) for layout in row.placements(MeshShape((2, 2)))]
+    Returns
+    -------
+    Algorithm
+        The algorithm, to be registered.
+
+    Raises
+    ------
+    LayoutError
+        If there is no such product; it says what would fit.
+
+    Examples
+    --------
+    >>> algorithm = signed("S(0), B", "B, S(1)")
+    >>> algorithm.name, algorithm.result, [str(layout) for layout in algorithm.placements(MeshShape((2, 2)))]
     ('(S(0), B)·(B, S(1))', 'here', ["P('i', None)", "P(None, 'j')", "P('i', 'j')"])
     """
     a, b = _parsed(a), _parsed(b)

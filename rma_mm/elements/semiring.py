@@ -96,14 +96,38 @@ def register_semiring(
     distributes: Distributes = Distributes.NOT_KNOWN,
     is_arithmetic: bool = False,
 ) -> Semiring:
-    """Make a semiring known under its name, to `semiring=` and `--semiring`. On every rank alike, as plans then ask.
+    """Add a semiring, for `semiring=` and `--semiring`.
 
-    add: ⊕, NumPy's name for a reduction of MPI's, or a `Reduction` of which MPI knows nothing; then ranks cannot
-    accumulate, and algorithms that do are excluded. The others: see `Semiring`. What machine code can be made of it
-    follows from the ufuncs; where there is none, NumPy does the local products.
+    Local; every rank must register the same.
 
-    Raises OptionError for a name that is taken, or where the operations are not those of a semiring.
+    Parameters
+    ----------
+    name : str
+        Its name.
+    add : ufunc or Reduction
+        ⊕: NumPy's ufunc for a reduction that MPI has, or a `Reduction` unknown to MPI. Ranks cannot accumulate with the
+        latter, so algorithms that do are excluded.
+    multiply : ufunc
+        ⊗.
+    kinds : str
+        Kinds of element types that it is for, as in `np.dtype.kind`.
+    distributes : Distributes
+        Whether ⊗ distributes over ⊕ exactly; verification uses it.
+    is_arithmetic : bool
+        True if the operations are + and ×.
 
+    Returns
+    -------
+    Semiring
+        The new semiring. If no machine code can be made from its ufuncs, NumPy computes the local products.
+
+    Raises
+    ------
+    OptionError
+        If the name is taken, or the operations are not those of a semiring.
+
+    Examples
+    --------
     >>> xor_and = register_semiring("xor_and", np.bitwise_xor, np.bitwise_and, "iu", Distributes.ALWAYS)
     >>> xor_and.reduction.mpi, SEMIRINGS.pop("xor_and") == xor_and
     ('BXOR', True)

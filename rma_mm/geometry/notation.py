@@ -55,11 +55,28 @@ _PREFIX = re.compile(rf"\s*({'|'.join(_PARSERS)})\s*:(?!\s*(?:{'|'.join(CUTS)})\
 
 
 def parse_layout(text: str, mesh: MeshShape, dims: int = 2, shape: tuple[int, ...] | None = None) -> Layout:
-    """The layout that `text` describes on `mesh`; of `dims` other than 2 in our own notation and in DISTAL's only.
+    """Parse the text of a layout.
 
-    shape: that of the matrix, which the M and N of a PBLAS descriptor must be; without it they are not looked at.
-    Raises LayoutError, with a mark under the offending character, for text that does not parse or names axes the
-    mesh does not have.
+    Parameters
+    ----------
+    text : str
+        A layout as PartitionSpec, SBP, DISTAL, Elemental or PBLAS descriptor.
+    mesh : MeshShape
+        The mesh whose axes it names.
+    dims : int
+        Number of dimensions (default 2). Others are possible in PartitionSpec and DISTAL only.
+    shape : tuple of int, optional
+        Shape of the matrix, which M and N of a PBLAS descriptor must equal.
+
+    Returns
+    -------
+    Layout
+        The layout.
+
+    Raises
+    ------
+    LayoutError
+        If the text does not parse, or names axes that the mesh does not have. It marks the character.
     """
     name, begin = _recognised(unquoted(text), mesh)
     if name == "pblas" and dims == 2 and shape is not None:

@@ -75,9 +75,24 @@ class TorchRanks:
 
 
 def device_mesh(mesh: Mesh) -> DeviceMesh:
-    """The device mesh of the same ranks with the same axes. Collective over all ranks of torch.distributed at first.
+    """Return torch's device mesh with the same ranks and axes.
 
-    Raises MeshError where torch.distributed is not initialised.
+    Collective over all ranks of torch.distributed at the first call.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The ranks.
+
+    Returns
+    -------
+    DeviceMesh
+        The device mesh.
+
+    Raises
+    ------
+    MeshError
+        If torch.distributed is not initialised.
     """
     known = TorchRanks.of(mesh)
     if known.device_mesh is None:
@@ -87,11 +102,26 @@ def device_mesh(mesh: Mesh) -> DeviceMesh:
 
 
 def from_dtensor(t: DTensor, mesh: Mesh) -> DistMatrix:
-    """The matrix that a DTensor is, on the memory of its local tensors. Collective.
+    """Return a DTensor as a matrix on the memory of its local tensors.
 
-    Its ranks must be those of `mesh` in the same order, as `device_mesh` makes them. Its memory must stay until the
-    matrix is closed on every rank, which holds it alive until then. Raises MeshError, LayoutError, ShapeError,
-    DtypeError; LayoutError also where it requires a gradient, which a matrix has none of.
+    Collective. The matrix keeps that memory alive until it is closed on every rank.
+
+    Parameters
+    ----------
+    t : DTensor
+        On the ranks of `mesh` in the same order, as on `device_mesh(mesh)`; without a gradient.
+    mesh : Mesh
+        The ranks.
+
+    Returns
+    -------
+    DistMatrix
+        The matrix.
+
+    Raises
+    ------
+    MeshError, LayoutError, ShapeError, DtypeError
+        If the DTensor does not fit.
     """
     known = TorchRanks.of(mesh)
     with agreed(mesh.comm, "from_dtensor") as facts:
@@ -126,10 +156,28 @@ def _word(placement: Placement) -> Placed:
 
 
 def to_dtensor(D: DistMatrix, device_mesh: DeviceMesh | None = None) -> DTensor:
-    """A matrix as a DTensor on the memory of its tiles, which holds it alive. Collective.
+    """Return a matrix as a DTensor on the memory of its tiles, which it keeps alive.
 
-    device_mesh: that of the matrix's ranks; what `device_mesh(mesh)` makes where it is not given. Raises MeshError, and
-    LayoutError for placements that DTensor has none for.
+    Collective.
+
+    Parameters
+    ----------
+    D : DistMatrix
+        The matrix.
+    device_mesh : DeviceMesh, optional
+        That of the matrix's ranks; `device_mesh(mesh)` by default.
+
+    Returns
+    -------
+    DTensor
+        The DTensor.
+
+    Raises
+    ------
+    MeshError
+        If the ranks differ.
+    LayoutError
+        If DTensor cannot express the placement.
     """
     if not isinstance(D, DistMatrix):
         raise LayoutError(f"D: got {type(D).__name__}; it is a DistMatrix")

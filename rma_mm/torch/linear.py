@@ -45,17 +45,45 @@ class LinearLayouts(NamedTuple):
 
 
 class Linear(torch.nn.Module):
-    """y = activation(x @ weight.T + bias), of which each rank has its tiles. Collective to make and to call.
+    """Linear layer y = activation(x @ weight.T + bias), of which each rank has its tiles.
 
-    placement: "column" cuts the weight's out_features over the last axis of the mesh, and so y's columns; "row" cuts
-    its in_features, and so x's columns, and sums y up; the other axes cut the rows of x and y. So a "row" layer takes
-    what a "column" layer gives. Or the layout of the weight, with x_layout and, where the plan is not to choose it,
-    layout, that of y. activation: None, "relu" or "gelu", the exact form.
+    Collective to make and to call.
 
-    weight: this rank's tile of (out_features, in_features), in memory of the mesh. bias: its part of out_features, that
-    of the columns of y it holds. Both begin as those of torch.nn.Linear do, by the random numbers of rank 0. A
-    state_dict has these shards; it is loaded from such ones, or from whole tensors, of which each rank takes its own
-    (see `full_state_dict`, `load_safetensors`). Raises LayoutError, OptionError, ShapeError, DtypeError, MeshError.
+    Parameters
+    ----------
+    in_features, out_features : int
+        Sizes of the whole layer.
+    mesh : Mesh
+        The ranks.
+    bias : bool
+        True for a bias (default).
+    activation : {None, "relu", "gelu"}
+        "gelu" is the exact form.
+    placement : {"column", "row"} or Layout
+        "column" (default) cuts out_features over the last axis of the mesh, and so y's columns. "row" cuts in_features,
+        and so x's columns, and sums y; it takes what a "column" layer gives. Other axes cut the rows of x and y. Or the
+        layout of the weight.
+    x_layout, layout : str or Layout, optional
+        Placements of x and y, if `placement` is a layout; the plan chooses y's by default.
+    dtype : torch.dtype, optional
+        Element type of the parameters.
+
+    Attributes
+    ----------
+    weight : Parameter
+        This rank's tile of (out_features, in_features), in memory of the mesh.
+    bias : Parameter or None
+        The part of out_features that belongs to this rank's columns of y.
+
+    Raises
+    ------
+    LayoutError, OptionError, ShapeError, DtypeError, MeshError
+        If the arguments do not fit.
+
+    Notes
+    -----
+    Parameters begin as those of torch.nn.Linear, with rank 0's random numbers. A state_dict has each rank's shards. It
+    can be loaded from such shards, or from whole tensors (see `full_state_dict`, `load_safetensors`).
     """
 
     def __init__(

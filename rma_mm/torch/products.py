@@ -38,18 +38,43 @@ def mm(
     x: Tensor, w: Tensor, mesh: Mesh, x_layout: str | Layout, w_layout: str | Layout,
     layout: str | Layout | None = None, transpose_w: bool = False,
 ) -> Tensor:
-    """The product y = x @ w, or x @ w.T, of which each rank passes and gets its tile; differentiable. Collective.
+    """Return the product y = x @ w, or x @ w.T, of which each rank passes and gets its tile; differentiable.
 
-    x, w: this rank's tile of a matrix of (m, k), and of (k, n), or (n, k) if `transpose_w`, of one element type, placed
-    by x_layout and w_layout. They are multiplied where they lie: in memory of the mesh that is known again (results,
-    `empty`), else behind a window that opens when a tensor is first seen and stays as long as that lives. Tensors whose
-    rows and columns are both strided are copied. layout: y's placement, as the plan chooses (see `matrix_of`) where it
-    is not given; y lies in memory of the mesh.
+    Collective, as is the backward pass: all ranks run it on the same graph.
 
-    Gradients lie as their tensors do. Those of replicated tiles are the whole gradient on each rank, which every rank
-    must be given alike for a replicated y; those of summands are that of the sum. The backward pass is collective: all
-    ranks run it on the same graph; with create_graph=True gradients can be differentiated again. Plans are kept. Raises
-    LayoutError, ShapeError, DtypeError, MeshError; DisagreementError, also where only some ranks want a gradient.
+    Parameters
+    ----------
+    x : Tensor
+        This rank's tile of a matrix (m, k).
+    w : Tensor
+        This rank's tile of a matrix (k, n), or (n, k) if `transpose_w`, of the same type.
+    mesh : Mesh
+        The ranks.
+    x_layout, w_layout : str or Layout
+        Placements of x and w.
+    layout : str or Layout, optional
+        Placement of y; by default the plan chooses it (see `matrix_of`).
+    transpose_w : bool
+        True for x @ w.T (default False).
+
+    Returns
+    -------
+    Tensor
+        This rank's tile of y, in memory of the mesh.
+
+    Raises
+    ------
+    RmaError
+        LayoutError, ShapeError, DtypeError or MeshError for arguments that do not fit. DisagreementError, also if only
+        some ranks want a gradient.
+
+    Notes
+    -----
+    Tensors are multiplied where they lie: in memory of the mesh (results, `empty`), or behind a window that opens when
+    a tensor is first seen and stays while it lives. A tensor whose rows and columns are both strided is copied.
+    Gradients lie as their tensors do. The gradient of a replicated tile is the whole gradient on each rank; for a
+    replicated y every rank must pass the same one. That of a summand is the gradient of the sum. With create_graph=True
+    gradients can be differentiated again.
     """
     return multiplied(mesh, x, w, None, x_layout, w_layout, layout, transpose_w, None)
 
@@ -103,18 +128,57 @@ def _check_axes(name: str, place: Layout, mesh: MeshShape) -> None:
 
 
 def empty(shape: Shape, dtype: torch.dtype, mesh: Mesh, layout: str | Layout) -> Tensor:
-    """This rank's tile of a new matrix of undefined content, in memory of the mesh. Collective.
+    """Return this rank's tile of a new matrix with undefined elements, in memory of the mesh.
 
-    Products take it as it lies, and ranks of a node read it in place. Raises LayoutError, ShapeError, DtypeError,
-    MeshError.
+    Collective. Products use the tile in place, and ranks of a node read it in place.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (rows, columns) of the whole matrix.
+    dtype : torch.dtype
+        Element type.
+    mesh : Mesh
+        The ranks.
+    layout : str or Layout
+        Placement.
+
+    Returns
+    -------
+    Tensor
+        The tile.
+
+    Raises
+    ------
+    LayoutError, ShapeError, DtypeError, MeshError
+        If the arguments do not fit.
     """
     return KeptTensors.of(mesh).lend(DistMatrix.empty(shape, TYPES.get(dtype, dtype), mesh, layout))
 
 
 def matrix_of(tensor: Tensor, mesh: Mesh) -> DistMatrix:
-    """The matrix on `mesh` whose tile this is: a result of `mm` or `Linear`, or made by `empty`. Local.
+    """Return the matrix whose tile this tensor is.
 
-    Raises LayoutError for any other tensor, MeshError.
+    Local.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        A result of `mm` or `Linear`, or made by `empty`.
+    mesh : Mesh
+        The ranks.
+
+    Returns
+    -------
+    DistMatrix
+        The matrix.
+
+    Raises
+    ------
+    LayoutError
+        If the tensor is no tile of a matrix.
+    MeshError
+        If the mesh is closed.
     """
     kept = KeptTensors.of(mesh)
     found = kept.find(check_tensor("tensor", tensor))

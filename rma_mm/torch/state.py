@@ -34,10 +34,26 @@ def layers_of(module: torch.nn.Module) -> dict[str, Linear]:
 
 
 def full_state_dict(module: torch.nn.Module, root: int | None = None) -> dict[str, Any]:
-    """The module's state_dict with whole tensors, on every rank, or on `root` alone (empty elsewhere). Collective.
+    """Return the module's state_dict with whole tensors, as the same module of torch.nn.Linear would have.
 
-    It is that of the same module made of torch.nn.Linear. What other layers hold is as on this rank.
-    Raises OptionError, MeshError.
+    Collective. Other layers' tensors are this rank's.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The module.
+    root : int, optional
+        The only rank that gets them; the others get an empty dict. By default every rank gets them.
+
+    Returns
+    -------
+    dict
+        Tensors by name.
+
+    Raises
+    ------
+    OptionError, MeshError
+        If the arguments do not fit.
     """
     layers = layers_of(module)
     state: dict[str, Any] = dict(module.state_dict())
@@ -62,11 +78,23 @@ def _whole(layer: Linear, name: str, root: int | None) -> torch.Tensor | None:
 
 @torch.no_grad()
 def load_safetensors(module: torch.nn.Module, path: PathLike, prefix: str = "") -> None:
-    """Fill the module's parameters and buffers from whole tensors in a safetensors file. Collective.
+    """Fill the module's parameters and buffers from whole tensors in a safetensors file.
 
-    Each rank reads its own part of what lies over a mesh, and no more. path: a file, or an index that names several, as
-    model.safetensors.index.json. prefix: what names in the file begin with, as "model.". What the module does not have
-    is left alone. Raises FileFormatError, OptionError.
+    Collective. Each rank reads only its own part of distributed tensors.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The module.
+    path : path-like
+        A file, or an index of several, as model.safetensors.index.json.
+    prefix : str
+        Prefix of the names in the file, as "model.". Tensors that the module does not have are ignored.
+
+    Raises
+    ------
+    FileFormatError, OptionError
+        If the file does not fit.
     """
     layers = layers_of(module)
     mesh = next(iter(layers.values())).mesh

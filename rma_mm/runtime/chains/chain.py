@@ -67,21 +67,50 @@ def plan_chain(
     inputs: Mapping[str, Given] | None = None,
     **named: Given,
 ) -> ChainPlan:
-    """Place a sequence of products, and what lies between them, so that all together takes least. Collective.
+    """Plan a sequence of products and element-wise steps so that all together take least time.
 
-    steps: texts as "H = gelu(X @ W + b)"; later steps may read a result. There are @, + - * / by NumPy's broadcasting
-    (a bias is (1, n), or (m, 1)), .T, .H, .conj(), gelu, relu, their derivatives gelu' and relu', sum(X, 0) of shape
-    (1, n), sum(X, 1), broadcast_to(b, (m, n)), numbers. What is said twice is done once; what is done to elements goes
-    along with the product before it, where there is one, unless products are checked.
-    named, or inputs, a dict of them for names that this call has options of: a matrix where it lies; (shape, dtype) of
-    one that the chain may place, `layouts` of the chain then says where; or a number. outputs: results to hand back
-    beside those that no step reads. only: the results to hand
-    back, and no others: steps of which none of them needs anything are dropped. layouts: placements that results must
-    have, or inputs that are not there yet. memory_limit: bytes a rank may hold of all matrices, copies and scratch.
-    joint: False for each step on what is best for it alone. The other options are those of `matmul`, for every product.
+    Collective.
 
-    Raises OptionError, ShapeError, DtypeError, LayoutError, MeshError, AlgorithmError; MemoryLimitError saying what is
-    missing; DisagreementError.
+    Parameters
+    ----------
+    steps : str or sequence of str
+        Assignments as "H = gelu(X @ W + b)"; later steps may read earlier results. Known are @, + - * / with NumPy's
+        broadcasting (a bias is (1, n) or (m, 1)), .T, .H, .conj(), gelu, relu, their derivatives gelu' and relu',
+        sum(X, 0), sum(X, 1), broadcast_to(b, (m, n)) and numbers.
+    mesh : Mesh, optional
+        Needed only if no input is distributed.
+    outputs : sequence of str, optional
+        Results to return besides those that no step reads.
+    only : sequence of str, optional
+        The only results to return; steps that none of them needs are dropped.
+    layouts : mapping of str to str or Layout, optional
+        Placements that results must have, and placements of inputs given as (shape, dtype).
+    algorithm, compute_dtype, deterministic, kernel, check, prefer : optional
+        As in `matmul`, for every product.
+    memory_limit : int, optional
+        Bytes that a rank may hold of all matrices, copies and scratch memory.
+    joint : bool
+        False to plan each step by itself (default True).
+    inputs : mapping, optional
+        Inputs by name, if a name is also an option of this function.
+    **named : DistMatrix, tuple or number
+        Inputs by name: a matrix where it lies, (shape, dtype) of one that the chain may place, or a number.
+
+    Returns
+    -------
+    ChainPlan
+        The prepared steps.
+
+    Raises
+    ------
+    RmaError
+        OptionError, ShapeError, DtypeError, LayoutError, MeshError or AlgorithmError for arguments that do not fit.
+        MemoryLimitError says how much memory is missing. DisagreementError if ranks pass different arguments.
+
+    Notes
+    -----
+    Equal expressions are computed once. Element-wise work is done with the product before it, unless products are
+    checked.
     """
     steps = steps or named.pop("steps", "")  # type: ignore[assignment]
     given = _by_name(inputs, named)
@@ -209,12 +238,29 @@ class ChainPlan:
         self, inputs: Mapping[str, DistMatrix] | None = None, /, *, out: Mapping[str, DistMatrix] | None = None,
         **named: DistMatrix,
     ) -> dict[str, DistMatrix]:
-        """Run all steps. Collective; makes no window, communicator or buffer after the first time.
+        """Run all steps.
 
-        named, or inputs, a dict: every input by name, placed as `layouts` says. out: matrices for outputs, by name,
-        placed likewise; none may share memory with another. Returns the outputs by name, the same matrices each time
-        but for those of `out`. Raises VerificationError where the chain was made with `check`, and a product is wrong;
-        OptionError, ShapeError, DtypeError, LayoutError, MeshError, ClosedError; DisagreementError.
+        Collective. Creates no window, communicator or buffer after the first time.
+
+        Parameters
+        ----------
+        inputs : mapping of str to DistMatrix, optional
+            Inputs by name, placed as `layouts` says.
+        out : mapping of str to DistMatrix, optional
+            Matrices that receive outputs, by name, placed likewise; none may share memory with another.
+        **named : DistMatrix
+            Further inputs by name.
+
+        Returns
+        -------
+        dict of str to DistMatrix
+            The outputs by name: those in `out`, and else the same matrices each time.
+
+        Raises
+        ------
+        RmaError
+            OptionError, ShapeError, DtypeError, LayoutError, MeshError or ClosedError for arguments that do not fit.
+            VerificationError if the chain was made with `check` and a product is wrong. DisagreementError.
         """
         with agreed(self.mesh.comm, "execute", chain=self.serial, adapt=[plan.adapt for plan in self.plans]) as facts:
             if self._is_closed:
@@ -265,9 +311,9 @@ class ChainPlan:
                 raise LayoutError(f"{name}: it shares memory with {other}, and the chain writes one; pass a copy")
 
     def close(self) -> None:
-        """Give the memory back, once all ranks have; outputs live on while they are in use.
+        """Release the chain's memory, which is free once every rank has done so; outputs live on while in use.
 
-        Local, and may be repeated.
+        Local; may be repeated.
         """
         self._last, self._is_closed, self._overlapped = (self._chosen, self._seconds), True, None
         for plan in self.plans:
@@ -286,10 +332,26 @@ class ChainPlan:
         self.close()
 
     def backward(self, result: str, prefix: str = "d") -> list[str]:
-        """The steps that make gradients of a result, to be planned together with those of the chain. Local.
+        """Return the steps that compute the gradients of a result, to be planned together with the chain's.
 
-        They read the gradient by the result, as "dY", and make "dX" for every input X that it depends on, and for named
-        results on the way. Raises OptionError, DtypeError.
+        Local.
+
+        Parameters
+        ----------
+        result : str
+            Name of the result.
+        prefix : str
+            Prefix of gradients' names: the steps read "dY" and make "dX" for every input X and named result on the way.
+
+        Returns
+        -------
+        list of str
+            The steps.
+
+        Raises
+        ------
+        OptionError, DtypeError
+            If there is no such result, or no gradient.
         """
         return gradients(self.chain.graph, result, prefix)
 

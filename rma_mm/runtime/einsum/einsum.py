@@ -40,18 +40,42 @@ def einsum(
     memory_limit: int | None = None,
     kernel: str = "auto",
 ) -> Any:
-    """Evaluate the Einstein summation convention on distributed operands, as `numpy.einsum` does. Collective.
+    """Evaluate an Einstein summation on distributed operands, as `numpy.einsum` does.
 
-    operands: DistMatrix, DistArray, or NumPy arrays equal on every rank. The result is a DistMatrix where it has two
-    indices, a DistArray of one or more than two, and a NumPy scalar on every rank without any. layout: where it goes;
-    else where it costs least. What is summed over in one operand alone is summed first, and diagonals are taken before
-    that; the rest are products of two, several in the order that opt_einsum finds, where it is installed, else from
-    left to right. Several large ones that are all of matrices are placed together, as `plan_chain` does it. The other
-    options are those of `matmul`, of each product; with one operand memory_limit is of what a rank holds of it and of
-    the result.
+    Collective over the mesh's communicator.
 
-    Raises OptionError for subscripts that cannot be read, an index that the result has twice or that no operand has;
-    ShapeError for an index of two lengths; and as `matmul` does.
+    Parameters
+    ----------
+    subscripts : str
+        Indices of the operands and of the result, as "bij,bjk->bik".
+    *operands : DistMatrix, DistArray or ndarray
+        NumPy arrays must be equal on every rank.
+    mesh : Mesh, optional
+        Needed only if no operand is distributed.
+    layout : str or Layout, optional
+        Placement of the result. By default the cheapest one.
+    semiring, compute_dtype, memory_limit, kernel : optional
+        As in `matmul`, for every product. With one operand, `memory_limit` is for this operand and the result.
+
+    Returns
+    -------
+    DistMatrix, DistArray or scalar
+        A DistMatrix if the result has two indices, a NumPy scalar on every rank if it has none, else a DistArray.
+
+    Raises
+    ------
+    OptionError
+        If `subscripts` cannot be read, the result repeats an index, or no operand has one of its indices.
+    ShapeError
+        If an index has two lengths.
+    RmaError
+        As `matmul`.
+
+    Notes
+    -----
+    Diagonals are taken first, and indices of one operand alone are summed. The rest are products of two operands, in
+    the order that opt_einsum finds if it is installed, else from left to right. Large products of matrices are placed
+    together, as by `plan_chain`.
     """
     mesh = common_mesh(mesh, *operands)
     with agreed(mesh.comm, "einsum", subscripts=subscripts, layout=layout) as facts:

@@ -130,9 +130,19 @@ FORMATS: dict[str, Format] = {}  # every format, by suffix
 
 
 def register_format(kind: Format) -> None:
-    """Make a format known to `load`, `DistMatrix.save` and the command line, by its suffixes. On every rank alike.
+    """Add a file format, for `load`, `DistMatrix.save` and the command line.
 
-    Raises OptionError where a suffix is none, or taken.
+    Local; every rank must register the same.
+
+    Parameters
+    ----------
+    kind : Format
+        The format, with suffixes of its own.
+
+    Raises
+    ------
+    OptionError
+        If a suffix is invalid or taken.
     """
     for suffix in kind.suffixes:
         if suffix in FORMATS:

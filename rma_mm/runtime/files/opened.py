@@ -58,9 +58,26 @@ class Opened:
         return {**self._live.facts, "shape": self.shape, "part": str(self._part)}
 
     def read(self, region: Region | tuple[slice, slice], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The part in `region`, two slices of steps of 1 or a Region, in `out` (its shape, `dtype`) or a new array.
+        """Read a part of the matrix.
 
-        Raises FileFormatError where the file changed since it was opened, ShapeError where the region does not fit.
+        Parameters
+        ----------
+        region : Region or tuple of slice
+            Rows and columns; slices have steps of 1.
+        out : ndarray, optional
+            Receives the elements; it has their shape and type. By default a new array.
+
+        Returns
+        -------
+        ndarray
+            The elements.
+
+        Raises
+        ------
+        FileFormatError
+            If the file has changed since it was opened.
+        ShapeError
+            If the region does not fit.
         """
         wanted = self._region(region)
         if out is None:

@@ -34,22 +34,43 @@ def closure(
     mesh: Mesh | None = None,
     layout: str | Layout | None = None,
 ) -> DistMatrix | tuple[DistMatrix, DistMatrix]:
-    """The best path between any two vertices of a graph: the closure of its (n, n) matrix D. Collective.
+    """Find the best path between every two vertices of a graph: the closure of its (n, n) matrix.
 
-    D[i, j]: the weight of the edge from i to j, or what says that there is none: `inf` for min_plus (shortest paths),
-    the least value for max_min (widest paths: the greatest least weight), False for or_and (what is reached). A
-    DistMatrix, which is overwritten and returned; or, with a `mesh` and if wanted a `layout`, a NumPy array, or a
-    sparse matrix of SciPy's whose stored elements are the edges, both equal on every rank. A path of no edges leads
-    from each vertex to itself.
+    Collective.
 
-    predecessors: also return P (int32), whose P[i, j] is the vertex before j on a best path from i, -9999 where there
-    is none, and for j = i, as SciPy has it; of equally good paths one with the fewest edges, exactly if all weights are
-    whole numbers and no length is too large for the type to hold each whole number, else to a few rounding errors.
-    Every rank then keeps all edges for the time being. D is squared until nothing changes on any rank, at most
-    log2(n) times, beside one more matrix of its size.
+    Parameters
+    ----------
+    D : DistMatrix, ndarray or sparse matrix
+        D[i, j] is the weight of the edge from i to j. A missing edge is `inf` for min_plus, the type's least value for
+        max_min, False for or_and. A DistMatrix is overwritten. A NumPy array, or a sparse matrix of SciPy whose stored
+        elements are the edges, must be equal on every rank.
+    semiring : {"min_plus", "max_min", "or_and"}
+        Shortest paths (default), widest paths (the greatest least weight), or reachability.
+    predecessors : bool
+        Also return the vertex before j on a best path from i (default False). Every rank then keeps all edges
+        meanwhile.
+    mesh : Mesh, optional
+        Needed if D is not distributed.
+    layout : str or Layout, optional
+        Placement of a D that is not distributed.
 
-    Raises ShapeError, DtypeError, LayoutError, OptionError; NegativeCycleError where shortest paths have no end, after
-    which D holds no result.
+    Returns
+    -------
+    DistMatrix or tuple of DistMatrix
+        The closure, in which each vertex reaches itself by a path without edges; with `predecessors`, also P (int32).
+        P[i, j] is -9999 if there is no path, and for j = i, as in SciPy.
+
+    Raises
+    ------
+    NegativeCycleError
+        If shortest paths have no end; D then holds no result.
+    RmaError
+        ShapeError, DtypeError, LayoutError or OptionError for arguments that do not fit.
+
+    Notes
+    -----
+    D is squared until no rank sees a change, at most log2(n) times, with one more matrix of its size. Of equally good
+    paths, P describes one with the fewest edges if all weights are whole numbers that sums of them do not overflow.
     """
     mesh = D.mesh if isinstance(D, DistMatrix) else mesh
     if not isinstance(mesh, Mesh):

@@ -53,11 +53,31 @@ class DistArray(Distributed):
     def from_local(
         cls, array: NDArray[Any] | None, shape: tuple[int, ...], mesh: Mesh, layout: str | Layout
     ) -> DistArray:
-        """An array on the caller's own arrays, in place and without a copy. Collective.
+        """Make an array from the ranks' own NumPy arrays, in place and without a copy.
 
-        array: this rank's local array, of the shape of its part in `layout`, C-contiguous (None on ranks that own
-        nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError, LayoutError,
-        DtypeError.
+        Collective.
+
+        Parameters
+        ----------
+        array : ndarray or None
+            This rank's part in `layout`, C-contiguous; None on ranks that own nothing. It must not be resized or freed
+            before the array is closed on every rank.
+        shape : tuple of int
+            Shape of the whole array.
+        mesh : Mesh
+            The ranks that hold it.
+        layout : str or Layout
+            Placement.
+
+        Returns
+        -------
+        DistArray
+            The array; its memory is the caller's.
+
+        Raises
+        ------
+        ShapeError, LayoutError, DtypeError
+            If the arguments do not fit.
         """
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_extents(shape)
@@ -142,7 +162,25 @@ class DistArray(Distributed):
 
     @serialized
     def redistribute(self, layout: str | Layout) -> DistArray:
-        """The same array placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
+        """Return the same array in another placement; every rank pulls its new part.
+
+        Collective.
+
+        Parameters
+        ----------
+        layout : str or Layout
+            The new placement.
+
+        Returns
+        -------
+        DistArray
+            A new array.
+
+        Raises
+        ------
+        LayoutError
+            If the layout does not fit.
+        """
         with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
             facts["matrix"] = self.facts
             place = placed(layout, self.shape, self.mesh)
@@ -153,26 +191,57 @@ class DistArray(Distributed):
 
     @serialized
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
-        """The whole array on every rank, or on `root` alone (None elsewhere). Collective."""
+        """Gather the array into a NumPy array.
+
+        Collective.
+
+        Parameters
+        ----------
+        root : int, optional
+            The only rank that gets the array. By default every rank does.
+
+        Returns
+        -------
+        ndarray or None
+            The whole array; None on ranks other than `root`.
+        """
         whole = self.folded.to_numpy(root)
         return None if whole is None else whole.reshape(self.shape)
 
     @serialized
     def save(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write the array to a file, each rank its own part, beside the final name first. Collective.
+        """Write the array to a file, each rank its own part.
 
-        As `DistMatrix.save`; its format must keep arrays of other than two dimensions, as `.npy` does.
+        Collective.
+
+        Parameters
+        ----------
+        path : str or path-like
+            As in `DistMatrix.save`; the format must support arrays of any dimension, as `.npy` does.
+        **options
+            As in `DistMatrix.save`.
         """
         saved(self, path, options)
 
     def copy_from(self, other: DistArray) -> None:
-        """Take the elements of an array of the same shape and layout. Local."""
+        """Copy the elements of an array of the same shape and layout.
+
+        Local.
+
+        Parameters
+        ----------
+        other : DistArray
+            The source.
+        """
         if other.shape != self.shape or other.layout != self.layout:
             raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
         self.folded.tile[...] = other.folded.tile
 
     def close(self) -> None:
-        """Give the memory back, once all ranks have. Local, and may be repeated."""
+        """Release the memory, which is free once every rank has done so.
+
+        Local; may be repeated.
+        """
         self.folded.close()
 
     def __enter__(self) -> Self:
@@ -193,13 +262,38 @@ def load(
     format: str | None = None,  # noqa: A002
     allow_external: bool | None = None,
 ) -> DistMatrix | DistArray:
-    """The matrix, or the array of other dimensions, in a file, of which each rank reads its own part only. Collective.
+    """Load a matrix, or an array of another dimension, from a file; each rank reads its own part.
 
-    path: a file, a matrix in it, a part of that, as `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`; the
-    format goes by how the file's name ends, and is `.npy` where no format has that end. layout: None for blocks, which
-    cut no chunk of files that have chunks; where a layout cuts some, they are read whole, each once, and moved. dtype:
-    "bfloat16" for `.npy` files that hold it (as |V2). format: as "h5", for other names. allow_external: read
-    files that this one names too (see `open`). Raises FileFormatError, LayoutError, OptionError.
+    Collective.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A file, a matrix in it, or a part of that: `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`. The
+        suffix of the file gives the format; an unknown suffix means `.npy`.
+    mesh : Mesh
+        The ranks that hold the matrix.
+    layout : str or Layout, optional
+        Placement. By default blocks that cut no chunk of the file. A chunk that a layout cuts is read once and then
+        moved.
+    dtype : str, optional
+        "bfloat16" for `.npy` files that hold it as |V2.
+    format : str, optional
+        Format of a file whose suffix does not tell it, as "h5".
+    allow_external : bool, optional
+        True to read files that this one refers to; see `open`.
+
+    Returns
+    -------
+    DistMatrix or DistArray
+        A DistMatrix if the array has two dimensions.
+
+    Raises
+    ------
+    FileFormatError
+        If the file cannot be read.
+    RmaError
+        LayoutError, OptionError or DisagreementError for arguments that do not fit.
     """
     made: DistMatrix | DistArray = loaded(kind_of, (path, dtype, format), mesh, layout, allow_external)
     return made

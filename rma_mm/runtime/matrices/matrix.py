@@ -97,7 +97,31 @@ class Distributed(Multiplicand):
     @classmethod
     @serialized
     def empty(cls, shape: Any, dtype: DTypeLike, mesh: Mesh, layout: str | Layout | None = None) -> Self:
-        """One of undefined content. Collective. Raises ShapeError, LayoutError, DtypeError."""
+        """Make a matrix or an array with undefined elements.
+
+        Collective.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the whole.
+        dtype : dtype
+            Element type.
+        mesh : Mesh
+            The ranks that hold it.
+        layout : str or Layout, optional
+            Placement; blocks by default.
+
+        Returns
+        -------
+        Self
+            A new matrix or array.
+
+        Raises
+        ------
+        ShapeError, LayoutError, DtypeError
+            If the arguments do not fit.
+        """
         with agreed(checked_mesh(mesh).comm, "empty", shape=shape, dtype=dtype, layout=layout):
             shape = cls._extents(shape)
             place = placed(layout, shape, mesh)
@@ -109,9 +133,32 @@ class Distributed(Multiplicand):
     def from_numpy(
         cls, x: NDArray[Any] | None, mesh: Mesh, layout: str | Layout | None = None, root: int | None = None
     ) -> Self:
-        """The elements of `x`, equal on every rank, or given by rank `root` alone (the others pass None). Collective.
+        """Make a matrix or an array with the elements of a NumPy array.
 
-        Raises ShapeError, DtypeError, LayoutError; DisagreementError where ranks hold different arrays.
+        Collective.
+
+        Parameters
+        ----------
+        x : ndarray or None
+            The whole array, equal on every rank; with `root`, None on all other ranks.
+        mesh : Mesh
+            The ranks that hold it.
+        layout : str or Layout, optional
+            Placement; blocks by default.
+        root : int, optional
+            The only rank that passes `x`.
+
+        Returns
+        -------
+        Self
+            A new matrix or array.
+
+        Raises
+        ------
+        ShapeError, DtypeError, LayoutError
+            If the arguments do not fit.
+        DisagreementError
+            If ranks hold different arrays.
         """
         if root is not None:
             return cls._from_root(x, mesh, layout, root)
@@ -143,10 +190,28 @@ class Distributed(Multiplicand):
     def from_function(
         cls, shape: Any, f: Elements, mesh: Mesh, layout: str | Layout | None = None, dtype: DTypeLike | None = None
     ) -> Self:
-        """One whose elements are f(rows, columns), or f of more, called with open index grids. Collective.
+        """Make a matrix or an array whose elements are f(rows, columns), or f of more indices.
 
-        f takes a grid for each dimension, as `np.ogrid` makes them, and sees this rank's indices only, a part of them
-        at a time. dtype: that of what f returns when not given.
+        Collective.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Shape of the whole.
+        f : callable
+            Takes an open index grid for each dimension, as from `np.ogrid`, and returns elements. It is called for
+            parts of this rank's indices.
+        mesh : Mesh
+            The ranks that hold it.
+        layout : str or Layout, optional
+            Placement; blocks by default.
+        dtype : dtype, optional
+            Element type; by default that of f's result.
+
+        Returns
+        -------
+        Self
+            A new matrix or array.
         """
         if dtype is None:
             with agreed(checked_mesh(mesh).comm, "from_function", shape=shape) as facts:
@@ -178,11 +243,31 @@ class DistMatrix(Stored, Distributed):
     @classmethod
     @serialized
     def from_local(cls, array: NDArray[Any] | None, shape: Shape, mesh: Mesh, layout: str | Layout) -> DistMatrix:
-        """A matrix on the caller's own arrays, in place and without a copy. Collective.
+        """Make a matrix from the ranks' own NumPy arrays, in place and without a copy.
 
-        array: this rank's local array, of the shape of its part in `layout`, rows or columns dense in memory (None on
-        ranks that own nothing). It must stay as it is until the matrix is closed on every rank. Raises ShapeError,
-        LayoutError, DtypeError.
+        Collective.
+
+        Parameters
+        ----------
+        array : ndarray or None
+            This rank's part in `layout`, with dense rows or dense columns; None on ranks that own nothing. It must not
+            be resized or freed before the matrix is closed on every rank.
+        shape : tuple of int
+            (rows, columns) of the whole matrix.
+        mesh : Mesh
+            The ranks that hold it.
+        layout : str or Layout
+            Placement.
+
+        Returns
+        -------
+        DistMatrix
+            The matrix; its memory is the caller's.
+
+        Raises
+        ------
+        ShapeError, LayoutError, DtypeError
+            If the arguments do not fit.
         """
         with agreed(checked_mesh(mesh).comm, "from_local", shape=shape, layout=layout):
             shape = checked_shape(shape)
@@ -200,18 +285,48 @@ class DistMatrix(Stored, Distributed):
         format: str | None = None,  # noqa: A002
         allow_external: bool | None = None,
     ) -> DistMatrix:
-        """As `rma_mm.load`, of a file that holds a matrix. Collective."""
+        """Load a matrix from a file; each rank reads its own part.
+
+        Collective.
+
+        Parameters
+        ----------
+        path, mesh, layout, dtype, format, allow_external
+            As in `rma_mm.load`.
+
+        Returns
+        -------
+        DistMatrix
+            The matrix.
+        """
         made: DistMatrix = loaded(lambda _: cls, (path, dtype, format), mesh, layout, allow_external)
         return made
 
     @classmethod
     @serialized
     def from_source(cls, x: Any, mesh: Mesh, layout: str | Layout | None = None) -> DistMatrix:
-        """A matrix of the elements of `x`, of which each rank reads its own part only. Collective.
+        """Make a matrix from an array-like object that reads parts of itself; each rank reads its own part.
 
-        x: anything with two extents in `shape`, a `dtype`, and elements by two slices, x[a:b, c:d], as an open
-        h5py.Dataset, zarr.Array or numpy.memmap has; on every rank the same. Raises ShapeError, DtypeError,
-        LayoutError.
+        Collective.
+
+        Parameters
+        ----------
+        x : h5py.Dataset, zarr.Array, numpy.memmap or similar
+            Has `shape` with two extents, `dtype`, and elements by two slices, x[a:b, c:d]. The same on every rank.
+        mesh : Mesh
+            The ranks that hold the matrix.
+        layout : str or Layout, optional
+            Placement; blocks by default.
+
+        Returns
+        -------
+        DistMatrix
+            The matrix.
+
+        Raises
+        ------
+        ShapeError, DtypeError, LayoutError
+            If the arguments do not fit.
         """
         with agreed(checked_mesh(mesh).comm, "from_source", layout=layout) as facts:
             if not (hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")):
@@ -241,7 +356,25 @@ class DistMatrix(Stored, Distributed):
 
     @serialized
     def redistribute(self, layout: str | Layout) -> DistMatrix:
-        """The same matrix placed by `layout`: every rank pulls its new part. Collective. Raises LayoutError."""
+        """Return the same matrix in another placement; every rank pulls its new part.
+
+        Collective.
+
+        Parameters
+        ----------
+        layout : str or Layout
+            The new placement.
+
+        Returns
+        -------
+        DistMatrix
+            A new matrix.
+
+        Raises
+        ------
+        LayoutError
+            If the layout does not fit.
+        """
         with agreed(self.mesh.comm, "redistribute", layout=layout) as facts:
             facts["matrix"] = self.facts
             place = placed(layout, self.shape, self.mesh)
@@ -252,30 +385,71 @@ class DistMatrix(Stored, Distributed):
 
     @serialized
     def to_numpy(self, root: int | None = None) -> NDArray[Any] | None:
-        """The whole matrix as an array on every rank, or on `root` alone (None elsewhere). Collective."""
+        """Gather the matrix into a NumPy array.
+
+        Collective.
+
+        Parameters
+        ----------
+        root : int, optional
+            The only rank that gets the array. By default every rank does.
+
+        Returns
+        -------
+        ndarray or None
+            The whole matrix; None on ranks other than `root`.
+        """
         return collected(self, root)
 
     @serialized
     def save(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write the matrix to a file, each rank its own part, beside the final name first. Collective.
+        """Write the matrix to a file, each rank its own part.
 
-        path: a file, or a matrix in it, as `C.npy` or `data.h5::/group/C`; its format goes by how the file's name ends,
-        and is `.npy` where no format has that end. options: format="h5" for other names; chunks=(rows, columns),
-        shards=(rows, columns), compress="zstd" or "none" where the format has such. Raises FileFormatError,
-        OptionError.
+        Collective. The parts go to a temporary file beside the target, which is then renamed.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A file, or a matrix in it: `C.npy`, `data.h5::/group/C`. The suffix gives the format; an unknown one means
+            `.npy`.
+        **options
+            format="h5" for other suffixes; chunks=(rows, columns), shards=(rows, columns), compress="zstd" or "none"
+            for formats that have these.
+
+        Raises
+        ------
+        FileFormatError, OptionError
+            If the file cannot be written so.
         """
         saved(self, path, options)
 
     def aslinearoperator(self) -> LinearOperator:
-        """The matrix as a scipy.sparse.linalg.LinearOperator, each of whose products is collective.
+        """Return the matrix as a `scipy.sparse.linalg.LinearOperator`.
 
-        All ranks run the same solver on the same vectors, which are NumPy arrays, as are the results. Raises
-        OptionError where SciPy is not installed.
+        Local; each product by the operator is collective. All ranks run the same solver on the same NumPy vectors.
+
+        Returns
+        -------
+        scipy.sparse.linalg.LinearOperator
+            An operator whose results are NumPy vectors, equal on every rank.
+
+        Raises
+        ------
+        OptionError
+            If SciPy is not installed.
         """
         return linear_operator(self)
 
     def copy_from(self, other: DistMatrix) -> None:
-        """Take the elements of a matrix of the same shape and layout. Local."""
+        """Copy the elements of a matrix of the same shape and layout.
+
+        Local.
+
+        Parameters
+        ----------
+        other : DistMatrix
+            The source.
+        """
         if other.shape != self.shape or other.layout != self.layout:
             raise LayoutError(f"copy_from: got {other!r}; it must be placed like {self!r}; use redistribute")
         self.tile[...] = other.tile

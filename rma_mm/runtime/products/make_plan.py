@@ -69,17 +69,37 @@ def make_plan(
     fill: str = "both",
     workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
-    """Settle how to multiply: algorithm, placements, panels, memory. Collective over the mesh's communicator.
+    """Prepare a product, to be executed many times: C = alpha · op(A) @ op(B) + beta · C.
 
-    A, B: matrices, or operands whose placement the plan may choose. layout: C's placement. memory_limit: bytes a rank
-    may hold of the operands, the result and scratch. workspace: memory of the caller for `Plan.scratch_bytes` of this
-    rank, which differ by rank: a flat array of bytes, in place of which the plan makes none; plans that are executed
-    in turn may have the same. It serves in windows of every flavour; `Plan.window_bytes` are beside it. The other
-    options are those of `matmul`; check="every=N" verifies each N-th execution. Of batches (…, m, k) and (…, k, n) it
-    is a `BatchPlan`. A plan for one matrix and its transpose takes no other B.
+    Collective over the mesh's communicator.
 
-    Raises ShapeError, DtypeError, LayoutError, AlgorithmError, OptionError, MeshError, and
-    MemoryLimitError saying how much is missing.
+    Parameters
+    ----------
+    A, B : DistMatrix, DistArray, Opened, ndarray or tuple
+        Operands as in `matmul`, or (shape, dtype) of operands that the plan may place.
+    mesh : Mesh, optional
+        Needed only if neither operand is distributed.
+    layout : str or Layout, optional
+        Placement of C. By default the plan chooses it.
+    alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b : optional
+        As in `matmul`.
+    algorithm, memory_limit, compute_dtype, deterministic, kernel, semiring, epilogue : optional
+        As in `matmul`.
+    check, prefer, symmetric, fill : optional
+        As in `matmul`.
+    workspace : ndarray of uint8, optional
+        The caller's memory for scratch that no other rank reaches, flat, of at least `Plan.scratch_bytes` bytes, which
+        differ by rank. Plans that are executed one after the other may share it.
+
+    Returns
+    -------
+    Plan
+        The prepared product; for batches, a BatchPlan.
+
+    Raises
+    ------
+    RmaError
+        As `matmul`.
     """
     mesh = common_mesh(mesh, A, B)
     A, B = as_operands(A, B, mesh)

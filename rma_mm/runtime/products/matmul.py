@@ -107,28 +107,81 @@ def matmul(
     symmetric: bool | str | None = None,
     fill: str = "both",
 ) -> Any:
-    """C = alpha · op(A) @ op(B) + beta · C. Collective over the mesh's communicator.
+    """Multiply two matrices, or two batches of matrices: C = alpha · op(A) @ op(B) + beta · C.
 
-    A: (m, k) and B: (k, n), each a DistMatrix or a NumPy array equal on every rank; (k, m) and (n, k) if transposed.
-    Batches (…, m, k) and (…, k, n), each a DistArray or NumPy array, broadcast as NumPy's; C is a DistArray then.
-    What they move is pulled, and sums of several ranks are pushed; algorithm, epilogue and check are not for them.
-    out: where C goes, and what beta multiplies; else a new matrix, placed by `layout` or as the plan chooses, which may
-    choose otherwise when a rank becomes slow. c: what beta multiplies in place of `out`, placed as that, or as the new
-    matrix then is; it stays as it was, and is not read where beta is 0. algorithm: a
-    name of `list_algorithms`, or auto. memory_limit: bytes a rank may hold of operands, result and scratch.
-    compute_dtype: the type of C, where it is not NumPy's promotion. deterministic: only forms that give the same bits
-    again. kernel: auto, blas, numba or numpy. semiring: what is done in place of + and ×, a name of `SEMIRINGS`; alpha
-    is then 1, and beta 0, or 1 to go on from what C holds. epilogue: what becomes of each element of C once it is
-    summed: bias, activation, another type. check: whether C is verified, or "every=N" for each N-th product of this
-    kind: from N = 10 on as `rma_mm.verify` does, else so that it costs little, which finds less in large products of
-    floats (one element that is off by 350 standard deviations of its neighbours' rounding errors, in place of 100).
-    prefer: "two-sided" for plans that neither get nor accumulate, "auto" for any; None as RMA_MM_PREFER says (or
-    USE_ALLREDUCE=1, which is "two-sided").
-    symmetric: True where A · B is known to equal its transpose, "hermitian" its conjugate transpose; about half of it
-    is then multiplied, and of C as it was, which beta adds, only the lower triangle counts. None recognises one
-    DistMatrix given twice, once transposed, as in A @ A.T, where beta = 0 and there is no bias; False does not. fill:
-    "both", or "lower" for zeros above the diagonal. Plans are kept and used again. Raises as `make_plan` and
-    `Plan.execute`.
+    Collective over the mesh's communicator: every rank calls it with equal arguments.
+
+    Parameters
+    ----------
+    A : DistMatrix, DistArray, Opened or ndarray
+        Left operand, (m, k), or (k, m) if `transpose_a`. A batch has the shape (…, m, k) and broadcasts as in NumPy.
+        A NumPy array must be equal on every rank. What `rma_mm.open` returns stays in its file.
+    B : DistMatrix, DistArray, Opened or ndarray
+        Right operand, (k, n), or (n, k) if `transpose_b`.
+    mesh : Mesh, optional
+        Needed only if neither operand is distributed.
+    out : DistMatrix or DistArray, optional
+        Receives C, and holds the values that `beta` multiplies. By default C is a new matrix.
+    alpha, beta : scalar
+        Factors of the product (default 1) and of the old C (default 0, which does not read the old C).
+    transpose_a, transpose_b, conjugate_a, conjugate_b : bool
+        Transpose or conjugate an operand (default False).
+    layout : str or Layout, optional
+        Placement of a new C. By default the plan chooses it.
+    algorithm : str
+        A name from `list_algorithms`, or "auto" (default) to choose by predicted time. Not for batches.
+    memory_limit : int, optional
+        Bytes that a rank may hold of operands, result and scratch memory.
+    compute_dtype : dtype, optional
+        Element type of C. By default NumPy's promotion of the operands' types.
+    deterministic : bool
+        Use only algorithms that give the same bits each time (default False).
+    kernel : {"auto", "blas", "numba", "numpy"}
+        Local multiplication.
+    semiring : str
+        A name from `SEMIRINGS` that replaces + and ×. Then `alpha` must be 1, and `beta` 0 or 1.
+    epilogue : Epilogue, optional
+        Bias, activation and result type, applied after the sums are complete. Not for batches.
+    check : bool or str
+        True to verify each product, "every=N" to verify each N-th one. From N = 10 on the check is that of
+        `rma_mm.verify`. Otherwise a cheaper one runs: in large products of floats it finds one wrong element only if
+        that is off by about 350 standard deviations of its rounding error, instead of 100.
+    prefer : {"auto", "two-sided"}, optional
+        "two-sided" excludes algorithms that get or accumulate. By default RMA_MM_PREFER decides (USE_ALLREDUCE=1 also
+        means "two-sided").
+    c : DistMatrix or DistArray, optional
+        Matrix that `beta` multiplies, instead of `out`. It is not changed, and not read if `beta` is 0.
+    symmetric : bool or str, optional
+        True if A · B equals its transpose, "hermitian" if it equals its conjugate transpose: then half of it is
+        multiplied. By default a product of one DistMatrix and its transpose is recognised, as A @ A.T.
+    fill : {"both", "lower"}
+        Part of a symmetric C to compute; "lower" leaves zeros above the diagonal.
+
+    Returns
+    -------
+    DistMatrix or DistArray
+        C: `out`, or a new matrix.
+
+    Raises
+    ------
+    RmaError
+        ShapeError, DtypeError, LayoutError or OptionError for arguments that do not fit. AlgorithmError if no algorithm
+        can run, MemoryLimitError if none fits, VerificationError if `check` finds an error. DisagreementError if ranks
+        pass different arguments. Every rank raises the same error.
+
+    See Also
+    --------
+    plan : Prepare a product once and execute it many times.
+
+    Notes
+    -----
+    The mesh keeps the plans of recent products and uses them again. A later call may use another algorithm if a rank
+    becomes slow.
+
+    Examples
+    --------
+    >>> C = rma_mm.matmul(A, B, mesh)                          # doctest: +SKIP
+    >>> rma_mm.matmul(A, B, out=C, alpha=2, beta=1)            # doctest: +SKIP
     """
     mesh = common_mesh(mesh, A, B)
     A, B = as_operands(A, B, mesh)

@@ -41,12 +41,11 @@ Given = DistMatrix | Opened | NDArray[Any]  # what operands may be
 
 
 class Plan:
-    """C = alpha · op(A) @ op(B) + beta · C, settled and prepared. Made by `make_plan`; collective to execute.
+    """A prepared product C = alpha · op(A) @ op(B) + beta · C, made by `rma_mm.plan`.
 
-    Where it was chosen by "auto" and turns out late, it may go over to another way of doing the same, twice at most, on
-    the same placements and within the same memory limit, as `mesh.fallbacks` then says; likewise where a rank becomes
-    slow. All that it tells is of what is in force. Set `adapt` to False to keep it as it is, which
-    deterministic=True does, and a workspace.
+    Collective to execute. A plan chosen by "auto" that is slower than predicted, or has a slow rank, may change its
+    algorithm twice, with the same placements and memory limit; `mesh.fallbacks` reports it. Set `adapt` to False to
+    prevent that. With `deterministic` or a workspace it never changes.
     """
 
     def __init__(self, mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> None:
@@ -176,22 +175,48 @@ class Plan:
         return self.choice.decision
 
     def explain(self, every: bool = False) -> str:
-        """The decision as a table, of 100 columns; of `every` candidate, with its placements, as a wide one.
+        """Explain the choice of this plan; all operations of all ranks are verified for it.
 
-        The whole schedule, all ranks', is verified on the way.
+        Parameters
+        ----------
+        every : bool
+            True for all candidates with their placements, in a wide table; by default 100 columns.
+
+        Returns
+        -------
+        str
+            The plan, its lower bounds and the table of candidates.
         """
         return self.choice.explain(every)
 
     def frontier(self) -> str:
-        """T10's compute-shift plans for this product as a table: the most words for the least memory first."""
+        """Return T10's compute-shift plans for this product as a table, from most words to least memory.
+
+        Returns
+        -------
+        str
+            The table.
+        """
         return frontier_table(self.spec.shape, self.mesh.grid.size)
 
     def picture(self) -> str:
-        """The schedule drawn as text: who multiplies what when, and who moves what to whom. Small meshes only."""
+        """Draw the schedule as text: the work and the transfers of each rank in each step.
+
+        Returns
+        -------
+        str
+            The drawing; small meshes only.
+        """
         return drawn(self.schedule)
 
     def page(self) -> str:
-        """The schedule drawn as an HTML page that stands by itself."""
+        """Draw the schedule as a self-contained HTML page.
+
+        Returns
+        -------
+        str
+            The page.
+        """
         return page(self.schedule, str(self))
 
     def __str__(self) -> str:
@@ -204,16 +229,37 @@ class Plan:
         self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
         c: DistMatrix | None = None, opened: Told = None,
     ) -> DistMatrix:
-        """Multiply. Collective. Returns `out`, or the plan's own C.
+        """Multiply.
 
-        c: what beta multiplies in place of `out`; it stays as it was, and is not read where beta is 0. opened: what a
-        ballot brought by which all ranks have agreed on this call, each telling its `opening`. Makes no window,
-        communicator or buffer, but where it goes over to another way (`adapt`). The operands must be placed as
-        `layouts` says; arrays (for a plan that was made for arrays) must be equal on every rank, which is not checked.
-        progress is called with (done, total) multiply-adds of this rank; what it raises is raised here, on its rank,
-        once the product is complete, and it cannot call what is collective. Raises ShapeError, LayoutError, DtypeError,
-        MeshError, OptionError, ClosedError; DisagreementError; VerificationError where the plan was made with `check`;
-        WindowError where a transfer fails for good, on all ranks, which can agree on nothing more.
+        Collective. Creates no window, communicator or buffer, unless `adapt` switches to another algorithm.
+
+        Parameters
+        ----------
+        A, B : DistMatrix, Opened or ndarray
+            Operands, placed as `layouts` says. Arrays, for a plan made for arrays, must be equal on every rank; this is
+            not checked.
+        out : DistMatrix, optional
+            Receives C. By default the plan's own C, the same matrix each time.
+        progress : callable, optional
+            Called with (done, total) multiply-adds of this rank. It must not make collective calls. Its error is raised
+            on its rank after the product is complete.
+        c : DistMatrix, optional
+            Matrix that beta multiplies, instead of `out`. It is not changed, and not read if beta is 0.
+        opened : sequence of int, optional
+            Result of a ballot of the caller's in which each rank voted its `opening`.
+
+        Returns
+        -------
+        DistMatrix
+            C.
+
+        Raises
+        ------
+        RmaError
+            ShapeError, LayoutError, DtypeError, MeshError, OptionError or ClosedError for arguments that do not fit.
+            VerificationError if the plan was made with `check` and C is wrong. DisagreementError.
+        WindowError
+            If a transfer fails for good, on all ranks; no further call is possible then.
         """
         if self._may_adapt:
             self.follow()
@@ -249,15 +295,36 @@ class Plan:
 
     @serialized
     def prepare(self, A: Given, B: Given, out: DistMatrix | None = None) -> None:
-        """Bind these operands now, which the first `execute` on them does otherwise. Collective; raises as it does."""
+        """Bind these operands now, which their first `execute` would do.
+
+        Collective.
+
+        Parameters
+        ----------
+        A, B, out
+            As in `execute`.
+        """
         A, B = as_operands(A, B, self.mesh)
         self.prepared.executable(*self._agreed(A, B, out), self.trace)
 
     def set_bias(self, values: NDArray[Any], at: NDArray[np.int64] | slice = slice(None)) -> None:
-        """Let the epilogue add these values from the next execution on; of the others (`at` chooses) those before.
+        """Replace values of the epilogue's bias, from the next execution on.
 
-        Local: of values that belong to other ranks' rows or columns alone, a rank needs none, unless C is verified.
-        Raises OptionError for a plan that was made without a bias, ShapeError, DtypeError for what does not fit it.
+        Local: a rank needs no values of other ranks' rows or columns, unless C is verified.
+
+        Parameters
+        ----------
+        values : ndarray
+            The new values.
+        at : ndarray of int or slice
+            Their indices; all by default.
+
+        Raises
+        ------
+        OptionError
+            If the plan was made without a bias.
+        ShapeError, DtypeError
+            If the values do not fit.
         """
         epilogue = self.options.epilogue
         if epilogue is None or epilogue.bias is None:
@@ -367,7 +434,10 @@ class Plan:
             choice = choose_plan(self.mesh, choice.placed)
 
     def close(self) -> None:
-        """Give the plan's memory back, once all ranks have; its own C lives on while in use. Local; may be repeated."""
+        """Release the plan's memory, which is free once every rank has done so; its own C lives on while in use.
+
+        Local; may be repeated.
+        """
         self._is_closed = True
         self._latest = None
         self.prepared.close()

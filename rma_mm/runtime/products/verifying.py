@@ -43,16 +43,42 @@ def verify(
     symmetric: bool | str | None = None,
     fill: str = "both",
 ) -> Verdict:
-    """Require that C = alpha · op(A) @ op(B) + beta · C0. Collective over the mesh's communicator; gathers nothing.
+    """Check that C = alpha · op(A) @ op(B) + beta · C0, without gathering a matrix.
 
-    A, B, C: matrices of any placements, A and B also what `rma_mm.open` gives, which is read once more; every replica
-    of C is looked at. C0: C as it was before the product, where beta ≠ 0, of C's shape and type. The other options are
-    those that `matmul` was called with. Returns what was looked at (`Verdict.how`) and the largest error, as a part of
-    what rounding may do (`Verdict.residual`). Of floats an element that is off by 100 standard deviations of its
-    neighbours' rounding errors is found, but for one in 10^6.
+    Collective over the mesh's communicator.
 
-    Raises VerificationError on every rank where C is wrong, naming the element or the rows, and counts that in
-    `Mesh.metrics`; ShapeError, DtypeError, LayoutError, OptionError, MeshError; DisagreementError.
+    Parameters
+    ----------
+    A, B : DistMatrix or Opened
+        Operands in any placement. Operands in files are read again.
+    C : DistMatrix
+        The result to check; every replica is checked.
+    mesh : Mesh, optional
+        Needed only if both operands are in files.
+    alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b : optional
+        As in the `matmul` that computed C.
+    C0 : DistMatrix, optional
+        C before the product; needed if `beta` is not 0.
+    compute_dtype, semiring, epilogue, symmetric, fill : optional
+        As in the `matmul` that computed C.
+
+    Returns
+    -------
+    Verdict
+        What was checked (`how`), and the largest error relative to its tolerance (`residual`).
+
+    Raises
+    ------
+    VerificationError
+        If C is wrong; it names the element or the rows. `Mesh.metrics` counts it.
+    RmaError
+        ShapeError, DtypeError, LayoutError, OptionError, MeshError or DisagreementError for arguments that do not fit.
+
+    Notes
+    -----
+    Products of up to 2²⁸ multiply-adds are computed again. Larger products of floats are checked by random sums
+    (R. Freivalds 1979): one element that is off by 100 standard deviations of its rounding error is found, except for
+    one case in 10⁶.
     """
     mesh = common_mesh(mesh, A, B, C)
     A, B = as_operands(A, B, mesh)

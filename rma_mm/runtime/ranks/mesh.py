@@ -58,18 +58,39 @@ SETTINGS = (
 
 
 class Mesh:
-    """Ranks 0…prod(shape) − 1 of a communicator on a grid with named axes. Collective to make and to close.
+    """Ranks 0…prod(shape) − 1 of a communicator, on a grid with named axes.
 
-    shape: ranks along each axis. comm: COMM_WORLD when not given; it is duplicated. names: i, j, l, p, q, r
-    when not given. window: a flavour (`--list-windows` names them); RMA_MM_WINDOW, or shared, when not given.
-    threads: BLAS threads of a rank; by ranks per node when not given. speeds: how fast each rank of the grid
-    multiplies, in any unit, by which `auto` cuts what is not placed yet; as calibration measured it when not given.
-    timeout: seconds for which a rank may stand still before the job ends; RMA_MM_TIMEOUT, or 20, when not given.
+    Collective to make and to close. Ranks of `comm` beyond the grid own nothing but join every call.
 
-    Ranks of `comm` beyond the grid own nothing but join every call. A rank calls from one thread at a time, and all
-    ranks make the same calls in the same order, whichever meshes they are on. Raises MeshError where `comm` is none or
-    the grid has more ranks, WindowError for an unknown window, DisagreementError where arguments, or what the
-    environment sets, differ between ranks.
+    Parameters
+    ----------
+    shape : tuple of int
+        Ranks along each axis.
+    comm : mpi4py.MPI.Intracomm, optional
+        COMM_WORLD by default; it is duplicated.
+    names : tuple of str, optional
+        Names of the axes; i, j, l, p, q, r by default.
+    window : str, optional
+        A flavour of windows, as `--list-windows` prints them. By default RMA_MM_WINDOW, or "shared".
+    threads : int, optional
+        BLAS threads of a rank; by default the node's cores divided by its ranks.
+    speeds : sequence of float, optional
+        Relative speed of each rank of the grid; "auto" cuts matrices by it. By default as calibrated.
+    timeout : float, optional
+        Seconds that a rank may stand still before the job ends. By default RMA_MM_TIMEOUT, or 20.
+
+    Raises
+    ------
+    MeshError
+        If `comm` is null or has fewer ranks than the grid.
+    WindowError
+        If there is no such flavour.
+    DisagreementError
+        If arguments or environment variables differ between ranks.
+
+    Notes
+    -----
+    A rank calls from one thread at a time. All ranks make the same calls in the same order, on whatever meshes.
     """
 
     @serialized
@@ -276,11 +297,15 @@ class Mesh:
 
     @serialized
     def close(self) -> None:
-        """Free the windows and communicators, and with them all matrices and plans of this mesh. Collective.
+        """Free the windows and communicators, and with them all matrices and plans of this mesh.
 
-        Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay as they are: what they lie in is freed
-        when a mesh of the same ranks is next made or closed after the last of them is gone on every rank, or as the
-        process ends. Raises DisagreementError, and stays open, where another rank is in another call.
+        Collective. Arrays that show a matrix's memory (`DistMatrix.local`, `tile`) stay valid: their memory is freed
+        later.
+
+        Raises
+        ------
+        DisagreementError
+            If another rank is in another call; the mesh stays open.
         """
         if not self._is_closed:
             agree(self._comm, "Mesh.close", {})
@@ -306,9 +331,14 @@ class Mesh:
         self._watch.end()
 
     def leave(self) -> None:
-        """Close at the end of the program: ranks that still call hear that this one has ended. Collective.
+        """Close at the end of the program; ranks that still call learn that this rank has ended.
 
-        Raises DisagreementError where calls can be agreed on no more.
+        Collective.
+
+        Raises
+        ------
+        DisagreementError
+            If ranks can no longer agree on calls.
         """
         error = getattr(sys, "last_value", None)
         how = "" if error is None else f" ({type(error).__name__}: {truncate(error)})"
