@@ -16,10 +16,8 @@ SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables in which they say how many of them are on this host."""
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # variables in which launchers say which rank this is
-PARTING = 10.0
-"""Seconds for the other ranks of this host to come to an end too, under load."""
-PARTED = "rma_mm: ending"
-"""The name that a process takes while it waits for them (15 characters at most)."""
+PARTING = 10.0  # seconds for the other ranks of this host to come to an end too, under load
+PARTED = "rma_mm: ending"  # the name that a process takes while it waits for them (15 characters at most)
 
 
 def launched_ranks() -> int:

@@ -25,8 +25,7 @@ from hashlib import blake2b
 from rma_mm.errors import FileFormatError, display_path
 
 SUFFIX = ".partial"
-JOURNAL = ".journal"
-"""Behind the final name: what of it is done, by which a job that was ended is gone on with."""
+JOURNAL = ".journal"  # behind the final name: what of it is done, by which a job that was ended is gone on with
 TOKEN = re.compile(r"\d+(-[0-9a-f]{8})?")
 """Text between name and suffix: the writer's process, and a random number if that name was taken."""
 TEMPORARY = re.compile(rf"({TOKEN.pattern}){re.escape(SUFFIX)}\Z")

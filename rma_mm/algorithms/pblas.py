@@ -12,8 +12,7 @@ from dataclasses import replace
 from rma_mm.algorithms.from_table import algorithm_from_table, one_sided, whole_numbers
 from rma_mm.schedule.algorithm import Algorithm, Problem
 
-BLOCK = 64
-"""Rows and columns of a block, on matrices that have several for every rank."""
+BLOCK = 64  # rows and columns of a block, on matrices that have several for every rank
 MOST_BLOCKS = 2**10
 """Blocks along a dimension for each rank of the mesh's longest axis; more cost time to plan, and balance no better."""
 

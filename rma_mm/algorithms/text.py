@@ -10,7 +10,6 @@ from typing import Any
 
 
 def in_text(value: Any) -> str:
-    """A short text for a value that holds functions: by their code, and not by where they lie in memory."""
     return blake2b(_words(value, ()).encode(), digest_size=8).hexdigest()
 
 

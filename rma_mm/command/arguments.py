@@ -42,15 +42,12 @@ class RunOptions:
 
     files: tuple[str, ...]  # A.npy and B.npy, or none for generated matrices
     output: str | None
-    format: str | None
-    """Format of all matrix files; by default their names tell."""
-    allow_external: bool
-    """True to read files that the files of the operands name."""
+    format: str | None  # format of all matrix files; by default their names tell
+    allow_external: bool  # true to read files that the files of the operands name
     chunks: tuple[int, int] | None
     shards: tuple[int, int] | None
     compress: str | None
-    shape: tuple[int, ...]
-    """(M, N, K) of generated matrices; (…, M, K, N) of batches."""
+    shape: tuple[int, ...]  # (M, N, K) of generated matrices; (…, M, K, N) of batches
     dtype: str | None
     compute_dtype: str | None
     semiring: str
@@ -73,11 +70,9 @@ class RunOptions:
     result_dtype: str | None
     c: str | None
     memory_limit: int | None  # bytes
-    resume: bool
-    """True to go on with what a job that was ended has written of C."""
+    resume: bool  # true to go on with what a job that was ended has written of C
     repeat: int
-    warmup: int | None
-    """None for one, or for none where operands stay in their files."""
+    warmup: int | None  # None for one, or for none where operands stay in their files
     window: str | None
     kernel: str
     threads: int | None

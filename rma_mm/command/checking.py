@@ -26,8 +26,7 @@ from rma_mm.runtime.verification.parts import MatrixView, Transposable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COMPARED = 2**20
-"""Elements of a tile that are compared with the file at a time."""
+COMPARED = 2**20  # elements of a tile that are compared with the file at a time
 
 
 @dataclass
@@ -38,11 +37,9 @@ class Check:
     comm: MPI.Intracomm
     plan: Plan
     files: Mapping[str, Source]  # headers of those operands that came from files
-    made: Mapping[str, DistMatrix | None]
-    """A, B, C, and C0 as "before", as they are in memory."""
+    made: Mapping[str, DistMatrix | None]  # A, B, C, and C0 as "before", as they are in memory
     output: Output | None  # the file that C was written to
-    failures: list[Exception] = field(default_factory=list)
-    """Errors met while matrices were read to be checked."""
+    failures: list[Exception] = field(default_factory=list)  # errors met while matrices were read to be checked
 
     def verdict(self) -> Verdict:
         """True if the result is right. Collective. Raises FileFormatError where a file cannot be read again."""

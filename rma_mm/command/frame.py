@@ -37,10 +37,8 @@ class Frame:
     """The surroundings of a command: its ranks, its output, and how it ends."""
 
     interruption: Interruption
-    comm: Any = None
-    """All ranks of the job; None for a command without MPI."""
-    has_begun: bool = False
-    """True if what fails from now on is no longer the arguments' or the input's fault."""
+    comm: Any = None  # all ranks of the job; None for a command without MPI
+    has_begun: bool = False  # true if what fails from now on is no longer the arguments' or the input's fault
 
     unsaid: str = ""  # why standard output could not be written
 

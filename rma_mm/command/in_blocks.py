@@ -49,11 +49,9 @@ class InBlocks:
 
     def __init__(self, job: Job, mesh: Mesh, shape: tuple[int, int, int]) -> None:
         self.job, self.options, self.comm, self.mesh, self.shape = job, job.options, job.comm, mesh, shape
-        self.journal: Journal | None = None
-        """On rank 0, where the output's format can be gone on with."""
+        self.journal: Journal | None = None  # on rank 0, where the output's format can be gone on with
         self.has_journal = False
-        self.done: dict[int, int] = {}
-        """Number of each block that is whole → its checksum."""
+        self.done: dict[int, int] = {}  # number of each block that is whole → its checksum
         self.nbytes = 0  # bytes of C that all ranks have written
         self.written = 0.0  # seconds that this rank took to write
 
@@ -294,7 +292,6 @@ class InBlocks:
 
 
 def _of_all(progress: Progress, done: float, part: float, whole: float, now: float, total: float) -> None:
-    """Tell how much is done of all blocks, when `now` of `total` is done of one that is a `part` of the `whole`."""
     progress(done + part * now / max(1.0, total), whole)
 
 

@@ -64,19 +64,15 @@ class Job:
     frame: Frame
     larger: Callable[[Job, Mesh, tuple[int, int, int]], int]
     """Multiplies where C does not fit in memory, or where an earlier job is gone on with."""
-    files: dict[str, Opened] = field(default_factory=dict)
-    """Headers of A, B and C0, where they are files."""
-    bias: Any = None
-    """The file of the bias, on rank 0, which reads it."""
+    files: dict[str, Opened] = field(default_factory=dict)  # headers of A, B and C0, where they are files
+    bias: Any = None  # the file of the bias, on rank 0, which reads it
     output: Output | None = None
     moved: dict[str, Transferred] = field(default_factory=lambda: {"read": Transferred(), "written": Transferred()})
     """Bytes and seconds that this rank spent on reading matrices and on writing C."""
-    streamed: Streamed | None = None
-    """Bytes that the last product read of operands that stay in their files."""
+    streamed: Streamed | None = None  # bytes that the last product read of operands that stay in their files
     predicted: list[Record] = field(default_factory=list)
     """Timeline predicted for each rank, on rank 0, if a timeline is wanted."""
-    trace: Trace | None = None
-    """Trace of this rank, if a timeline is wanted."""
+    trace: Trace | None = None  # trace of this rank, if a timeline is wanted
 
     @property
     def comm(self) -> MPI.Intracomm:

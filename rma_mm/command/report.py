@@ -30,12 +30,9 @@ from rma_mm.unfinished import check_target, write_whole
 from rma_mm.windows.waiting import barrier
 
 BAR_DELAY = 1.0  # seconds that a product takes before its bar appears
-PROBE_SECONDS = 0.06
-"""Seconds of one measurement of the local BLAS."""
-PROBES = 4
-"""Number of such measurements: another program may take the cores for a moment."""
-PROBE_SIZES = (64, 1024)
-"""Rows of the smallest and largest square block it is measured on."""
+PROBE_SECONDS = 0.06  # seconds of one measurement of the local BLAS
+PROBES = 4  # number of such measurements: another program may take the cores for a moment
+PROBE_SIZES = (64, 1024)  # rows of the smallest and largest square block it is measured on
 
 
 class Read(Protocol):
@@ -124,8 +121,7 @@ class Facts:
 
     json: dict[str, Any]  # the JSON report
     why: str  # why the algorithm was chosen
-    blas_gflops: float | None
-    """Rate of the local BLAS on all ranks at once, GFLOP/s; None if it was not measured."""
+    blas_gflops: float | None  # rate of the local BLAS on all ranks at once, GFLOP/s; None if it was not measured
 
     def lines(self) -> list[str]:
         j = self.json

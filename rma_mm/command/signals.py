@@ -26,10 +26,8 @@ SEGMENTS = "/dev/shm/"
 LIBRARY_PREFIXES = ("mpich", "mpi_", "sm_", "vader", "osc", "open_mpi", "ompi", "ucx_shm", "psm", "fi_")
 """Prefixes that MPI libraries give their shared segments; other mapped files there are not ours to remove."""
 PREFIXES = tuple(SEGMENTS + prefix for prefix in LIBRARY_PREFIXES)
-SETTLED = 60.0
-"""Seconds after which a segment that nobody maps is nobody's."""
-GRACE = 0.25
-"""Seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest."""
+SETTLED = 60.0  # seconds after which a segment that nobody maps is nobody's
+GRACE = 0.25  # seconds for the other ranks to clean up too: when one process has ended, mpiexec kills the rest
 
 
 class Interruption:
@@ -44,8 +42,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.rank = 0
-        self.unfinished = ""
-        """Temporary path of what is being written, though another rank may hold it."""
+        self.unfinished = ""  # temporary path of what is being written, though another rank may hold it
         self.losing = ""  # what the user will miss, for the message
         self._siblings: list[int] = []
         self._old: dict[int, Any] = {}

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
     from rma_mm.runtime.products.plan import Plan
 
-PREDICTED = "predicted"
-"""Name used instead of a host, and before the names of rows, in a predicted timeline."""
+PREDICTED = "predicted"  # name used instead of a host, and before the names of rows, in a predicted timeline
 SIMULATED = 512  # ranks of which all operations are simulated, at most
-PINGS = 32
-"""Number of times that a rank asks rank 0 for the time; the quickest answer counts."""
+PINGS = 32  # number of times that a rank asks rank 0 for the time; the quickest answer counts
 TAG = 7
 
 
@@ -138,7 +136,6 @@ def predicted_run(plan: Plan) -> list[Record]:
 
 
 def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:
-    """A schedule on the machine that it was priced for, with notes of what its ranks do when."""
     return simulate(
         schedule,
         cost_model.machine,

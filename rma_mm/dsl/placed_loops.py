@@ -20,8 +20,7 @@ class PlacedLoops:
     notations: tuple[str, str, str]  # of A, B and C, as they lie
     transposed: str  # those of A and B that lie transposed
     axes: tuple[str, ...]  # names here of the axes of the mesh
-    work: Mapping[str, tuple[str, ...]]
-    """m, n, k → the axes that share it out, outermost first."""
+    work: Mapping[str, tuple[str, ...]]  # m, n, k → the axes that share it out, outermost first
     over: str  # which of them is the loop in time
     by: tuple[str, ...]  # the axes by whose coordinates it is rotated
     chunked: str  # the operands that are communicated in chunks of it

@@ -408,7 +408,6 @@ class Loops:
         return replace(self, loops=grown, order=order)._distinct(word)._hoisted()
 
     def _hoisted(self) -> Loops:
-        """These loops, with those that cut the loop in time in front where something moves at it."""
         return self.reorder(*self.loops.outer(self.walked)) if self.walked in self.levels.values() else self
 
     def _distinct(self, word: str) -> Loops:
@@ -451,6 +450,5 @@ def _refuse(word: str, got: str, rule: str) -> NoReturn:
 
 BLOCKS = product(A="xy->xy", B="xy->xy", C="xy->xy")  # two-dimensional blocks of all three
 SUMMA = BLOCKS.distribute(m="i", n="j").divide("k").reorder("k").communicate("A", "B", at="k")  # as `summa_c`
-CANNON = SUMMA.rotate("k", by=("i", "j"))
-"""As `cannon` on blocks that lie plain, which are skewed first."""
+CANNON = SUMMA.rotate("k", by=("i", "j"))  # as `cannon` on blocks that lie plain, which are skewed first
 PUMMA = SUMMA.rotate("k", by=("i",))  # as `pumma`

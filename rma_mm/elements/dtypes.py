@@ -108,7 +108,6 @@ def _widened(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any]) -> np.d
 
 
 def _holding(a: np.dtype[Any], b: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
-    """The types into which NumPy casts a and b safely: their values fit, but 64-bit integers are rounded to float64."""
     return tuple(x for x in SUPPORTED if np.can_cast(a, x, "safe") and np.can_cast(b, x, "safe"))
 
 
@@ -117,7 +116,6 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which a product of result type `dtype` is summed: float32 for the 16-bit floats, else itself."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 

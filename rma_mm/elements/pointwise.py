@@ -35,8 +35,7 @@ class ElementOperation(NamedTuple):
     probe: Callable[..., Any]  # something of NumPy's whose result has the same type
 
 
-LONG = 400
-"""Characters after which an operation is no longer written out."""
+LONG = 400  # characters after which an operation is no longer written out
 REAL = (2,)
 OPERATIONS = {
     "+": ElementOperation(2, (0, 1, 2, 3), "({} + {})", np.add),

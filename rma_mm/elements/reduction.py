@@ -36,7 +36,6 @@ class Reduction:
     rounds: bool = False  # true if floats come out otherwise in another order
 
     def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The type in which windows add elements: the least and greatest floats are sought as ordered integers."""
         return np.dtype(f"i{dtype.itemsize}") if self.order and dtype.kind == "f" else dtype
 
 

@@ -15,8 +15,7 @@ from rma_mm.elements.dtypes import SUPPORTED, accumulator, is_half, supported_na
 from rma_mm.elements.reduction import REDUCTIONS, Reduction
 from rma_mm.errors import DtypeError, OptionError
 
-KINDS = "biufc"
-"""Kinds of elements, as NumPy calls them: bool, signed and unsigned integers, real and complex floats."""
+KINDS = "biufc"  # kinds of elements, as NumPy calls them: bool, signed and unsigned integers, real and complex floats
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
@@ -185,8 +184,7 @@ def _check_laws(semiring: Semiring, dtype: np.dtype[Any]) -> None:
             raise OptionError(f"semiring {semiring.name}: {law} does not hold for {dtype.name}; see Semiring")
 
 
-PLUS_TIMES = register_semiring("plus_times", np.add, np.multiply, KINDS, is_arithmetic=True)
-"""The ordinary product."""
+PLUS_TIMES = register_semiring("plus_times", np.add, np.multiply, KINDS, is_arithmetic=True)  # the ordinary product
 MIN_PLUS = register_semiring("min_plus", np.minimum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
 register_semiring("max_plus", np.maximum, np.add, "iuf", Distributes.UNLESS_SUMS_WRAP)
 MAX_MIN = register_semiring("max_min", np.maximum, np.minimum, "iuf", Distributes.ALWAYS)

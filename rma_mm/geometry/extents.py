@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-MOST_ELEMENTS = 2**50
-"""Largest number of elements of a matrix; for an empty one, the largest extent."""
+MOST_ELEMENTS = 2**50  # largest number of elements of a matrix; for an empty one, the largest extent
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:

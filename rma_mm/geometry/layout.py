@@ -244,7 +244,6 @@ class Layout:
 
 
 def _parts_of(split: Split, extent: int) -> tuple[int, ...]:
-    """The extents of the dimensions that one is, if it is several in one; else its own."""
     return next((level.fold[0] for level in split if level.fold), (extent,))
 
 

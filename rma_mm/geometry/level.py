@@ -11,8 +11,7 @@ from rma_mm.errors import LayoutError
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span, even_part
 
-MOST_BLOCKS = 2**20
-"""Blocks that a cyclic cut deals out; each is looked at when a product is planned."""
+MOST_BLOCKS = 2**20  # blocks that a cyclic cut deals out; each is looked at when a product is planned
 CutKind = Literal["even", "cyclic", "weights", "bounds"]
 
 

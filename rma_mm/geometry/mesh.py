@@ -10,8 +10,7 @@ from math import isqrt, prod
 
 from rma_mm.errors import MeshError, renamed
 
-AXIS_NAMES = ("i", "j", "l", "p", "q", "r")
-"""Default names of the axes of a mesh."""
+AXIS_NAMES = ("i", "j", "l", "p", "q", "r")  # default names of the axes of a mesh
 
 
 class _Nodes(tuple[int, ...]):
@@ -27,7 +26,6 @@ class _Nodes(tuple[int, ...]):
 
 @lru_cache(maxsize=64)
 def _one_node(ranks: int) -> _Nodes:
-    """So many ranks on one node: always the same value, for grids without nodes are compared again and again."""
     return _Nodes((0,) * ranks)
 
 

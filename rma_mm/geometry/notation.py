@@ -108,10 +108,8 @@ def _recognised(plain: str, mesh: MeshShape) -> tuple[str, int]:
 class Written:
     """A layout in some notation, or why that cannot be."""
 
-    text: str = ""
-    """Text that `parse_layout` reads; empty if the notation cannot express the layout."""
-    reason: str = ""
-    """Reason why the notation cannot express the layout; empty if there is a text."""
+    text: str = ""  # text that `parse_layout` reads; empty if the notation cannot express the layout
+    reason: str = ""  # reason why the notation cannot express the layout; empty if there is a text
 
     def __str__(self) -> str:
         return self.text or f"cannot: {self.reason}"

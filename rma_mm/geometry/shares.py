@@ -19,13 +19,10 @@ import numpy as np
 from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 
-FLOOR = 512
-"""Indices that every rank takes at least, where there are enough."""
+FLOOR = 512  # indices that every rank takes at least, where there are enough
 CAP = 8.0  # A rank takes at most this many even shares
-LEAST, MOST = 1e-30, 1e30
-"""Speeds, in any unit, of which sums and quotients are finite."""
-TOLERANCE = 0.2
-"""Speeds that spread less than this share of their mean count as equal."""
+LEAST, MOST = 1e-30, 1e30  # speeds, in any unit, of which sums and quotients are finite
+TOLERANCE = 0.2  # speeds that spread less than this share of their mean count as equal
 
 
 def speeds_problem(given: object, ranks: int | None = None, each: str = "rank") -> str:

@@ -207,7 +207,6 @@ class Span:
 
 
 def even_part(extent: int, index: int, count: int) -> Span:
-    """Part `index` of `count` even parts of 0…extent − 1; lengths differ by at most one."""
     return Span.range(index * extent // count, (index + 1) * extent // count)
 
 

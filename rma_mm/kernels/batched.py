@@ -26,8 +26,7 @@ from rma_mm.kernels.threads import get_threads, run_concurrently, using_threads
 Array = NDArray[Any]
 Call = Callable[[], None]
 Types = tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
-SMALL = 1 << 24
-"""Multiply-adds of one product up to which threads share the batch rather than each product."""
+SMALL = 1 << 24  # multiply-adds of one product up to which threads share the batch rather than each product
 WORTH = 1 << 20  # multiply-adds from which a thread of its own pays
 
 

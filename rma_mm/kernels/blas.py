@@ -34,8 +34,7 @@ class Library:
     path: str  # the file it was loaded from
     handle: ctypes.CDLL  # the loaded library
     prefix: str  # what stands before `cblas_sgemm` in its symbols
-    suffix: str
-    """Suffix of the names; `64_` or `_64` if integers have 64 bits."""
+    suffix: str  # suffix of the names; `64_` or `_64` if integers have 64 bits
     integer: type[ctypes.c_int] | type[ctypes.c_int64]  # the type of sizes and leading dimensions
     conjugates: bool  # true if it conjugates without transposing (OpenBLAS does)
 

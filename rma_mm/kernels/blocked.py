@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from rma_mm.kernels.product import LocalOperands, Product
 
-PANEL_BYTES = 4 << 20
-"""Upper bound of each panel and of the accumulator, bytes."""
+PANEL_BYTES = 4 << 20  # upper bound of each panel and of the accumulator, bytes
 
 _DEPTH = 512  # panels narrower than this along k leave BLAS waiting for memory
 _MARGIN = 64 << 10  # bytes; alignment, views, and the buffers in which NumPy casts
@@ -39,10 +38,8 @@ class Blocking:
     working: np.dtype[Any]  # the type of panels and accumulator
     pack_a: bool  # true if blocks of a are copied
     pack_b: bool  # true if blocks of b are copied
-    accumulate: bool
-    """True if a block of c is summed apart from c."""
-    spare: bool
-    """True if the kernel or the closing addition needs a second block of c."""
+    accumulate: bool  # true if a block of c is summed apart from c
+    spare: bool  # true if the kernel or the closing addition needs a second block of c
 
     def types(self, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
         """The types of the blocks of operands and result of these types."""

@@ -14,16 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-STICKY = 0o1000
-"""The bit of a folder in which everybody may make files, but take away only their own: /tmp."""
+STICKY = 0o1000  # the bit of a folder in which everybody may make files, but take away only their own: /tmp
 
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the folder for compiled code and measurements; None if it cannot be written, or others could write it.
-
-    RMA_MM_CACHE names another place than the user's cache.
-    """
     return folder_of(f"kernels-{_sources()}")
 
 

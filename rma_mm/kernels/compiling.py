@@ -21,8 +21,7 @@ from numba.core.serialize import dumps
 
 from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 
-OPTIONS = {"nopython": True, "error_model": "numpy"}
-"""Options of Numba for every function that is compiled here."""
+OPTIONS = {"nopython": True, "error_model": "numpy"}  # options of Numba for every function that is compiled here
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]

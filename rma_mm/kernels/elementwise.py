@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import BFLOAT16, accumulator, check_dtype, rank
 from rma_mm.errors import DtypeError, quoted
 
-STEP_BYTES = 64 << 10
-"""Bytes of an array that one NumPy pass covers before the next pass begins."""
+STEP_BYTES = 64 << 10  # bytes of an array that one NumPy pass covers before the next pass begins
 
 
 def scale(c: NDArray[Any], beta: Any) -> None:

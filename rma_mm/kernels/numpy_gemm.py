@@ -12,12 +12,9 @@ from rma_mm.elements.semiring import Semiring
 from rma_mm.kernels.blocked import Blocking, Blocks, bind_blocked, shaped
 from rma_mm.kernels.product import LocalOperands, Product
 
-TERMS = 1 << 17
-"""Terms A[i, k] ⊗ B[k, j] that are formed at once: they stay in the second-level cache."""
-TILE = TERMS // 8
-"""Elements of c that they belong to: so many k at least are summed up for one reading of c."""
-MARGIN = 256 << 10
-"""Bytes for small objects, and for the buffers in which NumPy sums."""
+TERMS = 1 << 17  # terms A[i, k] ⊗ B[k, j] that are formed at once: they stay in the second-level cache
+TILE = TERMS // 8  # elements of c that they belong to: so many k at least are summed up for one reading of c
+MARGIN = 256 << 10  # bytes for small objects, and for the buffers in which NumPy sums
 
 
 def plan_numpy(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], conj_a: bool, conj_b: bool) -> Blocking:
@@ -50,7 +47,6 @@ def terms_bytes(m: int, n: int, k: int, a_dtype: np.dtype[Any], b_dtype: np.dtyp
 
 
 def bind_terms(problem: LocalOperands) -> Product:
-    """The product of any semiring by NumPy's ufuncs: terms of some k at a time, a tile of c after the other."""
     return Product.by("numpy", problem, _sum_terms, problem)
 
 

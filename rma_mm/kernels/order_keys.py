@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from rma_mm.elements.reduction import Reduction
 
-PIECE = 1 << 12
-"""Elements that are converted at a time, with a temporary copy."""
+PIECE = 1 << 12  # elements that are converted at a time, with a temporary copy
 
 
 def has_keys(dtype: np.dtype[Any]) -> bool:
@@ -27,7 +26,6 @@ def key_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def to_keys(x: NDArray[Any], reduction: Reduction) -> None:
-    """Turn floats into their keys, in place. `reduction`: of the least or the greatest, for which they are."""
     _convert(x, reduction, marks_nan=True)
 
 

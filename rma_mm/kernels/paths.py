@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from rma_mm.kernels.compiling import compiled
 
-NONE = -9999
-"""The predecessor of a vertex that is not reached, and of the source: SciPy's."""
-WIDER = 16.0
-"""By how much rounding is allowed more where a vertex that has a length was not reached."""
+NONE = -9999  # the predecessor of a vertex that is not reached, and of the source: SciPy's
+WIDER = 16.0  # by how much rounding is allowed more where a vertex that has a length was not reached
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]

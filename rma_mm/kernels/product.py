@@ -35,12 +35,9 @@ class Product(partial[None]):
 class LocalOperands:
     """c = alpha · op(a) @ op(b) + beta · c with every size positive and alpha ≠ 0; or a batch of such products."""
 
-    a: NDArray[Any]
-    """(m, k), any strides; of a batch (count, m, k)."""
-    b: NDArray[Any]
-    """(k, n), any strides; of a batch (count, k, n)."""
-    c: NDArray[Any]
-    """(m, n), any strides, writable; of a batch (count, m, n)."""
+    a: NDArray[Any]  # (m, k), any strides; of a batch (count, m, k)
+    b: NDArray[Any]  # (k, n), any strides; of a batch (count, k, n)
+    c: NDArray[Any]  # (m, n), any strides, writable; of a batch (count, m, n)
     alpha: np.generic[Any]  # in the type in which c is summed
     beta: np.generic[Any]  # in the type in which c is summed
     conj_a: bool  # true if op conjugates a; False for real types

@@ -16,8 +16,7 @@ from rma_mm.schedule.symmetry import Symmetry
 
 Operand = Literal["A", "B", "C"]
 
-DIMS = "mnk"
-"""Dimensions of the iteration space, in the order of its regions."""
+DIMS = "mnk"  # dimensions of the iteration space, in the order of its regions
 OPERAND_DIMS: dict[str, tuple[int, int]] = {"A": (0, 2), "B": (2, 1), "C": (0, 1)}
 """Which dimensions of (m, n, k) the rows and columns of each operand are."""
 
@@ -41,20 +40,14 @@ class PlacedProblem:
     shape: tuple[int, int, int]  # (m, n, k)
     mesh: MeshShape
     layouts: tuple[Layout, Layout, Layout]  # placements of op(A), op(B) and C
-    keeps_c: bool = False
-    """True if beta ≠ 0, so that C's old value enters."""
-    in_place: str = "AB"
-    """The operands whose memory a rank can read on its node-mates too (else only its own)."""
+    keeps_c: bool = False  # true if beta ≠ 0, so that C's old value enters
+    in_place: str = "AB"  # the operands whose memory a rank can read on its node-mates too (else only its own)
     fetches_together: bool = False
     """True if ranks of a node can fetch slices from other nodes into memory that all of them read."""
-    computed: Layout | None = None
-    """Owners of the parts of a replicated C, if the algorithm has its own division."""
-    copied: str = ""
-    """Operands that every rank first copies to where its node-mates can read them in place."""
-    symmetry: Symmetry | None = None
-    """Symmetry of C, if it is known."""
-    files: Files = ()
-    """The operands that stay in files: each rank copies what it reads of them."""
+    computed: Layout | None = None  # owners of the parts of a replicated C, if the algorithm has its own division
+    copied: str = ""  # operands that every rank first copies to where its node-mates can read them in place
+    symmetry: Symmetry | None = None  # symmetry of C, if it is known
+    files: Files = ()  # the operands that stay in files: each rank copies what it reads of them
 
     def extent(self, operand: str) -> tuple[int, int]:
         rows, cols = OPERAND_DIMS[operand]
@@ -62,7 +55,6 @@ class PlacedProblem:
 
     @cached_property
     def chunks(self) -> dict[str, tuple[int, int]]:
-        """Operand in a file → rows and columns of the pieces that it is kept in."""
         return dict(self.files)
 
     def chunk_multiple(self, dim: int) -> int:
@@ -95,7 +87,6 @@ class PlacedProblem:
 
     @cached_property
     def output_layout(self) -> Layout:
-        """Return the layout in which ranks open and finish C: replicas divide it, and every partial sum is opened."""
         return self.computed or self.layout("C").split_replicas(self.mesh)
 
     @cached_property
@@ -110,8 +101,7 @@ class PlacedProblem:
 WorkMap = Callable[[PlacedProblem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
 Layouts = tuple[Layout, Layout, Layout]  # placements of A, B and C
-Wanted = tuple[Layout | None, Layout | None, Layout | None]
-"""Placements of A, B and C; None where any will do."""
+Wanted = tuple[Layout | None, Layout | None, Layout | None]  # placements of A, B and C; None where any will do
 
 
 @dataclass(frozen=True)
@@ -121,10 +111,8 @@ class Problem:
     shape: tuple[int, int, int]  # (m, n, k)
     mesh: MeshShape
     layouts: Wanted = (None, None, None)  # placements of op(A), op(B) and C that are given
-    memory: int | None = None
-    """Elements of A, B and C that a rank may hold; None for no limit."""
-    symmetry: Symmetry | None = None
-    """Symmetry of C, if it is known."""
+    memory: int | None = None  # elements of A, B and C that a rank may hold; None for no limit
+    symmetry: Symmetry | None = None  # symmetry of C, if it is known
 
     def extent(self, x: str) -> tuple[int, int]:
         """(rows, columns) of op(A), op(B) or C."""
@@ -137,7 +125,6 @@ class Problem:
 
     @property
     def is_named(self) -> bool:
-        """True if the row was asked for by name: then it may search for long, and leave ranks idle."""
         return True
 
     def seconds(self, algorithm: Algorithm) -> float:
@@ -158,18 +145,15 @@ class Cut:
     parts: int | str = 0
     """Into so many even parts, fewer where there are not as many indices; or as many as the mesh has ranks along an
     axis, which is named as in `AXIS_NAMES`."""
-    size: int = 0
-    """Into pieces of so many indices, of which the last may be shorter."""
+    size: int = 0  # into pieces of so many indices, of which the last may be shorter
 
 
 OWNERS = Cut()  # where an operand's owners change
-Cuts = tuple[Cut, ...]
-"""Cuts within each other, the outermost first; `OWNERS` comes first, or not at all."""
+Cuts = tuple[Cut, ...]  # cuts within each other, the outermost first; `OWNERS` comes first, or not at all
 Grains = tuple[Cuts, Cuts, Cuts]  # of A, B and C
 
 
 def in_pieces(parts: int) -> Grains:
-    """Each owner's part of the walked dimension in so many pieces, so that transfers overlap."""
     return ((OWNERS, Cut(parts)),) * 3
 
 

@@ -34,8 +34,7 @@ class Outcome:
     """Result of interpreting a schedule."""
 
     tiles: list[Matrix]  # C's local array, by rank
-    words: list[int]
-    """Elements of other ranks' memory that each rank read or added to."""
+    words: list[int]  # elements of other ranks' memory that each rank read or added to
     words_between_nodes: int = 0  # of all words, those that crossed nodes
     messages: int = 0  # copies from, and Accumulates to, other ranks
     claims: dict[int, list[int]] = field(default_factory=dict)  # tasks that each rank ran, in order
@@ -73,8 +72,7 @@ class _Message:
 class _Arrival:
     """Data under way to a rank."""
 
-    route: tuple[int, int, str]
-    """(from, to, operand): letters of one route arrive in order."""
+    route: tuple[int, int, str]  # (from, to, operand): letters of one route arrive in order
     number: int  # which letter of the route it is
     dst: Ref
     adds: bool

@@ -22,10 +22,8 @@ class Slot:
     name: str
     """Its own name among all that the rank ever uses; the first letter is the operand (A, B or C), or `FINISHED`."""
     region: Region  # what it holds, as one dense array
-    frame: str = ""
-    """The frame of the scratch pool that it takes; slots that are never alive together share one."""
-    group: tuple[int, ...] = ()
-    """Ranks of one node that fill and read it together, where there are several."""
+    frame: str = ""  # the frame of the scratch pool that it takes; slots that are never alive together share one
+    group: tuple[int, ...] = ()  # ranks of one node that fill and read it together, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,9 @@ class TransferSpec(NamedTuple):
     kind: str
     """get, accumulate, broadcast, all-gather, shift, reduce or reduce-scatter; view: it is read where it lies."""
     source: int
-    src: Ref | None
-    """Source; None if only another rank knows it."""
+    src: Ref | None  # source; None if only another rank knows it
     to: int
-    dst: Ref | None
-    """Destination; None if only another rank knows it, or the data is only read."""
+    dst: Ref | None  # destination; None if only another rank knows it, or the data is only read
     adds: bool = False
 
     @property
@@ -82,10 +78,8 @@ class Op:
     """
 
     __slots__ = ()
-    kind: ClassVar[str]
-    """Name in traces; for transfers, the movement that is priced."""
-    adds: ClassVar[bool] = False
-    """True if it adds what it moves to what others computed."""
+    kind: ClassVar[str]  # name in traces; for transfers, the movement that is priced
+    adds: ClassVar[bool] = False  # true if it adds what it moves to what others computed
     is_dense: ClassVar[bool] = False
     """True if each of its boxes must be one dense part of its buffer: transfers may gather and scatter."""
     ref_fields: ClassVar[tuple[str, ...]] = ()  # its fields that are a Ref, or None
@@ -105,11 +99,9 @@ class Op:
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     def ahead(self, depth: int) -> int | None:
-        """Panels by which it may be issued early, where `depth` are prefetched; None where it must stay in place."""
         return None
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """Return the transfers to and from `rank`, which runs it: outgoing ones first."""
         return []
 
 
@@ -175,8 +167,7 @@ class Multiply(LocalOp):
     step: int
     half: bool = False
     """True if just what lies on and below the diagonal of c, a square on it, is multiplied; a Mirror sets the rest."""
-    b_is_transposed_a: bool = False
-    """True if b is a part of A, read transposed: A is both factors."""
+    b_is_transposed_a: bool = False  # true if b is a part of A, read transposed: A is both factors
     kind: ClassVar[str] = "multiply"
     ref_fields: ClassVar[tuple[str, ...]] = ("a", "b", "c")
 
@@ -203,10 +194,8 @@ class Broadcast(GroupOp):
     With one owner it is a broadcast, with several an all-gather. Made from Copies.
     """
 
-    parts: tuple[Ref, ...]
-    """Boxes of homes of ranks of the group, in one order for all of them."""
-    dst: Ref | None
-    """Destination of the other ranks' parts on this rank; None if all parts are its own."""
+    parts: tuple[Ref, ...]  # boxes of homes of ranks of the group, in one order for all of them
+    dst: Ref | None  # destination of the other ranks' parts on this rank; None if all parts are its own
     group: tuple[int, ...]
     step: int
     ref_fields: ClassVar[tuple[str, ...]] = ("dst",)
@@ -248,7 +237,6 @@ class Shift(GroupOp):
     ref_fields: ClassVar[tuple[str, ...]] = ("src", "dst")
 
     def ahead(self, depth: int) -> int | None:
-        """Return 1 for A and B, whose data arrives just before it is sent on; None for C, which waits for its sum."""
         return 1 if depth and self.dst.operand != "C" else None
 
     def moves(self, rank: int) -> list[TransferSpec]:
@@ -269,8 +257,7 @@ class Reduce(GroupOp):
     holds the sum alone.
     """
 
-    srcs: tuple[Ref, ...]
-    """This rank's summands, each a dense part of a slot."""
+    srcs: tuple[Ref, ...]  # this rank's summands, each a dense part of a slot
     dsts: tuple[Ref, ...]
     """The boxes that they belong to, of homes or of slots, in one order for all ranks of the group."""
     group: tuple[int, ...]
@@ -299,7 +286,6 @@ class Reduce(GroupOp):
         return out + [TransferSpec(kind, q, None, rank, dst, adds=True) for dst in mine for q in others]
 
     def _is_known(self, dst: Ref) -> bool:
-        """True if `dst` is a home, or a slot of the rank itself: of others' slots it knows no more than the name."""
         return isinstance(dst.buffer, str) or dst.rank == self.srcs[0].rank
 
     def __str__(self) -> str:
@@ -381,7 +367,6 @@ class Claim(Op):
 
 
 def counted(op: Op, rank: int) -> list[TransferSpec]:
-    """Return the transfers of `op` between ranks, each counted on the rank that receives or adds."""
     return [move for move in op.moves(rank) if move.source != move.to and (move.source == rank) == move.adds]
 
 

@@ -12,8 +12,7 @@ from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Barrier, Claim, Op, Ref
 from rma_mm.schedule.symmetry import Symmetry
 
-STAGE = "+"
-"""Suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement."""
+STAGE = "+"  # suffix of the name of a matrix that a plan adds: an operand summed, or brought to another placement
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Pool:
     """Tasks that any rank may run, handed out by ticket."""
 
     tasks: int  # number of tasks; tickets 0…tasks − 1
-    program: Callable[[int, int], list[Op]]
-    """program(task, rank): the operations of a task when `rank` runs it."""
+    program: Callable[[int, int], list[Op]]  # program(task, rank): the operations of a task when `rank` runs it
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +37,9 @@ class Schedule:
     """Every rank's operations, generated on demand, at a cost of that rank's own steps."""
 
     mesh: MeshShape
-    homes: dict[str, Home]
-    """A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)."""
+    homes: dict[str, Home]  # A, B and C, and the matrices a plan adds (A+, B+: operands summed, or placed otherwise)
     program: Callable[[int], list[Op]]  # program(rank): that rank's operations in order
-    shape: tuple[int, int, int] | None = None
-    """(m, n, k) of the product; None for a pure redistribution of A into C."""
+    shape: tuple[int, int, int] | None = None  # (m, n, k) of the product; None for a pure redistribution of A into C
     pool: Pool | None = None
     computed: Layout | None = None
     """Layout in which ranks open and finish C, if replicas do not divide it in the usual way."""
@@ -70,7 +66,6 @@ class Schedule:
 
 
 def remembered(schedule: Schedule) -> Schedule:
-    """The same schedule, which keeps the operations of the rank that it was last asked for."""
     return replace(schedule, program=lru_cache(maxsize=1)(schedule.program))
 
 

@@ -7,10 +7,8 @@ from typing import Literal
 
 from rma_mm.geometry.span import Region
 
-FINISHED = "F"
-"""The first letter of slots that hold finished parts of C, in its own type."""
-FILLS = ("both", "lower")
-"""Parts of C to be filled: all of it, or its lower triangle, with zeros above the diagonal."""
+FINISHED = "F"  # the first letter of slots that hold finished parts of C, in its own type
+FILLS = ("both", "lower")  # parts of C to be filled: all of it, or its lower triangle, with zeros above the diagonal
 
 
 @dataclass(frozen=True)
@@ -18,12 +16,9 @@ class Symmetry:
     """C equals its transpose, so that one of (m, n, k) and (n, m, k) need be multiplied."""
 
     conjugates: bool = False  # true if it is the conjugate transpose (Hermitian)
-    fill: Literal["both", "lower"] = "both"
-    """True if C's upper triangle mirrors the lower, or is zero."""
-    is_asked: bool = False
-    """True if a caller says so, rather than that one matrix is multiplied by its own transpose."""
-    is_own: bool = False
-    """True if one matrix is multiplied by its own transpose, so that one of the two need be read."""
+    fill: Literal["both", "lower"] = "both"  # true if C's upper triangle mirrors the lower, or is zero
+    is_asked: bool = False  # true if a caller says so, rather than that one matrix is multiplied by its own transpose
+    is_own: bool = False  # true if one matrix is multiplied by its own transpose, so that one of the two need be read
 
     @property
     def word(self) -> str:
@@ -31,5 +26,4 @@ class Symmetry:
 
 
 def multiplied(c: Region, half: bool) -> int:
-    """Elements of a box of C that are multiplied: all of them, or those on and below its diagonal."""
     return (c.size + len(c[0])) // 2 if half else c.size

@@ -18,11 +18,9 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.torch.pool import ResultPool, ResultSlot, ShownTile
 from rma_mm.torch.tensors import TYPES, array_of, check_mesh, dense
 
-EXPOSED = 256
-"""Matrices on the memory of tensors that are kept; each has a window, of which MPI libraries bear few."""
+EXPOSED = 256  # matrices on the memory of tensors that are kept; each has a window, of which MPI libraries bear few
 
-Place = tuple[object, ...]
-"""Address, type and shape of a tensor, and the placement of its matrix."""
+Place = tuple[object, ...]  # address, type and shape of a tensor, and the placement of its matrix
 
 
 class KeptTensors:
@@ -30,8 +28,7 @@ class KeptTensors:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.shown: WeakValueDictionary[int, ShownTile] = WeakValueDictionary()
-        """Tiles that tensors show, by address."""
+        self.shown: WeakValueDictionary[int, ShownTile] = WeakValueDictionary()  # tiles that tensors show, by address
         self.exposed: OrderedDict[tuple[int, Place], DistMatrix] = OrderedDict()
         """Matrices on the memory of tensors, by the identity of the tensor whose memory it is, while that lives.
 
@@ -58,7 +55,6 @@ class KeptTensors:
     # -- tensors in matrices ----------------------------------------------------------------------
 
     def lend(self, matrix: DistMatrix) -> Tensor:
-        """This rank's tile of a matrix as a tensor, by which the matrix is known again. Local."""
         return self.show(ResultSlot(matrix))
 
     def show(self, slot: ResultSlot) -> Tensor:

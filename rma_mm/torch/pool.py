@@ -16,8 +16,7 @@ from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import reduced
 
-SLOTS = 16
-"""Results of one kind that are kept; more are made anew each time."""
+SLOTS = 16  # results of one kind that are kept; more are made anew each time
 
 
 class ShownTile(np.ndarray[Any, Any]):
@@ -30,8 +29,7 @@ class ShownTile(np.ndarray[Any, Any]):
 class ResultSlot:
     """A matrix whose memory is used again."""
 
-    matrix: DistMatrix | None
-    """None where it was given away, to whoever asked which matrix a tensor lies in."""
+    matrix: DistMatrix | None  # None where it was given away, to whoever asked which matrix a tensor lies in
     shown: weakref.ref[ShownTile] | None = None
 
     @property
@@ -60,7 +58,6 @@ class ResultPool:
 
 
 def free_slots(pools: list[ResultPool]) -> tuple[int, ...]:
-    """The first slot of each that is free on this rank, another each time that a pool is named again. Local."""
     return tuple(_chosen(pools, lambda pool, slot: pools[pool].slots[slot].is_free))
 
 

@@ -32,8 +32,7 @@ class LinearRequest:
     transpose_w: bool = False  # true if w is given as (n, k)
     has_bias: bool = False
     activation: str | None = None
-    keeps_sums: bool = False
-    """True if what the activation is applied to is kept: then the epilogue does not apply it."""
+    keeps_sums: bool = False  # true if what the activation is applied to is kept: then the epilogue does not apply it
 
     @cached_property
     def _hash(self) -> int:
@@ -48,7 +47,6 @@ class LinearRequest:
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """Return the layout of a matrix's gradient: the same; for a summand, that of the sum."""
     return replace(layout, partial=())
 
 
@@ -66,8 +64,7 @@ class TorchProduct:
         self.serial = self.mesh.next_serial()
         self.plans: dict[tuple[object, ...], Plan] = {}
         """By what they compute, and what `_key` tells of their operands."""
-        self.y_layout = asked.layout
-        """Layout of y, once the first plan has decided it."""
+        self.y_layout = asked.layout  # layout of y, once the first plan has decided it
         self.ones: DistMatrix | None = None
         self.known_pools: dict[str, ResultPool] = {}  # by what is to lie there
         self.key: tuple[object, ...] = ()  # under which it is kept
@@ -109,7 +106,6 @@ class TorchProduct:
         return Epilogue(bias, None if bias is None else "column", activation)
 
     def pools(self, *whats: str) -> list[ResultPool]:
-        """Return the pools of "y", of its gradient "dy", and of the gradients of "x", "w" and "bias"."""
         return [self._pool(what) for what in whats]
 
     def _pool(self, what: str) -> ResultPool:
@@ -186,8 +182,4 @@ class TorchProduct:
 
 
 def _key(what: str, a: DistMatrix, b: DistMatrix) -> tuple[object, ...]:
-    """Which plan computes something: whether node-mates can read a and b in place, and whether both are one matrix.
-
-    A plan for a matrix and its transpose takes no others.
-    """
     return what, a.in_place, b.in_place, a.block is b.block

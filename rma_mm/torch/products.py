@@ -28,8 +28,7 @@ from rma_mm.torch.product import LinearRequest, TorchProduct, gradient_layout
 from rma_mm.torch.recent import RecentCalls
 from rma_mm.torch.tensors import TYPES, check_mesh, check_tensor, tensor_of, whole_shape
 
-PRODUCTS = 64
-"""Kinds of products that are kept for a mesh, with the scratch memory of their plans."""
+PRODUCTS = 64  # kinds of products that are kept for a mesh, with the scratch memory of their plans
 GRADIENTS = ("x", "w", "bias")
 NONE = (False, False, False)  # where no gradient is wanted
 

@@ -19,8 +19,7 @@ from rma_mm.errors import WindowError
 from rma_mm.windows.boxes.runs import Runs
 
 STRETCHES = 1024  # most stretches of a call (IOV_MAX)
-LONGEST = 2**30
-"""Most bytes of a stretch: a call moves less than 2³¹ in all."""
+LONGEST = 2**30  # most bytes of a stretch: a call moves less than 2³¹ in all
 REMEDIES = {
     errno.EPERM: "it is forbidden here: sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add=SYS_PTRACE",
     errno.ESRCH: "the process is gone, or in another PID namespace: docker run --pid=host",

@@ -27,14 +27,11 @@ ALIGNMENT = 64  # byte alignment of memory that windows allocate themselves
 class Patch:
     """Place of a box of a rank's dense local array in the memory that this rank exposes."""
 
-    offset: int
-    """Bytes from the start of the exposed memory to element (0, 0) of the local array."""
+    offset: int  # bytes from the start of the exposed memory to element (0, 0) of the local array
     strides: tuple[int, int]
     """Distance in elements between rows and between columns: (ld, 1) is row-major, (1, ld) column-major."""
-    rows: Span
-    """Row positions in the local array; may be several runs."""
-    cols: Span
-    """Column positions in the local array; may be several runs."""
+    rows: Span  # row positions in the local array; may be several runs
+    cols: Span  # column positions in the local array; may be several runs
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,22 +48,17 @@ class Patch:
         return replace(self, rows=rows, cols=cols)
 
 
-_COUNTING = Lock()
-"""Held while a count goes up: transfers are also started by a helper thread."""
+_COUNTING = Lock()  # held while a count goes up: transfers are also started by a helper thread
 
 
 @dataclass(slots=True)
 class Counters:
     """Traffic that this rank caused, taken from the buffers passed; what it does to itself counts nothing."""
 
-    words_intra: int = 0
-    """Elements of the memory of other ranks of this node that were read or added to."""
-    words_inter: int = 0
-    """Elements of the memory of ranks of other nodes that were read or added to."""
-    messages: int = 0
-    """MPI calls that named another rank; a copy through a view is none."""
-    messages_inter: int = 0
-    """Messages that named a rank of another node."""
+    words_intra: int = 0  # elements of the memory of other ranks of this node that were read or added to
+    words_inter: int = 0  # elements of the memory of ranks of other nodes that were read or added to
+    messages: int = 0  # MPI calls that named another rank; a copy through a view is none
+    messages_inter: int = 0  # messages that named a rank of another node
 
     def add(self, words: int, messages: int, *, same_node: bool) -> None:
         with _COUNTING:
@@ -232,5 +224,4 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 def window_bytes(memory: Any, nbytes: int) -> NDArray[np.uint8]:
-    """The first `nbytes` bytes of the memory of an MPI window, an MPI.buffer (Open MPI rounds its size up)."""
     return np.frombuffer(memory, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)

@@ -23,12 +23,9 @@ from rma_mm.windows.waiting import wait_until
 FLAT = 4
 """Ranks of a group up to which a broadcast is sent to each directly: libraries send it in halves through all of them,
 and every hop waits until a rank that multiplies looks up."""
-PIECE = 2**20
-"""Bytes of a reduction that are under way at a time from one rank."""
-BROADCAST, GATHER = 9, 10
-"""Tags of direct broadcasts and gathers; shifts have those of their operands."""
-SUMS, TAGS = 100, 30_000
-"""Tags of reductions: where they begin, and how many there are; MPI promises 32 767."""
+PIECE = 2**20  # bytes of a reduction that are under way at a time from one rank
+BROADCAST, GATHER = 9, 10  # tags of direct broadcasts and gathers; shifts have those of their operands
+SUMS, TAGS = 100, 30_000  # tags of reductions: where they begin, and how many there are; MPI promises 32 767
 
 Box = tuple[Array, Region]  # positions of a 2-D array
 Call = Callable[[], MPI.Request]
@@ -49,8 +46,7 @@ class Channel:
         self.rank = self.ranks[comm.rank]
         self.counters = Counters()
         self._rooms: list[NDArray[np.uint8]] = []
-        self._sums = 0
-        """Reductions begun: every member begins the same ones in the same order."""
+        self._sums = 0  # reductions begun: every member begins the same ones in the same order
 
     def room(self) -> NDArray[np.uint8]:
         return self._rooms.pop() if self._rooms else np.empty(PIECE, np.uint8)

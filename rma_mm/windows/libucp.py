@@ -28,8 +28,7 @@ from rma_mm.errors import AbsentError, WindowError
 from rma_mm.windows.boxes.runs import Runs
 from rma_mm.windows.waiting import HELPERS, add_poller
 
-OLDEST = (1, 10)
-"""The first version with all calls that are made here."""
+OLDEST = (1, 10)  # the first version with all calls that are made here
 FIELD_FEATURES, RMA, AMO64, WAKEUP = 1, 1 << 1, 1 << 3, 1 << 4
 FIELD_THREADS, MULTI = 1, 2
 MAP_ADDRESS, MAP_LENGTH, MAP_FLAGS, MAP_ALLOCATE = 1, 2, 4, 2
@@ -38,12 +37,9 @@ EP_ADDRESS = 1
 WITH_DATATYPE, WITH_REPLY, EIGHT_BYTES = 8, 32, 8 << 3
 ADD, SWAP = 0, 1
 OK, IN_PROGRESS = 0, 1
-LAST_ERROR = 256
-"""Pointers from −256 to −1 are errors, as statuses are."""
-LOCKS, LOCK = 64, 64
-"""Locks of a process, and bytes from one to the next."""
-BURST = 64
-"""Looks of a listener before others may call the library again."""
+LAST_ERROR = 256  # pointers from −256 to −1 are errors, as statuses are
+LOCKS, LOCK = 64, 64  # locks of a process, and bytes from one to the next
+BURST = 64  # looks of a listener before others may call the library again
 RESTS, LONGEST_REST = 4, 3e-3
 """A listener rests this many times as long as it worked, at most so many seconds: it takes the core from a multiply,
 and the system's buffers take what comes meanwhile."""
@@ -66,8 +62,7 @@ RequestParams = structure(
 )  # fmt: skip
 NOTHING_MORE = RequestParams()
 PLAIN = C.byref(NOTHING_MORE)  # parameters for calls that need none beyond their arguments
-Steps = Iterator[None]
-"""Work that is left: each step ends where there is nothing to do but wait."""
+Steps = Iterator[None]  # work that is left: each step ends where there is nothing to do but wait
 Done = Callable[[], bool]
 """A function that tells if something is over, gives it progress, and raises WindowError where it failed."""
 
@@ -255,7 +250,6 @@ class Endpoint:
         return self._move(self.ucp.lib.ucp_put_nbx, key, runs, is_put=True)
 
     def swap(self, address: int, key: Any, value: int, before: Any) -> Done:
-        """Put a value of 8 bytes in place of what is there, atomically; that comes into `before`."""
         return self._atomic(SWAP, address, key, value, before)
 
     def add(self, address: int, key: Any, value: int, before: Any) -> Done:

@@ -29,12 +29,9 @@ from rma_mm.windows.ranks import node_map
 from rma_mm.windows.reach import Reach
 from rma_mm.windows.waiting import barrier, wait, wait_until
 
-CHUNK_BYTES = 2**30
-"""Most bytes of one MPI call, so that counts stay below 2^31 in any element type."""
-EMULATED_BYTES = 2**21
-"""Most bytes of an accumulate to memory out of reach."""
-OUTSTANDING = 64
-"""Most requests under way to one target: Open MPI over UCX aborts at 255."""
+CHUNK_BYTES = 2**30  # most bytes of one MPI call, so that counts stay below 2^31 in any element type
+EMULATED_BYTES = 2**21  # most bytes of an accumulate to memory out of reach
+OUTSTANDING = 64  # most requests under way to one target: Open MPI over UCX aborts at 255
 
 
 def window_info() -> MPI.Info:
@@ -59,22 +56,18 @@ class Call(NamedTuple):
     origin: list[Any]
     target: list[Any]
     words: int
-    messages: int
-    """1, or 0 for a further piece of what counts as one."""
+    messages: int  # 1, or 0 for a further piece of what counts as one
 
 
 class Exposed(NamedTuple):
     """Memory of all ranks, and the MPI windows over it."""
 
-    window: MPI.Win
-    """Spans all ranks in byte displacements, and serves every MPI call."""
-    bases: dict[int, NDArray[np.uint8]]
-    """The memory within reach by rank, this rank's own included."""
+    window: MPI.Win  # spans all ranks in byte displacements, and serves every MPI call
+    bases: dict[int, NDArray[np.uint8]]  # the memory within reach by rank, this rank's own included
     sizes: tuple[int, ...]  # bytes that each rank exposes
     others: tuple[MPI.Win, ...] = ()
     """Further windows over the same memory, synchronised and freed together with the first."""
-    owner: MPI.Win | None = None
-    """The one whose freeing unmaps the memory; None where arrays keep it."""
+    owner: MPI.Win | None = None  # the one whose freeing unmaps the memory; None where arrays keep it
     node: MPI.Comm = MPI.COMM_NULL
     """The communicator of `owner`, freed after it: MPICH 5.0.2 corrupts other windows if it is freed first."""
 

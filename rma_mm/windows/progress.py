@@ -21,16 +21,14 @@ from rma_mm.windows.hosts.liveness import BLOCKS, CELLS
 from rma_mm.windows.waiting import HELPERS, WHEN_LATE, add_poller, poll, wait_until
 
 INTERVAL = 5e-3  # seconds between two looks
-UNUSED = 32767
-"""A tag that no message is expected to have; the largest that every library has."""
+UNUSED = 32767  # A tag that no message is expected to have; the largest that every library has
 BURST = 8  # probes of one look: each moves about a packet
 
 
 class Event(NamedTuple):
     """Something to be done once."""
 
-    is_due: Callable[[], bool]
-    """True if its time has come; gives MPI progress where it asks for a transfer."""
+    is_due: Callable[[], bool]  # true if its time has come; gives MPI progress where it asks for a transfer
     act: Callable[[], None]
 
 
@@ -55,8 +53,7 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._depth = 0
-        self.is_working = False
-        """True if the rank is busy with something that gives MPI no progress."""
+        self.is_working = False  # true if the rank is busy with something that gives MPI no progress
         self._is_alone = False
         if heartbeat is not None:
             self.look_out()
@@ -168,8 +165,7 @@ def _poll_mpi() -> None:
         MPI.COMM_WORLD.Iprobe(tag=UNUSED)  # a probe that finds a message moves nothing; COMM_SELF moves nothing either
 
 
-_failures: list[Exception] = []
-"""The last of helper threads, since the last product began."""
+_failures: list[Exception] = []  # the last of helper threads, since the last product began
 
 
 def _raise_failures() -> None:

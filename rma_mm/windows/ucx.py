@@ -45,8 +45,7 @@ from rma_mm.windows.waiting import barrier, wait_until
 
 NUMBERS = count()  # numbers of the windows of this process
 PAGE = 4096  # bytes of a page
-SECTION = 2**21
-"""Most bytes that are added under one lock: others are to have their turn."""
+SECTION = 2**21  # most bytes that are added under one lock: others are to have their turn
 
 
 class Peer(NamedTuple):
@@ -56,8 +55,7 @@ class Peer(NamedTuple):
     key: Any
     base: int  # address of what it exposes, there
     lock_key: Any
-    lock: int
-    """Address of the lock under which it is added to, there."""
+    lock: int  # address of the lock under which it is added to, there
 
 
 class UcxWindow(Reach):
@@ -218,7 +216,6 @@ class UcxWindow(Reach):
         return done
 
     def placed(self, rank: int, memory: Array, offset: int, runs: Runs) -> Runs:
-        """Stretches of memory here and of that of a rank, from `offset` on, by their addresses."""
         return Runs(runs.far + (self.facts_of_ranks[rank][2] + offset), runs.near + memory.ctypes.data, runs.sizes)
 
     def mover(self, rank: int, memory: Array, offset: int, runs: Runs) -> Callable[[bool], Done]:

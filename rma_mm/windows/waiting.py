@@ -26,17 +26,14 @@ get of 16 MiB took 2.3 s where both sides waited, with 64 it took 44 ms; an idle
 LASTING, FEWEST = 0.1e-3, 4
 """Seconds after which there are no more, and how many there are however long they take: some look at events, too, and
 who waits must leave the core to those who work."""
-FIRST_SLEEP = 50e-6
-"""Seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`."""
+FIRST_SLEEP = 50e-6  # seconds of the first sleep; each is twice the one before, up to `LAST_SLEEP`
 LAST_SLEEP = 0.5e-3  # seconds of the longest sleep
-LATE = 1.0
-"""Seconds after which, and between which, a waiter asks what keeps the others."""
+LATE = 1.0  # seconds after which, and between which, a waiter asks what keeps the others
 WHEN_LATE: list[Callable[[], None]] = []
 """Functions that waiting code calls if it was given none of its own; they may raise."""
 POLLERS: list[Callable[[], object]] = []
 """Functions that give progress to the transfers of other ranks, one for each library that moves data."""
-HELPERS: set[int] = set()
-"""Threads that ask nothing: nobody would hear what they raise."""
+HELPERS: set[int] = set()  # threads that ask nothing: nobody would hear what they raise
 
 
 def add_poller(poll: Callable[[], object]) -> None:

@@ -18,15 +18,12 @@ from rma_mm.geometry.mesh import grids
 Grid = tuple[int, int, int]  # ranks along m, n and k
 Ranks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # of many grids: ranks along m, n and k
 Floats = NDArray[np.float64]
-EVERY = 1024
-"""Ranks along a dimension up to which every number is tried."""
+EVERY = 1024  # ranks along a dimension up to which every number is tried
 
-WORTH = 64
-"""Multiply-adds in the time of one word: what an idle rank is weighed with until machines are measured."""
+WORTH = 64  # multiply-adds in the time of one word: what an idle rank is weighed with until machines are measured
 
 
 def cost(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Return the cost of the busiest rank: multiply-adds, plus `WORTH` for each word that it receives or sends."""
     return points(grid, shape) + WORTH * words(grid, shape)
 
 

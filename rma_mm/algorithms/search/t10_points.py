@@ -20,13 +20,10 @@ PRICED, RINGED = 64, 12
 """Number of F_ops whose plans are priced, those that move least (all of them up to 64 ranks), and of rings among
 them.
 """
-MANY = 64
-"""Ranks beyond which fewer plans are priced, in proportion, as each price takes longer."""
-BRIEFLY = 4
-"""Number of F_ops that are priced when T10 competes with the other algorithms, which wait for it."""
+MANY = 64  # ranks beyond which fewer plans are priced, in proportion, as each price takes longer
+BRIEFLY = 4  # number of F_ops that are priced when T10 competes with the other algorithms, which wait for it
 LENGTHS = 8  # about so many lengths of a ring, at most
-PIECES = (2, 4)
-"""Into how many pieces the longest part is cut by the paces that are priced beside a whole part."""
+PIECES = (2, 4)  # into how many pieces the longest part is cut by the paces that are priced beside a whole part
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,8 @@ class Point:
     """One compute-shift plan."""
 
     ranks: tuple[int, int, int]  # f_op: ranks along m, n and k
-    rings: tuple[int, int, int]
-    """Lengths of the rings of A (along n), B (along m) and C (along k)."""
-    pace: int | None = None
-    """Indices of k that move at a time; a whole part where not given."""
+    rings: tuple[int, int, int]  # lengths of the rings of A (along n), B (along m) and C (along k)
+    pace: int | None = None  # indices of k that move at a time; a whole part where not given
 
     def __str__(self) -> str:
         text = f"{','.join(map(str, self.ranks))}/{','.join(map(str, self.rings))}"
@@ -105,7 +100,6 @@ class Point:
         return max(-(-k // (self.ranks[2] * ring)) for ring in self.rings[:2])
 
     def pieces(self, k: int) -> int:
-        """Into how many pieces each part of A or B is cut by the pace."""
         return -(-self.longest(k) // self.pace) if self.pace else 1
 
     def paced(self, shape: tuple[int, int, int]) -> list[Point]:

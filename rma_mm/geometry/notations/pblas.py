@@ -18,8 +18,7 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader
 
-Order = Literal["R", "C"]
-"""Ranks row-major or column-major on the grid, as in BLACS."""
+Order = Literal["R", "C"]  # ranks row-major or column-major on the grid, as in BLACS
 
 _FORMS = "desc(M, N, MB, NB, RSRC, CSRC), with C as a seventh entry for a column-major grid"
 _LEAST = (("M", 0), ("N", 0), ("MB", 1), ("NB", 1), ("RSRC", 0), ("CSRC", 0))
@@ -146,7 +145,6 @@ def _cyclic(axis: str, block: int, offset: int, source: int) -> Level:
 
 
 def _column_major(mesh: MeshShape) -> MeshShape:
-    """The ranks of `mesh` in column-major order: row-major on the grid with its axes exchanged."""
     return MeshShape(mesh.dims[::-1], mesh.names[::-1])
 
 

@@ -53,7 +53,6 @@ class Reader:
         self.fail(what)
 
     def peek(self, *marks: str) -> bool:
-        """True if the token at hand is one of these; an empty text stands for the end."""
         return self.tokens[self.at][1] in marks
 
     def next(self, kind: str, what: str) -> str:
@@ -80,7 +79,6 @@ class Reader:
 
 
 def unquoted(text: str) -> str:
-    """`text` with blanks for quotes: they carry no meaning, and blanks keep the columns true."""
     return re.sub(r"['\"]", " ", text)
 
 

@@ -25,8 +25,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader, even_axes
 
 Placed = Literal["S(0)", "S(1)", "B", "P"]  # what one mesh axis is to a matrix
-Sbp = tuple[Placed, ...]
-"""One word per axis of the mesh, in its order."""
+Sbp = tuple[Placed, ...]  # one word per axis of the mesh, in its order
 PLACED: tuple[Placed, ...] = get_args(Placed)
 SPLITS: frozenset[Placed] = frozenset({"S(0)", "S(1)"})
 Sizes = tuple[int, ...]
@@ -158,8 +157,7 @@ class SbpStep:
     """One collective along one mesh axis, in each of its groups of ranks."""
 
     axis: str  # the mesh axis along which a group lies
-    name: str
-    """all-gather, reduce-scatter, all-reduce, all-to-all, slice, keep one summand, or pad with zeros."""
+    name: str  # all-gather, reduce-scatter, all-reduce, all-to-all, slice, keep one summand, or pad with zeros
     source: Placed  # what the axis is before
     target: Placed  # what it is after
     words: int  # elements moved, over all ranks

@@ -20,8 +20,7 @@ from rma_mm.kernels.gemm.form import emitted, no_code
 
 NAMES = ("blas", "numba", "numpy")  # the kernels there are
 
-COMPILE_FROM = 2**27
-"""m·n·k from which loading compiled code (half a second) is won back where no BLAS fits."""
+COMPILE_FROM = 2**27  # m·n·k from which loading compiled code (half a second) is won back where no BLAS fits
 
 
 def choose_kernel(

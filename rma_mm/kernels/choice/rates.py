@@ -25,17 +25,14 @@ from rma_mm.kernels.cache import alone, cache_folder, read_own, write_own
 from rma_mm.kernels.product import checked
 from rma_mm.kernels.threads import get_threads
 
-SMALL, LARGE, LIMIT = 96, 768, 256
-"""Extents at which both are measured, and up to which an extent counts as small."""
-SECONDS, TIMES = 0.01, 5
-"""For how long each product is repeated, and how often: the median counts."""
+SMALL, LARGE, LIMIT = 96, 768, 256  # extents at which both are measured, and up to which an extent counts as small
+SECONDS, TIMES = 0.01, 5  # for how long each product is repeated, and how often: the median counts
 SETTLE = 0.04
 """Seconds before a sample: the threads of OpenBLAS go on spinning for about 30 ms after their last product."""
 CLASSES = tuple(map("".join, product("sl", repeat=3)))
 """The classes of shapes: which of m, n, k are small and which large."""
 
-Rates = dict[str, dict[str, float]]
-"""Class of shapes → kernel → 10⁹ operations a second."""
+Rates = dict[str, dict[str, float]]  # class of shapes → kernel → 10⁹ operations a second
 
 _unwritten: dict[str, Rates] = {}
 

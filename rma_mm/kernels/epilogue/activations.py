@@ -105,7 +105,6 @@ def bind_compiled(c: Array, bias: Array | None, per: str | None, activation: str
 
 @lru_cache(maxsize=8)
 def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return a vector of zeros, used as the bias of all pieces of a tile that has none."""
     return np.zeros(count, dtype)
 
 

@@ -28,11 +28,9 @@ BLOCK_LEAST = 2048
 """Rows and columns of such a block at least. What it shares with the next is packed again by BLAS: 2048³ in float32
 takes 9 % longer in blocks of 256 rows, 4.5 % in blocks of 512 and 2 % in blocks of 1024 (measured), while bias and GELU
 in one go over all of C take 1 to 3 %."""
-MOST_STEPS = 256
-"""Pieces of a tile whose calls are prepared one by one, at the most (roughly)."""
+MOST_STEPS = 256  # pieces of a tile whose calls are prepared one by one, at the most (roughly)
 SCRATCH = 16 * STEP_BYTES  # bytes of temporaries at the most
-COMPILE_FROM = 2**14
-"""Elements of C from which a compiled pass is taken."""
+COMPILE_FROM = 2**14  # elements of C from which a compiled pass is taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +208,7 @@ def element_type(dtype: Any) -> np.dtype[Any]:
 class EpilogueTile:
     """An epilogue for one tile of C."""
 
-    result: NDArray[Any]
-    """(rows, columns): where the tile is stored; the array in which it is summed, or another."""
+    result: NDArray[Any]  # (rows, columns): where the tile is stored; the array in which it is summed, or another
     bias: NDArray[Any] | None = None  # in the type in which the tile is summed
     per: str | None = None  # as in `Epilogue`
     activation: str | None = None

@@ -16,22 +16,18 @@ class Normal:
     edge: float  # where Φ(x) is 1, of −x 0
     top: tuple[float, ...]  # P, the constant first
     below: tuple[float, ...]  # Q
-    reach: float
-    """Argument beyond which x · φ(x) is next to nothing while φ(x) is still a normal number."""
+    reach: float  # argument beyond which x · φ(x) is next to nothing while φ(x) is still a normal number
 
 
 @dataclass(frozen=True)
 class Exponential:
     """exp(y), for y ≤ 0, as 2ⁿ · (1 + r + r²/2 + …), where y = n · ln 2 + r: for compiled loops without branches."""
 
-    series: tuple[float, ...]
-    """1, 1, 1/2, 1/6, …: as many as |r| ≤ ln 2 / 2 needs."""
+    series: tuple[float, ...]  # 1, 1, 1/2, 1/6, …: as many as |r| ≤ ln 2 / 2 needs
     per_two: float  # 1 / ln 2
     high: float
-    low: float
-    """ln 2 as a sum; n · high is exact."""
-    magic: float
-    """Added to n it rounds it; n and the exponent's bias are then the lowest bits of the number."""
+    low: float  # ln 2 as a sum; n · high is exact
+    magic: float  # added to n it rounds it; n and the exponent's bias are then the lowest bits of the number
 
     @classmethod
     def of(cls, dtype: np.dtype[Any]) -> Exponential:

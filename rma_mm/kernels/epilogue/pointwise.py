@@ -18,8 +18,7 @@ from rma_mm.kernels.epilogue.epilogue import Epilogue
 Array = NDArray[Any]
 PIECE_BYTES = 4 * STEP_BYTES
 """Bytes of a result that all operations cover before the next piece begins: takes half as long as `STEP_BYTES`."""
-TEMPORARIES = 8
-"""Pieces that the work on one takes beside it, roughly: what its operations give, and theirs."""
+TEMPORARIES = 8  # pieces that the work on one takes beside it, roughly: what its operations give, and theirs
 
 
 def _relu_slope(x: Array) -> Array:
@@ -81,7 +80,6 @@ def work_bytes(nbytes: int) -> int:
 
 
 def _part(x: Array, rows: slice, cols: slice) -> Array:
-    """The part of an operand that belongs to a part of the result, to whose shape it broadcasts."""
     return x[rows if x.shape[0] != 1 else slice(None), cols if x.shape[1] != 1 else slice(None)]
 
 
@@ -126,8 +124,7 @@ class FusedPart:
 
     fused: Fused
     rows: range
-    cols: range
-    """Columns of the piece within this rank's part of C and of the other operands."""
+    cols: range  # columns of the piece within this rank's part of C and of the other operands
     compiles: bool
     is_turned: bool = False  # true if it is handed the transposed part
 

@@ -17,10 +17,8 @@ class Cpu:
     name: str  # what LLVM calls it
     vector_bytes: int  # width of a vector register
     registers: int  # number of vector registers
-    dots: frozenset[str]
-    """Instructions that add several products at once: "int8" (VNNI), "bfloat16" (AVX512-BF16)."""
-    caches: tuple[int, int, int]
-    """Bytes of data that the first, second and third level hold."""
+    dots: frozenset[str]  # instructions that add several products at once: "int8" (VNNI), "bfloat16" (AVX512-BF16)
+    caches: tuple[int, int, int]  # bytes of data that the first, second and third level hold
 
 
 @cache

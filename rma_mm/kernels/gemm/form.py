@@ -34,18 +34,13 @@ class Form:
 
     add: str  # ⊕, as one of `Pair`
     times: str  # ⊗
-    panel_a: str
-    """Type in which a is packed (NumPy's name; bits16 for packed bfloat16)."""
+    panel_a: str  # type in which a is packed (NumPy's name; bits16 for packed bfloat16)
     panel_b: str  # type in which b is packed
-    total: str
-    """Type in which a tile is summed; of one part where numbers are complex."""
-    read_a: str
-    """Conversion of an element of a: as it is, as truth, complex, or from the bits of float16 or bfloat16."""
-    read_b: str
-    """Conversion of an element of b into one of the panel."""
+    total: str  # type in which a tile is summed; of one part where numbers are complex
+    read_a: str  # conversion of an element of a: as it is, as truth, complex, or from the bits of float16 or bfloat16
+    read_b: str  # conversion of an element of b into one of the panel
     rows: int  # rows of a tile
-    vectors: int
-    """Vectors of `lanes` columns in a row of a tile."""
+    vectors: int  # vectors of `lanes` columns in a row of a tile
     lanes: int  # sums in one vector
     group: int = 1  # steps of k that one instruction takes
     planes: int = 1  # 2 where real and imaginary parts are packed apart

@@ -18,8 +18,7 @@ from rma_mm.kernels.gemm import emit
 from rma_mm.kernels.gemm.form import Form
 
 types: Any = numba.types
-function: Any = intrinsic
-"""Numba's decorator, whose own annotations take what it makes for its argument."""
+function: Any = intrinsic  # numba's decorator, whose own annotations take what it makes for its argument
 
 BYTES = types.CPointer(types.uint8)  # the type of every address
 

@@ -127,7 +127,6 @@ def _scratch_of(
 def scratch_of(
     semiring: Semiring, m: int, n: int, k: int, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], count: int = 1
 ) -> int:
-    """Bytes of scratch of a product, or of a batch of so many, at most, all threads' together."""
     return _scratch_of(semiring, m, n, k, a, b, c, count, get_threads())
 
 
@@ -189,7 +188,6 @@ def _call(
 
 
 def _steps(a: Array, b: Array, c: Array) -> tuple[int, ...]:
-    """Return the number of products, and the stride between them in each array."""
     return (len(c), a.strides[0], b.strides[0], c.strides[0]) if c.ndim == 3 else (1, 0, 0, 0)
 
 

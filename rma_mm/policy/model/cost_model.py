@@ -27,12 +27,10 @@ class CostModel:
     dtype: str = "float32"  # in which products are summed
     kernel: str = "blas"
     itemsize: int = 4  # bytes of an element of A and B
-    accum_itemsize: int = 4
-    """Bytes of an element of C while it is summed."""
+    accum_itemsize: int = 4  # bytes of an element of C while it is summed
     flavours: tuple[tuple[str, str], ...] = ()
     """(operand, the windows that its transfers go through); the default where nothing is said."""
-    reading: float = 0.0
-    """Seconds in which a node reads a byte of the files that operands stay in."""
+    reading: float = 0.0  # seconds in which a node reads a byte of the files that operands stay in
 
     def bytes_of(self, x: str) -> int:
         return self.accum_itemsize if x == "C" else self.itemsize
@@ -60,8 +58,7 @@ class CostBreakdown:
 
 STALLED = 0.25
 """The share of its multiplies for which a rank waits in a ring of sums: its neighbour sends between two of its own."""
-TYPICALLY = CostModel()
-"""Cost model of float32 products if nothing was measured."""
+TYPICALLY = CostModel()  # cost model of float32 products if nothing was measured
 NOTHING = CostBreakdown()  # what is not priced
 
 
@@ -73,16 +70,12 @@ class _Load:
     processor: Figures  # seconds of processors, products included
     wire: Figures  # seconds of the wire for its words
     exposed: Figures  # seconds of the wire that no multiply hides
-    serving: Figures
-    """Seconds of the wire the other way, for what others want of what it holds."""
-    circling: Figures
-    """Seconds of the wire for slices that go round a ring, of which a rank has the first."""
-    rounds: Figures
-    """Slices that come round a ring by the wire, each during one turn of the walk."""
+    serving: Figures  # seconds of the wire the other way, for what others want of what it holds
+    circling: Figures  # seconds of the wire for slices that go round a ring, of which a rank has the first
+    rounds: Figures  # slices that come round a ring by the wire, each during one turn of the walk
     waiting: Figures  # seconds until its transfers begin to arrive
     operations: Figures
-    stalled: Figures
-    """Seconds for which it waits for a neighbour that multiplies."""
+    stalled: Figures  # seconds for which it waits for a neighbour that multiplies
 
 
 def estimate(workload: Workload, cost_model: CostModel) -> CostBreakdown:
@@ -185,7 +178,6 @@ def _load(workload: Workload, phase: Phase, cost_model: CostModel) -> _Load:
 
 
 def of_each(figures: tuple[float, ...], numbers: Numbers, default: float) -> Figures:
-    """The figures of these ranks, or nodes; the default for those that the machine does not tell of."""
     return np.where(numbers < len(figures), np.array(figures)[np.minimum(numbers, len(figures) - 1)], default)
 
 

@@ -16,8 +16,7 @@ from rma_mm.policy.model.machine import COLLECTIVES, COPY, LINKS, PACKED, SUMS, 
 from rma_mm.policy.model.traffic import Workload
 
 MOST = 3.0  # factors lie between 1 / MOST and MOST
-STEPS = (1.6, 1.25, 1.1, 1.03)
-"""By how much factors are changed in search of better ones."""
+STEPS = (1.6, 1.25, 1.1, 1.03)  # by how much factors are changed in search of better ones
 FAR, DOUBT = 0.6, 0.02
 """Logarithm of a deviation beyond which it counts no more, and the weight of a factor's own logarithm."""
 

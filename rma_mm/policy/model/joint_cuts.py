@@ -12,8 +12,7 @@ import numpy as np
 
 from rma_mm.policy.model.spans import DimSpans, Figures, Numbers
 
-FEW = 2**14
-"""Edges times spans up to which all are looked at one by one."""
+FEW = 2**14  # edges times spans up to which all are looked at one by one
 
 
 @dataclass(frozen=True, eq=False)

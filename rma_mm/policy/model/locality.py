@@ -24,20 +24,14 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.joint_cuts import Joint, joint
 from rma_mm.policy.model.spans import DimSpans, Figures, Numbers, SpanOverlap, dim_spans
 
-LIMIT = 1024
-"""Ranks up to which all are looked at; of more, about so many."""
+LIMIT = 1024  # ranks up to which all are looked at; of more, about so many
 NODES = 16  # nodes that are looked at, at least
-PAIRS = 2**18
-"""Ranks that are looked at, times those of their nodes: of large nodes not all are looked at."""
-MATES = 1024
-"""Ranks of a node whose holdings matter to the others; of larger nodes so many stand for all."""
-FAR = 10.0
-"""Distance of another node, relative to a rank of the same node."""
+PAIRS = 2**18  # ranks that are looked at, times those of their nodes: of large nodes not all are looked at
+MATES = 1024  # ranks of a node whose holdings matter to the others; of larger nodes so many stand for all
+FAR = 10.0  # distance of another node, relative to a rank of the same node
 ROUNDS = 8  # rounds in which weights settle
-WHOLE = 1e12
-"""Words that lie together where all that moves at once does."""
-ALIKE = 0.02
-"""By what share of its columns a panel may differ from those that an owner has, on average over ranks."""
+WHOLE = 1e12  # words that lie together where all that moves at once does
+ALIKE = 0.02  # by what share of its columns a panel may differ from those that an owner has, on average over ranks
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -64,14 +58,11 @@ class Spread:
     own: Figures  # words that a rank has itself
     node: Figures  # words on other ranks of its node
     between: Figures  # words on other nodes
-    cuts: tuple[Figures, Figures]
-    """Owners that share out what it wants, along rows and along columns."""
+    cuts: tuple[Figures, Figures]  # owners that share out what it wants, along rows and along columns
     owner_changes: tuple[Figures, Figures]
     """Number of changes of owner along rows and along columns, if owners hold scattered blocks."""
-    run: float
-    """Words that lie together, on average, at the owner and where they are wanted."""
-    columns: tuple[float, float] = (1.0, 0.0)
-    """Columns that are wanted in one run, and that an owner has, on average."""
+    run: float  # words that lie together, on average, at the owner and where they are wanted
+    columns: tuple[float, float] = (1.0, 0.0)  # columns that are wanted in one run, and that an owner has, on average
 
     @property
     def foreign(self) -> Figures:
@@ -92,15 +83,13 @@ class RankSample:
     """The ranks of a mesh that are looked at, and their node-mates."""
 
     mesh: MeshShape
-    ranks: Numbers
-    """Ranks whose holdings matter: those that are looked at first, then others of their nodes."""
+    ranks: Numbers  # ranks whose holdings matter: those that are looked at first, then others of their nodes
     count: int  # how many of them are looked at
     weights: Figures  # how many ranks each of these stands for
     node_mates: Numbers | None
     """For each of these the ranks on its node, itself included, −1 where there are no more; None on a single node."""
     nodes: Numbers  # the node of each that is looked at
-    populations: Figures
-    """Number of ranks on the node of each sampled rank."""
+    populations: Figures  # number of ranks on the node of each sampled rank
     stands: Figures  # how many ranks of its node each stands for
     node_count: int
     known: dict[object, Any] = field(default_factory=dict)
@@ -127,7 +116,6 @@ class RankSample:
         return dim_spans(Layout((split,)), 0, extent, grid, self.coords(grid), len(self.ranks))
 
     def parts(self, layout: Layout, shape: tuple[int, int]) -> tuple[DimSpans, DimSpans]:
-        """Return the rows and columns of a matrix that each sampled rank holds, ignoring pins."""
         return self.spans(layout, 0, shape[0]), self.spans(layout, 1, shape[1])
 
     def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
@@ -144,16 +132,11 @@ class RankSample:
 
     @_once
     def joint(self, wanted: DimSpans, helds: tuple[DimSpans, ...], least: int) -> Joint:
-        """Into what those who hold parts of one dimension cut, together, the spans that are wanted."""
         return joint(wanted, helds, [self.overlap(wanted, held).parts() for held in helds], least)
 
     def spread(
         self, layout: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans], who: NDArray[np.bool_]
     ) -> Spread:
-        """Return the sources of the boxes `wanted` of a matrix that is placed by `layout`.
-
-        who: which ranks want anything.
-        """
         return self._spread(layout, shape, wanted, who.tobytes())
 
     @_once
@@ -210,7 +193,6 @@ class RankSample:
 
     @_once
     def distance(self, spread: Spread) -> float:
-        """Words from other ranks of the mean rank, those of other nodes as many times as those are further away."""
         return self.mean(FAR * spread.between + spread.node)
 
     def mean(self, figures: Figures) -> float:

@@ -36,15 +36,11 @@ COLLECTIVES = ("broadcast", "all-gather", "reduce", "reduce-scatter", "shift")  
 SUMS = ("reduce", "reduce-scatter")  # movements of groups that add contiguous data
 FIGURES = ("operation", "meeting", "piece", "packed", "crowding", "scatter")
 """Fields of a machine that are one figure each."""
-FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}
-"""Fields that are factors, and of what each has one."""
-SCATTERED = 0.2
-"""The share by which rounds may differ on a machine that is quiet."""
-PACKED = " packed"
-"""Behind the name of a movement between nodes whose bytes do not lie together at their owner."""
+FACTORS = {"speeds": "rank", "wires": "node", "rooms": "rank"}  # fields that are factors, and of what each has one
+SCATTERED = 0.2  # the share by which rounds may differ on a machine that is quiet
+PACKED = " packed"  # behind the name of a movement between nodes whose bytes do not lie together at their owner
 COPY = "copy"  # the one movement within a rank's own memory
-PAGE = 4096
-"""Bytes after which addresses share lines of a first-level cache."""
+PAGE = 4096  # bytes after which addresses share lines of a first-level cache
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class Cost:
 
     alpha: float  # seconds of one transfer, whatever its size
     beta: float  # seconds a byte
-    hidden: float = 1.0
-    """The share of them, 0 to 1, that a multiply goes on beside; of transfers between nodes."""
+    hidden: float = 1.0  # the share of them, 0 to 1, that a multiply goes on beside; of transfers between nodes
 
     def seconds(self, nbytes: float, transfers: float = 1.0) -> float:
         return self.alpha * transfers + self.beta * nbytes
@@ -68,10 +63,8 @@ class Kernel:
     point: float  # seconds of one multiply-add
     a: float = 0.0  # seconds of an element of A that is read
     b: float = 0.0  # seconds of an element of B that is read
-    c: float = 0.0
-    """Seconds of an element of C that is added to."""
-    aliased: float = 0.0
-    """Seconds more of such an element, where rows of C lie a multiple of `PAGE` apart."""
+    c: float = 0.0  # seconds of an element of C that is added to
+    aliased: float = 0.0  # seconds more of such an element, where rows of C lie a multiple of `PAGE` apart
 
     def seconds(self, m: float, n: float, k: float, stride: float = 1) -> float:
         """Seconds of one product of m × n × k into rows of C that lie `stride` bytes apart."""
@@ -91,23 +84,15 @@ class Machine:
     """Element type and kernel, as "float32 blas" → its cost."""
     cores: int = 1  # processors of a host
     threads: int = 1  # processors that a rank's local products use
-    nodes_per_host: int = 1
-    """Nodes that share the processors of one host: more than one where nodes are pretended."""
-    operation: float = 5e-6
-    """Seconds that the runtime itself takes for one operation of a schedule."""
-    meeting: float = 5e-6
-    """Seconds in which all ranks meet, for each doubling of their number."""
-    piece: float = 30e-9
-    """Seconds of a processor for each piece of what does not lie together, beside its bytes."""
-    packed: float = 100e-9
-    """The same where MPI packs and unpacks it: what groups move, or windows out of reach."""
-    crowding: float = 1.0
-    """Slowdown of ranks that share processors, relative to processors that are never idle."""
-    scatter: float = 0.0
-    """The share by which rounds of the calibration differed: much, where others were at work."""
+    nodes_per_host: int = 1  # nodes that share the processors of one host: more than one where nodes are pretended
+    operation: float = 5e-6  # seconds that the runtime itself takes for one operation of a schedule
+    meeting: float = 5e-6  # seconds in which all ranks meet, for each doubling of their number
+    piece: float = 30e-9  # seconds of a processor for each piece of what does not lie together, beside its bytes
+    packed: float = 100e-9  # the same where MPI packs and unpacks it: what groups move, or windows out of reach
+    crowding: float = 1.0  # slowdown of ranks that share processors, relative to processors that are never idle
+    scatter: float = 0.0  # the share by which rounds of the calibration differed: much, where others were at work
     memory: int | None = None  # bytes of a rank; None where they are unknown
-    measured: bool = False
-    """True if the figures were measured here, so that seconds mean this machine's seconds."""
+    measured: bool = False  # true if the figures were measured here, so that seconds mean this machine's seconds
     corrections: Mapping[str, float] = field(default_factory=dict)
     """Measured time over predicted time of recent products, by kind of movement; scales later predictions."""
     speeds: tuple[float, ...] = ()
@@ -116,8 +101,7 @@ class Machine:
     """The bandwidth of each node's wire, over what `costs` tells; empty where all are alike."""
     delays: tuple[float, ...] = ()
     """Seconds that a transfer from or to each node takes more than `costs` tells, of two nodes the more; as wires."""
-    rooms: tuple[float, ...] = ()
-    """The memory of each rank, over `memory`; empty where all have that."""
+    rooms: tuple[float, ...] = ()  # the memory of each rank, over `memory`; empty where all have that
     groups: tuple[int, ...] = ()
     """The group of each node, where something narrower joins groups than nodes; empty where nothing does."""
     joint: Cost = Cost(0.0, 0.0)
@@ -132,7 +116,6 @@ class Machine:
         return hash((*figures, self.speeds, self.wires, self.delays, self.groups, self.joint))
 
     def speeds_of(self, ranks: int) -> tuple[float, ...]:
-        """The speeds of the first ranks over their mean; empty where they hardly differ, or are not known."""
         return _first(self.speeds, ranks)
 
     @property
@@ -222,7 +205,6 @@ def _first(speeds: tuple[float, ...], ranks: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def by_group(mesh: MeshShape, groups: tuple[int, ...]) -> MeshShape:
-    """A mesh with the group of each rank's node for a node; of nodes that nothing is told of, the last."""
     return replace(
         mesh, node_of_rank=tuple(groups[min(node, len(groups) - 1)] if groups else 0 for node in mesh.node_of_rank)
     )

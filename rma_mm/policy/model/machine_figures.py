@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST = 1e30
-"""Upper limit of every figure, so that results computed from it are finite."""
+MOST = 1e30  # upper limit of every figure, so that results computed from it are finite
 
 Convert = Callable[[Any], float]
 """A figure in seconds, bytes or bytes a second. Raises ValueError where it is none."""
@@ -28,8 +27,7 @@ class Table:
     """A table of a file: what is asked for of it, and what is wrong with it."""
 
     given: Mapping[str, Any]
-    name: str
-    """Its name in the file; empty for the file itself."""
+    name: str  # its name in the file; empty for the file itself
     faults: list[str]  # shared by all tables of a file
     asked: set[str] = field(default_factory=set)
 

@@ -22,8 +22,7 @@ from rma_mm.schedule.lowering.syrk import Halves, halves_of
 
 UNCUT = 1e12  # indices of a panel that is never cut
 
-Pieces = tuple[Figures, Figures, Figures]
-"""Into how many each rank's m, n and k are cut."""
+Pieces = tuple[Figures, Figures, Figures]  # into how many each rank's m, n and k are cut
 Repacked = dict[str, Figures]
 """Operand → the share that a rank puts together in slots, since no multiply is cut where the owner changes."""
 

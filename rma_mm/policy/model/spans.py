@@ -16,12 +16,9 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.span import Span
 
-DENSE = 2**14
-"""Pairs of spans up to which all are compared beforehand."""
-RUNS = 2**22
-"""Pairs of runs of two dimensions' spans that are compared beforehand."""
-TURNS = 2**8
-"""Pairs of runs of two spans that are compared; beyond, cyclic blocks are taken to meet evenly."""
+DENSE = 2**14  # pairs of spans up to which all are compared beforehand
+RUNS = 2**22  # pairs of runs of two dimensions' spans that are compared beforehand
+TURNS = 2**8  # pairs of runs of two spans that are compared; beyond, cyclic blocks are taken to meet evenly
 
 Figures = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -33,8 +30,7 @@ Windows = tuple[Numbers, Numbers]
 class DimSpans:
     """The spans that ranks hold, or want, along one dimension."""
 
-    low: Numbers
-    """(different spans, runs): where each run begins; empty runs fill up."""
+    low: Numbers  # (different spans, runs): where each run begins; empty runs fill up
     high: Numbers  # where it ends
     of: Numbers  # which of the different spans each rank has
     lengths: Figures  # indices of each span

@@ -15,8 +15,7 @@ from rma_mm.geometry.mesh import MeshShape
 from rma_mm.policy.model.locality import WHOLE, RankSample
 from rma_mm.policy.model.spans import Figures
 
-FLAT = 4
-"""Ranks up to which a broadcast goes to each directly; beyond, down a tree."""
+FLAT = 4  # ranks up to which a broadcast goes to each directly; beyond, down a tree
 READ = "read"  # how what stays in a file comes
 
 
@@ -25,10 +24,8 @@ class TrafficItem:
     """Words of one operand that move in one way."""
 
     x: str  # A, B or C
-    how: str
-    """here, view, get, accumulate, `READ`, or what a group does."""
-    own: Figures
-    """Words from or to a rank's own memory, by whatever moves them; 0 where they stay."""
+    how: str  # here, view, get, accumulate, `READ`, or what a group does
+    own: Figures  # words from or to a rank's own memory, by whatever moves them; 0 where they stay
     node: Figures  # words of other ranks of the node
     between: Figures  # words of other nodes
     messages: Figures  # transfers of a rank
@@ -36,8 +33,7 @@ class TrafficItem:
     run: float = WHOLE  # words that lie together on their way, on average
     rounds: Figures | float = 1.0
     """Factor by which the wire of a node is busy longer than its own traffic takes, while others rest."""
-    served: Figures | float = 0.0
-    """Words that go to, or come from, other nodes because of what a rank holds."""
+    served: Figures | float = 0.0  # words that go to, or come from, other nodes because of what a rank holds
     passed: Figures | None = None
     """Words that go the other way between a rank and its node-mates; None where those are as many."""
 
@@ -48,8 +44,7 @@ class LocalWork:
 
     extents: tuple[Figures, Figures, Figures]  # m, n, k of a rank's box
     pieces: tuple[Figures, Figures, Figures]  # into how many pieces each is cut
-    columns: Figures
-    """Columns of the memory that a rank's products are added to."""
+    columns: Figures  # columns of the memory that a rank's products are added to
 
 
 @dataclass(eq=False)
@@ -61,10 +56,8 @@ class Phase:
     steps: Figures | float = 1.0
     """Turns of the walk: what is moved for one goes on while the one before is multiplied."""
     claims: float = 0.0  # tickets that a rank draws
-    is_shared: bool = False
-    """True if work falls to whoever is free, rather than as the work map says."""
-    opened: Figures | float = 0.0
-    """Words of C that a rank sets to zero, or scales, by itself."""
+    is_shared: bool = False  # true if work falls to whoever is free, rather than as the work map says
+    opened: Figures | float = 0.0  # words of C that a rank sets to zero, or scales, by itself
     barriers: int = 0  # meetings at its end
 
 

@@ -19,10 +19,8 @@ from rma_mm.schedule.algorithm import OPERAND_DIMS, OWNERS, Algorithm, Cut, Plac
 from rma_mm.schedule.lowering import decisions as limits
 from rma_mm.schedule.lowering.decisions import WIDTH, LoweringDecisions
 
-PANELS = 3
-"""Panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead."""
-AHEAD, LINGERING = 3, 2
-"""Steps whose broadcasts, and whose reductions, are under way at once."""
+PANELS = 3  # panels of an operand that a rank holds at once: what it multiplies, and what is fetched ahead
+AHEAD, LINGERING = 3, 2  # steps whose broadcasts, and whose reductions, are under way at once
 
 
 def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Workload:
@@ -138,7 +136,6 @@ class _WorkloadOfProblem:
         return prod(grid.axis_size(axis) for axis in axes)
 
     def group(self, x: str) -> int:
-        """Ranks that work on the same slices of A or B, with an owner who joins them, or add to the same part of C."""
         return self.size(self.decisions.work, self.decisions.group_axes(x)) + self.decisions.joins(x)
 
     @property

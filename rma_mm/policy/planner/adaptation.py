@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-LATE = 1.2
-"""Measured over predicted from which a one-sided plan is late."""
-LOOKS = 3
-"""Executions of a plan that are looked at, after a first one that touches its memory."""
-LEAST, MOST = 0.8, 1.25
-"""Limits of a correction: it holds for all products of a kind, whatever their size."""
+LATE = 1.2  # measured over predicted from which a one-sided plan is late
+LOOKS = 3  # executions of a plan that are looked at, after a first one that touches its memory
+LEAST, MOST = 0.8, 1.25  # limits of a correction: it holds for all products of a kind, whatever their size
 SHORTEST = 1e-3
 """Seconds that a product takes at least by which prices of its kind are corrected: shorter ones are mostly calls."""
-WORTH = 0.1
-"""A ratio that is further from 1 corrects the calibration."""
+WORTH = 0.1  # A ratio that is further from 1 corrects the calibration
 
 
 class Watch:

@@ -20,12 +20,9 @@ from rma_mm.geometry.span import Region
 from rma_mm.policy.model.machine import Machine
 from rma_mm.schedule.algorithm import same_place
 
-MATRIX = {"A": "mk", "B": "kn", "C": "mn"}
-"""Which of m, n and k are the rows and columns of op(A), op(B) and C."""
-Fold = tuple[tuple[int, ...], int] | None
-"""Which of several dimensions in one is cut; see `Level.fold`."""
-Cuts = tuple[tuple[str, Split], ...]
-"""Cuts of dimensions, by name; a batch's are called by the axis of C, "0" first."""
+MATRIX = {"A": "mk", "B": "kn", "C": "mn"}  # which of m, n and k are the rows and columns of op(A), op(B) and C
+Fold = tuple[tuple[int, ...], int] | None  # which of several dimensions in one is cut; see `Level.fold`
+Cuts = tuple[tuple[str, Split], ...]  # cuts of dimensions, by name; a batch's are called by the axis of C, "0" first
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,7 @@ class Batch:
 
     a: tuple[int, ...]  # the shape of A as it is stored
     b: tuple[int, ...]  # the shape of B as it is stored
-    transposed: str = ""
-    """Which of A and B are stored with their last two dimensions exchanged."""
+    transposed: str = ""  # which of A and B are stored with their last two dimensions exchanged
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Dimensions among m, n and k that combine several, with their extents; each of these is cut by itself."""
 
@@ -165,10 +161,8 @@ class BatchPrices:
     machine: Machine
     kernel: tuple[str, str]  # element type and name of the local kernel
     itemsize: Mapping[str, int]  # bytes of an element of A, B and C
-    moved: Mapping[str, int]
-    """The same where they are brought to, and where C is summed."""
-    flavours: Mapping[str, str]
-    """The windows that A, B and C are read and added to through."""
+    moved: Mapping[str, int]  # the same where they are brought to, and where C is summed
+    flavours: Mapping[str, str]  # the windows that A, B and C are read and added to through
 
 
 @dataclass(frozen=True)
@@ -176,8 +170,7 @@ class BatchLoad:
     """Work of one rank for a product of batches that is cut in one way."""
 
     seconds: float
-    words: int
-    """Elements that it takes from other ranks, or adds to theirs."""
+    words: int  # elements that it takes from other ranks, or adds to theirs
     nbytes: int
     """Bytes of operands, result, and what is brought or summed beside them; of the way that is taken scratch, too."""
 

@@ -26,23 +26,17 @@ from rma_mm.policy.planner.preference import AUTO, EXCLUDED, TWO_SIDED, UNSERVED
 from rma_mm.schedule.algorithm import OPERAND_DIMS, Algorithm, Files, Layouts, PlacedProblem, Problem, is_placed_as
 from rma_mm.schedule.lowering.decisions import NARROW, WIDTH
 
-NARROWER = (256,)
-"""Panel widths that are tried beside `WIDTH`, on the best candidates."""
+NARROWER = (256,)  # panel widths that are tried beside `WIDTH`, on the best candidates
 REFINED = 4  # how many of these there are
 CLOSE = 1.05
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
 by as much from one calibration to the next. Between nodes the cheapest is taken."""
-WORTH = 1.03
-"""An operand is copied first only where other ways take this many times as long: the copy takes memory."""
-CLOSEST = 8
-"""Combinations of placements that are priced of one row: those with the fewest words from afar."""
+WORTH = 1.03  # an operand is copied first only where other ways take this many times as long: the copy takes memory
+CLOSEST = 8  # combinations of placements that are priced of one row: those with the fewest words from afar
 NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"  # why ranks cannot
-FROM_FILES = "takes no operands that stay in files; stationary_c does"
-"""Why a row cannot be taken where operands do."""
-PULL = "pull"
-"""The form of a row that moves by groups in which everything is pulled or pushed."""
-SUMMANDS = "stationary_c:summands"
-"""The form that reads each element of a file once."""
+FROM_FILES = "takes no operands that stay in files; stationary_c does"  # why a row cannot be taken where operands do
+PULL = "pull"  # the form of a row that moves by groups in which everything is pulled or pushed
+SUMMANDS = "stationary_c:summands"  # the form that reads each element of a file once
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
 """Algorithms that multiply half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
@@ -66,11 +60,9 @@ class Request(Problem):
     fetches_together: bool = False  # true if node-mates can fetch slices from other nodes together
     algorithm: str = "auto"
     deterministic: bool = False
-    copyable: str = ""
-    """Operands that node-mates cannot read where they lie, but could in a copy."""
+    copyable: str = ""  # operands that node-mates cannot read where they lie, but could in a copy
     cost_model: CostModel = TYPICALLY  # what it is priced by
-    pushes: bool = True
-    """True if ranks can accumulate: MPI may have nothing that adds up as ⊕ does."""
+    pushes: bool = True  # true if ranks can accumulate: MPI may have nothing that adds up as ⊕ does
     prefer: str = AUTO  # what it may be done by: one of `PREFERENCES`
     files: Files = ()  # operands that stay in files
 
@@ -98,12 +90,9 @@ class Candidate:
     cost: CostBreakdown = NOTHING
     rejected: str = ""  # why it cannot be taken; empty where it can
     width: int = WIDTH  # indices of a panel
-    copied: str = ""
-    """Operands that are copied first to where node-mates can read them in place."""
-    correction: float = 1.0
-    """Measured over predicted time of products of its kind on this machine."""
-    kind: str = ""
-    """Movement of operands in a word: two-sided (by groups), one-sided, or in place."""
+    copied: str = ""  # operands that are copied first to where node-mates can read them in place
+    correction: float = 1.0  # measured over predicted time of products of its kind on this machine
+    kind: str = ""  # movement of operands in a word: two-sided (by groups), one-sided, or in place
 
     @property
     def seconds(self) -> float:
@@ -175,7 +164,6 @@ def every_form() -> list[Algorithm]:
 
 
 def by_seconds(candidate: Candidate) -> tuple[bool, float]:
-    """Sort by this to have the cheapest first, and last those that cannot be taken."""
     return bool(candidate.rejected), candidate.seconds
 
 

@@ -14,8 +14,7 @@ from rma_mm.errors import ShapeError
 from rma_mm.geometry.extents import too_large
 
 Shape = tuple[int, int]
-Value = int | Constant
-"""A node by its number, or a number by itself."""
+Value = int | Constant  # A node by its number, or a number by itself
 
 TURNS = {"T": (True, False), "H": (True, True), "conj": (False, True)}
 """Ways to read a matrix: (transposed, conjugated)."""
@@ -30,8 +29,7 @@ class Node:
     args: tuple[Value, ...]
     shape: Shape
     dtype: np.dtype[Any]
-    note: Any = None
-    """Name of an input, how a matrix is turned, the axes that are summed."""
+    note: Any = None  # name of an input, how a matrix is turned, the axes that are summed
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -55,7 +55,6 @@ def _cut_singles(mesh: MeshShape, shape: Shape, speeds: tuple[float, ...]) -> li
 
 @lru_cache(maxsize=4096)
 def product_seconds(request: Request) -> float:
-    """Seconds of the best way to do a product, about; infinite where there is none."""
     return about_seconds(request)
 
 

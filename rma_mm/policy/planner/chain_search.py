@@ -23,8 +23,7 @@ Places = tuple[Layout, ...]  # placements of several matrices
 
 BEAM = 2000
 """States that are kept after each step. Chains that need more are no longer placed exactly; no worse than greedily."""
-NARROW = 16
-"""States that are kept when a first answer is looked for."""
+NARROW = 16  # states that are kept when a first answer is looked for
 ROUNDING = 1e-9  # by which sums of the same seconds may differ
 DOMINATORS = 64
 """The cheapest states, which others are held against: what can be had from one of them for less is dropped."""
@@ -37,13 +36,11 @@ class Question:
     steps: tuple[Step, ...]
     options: Mapping[str, tuple[Layout, ...]]
     """The placements that each matrix may have, those of `given` and `wanted` among them."""
-    given: Mapping[str, Layout]
-    """Placements of inputs; inputs that are not named here may be anywhere."""
+    given: Mapping[str, Layout]  # placements of inputs; inputs that are not named here may be anywhere
     wanted: Mapping[str, Layout]  # where results must be in the end
     price: Callable[[int, Places], float]
     """Number of a step, placements of its factors and its result → seconds; infinite where it cannot be done so."""
-    conversion: Callable[[str, Layout, Layout], float]
-    """Matrix, where it is, where it is wanted → seconds."""
+    conversion: Callable[[str, Layout, Layout], float]  # matrix, where it is, where it is wanted → seconds
     beside: Callable[[int, Layout], Places | None] = lambda *_: ()
     """Number of a step, placement of its result → those of the others that it reads; None where none will do."""
 
@@ -63,8 +60,7 @@ class PlacedStep:
     """A step on its placements."""
 
     conversions: tuple[PricedConversion, ...]  # what is done first
-    layouts: Places
-    """Placements of everything it reads, and of its result: A, B and C of a product."""
+    layouts: Places  # placements of everything it reads, and of its result: A, B and C of a product
     seconds: float  # of the step alone
 
 
@@ -126,8 +122,7 @@ class _Arrival(NamedTuple):
     place: int
     mask: int  # what it is then available in
     seconds: float = 0.0
-    start: int = -1
-    """First placement of an input that may be anywhere."""
+    start: int = -1  # first placement of an input that may be anywhere
     source: int = -1  # where it is converted from, if it is
 
 
@@ -139,8 +134,7 @@ class _Node(NamedTuple):
     before: _Node | None = None
     arrivals: tuple[_Arrival, ...] = ()
     """Ways in which the operands of this step arrive; at the end, those of the results."""
-    place: int = -1
-    """Placement of its result; −1 at the beginning and at the end."""
+    place: int = -1  # placement of its result; −1 at the beginning and at the end
     alone: float = 0.0  # seconds of the step
 
 
@@ -214,7 +208,6 @@ class _Search:
         return [*accumulate(reversed(least), initial=0.0)][::-1]
 
     def nearest(self, name: str, mask: int, target: int) -> tuple[float, int]:
-        """Return the cost of the cheapest conversion of a matrix to a placement, and the placement it starts from."""
         return min((self.cost(name, source, target), source) for source in _bits(mask))
 
     def is_direct(self, name: str) -> bool:

@@ -48,12 +48,10 @@ class Step:
     """One step of a chain: a product, with what is done to its elements; that alone; or sums."""
 
     result: str
-    factors: tuple[Factor, ...] = ()
-    """A and B of a product, or what is summed; they may lie anywhere."""
+    factors: tuple[Factor, ...] = ()  # A and B of a product, or what is summed; they may lie anywhere
     others: tuple[Factor, ...] = ()
     """Operands of the element-wise work beside the product; they lie as the result does."""
-    work: Pointwise | None = None
-    """Element-wise work on the product, if it is one, and the others."""
+    work: Pointwise | None = None  # element-wise work on the product, if it is one, and the others
     axes: tuple[int, ...] = ()  # those that are summed
 
     @property
@@ -111,8 +109,7 @@ class _Grouping:
     fuses: bool
     group: dict[int, int] = field(default_factory=dict)
     """Element-wise node → the node whose elements become a matrix with it."""
-    users: dict[int, set[int]] = field(default_factory=dict)
-    """Node → the nodes that become matrices with its help."""
+    users: dict[int, set[int]] = field(default_factory=dict)  # node → the nodes that become matrices with its help
     in_memory: set[int] = field(default_factory=set)
     """Nodes that must be in memory, as something reads them from there."""
 

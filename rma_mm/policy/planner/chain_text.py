@@ -13,11 +13,9 @@ from rma_mm.policy.planner.chain_graph import TURNS, Graph, Value
 
 RULE = "a step reads NAME = EXPRESSION, as 'H = gelu(X @ W + b)' or 'dW = X.T @ dY'"
 FUNCTIONS = ("gelu", "relu", "gelu'", "relu'", "sum", "broadcast_to")
-PRIME = "ʹ"
-"""Stands for ' behind a name, so that Python takes both for one; as wide, so that columns stay right."""
+PRIME = "ʹ"  # stands for ' behind a name, so that Python takes both for one; as wide, so that columns stay right
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
-SHOWN = 100
-"""Characters of a step that are shown above the caret."""
+SHOWN = 100  # characters of a step that are shown above the caret
 
 
 class Fault(Exception):

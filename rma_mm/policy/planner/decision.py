@@ -25,13 +25,11 @@ class Considered:
     in_place: float  # words read where they lie
     messages: float
     held: float  # elements that the fullest rank holds
-    placements: tuple[str, ...]
-    """Placements of A, B and C, as op(A), op(B) and C need them."""
+    placements: tuple[str, ...]  # placements of A, B and C, as op(A), op(B) and C need them
     why: str  # why it was chosen, or lost
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds in products, transfers, calls, and what products like it took beyond their price; they sum to its own."""
-    also: tuple[str, ...] = ()
-    """Other names of the same schedule, which have no lines of their own."""
+    also: tuple[str, ...] = ()  # other names of the same schedule, which have no lines of their own
 
     @property
     def words(self) -> float:
@@ -132,5 +130,4 @@ def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: li
 
 
 def _placed(x: str, layout: Layout, copied: str) -> str:
-    """A placement in words, and whether the operand is copied to where node-mates can read it."""
     return f"{layout}{' copied' if x in copied else ''}"

@@ -28,8 +28,7 @@ from rma_mm.schedule.lowering.lower import Tuning, lower
 from rma_mm.schedule.schedule import Schedule
 
 MOST = 2**24  # ranks that are priced at most
-GRIDS = 3
-"""Grids of two axes, and as many of three, on which a product is priced where no mesh is given."""
+GRIDS = 3  # grids of two axes, and as many of three, on which a product is priced where no mesh is given
 SHOWN = 8  # lines of a plot
 
 Shape = tuple[int, int, int]
@@ -43,13 +42,11 @@ class SweepProblem:
     ranks: int
     cost_model: CostModel
     per_node: int  # ranks of a node: so many consecutive ones
-    mesh: tuple[int, ...] | None = None
-    """Ranks along each axis; None where it is to be chosen."""
+    mesh: tuple[int, ...] | None = None  # ranks along each axis; None where it is to be chosen
     algorithm: str = "auto"  # A row, or all of them
     layouts: tuple[str | None, str | None, str | None] = (None, None, None)
     """Placements of A, B and C, in any notation; None where they are to be chosen."""
-    memory: int | None = None
-    """Bytes that a rank has for operands, result and scratch; None where nobody counts."""
+    memory: int | None = None  # bytes that a rank has for operands, result and scratch; None where nobody counts
 
     @property
     def element(self) -> int:
@@ -75,8 +72,7 @@ class Price:
 
     question: SweepProblem
     algorithm: str
-    mesh: tuple[int, ...]
-    """The mesh on which it is fastest, or the grid that it makes of its ranks."""
+    mesh: tuple[int, ...]  # the mesh on which it is fastest, or the grid that it makes of its ranks
     candidate: Candidate
     request: Request  # what was asked of the planner on that mesh
 

@@ -11,8 +11,7 @@ from rma_mm.geometry.notation import notations
 from rma_mm.policy.model.lower_bounds import least_words
 from rma_mm.policy.planner.candidates import Candidate, by_seconds
 
-LITTLE = 0.05
-"""The share of a difference below which parts are folded into one."""
+LITTLE = 0.05  # the share of a difference below which parts are folded into one
 
 
 def table(rows: list[list[str]]) -> str:

@@ -94,8 +94,7 @@ class Server:
         self._clock, self._slots, self._crowding, self._pace = clock, slots, crowding, pace
         self._jobs: list[tuple[float, int, Act]] = []
         self._numbers = 0
-        self._served = 0.0
-        """Seconds that a job has got which is here since the server was empty."""
+        self._served = 0.0  # seconds that a job has got which is here since the server was empty
         self._since = 0.0  # when that was so
         self._due = 0  # the event at which the next job ends
         self._is_changed = False

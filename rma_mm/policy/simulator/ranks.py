@@ -22,17 +22,14 @@ class Noted(NamedTuple):
 
     rank: int
     name: str
-    kind: str
-    """multiply, wait, start, scale, barrier, post, claim; of transfers get, accumulate, broadcast, shift, …"""
+    kind: str  # multiply, wait, start, scale, barrier, post, claim; of transfers get, accumulate, broadcast, shift, …
     begin: float
     end: float
-    is_beside: bool
-    """True if it went on beside what the rank itself did."""
+    is_beside: bool  # true if it went on beside what the rank itself did
     what: str  # the operation in words
 
 
-Wires = Sequence[tuple[Server, float]]
-"""Wires that a transfer takes, and for how many seconds each."""
+Wires = Sequence[tuple[Server, float]]  # wires that a transfer takes, and for how many seconds each
 
 
 class World:
@@ -84,7 +81,6 @@ class World:
         return ref.region.size * self.bytes_of[ref.operand]
 
     def stride(self, ref: Ref) -> int:
-        """Bytes from one row to the next of the memory that a box is stored in."""
         return len(self.schedule.holds(ref)[1]) * self.bytes_of[ref.operand]
 
     def stretches(self, ref: Ref) -> int:
@@ -151,10 +147,8 @@ class Rank:
     def __init__(self, world: World, number: int, host: Server) -> None:
         self.world, self.number, self.node = world, number, world.nodes[number]
         self.processor, self.helper = Processor(host), Processor(host)
-        self.speed = 1.0
-        """Speed of its multiplies, relative to the machine's kernels."""
-        self.op: Op | None = None
-        """Its current operation; None when it has finished."""
+        self.speed = 1.0  # speed of its multiplies, relative to the machine's kernels
+        self.op: Op | None = None  # its current operation; None when it has finished
         self.is_multiplying = self.is_meeting = False
         self.flows: dict[Flow, None] = {}  # transfers between nodes that are its own, under way
         self.posts: Counter[str] = Counter()

@@ -31,29 +31,24 @@ TICKET = 8  # bytes of a ticket of a pool
 
 Waits = Generator[Signal | float, None, None]
 """The waits of a rank, one after the other: signals, or seconds of its processor."""
-Key = tuple[str, str]
-"""Memory in use and its use: ("fill" or "read", frame or home)."""
+Key = tuple[str, str]  # memory in use and its use: ("fill" or "read", frame or home)
 
 
 @dataclass(frozen=True)
 class Simulated:
     """The result of a simulation; figures of ranks are in rank order. Figures of ranks are in their order."""
 
-    seconds: float
-    """From when the ranks begin to meet until all have met in the end."""
-    ranks: tuple[float, ...]
-    """When each rank has done its operations, before it meets the others in the end."""
+    seconds: float  # from when the ranks begin to meet until all have met in the end
+    ranks: tuple[float, ...]  # when each rank has done its operations, before it meets the others in the end
     multiplying: tuple[float, ...]
     """Seconds that each was inside a multiply, sharing its host and held up by transfers."""
-    between: tuple[int, ...]
-    """Words of other nodes that each received, or added to."""
+    between: tuple[int, ...]  # words of other nodes that each received, or added to
     within: tuple[int, ...]
     """Words of other ranks of its node that each received, added to, or multiplied where they lie."""
     messages: tuple[int, ...]
     peak: tuple[int, ...]
     """Elements that each held: its parts of matrices, and scratch; of a pool, for the tasks that fell to it."""
-    claims: tuple[tuple[int, ...], ...]
-    """Tasks of the schedule's pool that each ran, in order."""
+    claims: tuple[tuple[int, ...], ...]  # tasks of the schedule's pool that each ran, in order
     noted: tuple[Noted, ...] = ()  # what each did when, where that was asked for
 
 
@@ -117,8 +112,7 @@ class _Program:
     def __init__(self, rank: Rank, program: Sequence[Op]) -> None:
         self.rank, self.world, self.ops = rank, rank.world, program
         self.under_way: dict[Key, list[Signal]] = defaultdict(list)
-        self.gates: list[ops.Await] = []
-        """Awaited events that have not delayed anything yet."""
+        self.gates: list[ops.Await] = []  # awaited events that have not delayed anything yet
         self.fetches: dict[str, _Fetch] = {}
         self.fetched: Counter[str] = Counter()
         rank.holds(program)

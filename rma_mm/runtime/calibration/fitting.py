@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from rma_mm.policy.model.machine import Cost, Kernel
 
 Vector = NDArray[np.float64]
-Shape = tuple[int, int, int, bool]
-"""m, n, k of a product, and whether rows of C lie a multiple of a page apart."""
+Shape = tuple[int, int, int, bool]  # m, n, k of a product, and whether rows of C lie a multiple of a page apart
 
 
 def nonnegative(table: Vector, wanted: Vector) -> Vector:

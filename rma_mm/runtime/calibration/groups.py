@@ -20,8 +20,7 @@ from rma_mm.windows import Transfer
 from rma_mm.windows.channel import Channel
 from rma_mm.windows.progress import Progress
 
-SIZES = (1, 64, 512)
-"""Rows of what each member sends: 2 KiB, 128 KiB and 1 MiB."""
+SIZES = (1, 64, 512)  # rows of what each member sends: 2 KiB, 128 KiB and 1 MiB
 TAG = 1  # of shifts
 
 

@@ -18,8 +18,7 @@ SECONDS, LEAST, MOST = 0.02, 2**16, 2**23
 """Seconds that a transfer should last; bytes that it has at least and at most."""
 TIMES = 6
 """Transfers; the first uses up what a link lets through at once. Others who are at work here only make them longer."""
-CHANGED = 3.0
-"""The ratio of measured to predicted seconds, or its inverse, from which a link counts as changed."""
+CHANGED = 3.0  # the ratio of measured to predicted seconds, or its inverse, from which a link counts as changed
 
 
 def has_changed(comm: MPI.Intracomm, site: Site, machine: Machine) -> bool:

@@ -34,24 +34,17 @@ SHAPES: tuple[Shape, ...] = (
 PRODUCTS = 4e-3  # seconds for which each is repeated
 GUESSED, TRIES = 2, 3
 """The one that tells how long others take, and how often it is tried: the first time it finds nothing prepared."""
-SLOW = 0.1
-"""Seconds beyond which one is left out: some types have no fast kernel."""
+SLOW = 0.1  # seconds beyond which one is left out: some types have no fast kernel
 LARGEST, OPERANDS, PLACES = 2**23, 2**23 + 2**17, 16
 """Bytes of an operand at most, of the memory that operands of one kind lie in, and how many lie there at most."""
-FILL = 0x3C
-"""Value of every byte of an operand: a small number in every type, neither denormal nor soon overflowing."""
-SETTLE = 0.04
-"""Seconds until BLAS's threads have stopped to spin after their last product."""
-APART = 64
-"""Bytes by which rows are set apart that would else lie a multiple of a page apart."""
-NARROW = 32
-"""Columns of what is copied in pieces: those of the smallest blocks that are usually dealt out."""
-MOST_CROWDED = 1.5
-"""Slowdown beyond which other programs must be the cause."""
+FILL = 0x3C  # value of every byte of an operand: a small number in every type, neither denormal nor soon overflowing
+SETTLE = 0.04  # seconds until BLAS's threads have stopped to spin after their last product
+APART = 64  # bytes by which rows are set apart that would else lie a multiple of a page apart
+NARROW = 32  # columns of what is copied in pieces: those of the smallest blocks that are usually dealt out
+MOST_CROWDED = 1.5  # slowdown beyond which other programs must be the cause
 CROWDED, CROWDS = 6e-3, 4
 """Seconds of a processor for which each rank multiplies where they are in each other's way, and how often in a row."""
-MEETINGS, OPERATIONS = 20, 1000
-"""Number of meetings, and of operations, in one sample."""
+MEETINGS, OPERATIONS = 20, 1000  # number of meetings, and of operations, in one sample
 
 
 def copies(site: Site, source: Array, target: Array) -> list[TransferBenchmark]:
@@ -191,8 +184,7 @@ class Crowding:
         self.comm, self.multiply = comm, multiply
         self.load = site.processor_load(dict.fromkeys(range(site.size), 1))[0]
         self.count = 1
-        self.own: list[list[float]] = []
-        """Seconds of a processor that each sample took a rank, on average."""
+        self.own: list[list[float]] = []  # seconds of a processor that each sample took a rank, on average
 
     def sample(self) -> list[Sample]:
         laps, took = [], []

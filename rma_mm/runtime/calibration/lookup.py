@@ -23,12 +23,10 @@ from rma_mm.runtime.ranks.agreement import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-VARIABLE = "RMA_MM_MACHINE"
-"""Environment variable: `typical`, or a file as `Machine.as_json` gives it."""
+VARIABLE = "RMA_MM_MACHINE"  # environment variable: `typical`, or a file as `Machine.as_json` gives it
 SHORT, BETWEEN, KERNEL = 2.2, 5.0, 0.5
 """Seconds of the automatic calibration, of that between nodes, and of that of one kernel."""
-TRIES = 3
-"""Jobs that measure again, one after the other, as rounds differed: on some machines they always do."""
+TRIES = 3  # jobs that measure again, one after the other, as rounds differed: on some machines they always do
 Memo = dict[Any, Any]
 _seen: set[str] = set()
 """Nodes of ranks between which the network was measured, or compared with what was kept, by this process as rank 0."""

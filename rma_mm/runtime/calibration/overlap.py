@@ -16,16 +16,13 @@ from rma_mm.windows import Transfer
 from rma_mm.windows.progress import Progress
 from rma_mm.windows.waiting import barrier
 
-WIDTH = 512
-"""Columns, in float32, of the memory that transfers come from and go to."""
+WIDTH = 512  # columns, in float32, of the memory that transfers come from and go to
 LONG = (128, 512, 1024, 4096)
 """Rows of `WIDTH` that are moved: from 256 KiB to 8 MiB; the first round tells which of them."""
 FIRST, LASTS = 1, 0.04
 """Which of them comes first, and the seconds that the one which is taken lasts at most, where that can be."""
-LONGER = 1.5
-"""Duration of the multiply beside a transfer, over that of the transfer."""
-MOST = 4000
-"""Small products that the multiply is made of at most."""
+LONGER = 1.5  # duration of the multiply beside a transfer, over that of the transfer
+MOST = 4000  # small products that the multiply is made of at most
 
 
 def overlap_kind(name: str) -> str:

@@ -33,14 +33,10 @@ if TYPE_CHECKING:
     from rma_mm.runtime.calibration.local import Products
     from rma_mm.runtime.calibration.overlap import Overlap
 
-USUAL = f"{DEFAULT.name}.get"
-"""The movement by which others are priced that were not measured."""
-BUSY_TOO = " busy"
-"""Behind the name of a movement whose targets are inside a multiply."""
-Pair = tuple[str, str]
-"""An element type and a kernel; or a class of link, and a movement or a flavour of windows."""
-Point = tuple[float, float, float]
-"""Transfers, bytes and seconds of a movement in one size."""
+USUAL = f"{DEFAULT.name}.get"  # the movement by which others are priced that were not measured
+BUSY_TOO = " busy"  # behind the name of a movement whose targets are inside a multiply
+Pair = tuple[str, str]  # an element type and a kernel; or a class of link, and a movement or a flavour of windows
+Point = tuple[float, float, float]  # transfers, bytes and seconds of a movement in one size
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Wanted:
     flavours: tuple[str, ...] = ()  # windows
     basis: bool = True
     """True if figures of neither links nor kernels are wanted: copies, groups, meetings, the runtime's own work."""
-    thorough: bool = False
-    """True if groups are also timed with busy targets, and several readers of one owner."""
+    thorough: bool = False  # true if groups are also timed with busy targets, and several readers of one owner
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,7 @@ class Measurements:
     contention: Mapping[Pair, tuple[int, float]] = field(default_factory=dict)
     """Class of link and flavour → readers of one owner, and what they take over as many with an owner each."""
     rounds: int = 0  # how often each case was timed
-    scattered: bool = False
-    """True if no two rounds found the same speeds of ranks."""
+    scattered: bool = False  # true if no two rounds found the same speeds of ranks
 
 
 def run_calibration(

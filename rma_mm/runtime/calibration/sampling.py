@@ -31,10 +31,8 @@ SAMPLE = 3e-3
 """Seconds that a sample takes where every rank has a processor: more by as much as they share them, since ranks that
 waited do not all begin at once."""
 MOST = 2048  # movements of a sample at most
-BUSY = 0.02
-"""Seconds that a target is inside a multiply: those of a product of some 1000³ on one processor."""
-NAP = 2e-3
-"""Seconds between two looks of a rank that must not take a processor from one that works."""
+BUSY = 0.02  # seconds that a target is inside a multiply: those of a product of some 1000³ on one processor
+NAP = 2e-3  # seconds between two looks of a rank that must not take a processor from one that works
 LEAST, ROUNDS = 3, 15
 """Rounds at least and at most. The first does not count: it finds everything cold."""
 
@@ -44,22 +42,19 @@ class Sample(NamedTuple):
 
     begin: float = inf
     end: float = 0.0
-    times: float = 1.0
-    """Number of repetitions in the sample; infinite if this rank only took part."""
+    times: float = 1.0  # number of repetitions in the sample; infinite if this rank only took part
 
 
 class Case(Protocol):
     """Something to be timed."""
 
     figures: int  # how many figures a sample has
-    begins_together: bool
-    """True if the clock begins with the first rank of a host, and not with each for itself."""
+    begins_together: bool  # true if the clock begins with the first rank of a host, and not with each for itself
 
     def sample(self) -> Sequence[Sample]:
         """Return the times of this rank's clock. All ranks have just met. All ranks have just met. Collective."""
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """Prepare for the next round, knowing what this one took the slowest rank; most need nothing."""
         return
 
 

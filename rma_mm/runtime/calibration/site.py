@@ -26,8 +26,7 @@ class Site:
 
     rank: int
     node_of: tuple[int, ...]  # the node of each rank
-    host_of: tuple[int, ...]
-    """The host of each rank; hosts have several nodes where nodes are pretended."""
+    host_of: tuple[int, ...]  # the host of each rank; hosts have several nodes where nodes are pretended
     cores: int  # processors of the host that has fewest
     threads: int
     """BLAS threads of the rank that has fewest: hosts may differ in cores, and all ranks time the same cases."""

@@ -20,8 +20,7 @@ from rma_mm.windows.waiting import barrier, reduced
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SCATTER = 0.1
-"""Largest difference between two rounds, for any rank, at which their speeds are trusted."""
+SCATTER = 0.1  # largest difference between two rounds, for any rank, at which their speeds are trusted
 ROUNDS = 5  # rounds at most
 SPINS, SPIN, ENOUGH = 6, 0.01, 0.75
 """Times and seconds for which ranks spin to see the processors they get; the share from which they have all."""

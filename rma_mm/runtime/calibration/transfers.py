@@ -26,15 +26,12 @@ Array = NDArray[np.float32]
 ROWS = 8192
 """Rows, of `WIDTH` float32, of what a rank exposes and of where it puts what it gets: 16 MiB each, so that large
 transfers find their memory cold, as those of matrices do."""
-SIZES = (1, 64, 1024)
-"""Rows of transfers: 2 KiB, 128 KiB and 2 MiB."""
+SIZES = (1, 64, 1024)  # rows of transfers: 2 KiB, 128 KiB and 2 MiB
 BUSY_SIZES = (1, 512)  # rows of those whose target is inside a multiply
-PLACES = 8
-"""Places that transfers of one size go to and come from in turn, where there is room."""
+PLACES = 8  # places that transfers of one size go to and come from in turn, where there is room
 TICKET = ROWS * WIDTH * 4  # where the counter for fetch-and-add lies
 EXPOSED = TICKET + 64  # bytes that a rank exposes
-TURNS = 4
-"""Number of times that each place is read while readers compete for an owner."""
+TURNS = 4  # number of times that each place is read while readers compete for an owner
 SIDE = 512  # of the square products that targets are inside of
 
 

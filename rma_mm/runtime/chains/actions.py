@@ -153,8 +153,7 @@ class AxisSums(StepPlaces, Action):
     """Sums over axes: each rank those of its own part, into its part of `own`."""
 
     cost: CostBreakdown
-    own: Place
-    """The result, or what a conversion then adds up to it."""
+    own: Place  # the result, or what a conversion then adds up to it
 
     @property
     def result(self) -> Place:
@@ -177,8 +176,7 @@ class Conversion(Action):
     moving: Redistribution
     source: Place
     target: Place
-    made: DistMatrix
-    """The converted matrix; it is copied if the caller gives another."""
+    made: DistMatrix  # the converted matrix; it is copied if the caller gives another
     cost: CostBreakdown
     executable: Executable | None = field(default=None, init=False)
 

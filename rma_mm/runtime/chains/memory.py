@@ -19,8 +19,7 @@ from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows.waiting import largest
 
-STEP = 0.75
-"""Largest ratio between the scratch memory of one candidate and the next larger one."""
+STEP = 0.75  # largest ratio between the scratch memory of one candidate and the next larger one
 
 
 @dataclass
@@ -30,12 +29,10 @@ class Frontier:
     mesh: Mesh
     name: str
     operands: Operands  # where they are to lie
-    own: int
-    """Bytes of this rank's parts of A, B and C."""
+    own: int  # bytes of this rank's parts of A, B and C
     choices: list[PlanChoice] = field(default_factory=list)
     at: int = 0  # which of them is taken
-    lacks: str = ""
-    """Why there is none that takes less than the last; empty where that is not known."""
+    lacks: str = ""  # why there is none that takes less than the last; empty where that is not known
 
     @property
     def taken(self) -> PlanChoice:

@@ -27,17 +27,14 @@ from rma_mm.windows.waiting import barrier
 
 AHEAD = 3
 """Actions by which transfers start early: a helper thread looks after them every 5 ms, in which a step may pass."""
-GroupStart = tuple[tuple[int, ...], int]
-"""Something that ranks of a group start together: these, and what it is."""
+GroupStart = tuple[tuple[int, ...], int]  # something that ranks of a group start together: these, and what it is
 
 
 class RankTransfers(NamedTuple):
     """Facts about a rank's operations of an action that other ranks must know."""
 
-    reached: set[str]
-    """Homes of others that are read, or added to, without these taking part."""
-    prefetched: set[str]
-    """The operands of which parts are brought at its beginning."""
+    reached: set[str]  # homes of others that are read, or added to, without these taking part
+    prefetched: set[str]  # the operands of which parts are brought at its beginning
     collectives: Counter[GroupStart]  # what of that groups move
 
 
@@ -45,8 +42,7 @@ class ActionTiming(NamedTuple):
     """When an action is."""
 
     meets: bool  # true if all ranks meet before it
-    begins: list[int]
-    """The numbers of those that begin then: it, unless it has begun, and some that follow."""
+    begins: list[int]  # the numbers of those that begin then: it, unless it has begun, and some that follow
 
 
 class Overlapped:

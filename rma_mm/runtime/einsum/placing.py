@@ -26,8 +26,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 Matrix = DistMatrix | NDArray[Any]
 OPTIONS = ("memory_limit", "compute_dtype", "kernel", "semiring")  # what the products have in common
 KEPT = 64  # expressions whose placements are kept for a mesh
-LARGE = 1 << 27
-"""Multiply-adds from which products are placed together: to find out how takes up to a second, once."""
+LARGE = 1 << 27  # multiply-adds from which products are placed together: to find out how takes up to a second, once
 
 
 @dataclass(frozen=True, eq=False)

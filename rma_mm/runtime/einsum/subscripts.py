@@ -119,8 +119,7 @@ class Pair:
 
     a: int
     b: int
-    batch: Indices
-    """Indices of both that are left; each group is in the order of the result."""
+    batch: Indices  # indices of both that are left; each group is in the order of the result
     m: Indices  # those of the first alone
     n: Indices  # those of the second alone
     k: Indices  # those of both that are summed over

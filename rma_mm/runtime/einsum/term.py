@@ -27,8 +27,7 @@ class Term:
     """An array with a name for each dimension: equal on every rank, or spread over the mesh."""
 
     names: Indices
-    x: Array | DistArray
-    """Spread without indices it has one dimension, of one element."""
+    x: Array | DistArray  # spread without indices it has one dimension, of one element
 
     @property
     def shape(self) -> tuple[int, ...]:

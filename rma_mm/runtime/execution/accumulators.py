@@ -31,11 +31,9 @@ class Accumulator:
     """True where windows add as the semiring does; else each rank adds to its own C alone."""
 
     def are_keys(self, home: Ref, dtype: np.dtype[Any]) -> bool:
-        """True if a home in which sums of `dtype` are formed holds keys in the meantime."""
         return self.pushed and home.buffer == "C" and self.semiring.reduction.order != 0 and has_keys(dtype)
 
     def reduction(self, home: Ref) -> str:
-        """MPI's operation of an accumulate: what else than C is added to is a matrix given in summands."""
         return (self.semiring if home.buffer == "C" else PLUS_TIMES).reduction.mpi
 
     def local_add(self, dst: Box, src: Box) -> Callable[[], None]:

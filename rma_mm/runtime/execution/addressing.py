@@ -14,8 +14,7 @@ from rma_mm.runtime.ranks.arena import Block
 from rma_mm.schedule.ops import Ref, Slot
 from rma_mm.schedule.schedule import STAGE, Schedule
 
-COPIED = "cast "
-"""Before the name of a home: scratch for parts of it in another type, or as they lie elsewhere."""
+COPIED = "cast "  # before the name of a home: scratch for parts of it in another type, or as they lie elsewhere
 Box = tuple[NDArray[Any], Region]  # positions of a 2-D array
 
 
@@ -34,11 +33,9 @@ class Tickets:
 class Memory:
     """The memory behind the names of a schedule, and scratch."""
 
-    homes: dict[str, Block]
-    """A, B, what the plan added, and C where other ranks read it."""
+    homes: dict[str, Block]  # A, B, what the plan added, and C where other ranks read it
     result: NDArray[Any]  # this rank's own local array of C
-    shadow: Block | None = None
-    """Memory in which C is summed, if not in its own type."""
+    shadow: Block | None = None  # memory in which C is summed, if not in its own type
     transposed: frozenset[str] = frozenset()  # homes whose blocks hold the transposed matrix
     frames: dict[str, NDArray[Any]] = field(default_factory=dict)  # scratch memory by frame, flat
     tickets: Tickets | None = None  # for a schedule with a pool

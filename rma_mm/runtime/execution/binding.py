@@ -95,8 +95,7 @@ class Binding:
         self.under_way: dict[str, list[tuple[int, Transfer]]] = defaultdict(list)
         """By name, each with the number of barriers that stand before it in the program."""
         self.passed = 0  # barriers that stand before what is bound now
-        self.gates: list[ops.Await] = []
-        """Awaited events that have not delayed anything yet."""
+        self.gates: list[ops.Await] = []  # awaited events that have not delayed anything yet
         self.fetches: dict[str, Fetch] = {}
         self.fused = self.fused_scales(program)
         self.closed = setup.closings.by_products(program)
@@ -111,8 +110,7 @@ class Binding:
         meets_first = not lead[0] and self.delays(chain.from_iterable(lead[1:]))
         self.opening = slice(self.head, self.met[0].stop if meets_first else self.head)
         """The actions up to the first barrier, where they are better done before those that begin transfers."""
-        self.tail = len(self.actions)
-        """From this action on it only completes what has begun."""
+        self.tail = len(self.actions)  # from this action on it only completes what has begun
         self.unmet_tail = self.met[-1].start if self.met and self.met[-1].stop == self.tail else self.tail
         """The same where barriers are left out."""
         self.wait(list(self.under_way))
@@ -155,11 +153,9 @@ class Binding:
         self.actions.append(transfer.begin if isinstance(transfer, TracedTransfer) else transfer.start)
 
     def act(self, action: Action, op: Op, name: str = "") -> None:
-        """Do this next, for an operation; `name`: what a trace calls it, if not by its kind."""
         self.actions.append(op_noted(self.setup.trace, action, op, self.places, name))
 
     def noted(self, transfer: Transfer, op: Op, part: int = 0) -> Transfer:
-        """The transfer that an operation (of a Reduce, one part) has become: named, timed, traced where wanted."""
         return transfer_noted(self.setup.trace, self.watched(labelled(transfer, op), op), op, self.places, part)
 
     def watched(self, transfer: Transfer, op: Op) -> Transfer:
@@ -284,7 +280,6 @@ class Binding:
 
     @handlers.on(ops.Await)
     def await_(self, op: ops.Await) -> None:
-        """Wait, unless it is a fetch that comes next: that begins by itself when it may."""
         self.gates.append(op)
 
     @handlers.on(ops.Post)

@@ -42,8 +42,7 @@ class Pushes:
         names = [name for name in places.schedule.homes if name == "C" or name.endswith(STAGE)]
         found = {name: places.block(name, summing=True)[0] for name in names}
         self.blocks: dict[str, Block] = {name: block for name, block in found.items() if block is not None}
-        self.before: dict[str, Array] = {}
-        """Contents of this rank's homes when the ranks last met."""
+        self.before: dict[str, Array] = {}  # contents of this rank's homes when the ranks last met
 
     def begin(self) -> None:
         """A run begins, or goes on after a meeting: nothing is added before every rank has kept what it holds."""

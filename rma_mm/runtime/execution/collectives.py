@@ -19,8 +19,7 @@ class Bound:
     """A transfer, and what it has to do with the transfers around it."""
 
     transfer: Transfer
-    after: list[str]
-    """Names of the transfers that must complete before it starts."""
+    after: list[str]  # names of the transfers that must complete before it starts
     during: list[str]  # what goes on until it is over
 
 

@@ -65,5 +65,4 @@ class EpilogueBinder:
         return self.of(c).bound(self.places.array(c, summing=True))
 
     def by_products(self, ops: Sequence[Op]) -> set[int]:
-        """The Finishes among the operations that the last products do on the way, and those products (by identity)."""
         return closing(ops) if self.needed else set()

@@ -97,7 +97,6 @@ class Executable:
         self.worked = opening.stop or self.program.head
 
     def work(self) -> None:
-        """Do the rest, but for completing what is then under way: C is not there yet."""
         self.call(self.program.actions[self.worked : self._tail])
 
     def finish(self) -> None:

@@ -67,7 +67,6 @@ def frames_of(schedule: Schedule, mesh: Mesh) -> dict[str, int]:
 
 
 def groups_of(schedule: Schedule, mesh: Mesh) -> set[tuple[int, ...]]:
-    """The groups that this rank moves operands with; shifts go through that of all ranks."""
     return {op.group for op in all_ops(schedule, mesh) if isinstance(op, Broadcast | Reduce)}
 
 

@@ -43,8 +43,7 @@ class NodeScratch:
                 self._cut(block, {key: n for key, n in sizes.items() if key[1][0] == x}, [each[x] for each in told])
         self.counts: dict[int, NDArray[np.int64]] = {}
         """Rank of this node → how often it has posted each event, since the plan was made; nothing beyond the grid."""
-        self.begun = np.empty(0, np.int64)
-        """This rank's counts when the run began; the same for all who share."""
+        self.begun = np.empty(0, np.int64)  # this rank's counts when the run began; the same for all who share
         if self.blocks:
             self._count()
 
@@ -103,11 +102,9 @@ class Fetch:
         self.scratch, self.gates = shared, gates
         self.transfers: list[Transfer] = []
         self.event = ""
-        self.number = 0
-        """Number of earlier posts of the event in a run."""
+        self.number = 0  # number of earlier posts of the event in a run
 
     def start(self) -> None:
-        """Begin, or see to it that it begins when the frame is free; from then on everything happens by itself."""
         self.scratch.mesh.progress.when(lambda: all(gate() for gate in self.gates), self._begin)
 
     def _begin(self) -> None:

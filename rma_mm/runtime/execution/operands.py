@@ -29,18 +29,14 @@ FLAGS = ("transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "determinis
 class Operand:
     """A matrix, or a batch of them, that is not there yet; its layout may be left to the plan."""
 
-    shape: Any
-    """(rows, columns); of a batch its own extents before these."""
+    shape: Any  # (rows, columns); of a batch its own extents before these
     dtype: np.dtype[Any]
     layout: Layout | None = None
-    in_place: bool | None = None
-    """True if node-mates can read its memory; None where it will be the mesh's."""
+    in_place: bool | None = None  # true if node-mates can read its memory; None where it will be the mesh's
     chunks: tuple[int, int] | None = None
     """Rows and columns of the chunks of an operand that stays in a file; None for one in memory."""
-    reading: float = field(default=0.0, compare=False)
-    """Seconds in which a byte of it is read from its file."""
-    window: str = ""
-    """The flavour of the windows that it lies in; empty where that is not known yet."""
+    reading: float = field(default=0.0, compare=False)  # seconds in which a byte of it is read from its file
+    window: str = ""  # the flavour of the windows that it lies in; empty where that is not known yet
 
 
 @dataclass(frozen=True)
@@ -60,16 +56,13 @@ class ProductOptions:
     kernel: str = "auto"
     semiring: str = PLUS_TIMES.name
     epilogue: Epilogue | None = None
-    check: Any = False
-    """True if products are verified as they are done, or only each N-th ("every=N")."""
+    check: Any = False  # true if products are verified as they are done, or only each N-th ("every=N")
     prefer: str | None = None
     """Preferred transfers, one of `policy.planner.preference.PREFERENCES`; None for the mesh's preference."""
     symmetric: Any = None
     """Symmetry that the caller claims for C: True, False, None or "hermitian"; later a `Symmetry` or None."""
-    fill: str = "both"
-    """Part of a symmetric C to be filled: "both" or "lower"; later part of the `Symmetry`."""
-    arrays: str = ""
-    """Operands that come as NumPy arrays, for which the plan keeps matrices of its own."""
+    fill: str = "both"  # part of a symmetric C to be filled: "both" or "lower"; later part of the `Symmetry`
+    arrays: str = ""  # operands that come as NumPy arrays, for which the plan keeps matrices of its own
     folds: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Dimensions among m, n and k of batches that combine several, with their extents; each is cut by itself."""
 
@@ -155,11 +148,9 @@ class Operands:
 
     @property
     def needs_order(self) -> bool:
-        """True if sums must be formed in a fixed order: that is asked for, and another would give other bits."""
         return self.options.deterministic and not self.semiring.in_any_order
 
     def may_push(self, flavours: Iterable[Flavour]) -> bool:
-        """Return whether ranks can add to each other's C in windows of any of these flavours."""
         return all(flavour.sums(self.semiring.reduction, self.accum_dtype) for flavour in flavours)
 
     def choose_kernel(self) -> str:

@@ -123,7 +123,6 @@ def call_noted(
 def op_noted(
     trace: Trace | None, call: Callable[[], None], op: Op, places: Places, name: str = ""
 ) -> Callable[[], None]:
-    """The call that an operation has become, noted where there is a trace: under its kind, or another name."""
     return call if trace is None else trace.call(call, name or op.kind, call_facts(op, places))
 
 

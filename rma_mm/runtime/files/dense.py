@@ -21,8 +21,7 @@ from rma_mm.runtime.files.sieve import read_region
 from rma_mm.runtime.files.version import Version, opened
 from rma_mm.unfinished import Unfinished
 
-SMALL_BOX = 256
-"""Elements below which a box of a many-run region is not worth a slice of its own."""
+SMALL_BOX = 256  # elements below which a box of a many-run region is not worth a slice of its own
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,10 @@ class DenseFile:
 
     path: str  # as the user gave it
     shape: tuple[int, int]  # rows and columns
-    dtype: np.dtype[Any]
-    """Element type once read: in native byte order, bfloat16 for |V2."""
+    dtype: np.dtype[Any]  # element type once read: in native byte order, bfloat16 for |V2
     fortran_order: bool  # true if columns are contiguous
     offset: int  # bytes before the first element
-    stored: np.dtype[Any]
-    """Element type in the file, in the file's byte order."""
+    stored: np.dtype[Any]  # element type in the file, in the file's byte order
     version: Version  # the file as of when its header was read
     array: tuple[int, ...] = field(default=(), kw_only=True)
     """Shape of an array that is not two-dimensional; `shape` is then that of the matrix it is stored as."""
@@ -91,8 +88,7 @@ class DenseSink:
     temporary: str  # where the parts go until then
     shape: tuple[int, int]  # rows and columns
     dtype: np.dtype[Any]  # element type of the matrix
-    stored: np.dtype[Any]
-    """Element type in the file, of the same size: |V2 for bfloat16."""
+    stored: np.dtype[Any]  # element type in the file, of the same size: |V2 for bfloat16
     offset: int  # bytes before the first element
     held: Unfinished | None = field(compare=False, repr=False)  # the file, on the rank that made it
 
@@ -138,7 +134,6 @@ class DenseSink:
             raise FileFormatError(f"output {display_path(self.path)}: {error}") from None
 
     def _matrix(self, memory: mmap.mmap) -> NDArray[Any]:
-        """The matrix in the mapped bytes. A temporary of its statement: a map with views cannot be closed."""
         return np.ndarray(self.shape, self.stored, memory, self.offset)
 
     def publish(self) -> None:

@@ -31,7 +31,6 @@ def allowing(allow_external: bool | None) -> Iterator[None]:
 
 
 def external(name: str, how: str, target: str | os.PathLike[str]) -> FileFormatError:
-    """The error for a file that another file names. how: by what it names it, as "is a link to"."""
     return FileFormatError(
         f"{name}: {how} {display_path(target)}, which is not read unless you allow it: "
         f"--allow-external, allow_external=True"

@@ -16,13 +16,11 @@ from rma_mm.elements.dtypes import BFLOAT16
 
 Words = NDArray[np.uint64]
 
-BLOCK = 1 << 14
-"""Elements made at a time: their temporaries stay in a core's cache."""
+BLOCK = 1 << 14  # elements made at a time: their temporaries stay in a core's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_FEW = 17
-"""Values that a generated integer takes: -8 to 8, unsigned 0 to 16."""
+_FEW = 17  # values that a generated integer takes: -8 to 8, unsigned 0 to 16
 
 
 def generated(

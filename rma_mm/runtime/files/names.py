@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from rma_mm.errors import FileFormatError, display_path, quoted, truncate
 
-SEPARATOR = "::"
-"""Separator between a file and the matrix in it."""
+SEPARATOR = "::"  # separator between a file and the matrix in it
 MOST_LISTED = 8  # matrices of a file that a message names
 
 
@@ -24,8 +23,7 @@ class Name:
 
     text: str  # all of it, as it was given
     path: str  # the file, or folder
-    inner: str = ""
-    """Which matrix of several in the file; empty where none is named."""
+    inner: str = ""  # which matrix of several in the file; empty where none is named
     part: tuple[slice, slice] | None = None  # its rows and columns; None for all
 
     @staticmethod
@@ -45,7 +43,6 @@ class Name:
 
     @property
     def whole(self) -> str:
-        """The file and the matrix in it, which a format that holds several is given."""
         return joined(self.path, self.inner)
 
 

@@ -21,8 +21,7 @@ from rma_mm.runtime.files.npy_again import NpyAgain
 from rma_mm.runtime.files.version import examined
 
 MAGIC = b"\x93NUMPY"  # the first bytes of every .npy file
-LONGEST_HEADER = 1 << 16
-"""Bytes of header that are looked at; a matrix needs about 100."""
+LONGEST_HEADER = 1 << 16  # bytes of header that are looked at; a matrix needs about 100
 
 
 @dataclass(frozen=True)

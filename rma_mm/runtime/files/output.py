@@ -48,11 +48,9 @@ FOREIGN = {
 class Saving:
     """Options of writing a matrix; None leaves a choice to the format."""
 
-    format: str | None = None
-    """The format, as "h5", where the file's name does not end so."""
+    format: str | None = None  # the format, as "h5", where the file's name does not end so
     chunks: Shape | None = None  # rows and columns that are compressed together
-    shards: Shape | None = None
-    """Rows and columns of chunks that lie in one file."""
+    shards: Shape | None = None  # rows and columns of chunks that lie in one file
     compress: str | None = None  # by what: "zstd" or "none"
 
     @staticmethod

@@ -24,8 +24,7 @@ from rma_mm.runtime.ranks.agreement import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-BAND = 2**24
-"""Bytes that are read at a time where rows, or columns, are looked at in their order."""
+BAND = 2**24  # bytes that are read at a time where rows, or columns, are looked at in their order
 Index = slice | NDArray[np.int64]
 
 
@@ -45,8 +44,7 @@ class Strips:
     mesh: Line
     shape: tuple[int, int]  # rows and columns
     layout: Layout  # strips of rows, or of columns
-    tile: Any
-    """This rank's strip: an array, or what stands for one."""
+    tile: Any  # this rank's strip: an array, or what stands for one
 
     def __post_init__(self) -> None:
         self.dtype: np.dtype[Any] = self.tile.dtype

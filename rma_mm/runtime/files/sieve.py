@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.strided import read_rows
 
-BUFFER = 2**21
-"""Bytes read at a time, about: they stay in a core's cache."""
-GAP = 2**14
-"""Bytes that are sooner read and dropped than left out: as many as are copied in the time of a call."""
+BUFFER = 2**21  # bytes read at a time, about: they stay in a core's cache
+GAP = 2**14  # bytes that are sooner read and dropped than left out: as many as are copied in the time of a call
 
 
 def read_region(

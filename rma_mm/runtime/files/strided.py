@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 LEAST = 64  # rows from which on it is worth while
 AT_ONCE = 1024  # rows of a call: what the system takes (IOV_MAX)
-BAND = 2**23
-"""Bytes that are mapped at a time: what is mapped counts as the process's own."""
-CACHED = 0.5
-"""Fraction of free memory that a file may occupy when it is read ahead of its use."""
+BAND = 2**23  # bytes that are mapped at a time: what is mapped counts as the process's own
+CACHED = 0.5  # fraction of free memory that a file may occupy when it is read ahead of its use
 
 
 def read_rows(descriptor: int, begin: int, pitch: int, out: NDArray[np.uint8]) -> int:

@@ -18,8 +18,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 class Edges:
     """Edges by the vertex where they begin, as in CSR; all of them on every rank."""
 
-    starts: NDArray[np.int64]
-    """(n + 1): where the edges of each vertex begin."""
+    starts: NDArray[np.int64]  # (n + 1): where the edges of each vertex begin
     ends: NDArray[np.int64]
     weights: NDArray[Any]
 

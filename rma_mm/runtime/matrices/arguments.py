@@ -166,7 +166,6 @@ def checksum(x: NDArray[Any]) -> str:
 
 @cache
 def _weights() -> NDArray[np.uint64]:
-    """Random weights of the low and of the high half of each word of a line; the same in every process."""
     return np.random.default_rng(1).integers(0, 2**64, (2, 64), np.uint64)
 
 

@@ -79,7 +79,6 @@ def write(matrix: Any, output: Output, at: tuple[int, int] = (0, 0)) -> Any:
 
 
 def shifted(region: Region, at: tuple[int, int]) -> Region:
-    """A region of a matrix that begins at some row and column of another, there."""
     return Region(
         Span((start + by, stop + by) for start, stop in span.runs) for span, by in zip(region, at, strict=True)
     )

@@ -490,7 +490,6 @@ def copy_in(name: str, x: NDArray[Any], made: Any) -> None:
 
 
 def tiles(tile: NDArray[Any], region: Region) -> dict[Region, NDArray[Any]]:
-    """The plain boxes of a region → their parts of the array that holds it."""
     return {box: tile[region.locate(box).selector()] for box in region.run_boxes()} if region else {}
 
 

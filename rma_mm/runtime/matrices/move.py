@@ -26,8 +26,7 @@ from rma_mm.schedule.ops import Accumulate, Copy
 from rma_mm.schedule.schedule import STAGE, remembered
 from rma_mm.windows import Window
 
-LANDING = f"{COPIED}C"
-"""The scratch for what does not come straight to its place."""
+LANDING = f"{COPIED}C"  # the scratch for what does not come straight to its place
 BOUND = 8  # sources that are kept bound
 RELAY = 2**28  # bytes of one message to ranks beyond the grid
 

@@ -26,19 +26,16 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 from rma_mm.windows.waiting import wait
 
-SAMPLE = 2**22
-"""Bytes that are read to find out how fast that goes."""
+SAMPLE = 2**22  # bytes that are read to find out how fast that goes
 TYPICALLY = 1 / 2e9  # seconds of a byte where that is not measured
-FILE = "file"
-"""Name used instead of that of a window's flavour."""
+FILE = "file"  # name used instead of that of a window's flavour
 
 
 class FileMatrix(DistMatrix):
     """A matrix in a file, as a product takes it. Each rank reads what it wants of all of it, and holds nothing."""
 
     in_place = False
-    reading = 0.0
-    """Seconds in which a byte of it is read now, by one rank."""
+    reading = 0.0  # seconds in which a byte of it is read now, by one rank
 
     @classmethod
     def of(cls, name: str, x: Opened, mesh: Mesh, known: dict[str, float] | None = None) -> FileMatrix:
@@ -92,7 +89,6 @@ class FileWindow:
     def get(
         self, rank: int, target: Region, origin: NDArray[Any], rows: Span, cols: Span
     ) -> Reading:
-        """The read of a part of the file, in its own order of dimensions, into some rows and columns of an array."""
         return Reading(partial(self._read, target, origin[rows.as_slice(), cols.as_slice()]))
 
     def sync(self) -> None:
@@ -147,7 +143,6 @@ def _seconds_a_byte(x: Opened) -> float:
 
 @cache
 def reader() -> ThreadPoolExecutor:
-    """The one thread of this process that reads, in the order in which it is asked to."""
     return ThreadPoolExecutor(1, "rma_mm reader")
 
 

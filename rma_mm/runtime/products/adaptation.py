@@ -18,10 +18,8 @@ from rma_mm.runtime.ranks.agreement import agree
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 
-WORTH = 1.1
-"""Factor over the best time beyond which a plan is replaced when ranks have become slow."""
-AT_STAKE = 0.5
-"""Seconds that another plan would have saved, from which it is advised."""
+WORTH = 1.1  # factor over the best time beyond which a plan is replaced when ranks have become slow
+AT_STAKE = 0.5  # seconds that another plan would have saved, from which it is advised
 
 
 class Adaptation:
@@ -37,8 +35,7 @@ class Adaptation:
         options = choice.spec.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(choice.chosen)
-        self._heard, self._is_due = 0, False
-        """Which product was looked at, and whether it is time to act since then."""
+        self._heard, self._is_due = 0, False  # which product was looked at, and whether it is time to act since then
         self._steps = self._first_steps = mesh.metrics.relief.steps
         self._usual = self._set_aside = choice
         """The choice with the shares of the first execution; and the one that was left because it was late."""

@@ -32,14 +32,10 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.windows import Counters
 
 MOST = 64  # rows, or columns, of blocks
-WIDTH = 256
-"""Panels of A and B are at least so wide, where blocks are chosen."""
-FRAMES = 2
-"""Panels of an operand that are held: the one that is multiplied, and the next, which is read meanwhile."""
-TRIED = 12
-"""Ways to cut C whose memory is looked at: those that read least, of those that seem to fit."""
-LONGEST = 2**16
-"""Rows, or columns, that blocks are made multiples of at most, where a file keeps so many together."""
+WIDTH = 256  # panels of A and B are at least so wide, where blocks are chosen
+FRAMES = 2  # panels of an operand that are held: the one that is multiplied, and the next, which is read meanwhile
+TRIED = 12  # ways to cut C whose memory is looked at: those that read least, of those that seem to fit
+LONGEST = 2**16  # rows, or columns, that blocks are made multiples of at most, where a file keeps so many together
 BESIDE = 2**25
 """Bytes of the limit that are left to BLAS, for what it packs, and to the plan itself, where blocks fit in the rest."""
 Cut = tuple[tuple[int, ...], tuple[int, ...]]  # where rows, and where columns, of blocks begin
@@ -60,19 +56,16 @@ class BlockedProduct:
         self.mesh, self.files, self.shape, self.before, self.options = mesh, {"A": A, "B": B}, shape, before, options
         self.unit = unit
         self.words = Counters()  # what this rank has moved so far
-        self.seconds = 0.0
-        """In which this rank has read A and B so far."""
+        self.seconds = 0.0  # in which this rank has read A and B so far
         self.executing = 0.0  # in which blocks were computed
         self._nbytes, self._under_way = 0, list[FileWindow]()
         self._kept: Plan | None = None
-        self._result: DistMatrix | None = None
-        """In memory for blocks of one shape at a time."""
+        self._result: DistMatrix | None = None  # in memory for blocks of one shape at a time
         self._choices: dict[tuple[int, ...], PlanChoice] = {}
         self._reading: dict[str, float] = {}
         self._heeds_chunks = True
         self.block_shape = cut or self._chosen()
-        self.first = self._plan(self.blocks[0])
-        """The plan of the first block, which is the largest."""
+        self.first = self._plan(self.blocks[0])  # the plan of the first block, which is the largest
 
     @property
     def blocks(self) -> list[Region]:

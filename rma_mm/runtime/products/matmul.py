@@ -31,8 +31,7 @@ plan = make_plan  # the public name of `make_plan`
 AnyPlan = Plan | BatchPlan
 Steps = tuple[int, ...]
 """By how many steps the share of each rank is shrunk; none where a product does not rest on that."""
-PLANS = 16
-"""Plans that `matmul` keeps for a mesh, with their scratch memory."""
+PLANS = 16  # plans that `matmul` keeps for a mesh, with their scratch memory
 
 
 class PlanCache:

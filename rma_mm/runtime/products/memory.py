@@ -37,10 +37,8 @@ READ_AT_ONCE = 2**22
 """Elements of a panel of A and one of B together, as wide as they are made where they come from files."""
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
-CHECKED = 2**30
-"""Bytes of all ranks from which on a product is held against the memory that is free."""
-WORK = 256
-"""Panels that are looked at, in all, to say how much the leanest plan needs."""
+CHECKED = 2**30  # bytes of all ranks from which on a product is held against the memory that is free
+WORK = 256  # panels that are looked at, in all, to say how much the leanest plan needs
 
 
 def memory_trials(
@@ -136,10 +134,8 @@ class MemoryTrial:
     standing: int = field(init=False)  # bytes of this rank's matrices, whatever the tuning
     least: dict[Tuning, int] = field(init=False, default_factory=dict)
     """Bytes that a tuning needs at least, on the fullest rank."""
-    seen: set[Tuning] = field(init=False, default_factory=set)
-    """Tunings that were looked at: they need just that."""
-    unfit: str = field(init=False, default="")
-    """Why its operations are none that may be done; empty where they are."""
+    seen: set[Tuning] = field(init=False, default_factory=set)  # tunings that were looked at: they need just that
+    unfit: str = field(init=False, default="")  # why its operations are none that may be done; empty where they are
 
     def __post_init__(self) -> None:
         layouts, width = self.candidate.layouts, self.candidate.width
@@ -160,11 +156,9 @@ class MemoryTrial:
 
     @cached_property
     def reads(self) -> LoweringDecisions:
-        """The row on the problem, which is the same for every tuning: who reads what of whom."""
         return LoweringDecisions.of(self.candidate.algorithm, self.problem)
 
     def panels(self, width: int) -> int:
-        """Panels of a rank to which every task falls, where none of its own needs none."""
         return self.tasks * ceil(self.walked / width)
 
     def first(self, limit: int | None) -> PlanChoice | None:

@@ -33,11 +33,9 @@ class PlanChoice:
     schedule: Schedule
     tuning: Tuning
     peak_bytes: int  # what the fullest rank holds while the product runs
-    is_ordered: bool
-    """True if no rank adds to another's memory, where sums come in any order."""
+    is_ordered: bool  # true if no rank adds to another's memory, where sums come in any order
     flavour: Flavour  # of the windows that the mesh had
-    instead: str = ""
-    """Why it took over from another plan; empty where it did not."""
+    instead: str = ""  # why it took over from another plan; empty where it did not
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -60,7 +58,6 @@ class PlanChoice:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """Predicted seconds of an execution; None if this machine, or such products on it, were not measured."""
         return self.chosen.seconds if is_known(self.request.cost_model, self.spec) else None
 
     def is_like(self, other: PlanChoice) -> bool:
@@ -90,7 +87,6 @@ class PlanChoice:
         return least_read(self.spec.shape, names, memory) * itemsize
 
     def reads_in_place(self, name: str) -> bool:
-        """True if node-mates read an operand's own memory where it lies, and not what was summed or copied from it."""
         return name in self.request.in_place and name + STAGE not in self.schedule.homes
 
     @property

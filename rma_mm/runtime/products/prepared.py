@@ -28,10 +28,8 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.schedule import STAGE
 from rma_mm.windows import Window
 
-BOUND = 8
-"""Sets of operands that a product is kept bound to."""
-OWN = "the plan's own C"
-"""Text that ranks compare if no result matrix is passed."""
+BOUND = 8  # sets of operands that a product is kept bound to
+OWN = "the plan's own C"  # text that ranks compare if no result matrix is passed
 
 
 class Prepared:

@@ -30,8 +30,7 @@ ALGORITHMS = (
     "stationary_c", "stationary_a", "srumma", "summa_c", "cannon", "row_parallel", "gemm_scatter:pull", "cosma",
 )
 """Rows that move operands in all the ways there are."""
-ROUNDS, WARM = 8, 3
-"""Number of timed repetitions, and of those that warm up."""
+ROUNDS, WARM = 8, 3  # number of timed repetitions, and of those that warm up
 SAMPLE, MOST = 5e-3, 20
 """Seconds that a sample takes at least: so many products, but no more than MOST, are timed together."""
 

@@ -32,10 +32,8 @@ def digest(*facts: object) -> int:
 
 TOLD = 11  # numbers that a rank can tell with a ballot
 MESH = 0x1000193  # keeps equal calls on two meshes apart
-PARTING = 5.0
-"""Seconds in which ranks that leave a product hear why the others do."""
-END = "the end of the program"
-"""Text of the call of a rank that has reached the end of its program."""
+PARTING = 5.0  # seconds in which ranks that leave a product hear why the others do
+END = "the end of the program"  # text of the call of a rank that has reached the end of its program
 Told = Sequence[int] | None
 """Votes of the caller's ballot in which all ranks agreed on a call; None if the call takes its own."""
 
@@ -147,7 +145,6 @@ def _gather_calls(ballot: Ballot, texts: dict[str, str], error: Exception | None
 
 
 def in_words(facts: Mapping[str, object]) -> dict[str, str]:
-    """Facts as text, in the order of their names: equal text is what makes them equal."""
     return {name: str(facts[name]) if isinstance(facts[name], Layout) else repr(facts[name]) for name in sorted(facts)}
 
 

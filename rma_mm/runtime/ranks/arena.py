@@ -25,13 +25,10 @@ from rma_mm.windows import Checks, Patch, Window, open_window
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRAIN = 256
-"""Bytes to which offsets are rounded, so that tiles start on a cache line."""
+GRAIN = 256  # bytes to which offsets are rounded, so that tiles start on a cache line
 SLAB = 2**22  # bytes of the smallest slab, per rank
-UNEVEN = 2**20
-"""Bytes from which on a block in uneven parts gets a window of its own."""
-SPREAD = 1.25
-"""Largest part over the mean part up to which memory is cut alike on every rank."""
+UNEVEN = 2**20  # bytes from which on a block in uneven parts gets a window of its own
+SPREAD = 1.25  # largest part over the mean part up to which memory is cut alike on every rank
 MANY = 64  # slabs from which on new ones grow
 
 
@@ -134,8 +131,7 @@ class Block:
     """One local array on every rank of a mesh, and how to reach the others'."""
 
     window: Window
-    offset: int
-    """Bytes from the start of the window to the array, on every rank."""
+    offset: int  # bytes from the start of the window to the array, on every rank
     dtype: np.dtype[Any]
     strides: tuple[tuple[int, int], ...]  # (row, column) stride of each rank's array, in elements
     local: NDArray[Any]
@@ -156,7 +152,6 @@ class Block:
         return replace(self, local=raw)
 
     def view(self, rank: int, shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """The array of `rank`, of `shape`, where this rank can load and store it. Does not keep the block alive."""
         return self.window.view(rank, self.offset, shape, self.strides[rank], self.dtype)
 
     def patch(self, rank: int, positions: Region) -> Patch:
@@ -363,10 +358,8 @@ class Arena:
 
 
 def room(sizes: list[int]) -> int:
-    """Bytes that a block takes of a slab on every rank, for parts of these bytes."""
     return max(GRAIN, -(-max(sizes) // GRAIN) * GRAIN)
 
 
 def is_uneven(sizes: list[int]) -> bool:
-    """True if the same room on every rank would waste much: then each rank opens what its own part takes."""
     return max(sizes) >= UNEVEN and SPREAD * sum(sizes) < max(sizes) * len(sizes)

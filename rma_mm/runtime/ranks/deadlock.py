@@ -20,10 +20,8 @@ class Probe(NamedTuple):
 
     asker: int  # rank of COMM_WORLD
     wait: int  # which of its waits it asks in
-    call: int
-    """The call of the group it was sent on that its sender waits in."""
-    path: tuple[tuple[int, str], ...]
-    """(rank of COMM_WORLD, what it waits in), the asker's first."""
+    call: int  # the call of the group it was sent on that its sender waits in
+    path: tuple[tuple[int, str], ...]  # (rank of COMM_WORLD, what it waits in), the asker's first
 
 
 class Wait:

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from rma_mm.windows.channel import Channel
     from rma_mm.windows.progress import Progress
 
-_OPEN: list[Mesh] = []
-"""Meshes in the order in which they were made, the same on every rank."""
+_OPEN: list[Mesh] = []  # meshes in the order in which they were made, the same on every rank
 _HELD: list[Mesh] = []
 """Closed meshes whose memory arrays still show on some rank, in the order in which they were closed."""
 SETTINGS = (

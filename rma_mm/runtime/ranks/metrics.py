@@ -33,17 +33,13 @@ if TYPE_CHECKING:
     from rma_mm.geometry.mesh import MeshShape
 
 EVERY = 5.0  # seconds between two writings of the file at least
-SHORT = 50_000
-"""Nanoseconds below which a product's multiplies say nothing of a rank."""
-FINE = 1e6
-"""Factor that turns shares into whole numbers for a vote."""
+SHORT = 50_000  # nanoseconds below which a product's multiplies say nothing of a rank
+FINE = 1e6  # factor that turns shares into whole numbers for a vote
 SILENT = -(2**62)  # told by a rank whose multiplies say nothing
-MOST = 1e6
-"""Largest slowdown of a rank that is reported."""
+MOST = 1e6  # largest slowdown of a rank that is reported
 KINDS = 256  # kinds of products whose usual pace is remembered
 BITS = 32  # of a rank in what is told of it
-OWN = 3
-"""Number of votes that belong to one product; the others belong to the rank."""
+OWN = 3  # number of votes that belong to one product; the others belong to the rank
 
 
 class ProductFigures(NamedTuple):
@@ -87,8 +83,7 @@ class Metrics:
         self._path = ""
         self._next = 0.0
         self._has_failed = False
-        self._moving = 0
-        """The tally's count of transfers when links were last examined."""
+        self._moving = 0  # the tally's count of transfers when links were last examined
         self._slow_link = 0  # what is told of one that is slow
 
     @property
@@ -258,8 +253,7 @@ class ProductWatch:
         self.heard = 0  # how often ranks told each other
         self.last_seconds = 0.0
         """Seconds of the product before the last on the slowest rank, known when ranks next meet."""
-        self.was_slow = False
-        """True if that was as multiplies took longer than usual on some rank."""
+        self.was_slow = False  # true if that was as multiplies took longer than usual on some rank
         self._usual = metrics.usual(kind)
         self._elapsed, self._pace = 0, 0.0
 

@@ -20,19 +20,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TAG = 7  # of what waiting ranks tell each other
-LAST_WORDS = 3.0
-"""Seconds that a job goes on for the other ranks to hear why it ends."""
+LAST_WORDS = 3.0  # seconds that a job goes on for the other ranks to hear why it ends
 
-GROUPS: list[ProcessGroup] = []
-"""Groups with an open mesh, in the order in which they were made."""
+GROUPS: list[ProcessGroup] = []  # groups with an open mesh, in the order in which they were made
 
 
 class MeshSlot(NamedTuple):
     """A mesh among those of its group."""
 
     group: ProcessGroup
-    number: int
-    """Number of meshes made on the group so far, this one included; 0 for the group itself."""
+    number: int  # number of meshes made on the group so far, this one included; 0 for the group itself
     name: str
 
 
@@ -141,8 +138,7 @@ def _keyval() -> int:
 # -- one call at a time ---------------------------------------------------------------------------
 
 _call_lock = threading.RLock()
-ALONE = MemoryError, KeyboardInterrupt
-"""Exceptions that come at any place, and to one rank alone."""
+ALONE = MemoryError, KeyboardInterrupt  # exceptions that come at any place, and to one rank alone
 
 
 def serialized(call: Callable[P, R]) -> Callable[P, R]:
@@ -176,10 +172,8 @@ class _State:
 
     broken = ""  # why no call can be agreed on any more
     is_told = False  # true if all ranks have raised that
-    kept: tuple[object, ...] = ()
-    """Buffers that transfers may still write to although nobody waits for them any more."""
-    within = ""
-    """Name of the user's code that runs inside a call; empty if there is none."""
+    kept: tuple[object, ...] = ()  # buffers that transfers may still write to although nobody waits for them any more
+    within = ""  # name of the user's code that runs inside a call; empty if there is none
 
 
 _state = _State()

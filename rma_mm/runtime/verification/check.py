@@ -25,8 +25,7 @@ from rma_mm.runtime.verification.screen import NEIGHBOURS, PASSED, looks_right
 from rma_mm.runtime.verification.semirings import wrong_semiring
 from rma_mm.runtime.verification.sketch import FOUND, WIDTH
 
-VECTORS = 20
-"""Random vectors for integers: a wrong C passes with a chance of at most 2^-20."""
+VECTORS = 20  # random vectors for integers: a wrong C passes with a chance of at most 2^-20
 WHOLE = "every element computed again"
 SOME = "{} of {} rows computed again, {}"
 SUSPECTED = (
@@ -50,8 +49,7 @@ class Verdict:
     residual: float | None
     """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
     reason: str = ""  # where and how C is wrong
-    rows: int | None = None
-    """Number of rows that were computed again; None if none had to be."""
+    rows: int | None = None  # number of rows that were computed again; None if none had to be
     how: str = ""  # what was looked at, for people
 
 

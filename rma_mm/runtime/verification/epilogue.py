@@ -30,8 +30,7 @@ class EpilogueProduct:
     beta: Any
     conj: tuple[bool, bool]
     epilogue: Epilogue
-    product: np.dtype[Any]
-    """The type of the product; C may be stored in another."""
+    product: np.dtype[Any]  # the type of the product; C may be stored in another
 
     @property
     def accum_dtype(self) -> np.dtype[Any]:

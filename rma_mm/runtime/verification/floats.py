@@ -11,15 +11,11 @@ from numpy.typing import NDArray
 from rma_mm.elements.dtypes import BFLOAT16, accumulator
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 
-SHORT = 512
-"""Terms of a sum whose rounding errors are not much larger than those of a check in the same type."""
+SHORT = 512  # terms of a sum whose rounding errors are not much larger than those of a check in the same type
 LARGE = 240  # exponents of doubles whose squares are no trouble
-BLOCK_TERMS = 512
-"""Terms that a kernel sums in one go, at the most: BLAS libraries take 192 to 512."""
-PANEL = 128
-"""Terms after which C is added to, at the least, where k is cut among steps."""
-UNBLOCKED = 1 << 20
-"""m·n·k of a product that kernels do not cut along k."""
+BLOCK_TERMS = 512  # terms that a kernel sums in one go, at the most: BLAS libraries take 192 to 512
+PANEL = 128  # terms after which C is added to, at the least, where k is cut among steps
+UNBLOCKED = 1 << 20  # m·n·k of a product that kernels do not cut along k
 
 
 @dataclass(frozen=True)
@@ -27,16 +23,12 @@ class Rounding:
     """Rounding errors of a product that is summed in one type and stored in another."""
 
     terms: int  # k, twice that for complex types
-    depth: int
-    """Terms that are summed one after the other, at the most."""
+    depth: int  # terms that are summed one after the other, at the most
     panels: int  # how often such a sum is added to C
-    acc: float
-    """Unit roundoff of the type in which C is summed."""
-    final: float
-    """Unit roundoff of the type in which C is stored; 0 where that is the same type."""
+    acc: float  # unit roundoff of the type in which C is summed
+    final: float  # unit roundoff of the type in which C is stored; 0 where that is the same type
     largest: float  # largest finite number of C's type
-    acc_largest: float
-    """Largest finite number of the type in which C is summed."""
+    acc_largest: float  # largest finite number of the type in which C is summed
     tiny: float  # what underflow may lose in one element of C
 
     def deviation(self, squares: Array, reach: Array, start: Array | float = 0.0) -> Array:
@@ -91,8 +83,7 @@ class FloatProduct:
     alpha: complex  # 0 means that A and B were not read
     beta: complex
     rounding: Rounding
-    bias: Array
-    """The bias, in a shape that broadcasts to C."""
+    bias: Array  # the bias, in a shape that broadcasts to C
     narrow: np.dtype[Any]  # the type in which suspicion is measured
     activation: str | None = None
 
@@ -106,16 +97,14 @@ class FloatProduct:
 class ScannedValues:
     """Results of a first scan of the operands."""
 
-    rows: NDArray[np.bool_]
-    """(m,): rows of A or C0 that hold NaN or an infinity."""
+    rows: NDArray[np.bool_]  # (m,): rows of A or C0 that hold NaN or an infinity
     cols: NDArray[np.bool_]  # (n,): columns of B that hold one
     overflown: NDArray[np.bool_]  # (m,): other rows in which C alone does
     impossible: int
     """Elements of C that are not finite although nothing in their row and column is large enough for that."""
     scales: tuple[Array, Array]
     """(m,), (n,): powers of two; no sum of terms in row i, column j is larger than their product."""
-    norms: Array
-    """(n,): those of B's columns, within their scales; 1 for columns of zeros."""
+    norms: Array  # (n,): those of B's columns, within their scales; 1 for columns of zeros
 
 
 def scan_values(p: FloatProduct) -> ScannedValues:

@@ -16,8 +16,7 @@ from rma_mm.geometry.span import Region
 Array = NDArray[Any]
 
 BLOCK = 1 << 16  # elements converted at a time
-DEEP_BLOCK = 1 << 20
-"""The same where many rows at once are asked for."""
+DEEP_BLOCK = 1 << 20  # the same where many rows at once are asked for
 
 
 class MeshView(Protocol):
@@ -82,8 +81,7 @@ class Part:
         self.is_partial = bool(matrix.layout.partial)
         self.nonfinite = False  # true if NaN or infinities were found in it
         self.zero_nonfinite = False  # true if 0 is read in place of them
-        self.down: Array | None = None
-        """(rows of the matrix,): what each is multiplied by where it is read."""
+        self.down: Array | None = None  # (rows of the matrix,): what each is multiplied by where it is read
         self.across: Array | None = None  # (columns of the matrix,): the same for columns
         if answers(matrix):
             self.rows, self.cols = (span.indices for span in matrix.region)

@@ -24,11 +24,9 @@ SHARE = 128
 """One of so many rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another type."""
 TERMS = 1 << 28
 """Products of elements that may always be formed again: so small a product is computed again as a whole."""
-SLOWER = 4
-"""Times that a term takes where no BLAS does it."""
+SLOWER = 4  # times that a term takes where no BLAS does it
 TABLE = 1 << 22  # elements of the rows that are looked at together
-COLUMNS = 512
-"""Columns of B that are looked at together, so that they stay in cache."""
+COLUMNS = 512  # columns of B that are looked at together, so that they stay in cache
 DEPTH = 128
 """Terms that are summed by BLAS where rows are computed again; such sums are added up with their rounding errors."""
 SURE = 8.0
@@ -43,12 +41,10 @@ Indices = NDArray[np.int64]
 
 
 def how_many(m: int, n: int, k: int, slower: int = 1) -> int:
-    """Return how many of m rows to recompute, each of n sums of k terms, if a term takes `slower` times as long."""
     return min(m, max(ROWS, TERMS // (slower * max(1, n * k))))
 
 
 def suspicious_rows(m: int, n: int, k: int) -> int:
-    """Return how many of m rows of a large product of floats are recomputed because they look wrong."""
     return min(m, 3 * max(ROWS // 4, min(ROWS, m // SHARE), TERMS // (4 * n * k)) // 4)
 
 
@@ -119,10 +115,8 @@ class Rows:
 
     indices: Indices  # which they are
     exact: Array  # their elements
-    sigma: Array
-    """The standard deviation of the rounding errors of their sums."""
-    certain: Array
-    """Largest contribution of scalars, C0, bias and underflow to the error."""
+    sigma: Array  # the standard deviation of the rounding errors of their sums
+    certain: Array  # largest contribution of scalars, C0, bias and underflow to the error
     reach: Array  # no partial sum is larger, in whatever order
 
 
@@ -268,7 +262,6 @@ def _activated(activation: str | None, x: Array, lost: Array, unit: float) -> tu
 
 
 def _erfc(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The complementary error function, by the C library: kernels have a formula of their own."""
     return np.fromiter(map(math.erfc, x.flat), np.float64, x.size).reshape(x.shape)
 
 

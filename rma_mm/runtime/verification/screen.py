@@ -23,15 +23,12 @@ from rma_mm.runtime.verification.sketch import (
 
 NEIGHBOURS = 128
 """Columns of C whose sum is looked at: that costs 1/`NEIGHBOURS` of the product, and reading the matrices."""
-CLEAR = 8.0
-"""Standard deviations of a sum up to which it is not suspicious."""
+CLEAR = 8.0  # standard deviations of a sum up to which it is not suspicious
 PASSED = 350
 """Standard deviations of its neighbours' rounding by which one element may be off and pass; beyond, one in 10^6 is."""
 SPREAD = 0.05  # how far weights are from 1
-SAMPLED = 128
-"""Rows of a part of B from which the norms of its columns are estimated."""
-FEW = 16
-"""Sums in a row from whose squares those of C's elements are not known well."""
+SAMPLED = 128  # rows of a part of B from which the norms of its columns are estimated
+FEW = 16  # sums in a row from whose squares those of C's elements are not known well
 ALL = np.zeros(1, np.int64)
 
 

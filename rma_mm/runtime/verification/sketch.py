@@ -30,8 +30,7 @@ As `bench.verification_odds` measures it at 2048³: 49 to 61 in float32, up to 9
 are much larger can be off by more of its own.
 """
 DENSE = 16  # vectors that look at all columns
-SEGMENTS = 8
-"""Parts of the columns for which is told apart how large rounding errors are, at the most."""
+SEGMENTS = 8  # parts of the columns for which is told apart how large rounding errors are, at the most
 GROUPS = 32
 """Groups in such a part, at the least: |C|² is taken from their sums with random signs, whose squares vary."""
 MEMORY = 1 << 23

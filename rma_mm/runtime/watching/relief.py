@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-STEP = 0.8
-"""Factor by which a share shrinks in a step, and grows back."""
+STEP = 0.8  # factor by which a share shrinks in a step, and grows back
 REST = 10  # products between two steps at least
 LATE, EARLY = 1.15, 0.85
 """A rank's time for its share, as a multiple of its usual, above which it shrinks and below which it grows back.
@@ -28,7 +27,6 @@ class Relief:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Factors by which the speed of each rank is multiplied; empty if none is slow."""
         return tuple(STEP**steps for steps in self.steps) if any(self.steps) else ()
 
     def is_due(self, is_slow: bool) -> bool:

@@ -13,8 +13,7 @@ from rma_mm.windows.base import NotBegunError
 T = TypeVar("T")
 
 FAULTS = (WindowError, OSError)  # what windows raise of what fails
-PAUSES = (0.02, 0.2, 1.0)
-"""Seconds before the first, second and third time that something is tried again."""
+PAUSES = (0.02, 0.2, 1.0)  # seconds before the first, second and third time that something is tried again
 WITHIN = 5.0  # seconds after the first failure in which it is
 
 

@@ -15,17 +15,12 @@ from statistics import fmean, median
 SEEN = 20  # products that the next is held against
 SIGMAS, LEAST = 2.0, 1.3
 """Limits beyond which a product is late: standard deviations above the mean, and at least this multiple of the mean."""
-BESIDE = 1.4
-"""Multiple of the smallest slowdown of any rank beyond which a rank is slow."""
-RUN = 6
-"""Late products, less those between them that were not, that make a rank slow; and the other way round."""
+BESIDE = 1.4  # multiple of the smallest slowdown of any rank beyond which a rank is slow
+RUN = 6  # late products, less those between them that were not, that make a rank slow; and the other way round
 BACK = 2  # late products that one other product takes back
-PACES = 10
-"""Products of which a rank's pace is the mean, but for the two fastest and the two slowest."""
-LASTING = 0.3
-"""Seconds that this lasts at least: the system may take a core away for several short products."""
-POOR, LONG = 0.5, 20
-"""Share of the calibrated bandwidth, and products in a row below it, that make a link slow."""
+PACES = 10  # products of which a rank's pace is the mean, but for the two fastest and the two slowest
+LASTING = 0.3  # seconds that this lasts at least: the system may take a core away for several short products
+POOR, LONG = 0.5, 20  # share of the calibrated bandwidth, and products in a row below it, that make a link slow
 
 
 class Recent:
@@ -65,10 +60,8 @@ class Slowness:
 
     def __init__(self) -> None:
         self.is_slow = False
-        self.factor = 1.0
-        """Time of the last late product over the mean before it."""
-        self.seen = Recent()
-        """Times of recent products of the kind at hand; each kind has its own."""
+        self.factor = 1.0  # time of the last late product over the mean before it
+        self.seen = Recent()  # times of recent products of the kind at hand; each kind has its own
         self._paces: deque[float] = deque(maxlen=PACES)
         self._turning, self._lasting = 0, 0.0
 
@@ -82,7 +75,6 @@ class Slowness:
         return fmean(paces[2:-2] or paces) if paces else 0.0
 
     def relative(self, own: float) -> float:
-        """Return a product's time per multiply-add relative to earlier ones; 0 before enough were seen."""
         return own / self.seen.mean if self.seen.mean else 0.0
 
     def note(self, own: float, least: float, seconds: float = LASTING) -> None:
@@ -108,8 +100,7 @@ class SlowLink:
 
     def __init__(self) -> None:
         self.run = 0  # products in a row in which it was slow
-        self.fraction = 1.0
-        """Achieved over calibrated bandwidth in the last product that used it."""
+        self.fraction = 1.0  # achieved over calibrated bandwidth in the last product that used it
 
     def note(self, share: float) -> None:
         """A product achieved this share of the calibrated bandwidth."""

@@ -9,11 +9,9 @@ from rma_mm.windows.base import Counters
 BUCKETS = 64
 OPERATIONS = ("get", "accumulate", "group", "wait")
 """Operations with a histogram: transfers by kind, and waits for those that had not completed."""
-FAR_LINKS = ("node", "between")
-"""Classes of links, as machines have them, that lead to other ranks."""
+FAR_LINKS = ("node", "between")  # classes of links, as machines have them, that lead to other ranks
 
-_UNDER_WAY = Lock()
-"""Held while a transfer begins or ends: a helper thread does it, too."""
+_UNDER_WAY = Lock()  # held while a transfer begins or ends: a helper thread does it, too
 
 
 class Histogram:

@@ -11,8 +11,7 @@ from rma_mm.runtime.watching.tally import FAR_LINKS, LinkUse, Tally
 from rma_mm.windows.base import Transfer
 from rma_mm.windows.hosts.liveness import ACCUMULATE, CELLS, DOING, GET, GROUP, activity, activity_text
 
-LARGE = 2**16
-"""Bytes from which on a get tells of its link's bandwidth."""
+LARGE = 2**16  # bytes from which on a get tells of its link's bandwidth
 KINDS = {"get": GET, "accumulate": ACCUMULATE, "group": GROUP}
 
 
@@ -36,8 +35,7 @@ class WatchedTransfer:
         self.activity, self.repeats = activity(KINDS[operation], rank), operation == "get"
         self.is_slice = is_slice  # true if it moves words that this rank counts
         self.link: LinkUse | None = None
-        self.expected = 0.0
-        """Nanoseconds that calibration gives it, where there is a link to hold it against."""
+        self.expected = 0.0  # nanoseconds that calibration gives it, where there is a link to hold it against
         self._begun: int | None = None
 
     def start(self) -> None:

@@ -139,8 +139,7 @@ class _Sizes:
     """Positions of the cells, in pixels."""
 
     at: list[tuple[float, float]]  # upper left corners, by rank
-    titles: list[tuple[str, float]]
-    """Names of the layers, and the height at which they stand."""
+    titles: list[tuple[str, float]]  # names of the layers, and the height at which they stand
     cell: tuple[float, float]
     whole: tuple[float, float]
 

@@ -70,7 +70,6 @@ class Labels:
         self.part = cache(self._part)
 
     def dims(self, name: str) -> tuple[int, int]:
-        """Which dimensions of (m, n, k) the rows and columns of a matrix are; C's where nothing is multiplied."""
         return OPERAND_DIMS[name[0] if self.schedule.shape else "C"]
 
     def _part(self, dim: int, span: Span) -> str:
@@ -157,8 +156,7 @@ def scenes(schedule: Schedule) -> list[Scene]:
     return found
 
 
-BEFORE, AFTER = -1, 10**9
-"""Positions of operations that belong to no step."""
+BEFORE, AFTER = -1, 10**9  # positions of operations that belong to no step
 
 
 class _Acts:

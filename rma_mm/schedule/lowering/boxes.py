@@ -145,7 +145,6 @@ class Boxes:
 
 
 def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
-    """True if what is made of parts of m, n or k is dense in the memory that holds C."""
     return dim == 2 or all(c_holds[dim].locate(part).is_contiguous for part in parts)
 
 
@@ -156,7 +155,6 @@ def from_multiples(span: Span, width: int) -> list[Span]:
 
 
 def _is_cut(face: Region, cuts: Sequence[Sequence[Span]]) -> bool:
-    """True if a box of C lies in several parts of its rows, or of its columns."""
     return any(all(face[dim] & part != face[dim] for part in cuts[dim]) for dim in (0, 1))
 
 

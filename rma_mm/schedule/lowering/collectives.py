@@ -14,14 +14,11 @@ from dataclasses import replace
 
 from rma_mm.schedule.ops import Accumulate, Broadcast, Copy, Multiply, Op, Reduce, Ref, Scale, Shift, Slot
 
-BESIDE = 64
-"""Owners beside a group up to which they join it, each of them in a group of its own with a communicator."""
+BESIDE = 64  # owners beside a group up to which they join it, each of them in a group of its own with a communicator
 
 Member = Callable[[int], list[Op]]  # A rank → its operations before any pass
-Pass = Callable[[list[Op], int], list[Op]]
-"""(operations of a rank, the rank) → the same with group operations."""
-Parts = dict[int, tuple[Ref, ...]]
-"""Step → boxes of homes that the whole group moves at it."""
+Pass = Callable[[list[Op], int], list[Op]]  # (operations of a rank, the rank) → the same with group operations
+Parts = dict[int, tuple[Ref, ...]]  # step → boxes of homes that the whole group moves at it
 Calls = dict[int, list[tuple[tuple[Ref, ...], tuple[int, ...]]]]
 """Step → what is sent at it by one broadcast, or all-gather, each, and among whom."""
 

@@ -22,8 +22,7 @@ from rma_mm.schedule.ops import Ref
 from rma_mm.schedule.schedule import STAGE
 
 WIDTH = 1024  # panel width where memory is not scarce
-WORTH = 2**20
-"""Words to and from memory from which on it is worth copying an operand together."""
+WORTH = 2**20  # words to and from memory from which on it is worth copying an operand together
 NARROW = 128
 """A slice narrower than this is fused with its neighbours: a multiply that thin runs far below the BLAS rate."""
 LONGEST = 2 * 10**10
@@ -38,15 +37,12 @@ class LoweringDecisions:
     """A row on a problem: what is settled before any operation is made."""
 
     algorithm: Algorithm
-    problem: PlacedProblem
-    """As it was asked, with where replicas of C compute it."""
-    read: PlacedProblem
-    """With A and B placed as the multiplies read them."""
+    problem: PlacedProblem  # as it was asked, with where replicas of C compute it
+    read: PlacedProblem  # with A and B placed as the multiplies read them
     staged: dict[str, Layout]  # the placements that operands are brought to first
     work: Layout
     """The placement of (m, n, k): who multiplies what. Of a C that is multiplied into where it lives, its owners."""
-    width: int = WIDTH
-    """Indices along the walked dimension in one panel, where slots are needed."""
+    width: int = WIDTH  # indices along the walked dimension in one panel, where slots are needed
 
     @classmethod
     def of(cls, algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> LoweringDecisions:
@@ -136,17 +132,14 @@ class LoweringDecisions:
 
     @property
     def loads_all(self) -> bool:
-        """True if ranks read all of A and B that is on their node where it lies, and so C."""
         return self.is_here and self.read.in_place == "AB" and not self.algorithm.grouped
 
     @property
     def is_in_reach(self) -> bool:
-        """True if that is all of A and B, so that nothing but density asks for slots."""
         return self.loads_all and self.problem.mesh.is_one_node
 
     @property
     def may_repack(self) -> bool:
-        """True if an operand in reach may be copied together where multiplies would be cut small."""
         return self.is_in_reach and self.width >= WIDTH
 
     # -- who moves the same -----------------------------------------------------------------------
@@ -185,10 +178,6 @@ class LoweringDecisions:
         return any(self.work.splits[dim] != split for dim, split in cuts if dim != self.dim)
 
     def brings_by_pairs(self, x: str) -> bool:
-        """True if an operand that may lie transposed is brought elsewhere by its owners, rather than fetched.
-
-        On one node it is read where it lies, which is quicker.
-        """
         return (
             x in self.algorithm.grouped and x in self.algorithm.accepts_transposed and not self.problem.mesh.is_one_node
         )
@@ -205,7 +194,6 @@ class LoweringDecisions:
         return tuple(axis for axis in to.replicated_axes(grid) if axis not in source.replicated_axes(grid))
 
     def is_ring(self, x: str) -> bool:
-        """True if the ranks of a group start at different places, so that slices go round."""
         return not set(self.start_axes).isdisjoint(self.group_axes(x))
 
     @property
@@ -241,7 +229,6 @@ def touched(extents: Sequence[Figure], pieces: Sequence[Figure], repacked: str) 
 
 
 def repackings(cut: Sequence[str]) -> list[str]:
-    """The operands, of those that cut a box, that may be copied together: none, each, both."""
     return ["", *cut, *(["AB"] if len(cut) == 2 else [])]
 
 

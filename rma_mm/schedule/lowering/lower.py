@@ -33,8 +33,7 @@ from rma_mm.schedule.schedule import Home, Pool, Schedule, home_region
 class Tuning:
     """Choices that change memory and speed but not the result."""
 
-    width: int = limits.WIDTH
-    """Indices along the walked dimension in one panel, where slots are needed."""
+    width: int = limits.WIDTH  # indices along the walked dimension in one panel, where slots are needed
     depth: int = 2  # how many panels ahead Copies are issued
 
 
@@ -200,7 +199,6 @@ class _Lowering:
         return self.work.region(self.problem.shape, self.mesh, rank)
 
     def faces(self, rank: int) -> list[Region]:
-        """The parts of C that a rank multiplies, where those are not all of its box."""
         return self.halves.multiplied(rank) if self.halves else []
 
     def walk(self, rank: int) -> list[Op]:
@@ -339,5 +337,4 @@ class _Lowering:
 
 
 def with_span(face: Region, x: str, dim: int, span: Span) -> Region:
-    """A box of operand `x` with `span` in the dimension `dim` of (m, n, k), if it has that."""
     return Region(span if d == dim else own for d, own in zip(OPERAND_DIMS[x], face, strict=True))

@@ -241,7 +241,6 @@ def _even(extent: int) -> tuple[Span, Span]:
 
 
 def _dense_parts(home: Region, box: Region) -> Boxes:
-    """A box in parts that are each dense in the memory of who holds `home`."""
     return [
         Region(span.take(at) for span, at in zip(home, part, strict=True)) for part in home.locate(box).run_boxes()
     ]

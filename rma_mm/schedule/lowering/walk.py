@@ -21,8 +21,7 @@ from rma_mm.schedule.lowering.boxes import Boxes, from_multiples
 class WalkStep:
     """One multiply of the walk."""
 
-    step: int
-    """First index of the step in the walked dimension, global."""
+    step: int  # first index of the step in the walked dimension, global
     span: Span  # what is multiplied of it
     chunks: dict[str, Span]  # operand → the chunk that `span` is part of
     ends: frozenset[str]  # operands whose chunk ends here

@@ -33,10 +33,8 @@ class Report:
     """Requirements of a verified schedule."""
 
     scratch: list[int]  # elements of scratch memory, by rank
-    steps: list[int]
-    """Operations, by rank (a pool's tasks dealt out in turn)."""
-    words: list[int]
-    """Elements of other ranks' memory that each rank reads or adds to (likewise)."""
+    steps: list[int]  # operations, by rank (a pool's tasks dealt out in turn)
+    words: list[int]  # elements of other ranks' memory that each rank reads or adds to (likewise)
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,8 @@ class _Checker:
         self.added: dict[str, list[Region]] = defaultdict(list)
         self.accesses: dict[tuple[int, str], list[_Access]] = {}
         self.opening: list[tuple[tuple[int, str], Region]] = []
-        self.mirrored: list[Region] = []
-        """Parts of C that are mirrored, and those that they mirror."""
-        self.is_halved = False
-        """True if of a square on the diagonal half was multiplied."""
+        self.mirrored: list[Region] = []  # parts of C that are mirrored, and those that they mirror
+        self.is_halved = False  # true if of a square on the diagonal half was multiplied
         self.letters = MessageLog()
 
     def run(self, epoch: Sequence[list[Op]]) -> None:

@@ -26,7 +26,6 @@ def _power_sum(dim: int, span: Span) -> int:
 
 
 def fingerprint(box: Region) -> int:
-    """A number for the points of a box; those of disjoint boxes add up to that of their union, modulo PRIME."""
     return prod(_power_sum(dim, span) for dim, span in enumerate(box)) % PRIME
 
 

@@ -11,8 +11,7 @@ from rma_mm.errors import ScheduleError
 from rma_mm.geometry.span import Region
 from rma_mm.schedule.ops import Await, Barrier, Broadcast, GroupOp, Op, Post, Reduce, Ref, Shift
 
-Route = tuple[int, int, str]
-"""(from, to, operand): what is sent on one route arrives in order."""
+Route = tuple[int, int, str]  # (from, to, operand): what is sent on one route arrives in order
 
 
 class MessageLog:

@@ -23,8 +23,7 @@ class SharedSlots:
         self.clock = 0
         self.posts: dict[str, list[int]] = defaultdict(list)  # event → when this rank posted it
         self.awaited: Counter[str] = Counter()
-        self.landed: dict[Slot, tuple[str, int]] = {}
-        """Slot → the event, and its count, that say that it is filled."""
+        self.landed: dict[Slot, tuple[str, int]] = {}  # slot → the event, and its count, that say that it is filled
         self.frames: dict[str, Slot] = {}
         self.last_read: dict[Slot, int] = {}
         self.filled: Counter[Slot] = Counter()

@@ -25,11 +25,9 @@ class Stretch(NamedTuple):
     block: int
     blocks: int
     source: int  # first position in the first span
-    source_period: int
-    """Distance between the starts of neighbouring blocks in the first span."""
+    source_period: int  # distance between the starts of neighbouring blocks in the first span
     target: int  # first position in the second span
-    target_period: int
-    """Distance between the starts of neighbouring blocks in the second span."""
+    target_period: int  # distance between the starts of neighbouring blocks in the second span
 
 
 def stretches(source: Span, target: Span) -> list[Stretch]:

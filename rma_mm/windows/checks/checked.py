@@ -22,8 +22,7 @@ from rma_mm.windows.checks.poison import differing, pattern
 
 T = TypeVar("T")
 
-SWITCH = "RMA_MM_CHECK"
-"""Environment variable: 1 to check, 0 or nothing not to."""
+SWITCH = "RMA_MM_CHECK"  # environment variable: 1 to check, 0 or nothing not to
 
 
 class Push(NamedTuple):

@@ -35,7 +35,6 @@ def poisoned(array: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def in_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """An array's elements as bytes along one more axis; a copy unless it is contiguous."""
     return np.ascontiguousarray(array).reshape(*array.shape, 1).view(np.uint8)
 
 

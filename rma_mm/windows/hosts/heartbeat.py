@@ -18,8 +18,7 @@ from rma_mm.windows.waiting import wait
 
 BEAT = 5.0  # seconds between two beats at most
 LOOK = 0.1  # seconds between two looks for beats
-NEARER = 3.0
-"""Seconds by which ranks of other nodes wait longer than those of the same, who can say more."""
+NEARER = 3.0  # seconds by which ranks of other nodes wait longer than those of the same, who can say more
 TAG = 5  # of beats
 
 
@@ -40,8 +39,7 @@ class Heartbeat:
         others = leaders[1:] if self.rank == 0 else [0]
         self.peers = others if self.rank in leaders else []  # whom it hears, and who hear it
         self.limits = {q: timeout + NEARER * (seen.count(seen[q]) > 1) for q in self.peers}
-        self.is_first = self.rank in leaders[:2]
-        """True if it says so when a rank is lost: one of those that remain."""
+        self.is_first = self.rank in leaders[:2]  # true if it says so when a rank is lost: one of those that remain
         self._beat = min(BEAT, timeout / 4)
         self._rooms = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._waiting = {q: self._comm.Irecv(room, q, TAG) for q, room in self._rooms.items()}

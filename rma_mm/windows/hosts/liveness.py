@@ -30,15 +30,11 @@ from typing import NamedTuple
 from rma_mm.errors import OptionError, quoted
 
 VARIABLE = "RMA_MM_TIMEOUT"
-USUAL, LEAST = 20.0, 1.0
-"""Seconds after which a rank that stands still is lost, where nothing is said, and at least."""
+USUAL, LEAST = 20.0, 1.0  # seconds after which a rank that stands still is lost, where nothing is said, and at least
 INTERVAL = 0.5  # seconds between two beats, and two looks, at most
-QUIET = 0.6
-"""Seconds without a beat after which the process is looked at."""
-STUCK = 3.0
-"""Seconds that MPI_Abort may take before the process ends itself."""
-HEARD = 0.3
-"""Seconds for mpiexec to read the message, which it loses where the job ends before."""
+QUIET = 0.6  # seconds without a beat after which the process is looked at
+STUCK = 3.0  # seconds that MPI_Abort may take before the process ends itself
+HEARD = 0.3  # seconds for mpiexec to read the message, which it loses where the job ends before
 
 PAGE, SHOWN = 4096, 128  # bytes of a page, and those that are used
 BEATS, CALLS, BLOCKS, PRODUCT, DOING, ENDING = range(6)
@@ -54,8 +50,7 @@ REASONS = {
     "D": "it waits for a disk, or for swapped memory",
 }
 """Descriptions of process states in /proc."""
-GONE = "TtZX"
-"""States in which a rank does not continue by itself."""
+GONE = "TtZX"  # states in which a rank does not continue by itself
 
 
 def activity(kind: int, rank: int) -> int:
@@ -185,8 +180,7 @@ class PeerProcess:
         finally:
             os.close(file)
         self.cells = memoryview(self.page).cast("q")
-        self.state = ""
-        """As /proc says; empty while it beats, or where /proc says nothing."""
+        self.state = ""  # as /proc says; empty while it beats, or where /proc says nothing
         self._beats, self._used, self._looked = -1, -1, 0.0
         self.moved = 0.0  # when it was last seen to run
 
@@ -300,8 +294,7 @@ def end_job(text: str, when_lost: Callable[[], str], is_first: bool) -> None:
 
 
 _watches: list[NodeWatch] = []
-_mates: dict[Identity, PeerProcess] = {}
-"""Processes seen by any mesh: mapping a page again costs nothing."""
+_mates: dict[Identity, PeerProcess] = {}  # processes seen by any mesh: mapping a page again costs nothing
 _beating: list[threading.Thread] = []
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-SEGMENTS = "/dev/shm"
-"""Folder of MPI's shared segments on Linux; if it is absent nothing is checked."""
+SEGMENTS = "/dev/shm"  # folder of MPI's shared segments on Linux; if it is absent nothing is checked
 LOCAL_RANKS = "MPI_LOCALNRANKS"
 """Environment variable: where MPICH's launcher says how many ranks it started on this host."""
 MIB = 2**20
@@ -21,8 +20,7 @@ UCX_FROM = 15 * MIB
 """Free bytes from which on UCX, MPICH's way to other ranks, takes segments of its own; it needs no more of less."""
 UCX_FIRST, UCX_EACH = 17.5 * MIB, 4.2 * MIB
 """Free bytes that the first rank needs then, and each further one: measured with UCX in MPICH 5.0.2, 1 to 8 ranks."""
-UNLIMITED = 2**60
-"""Bytes that mean no limit: version 1 of control groups reports about 2⁶³."""
+UNLIMITED = 2**60  # bytes that mean no limit: version 1 of control groups reports about 2⁶³
 
 
 def free_segment_bytes() -> int | None:

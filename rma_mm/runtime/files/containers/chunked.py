@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from rma_mm.geometry.span import Region, Span
 from rma_mm.runtime.files.version import Version
 
-BAND = 2**22
-"""Bytes that are read at a time, about: what they are read into is held beside where they are to lie."""
+BAND = 2**22  # bytes that are read at a time, about: what they are read into is held beside where they are to lie
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,9 @@ class ChunkedFile:
     dtype: np.dtype[Any]  # element type once read
     chunks: tuple[int, int] | None
     """Rows and columns of what should be read as a whole by one rank; None for a vector, and without chunks."""
-    step: tuple[int, int]
-    """Rows and columns of what is decompressed together: a chunk."""
+    step: tuple[int, int]  # rows and columns of what is decompressed together: a chunk
     version: Version  # of the file that says what it is
-    array: tuple[int, ...] = field(default=(), kw_only=True)
-    """Shape of a vector; `shape` is then that of a row."""
+    array: tuple[int, ...] = field(default=(), kw_only=True)  # shape of a vector; `shape` is then that of a row
     fortran_order: bool = field(default=False, kw_only=True)
     is_reversed: bool = field(default=False, kw_only=True)
 

@@ -15,10 +15,8 @@ from typing import Any
 from rma_mm.errors import FileFormatError, truncate
 
 LEAST = 2**26  # bytes to which any chunk may unpack
-FACTOR = 2
-"""Times the bytes of its elements that a chunk may unpack to: headers and wider types on the way add some."""
-STEP = 2**20
-"""Bytes that are decompressed at a time to be counted."""
+FACTOR = 2  # times the bytes of its elements that a chunk may unpack to: headers and wider types on the way add some
+STEP = 2**20  # bytes that are decompressed at a time to be counted
 DEFLATE_MOST = 1032  # bytes that deflate makes of one, at most
 ZSTD_BLOCK = 2**17  # bytes of a block of zstd at most
 STREAMS: dict[str, Callable[[], Any]] = {

@@ -49,8 +49,7 @@ from rma_mm.runtime.files.version import Version, examined
 from rma_mm.unfinished import Unfinished
 
 DEFAULT_NAME = "C"  # the dataset that is written where none is named
-CONTIGUOUS = 1
-"""HDF5's code of a dataset whose elements lie together (H5D_CONTIGUOUS)."""
+CONTIGUOUS = 1  # HDF5's code of a dataset whose elements lie together (H5D_CONTIGUOUS)
 DEFLATE, SHUFFLE = 1, 2  # filters that most files use
 BOUNDED = {SHUFFLE: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset"}
 """The library's filters that make little more of what they get."""
@@ -62,10 +61,8 @@ CODECS = {DEFLATE: "zlib", 32001: "blosc", 32015: "zstd"}
 class Dataset(ChunkedFile):
     """A dataset that is read through the library: a `Source`."""
 
-    codec: str = ""
-    """The filter that can make much of little, by the name that `expansion` gives it."""
-    allow_external: bool = False
-    """True if other files that the file names are read."""
+    codec: str = ""  # the filter that can make much of little, by the name that `expansion` gives it
+    allow_external: bool = False  # true if other files that the file names are read
 
     @contextmanager
     def reader(self) -> Iterator[Any]:
@@ -186,7 +183,6 @@ class Hdf5Sink(AddedSink):
 
 
 def open_array(path: Path, dtype: Any = None) -> Any:
-    """As `open_dataset`, for any number of dimensions but none where elements lie dense, and for vectors."""
     return open_dataset(path, dtype, is_matrix=False)
 
 

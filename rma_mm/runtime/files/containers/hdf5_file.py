@@ -20,13 +20,10 @@ from rma_mm.runtime.files.names import joined
 from rma_mm.runtime.files.version import examined
 from rma_mm.unfinished import SUFFIX
 
-MOST_LINKS = 16
-"""Soft links that are followed on the way to a dataset; the library follows as many."""
-MOST_FILES = 8
-"""Files that are opened on the way to a dataset."""
+MOST_LINKS = 16  # soft links that are followed on the way to a dataset; the library follows as many
+MOST_FILES = 8  # files that are opened on the way to a dataset
 MOST_NESTED = 8  # virtual datasets that may be made of one another
-MOST_BLOCKS = 10_000
-"""Files that the pattern of a virtual dataset may name."""
+MOST_BLOCKS = 10_000  # files that the pattern of a virtual dataset may name
 
 
 @contextmanager

@@ -52,13 +52,10 @@ TYPES: dict[str, np.dtype[Any]] = {
 LONGEST_HEADER = 2**23
 """Bytes of a header, or of an index, at most: some 80,000 tensors. The package takes 100 MB, and much memory for it."""
 MOST_DIMENSIONS = 64  # dimensions of a tensor at most
-METADATA = "__metadata__"
-"""Key of the header's metadata."""
+METADATA = "__metadata__"  # key of the header's metadata
 DEFAULT_NAME = "C"  # the tensor that is written where none is named
-FIRST = (0, 8)
-"""The first version of the package that reads files again."""
-BLOCK = 2**24
-"""Bytes that are copied at a time, or read through the package."""
+FIRST = (0, 8)  # the first version of the package that reads files again
+BLOCK = 2**24  # bytes that are copied at a time, or read through the package
 
 
 @dataclass(frozen=True)

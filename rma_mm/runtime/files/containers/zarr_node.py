@@ -27,8 +27,7 @@ METADATA = {"zarr.json": 3, ".zarray": 2, ".zgroup": 2}
 LONGEST_METADATA = 2**23  # bytes of such a file at most
 NATIVE = "<" if sys.byteorder == "little" else ">"
 """The first letter of Zarr 2's names for types in this machine's byte order."""
-MOST_DIMENSIONS = 64
-"""Dimensions of an array at most; NumPy has as many."""
+MOST_DIMENSIONS = 64  # dimensions of an array at most; NumPy has as many
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,9 @@ from rma_mm.runtime.files.external import allowing, check_unlinked, is_allowed
 from rma_mm.runtime.files.formats import Shape, check_extents, check_shape, element_type
 from rma_mm.runtime.files.version import opened
 
-BLOSC_HEAD = 16
-"""Bytes with which chunks of Blosc begin; the last four are the size of the chunk."""
-INDEX_ENTRY, CHECKSUM = 16, 4
-"""Bytes that say where a chunk lies in its shard, and of the sum behind all of them."""
-MISSING = 2**64 - 1
-"""The entry in the index of a shard for a chunk that is not there."""
+BLOSC_HEAD = 16  # bytes with which chunks of Blosc begin; the last four are the size of the chunk
+INDEX_ENTRY, CHECKSUM = 16, 4  # bytes that say where a chunk lies in its shard, and of the sum behind all of them
+MISSING = 2**64 - 1  # the entry in the index of a shard for a chunk that is not there
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ class ZarrArray(ChunkedFile):
     """An array in a store that has been looked at: a `Source`."""
 
     node: ZarrNode
-    unit: Shape
-    """Rows and columns of the part that is a file: a shard, or chunk."""
+    unit: Shape  # rows and columns of the part that is a file: a shard, or chunk
     opened: Any = field(repr=False, compare=False)  # as the package reads it
     allow_external: bool  # true if links in the store are followed
 

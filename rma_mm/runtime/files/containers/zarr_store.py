@@ -32,8 +32,7 @@ from rma_mm.runtime.files.names import joined
 from rma_mm.runtime.files.version import Version
 from rma_mm.unfinished import NEW, Unfinished, sync
 
-CHUNK = 2**22
-"""Bytes of a chunk, at most, where the user does not say how large it is."""
+CHUNK = 2**22  # bytes of a chunk, at most, where the user does not say how large it is
 MOST = 2**31 - 1  # bytes of a chunk that compressors take
 
 
@@ -45,8 +44,7 @@ class ZarrSink:
     temporary: str
     shape: Shape
     dtype: np.dtype[Any]
-    unit: Shape
-    """Rows and columns of what is written as a whole: a shard, or chunk."""
+    unit: Shape  # rows and columns of what is written as a whole: a shard, or chunk
     inner: str  # the array's name in what gets the final name
     held: Unfinished | None = field(compare=False, repr=False)  # the folder, on the rank that made it
     before: Version | None = field(compare=False)  # the metadata of the array that it replaces

@@ -29,8 +29,7 @@ from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.schedule.algorithm import same_place
 from rma_mm.windows.waiting import largest, reduced
 
-SHOWN = 5
-"""Ways to cut a product that are told of beside the one that was taken."""
+SHOWN = 5  # ways to cut a product that are told of beside the one that was taken
 UNSERVED = (
     f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every way to cut these products of a batch gets or accumulates; place "
     f"A, B and C so that the same axes cut the batch of each, or leave more placements to the plan"
@@ -44,8 +43,7 @@ class BatchRequest:
 
     batch: Batch
     operands: Operands  # of one product of the batch
-    layouts: Mapping[str, Layout | None]
-    """Placements of A, B and C; None for the product's choice."""
+    layouts: Mapping[str, Layout | None]  # placements of A, B and C; None for the product's choice
 
     def dtype(self, x: str) -> np.dtype[Any]:
         """The element type of A, B or C."""
@@ -70,8 +68,7 @@ class BatchChoice:
     mesh: Mesh
     cuts: Mapping[str, Split]
     load: BatchLoad  # of the slowest, busiest and fullest rank
-    beside: tuple[str, ...] = ()
-    """Other ways to cut it in words, the fastest first."""
+    beside: tuple[str, ...] = ()  # other ways to cut it in words, the fastest first
 
     @cached_property
     def inner(self) -> dict[str, Layout]:

@@ -18,8 +18,7 @@ from rma_mm.runtime.verification.checked_product import tell, unwritten
 from rma_mm.runtime.verification.contents import LocalMatrix, differences
 from rma_mm.windows.checks.poison import poison
 
-MOST = 64
-"""Products of a batch that are computed again; of more, as many that are drawn."""
+MOST = 64  # products of a batch that are computed again; of more, as many that are drawn
 Index = tuple[int, ...]
 
 

@@ -31,10 +31,8 @@ from rma_mm.windows import Counters, Window
 from rma_mm.windows.hosts.liveness import CELLS, DOING, MULTIPLY, PRODUCT
 from rma_mm.windows.waiting import barrier
 
-BOUND = 8
-"""Sets of operands that a product is kept bound to."""
-Given = DistArray | DistMatrix | NDArray[Any]
-"""An operand as it is passed: an array is equal on every rank."""
+BOUND = 8  # sets of operands that a product is kept bound to
+Given = DistArray | DistMatrix | NDArray[Any]  # an operand as it is passed: an array is equal on every rank
 
 
 @dataclass(frozen=True, eq=False)
