@@ -158,15 +158,8 @@ class Facts:
 
 
 def gather_facts(
-    plan: Plan,
-    mesh: Mesh,
-    shape: tuple[int, int, int],
-    seconds: list[float],
-    verdict: Verdict | None,
-    moved: Mapping[str, Mapping[str, float | None]],
-    *,
-    kernel: str,
-    measure_blas: bool,
+    plan: Plan, mesh: Mesh, shape: tuple[int, int, int], seconds: list[float], verdict: Verdict | None,
+    moved: Mapping[str, Mapping[str, float | None]], *, kernel: str, measure_blas: bool,
 ) -> Facts:
     """Collect the facts of a run from all ranks. `kernel`: the one asked for. Collective."""
     words = plan.words

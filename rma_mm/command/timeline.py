@@ -85,10 +85,7 @@ def offset_of(answers: Iterable[tuple[int, int]]) -> int:
 
 
 def timeline(
-    records: Sequence[Record],
-    mesh: MeshShape,
-    node_of: Sequence[int],
-    facts: dict[str, Any],
+    records: Sequence[Record], mesh: MeshShape, node_of: Sequence[int], facts: dict[str, Any],
     predicted: Sequence[Record] = (),
 ) -> dict[str, Any]:
     """The JSON object, for rank 0's records. Times are in microseconds from the start of the first product.
@@ -137,14 +134,8 @@ def predicted_run(plan: Plan) -> list[Record]:
 
 def simulated_by(schedule: Schedule, cost_model: CostModel) -> Simulated:
     return simulate(
-        schedule,
-        cost_model.machine,
-        cost_model.itemsize,
-        cost_model.dtype,
-        cost_model.kernel,
-        dict(cost_model.flavours),
-        cost_model.accum_itemsize,
-        is_noted=True,
+        schedule, cost_model.machine, cost_model.itemsize, cost_model.dtype, cost_model.kernel,
+        dict(cost_model.flavours), cost_model.accum_itemsize, is_noted=True,
     )
 
 

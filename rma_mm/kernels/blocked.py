@@ -72,9 +72,7 @@ class Blocking:
         """
         rows, columns, depth = self.block(m, n, k)
         counts = (
-            rows * depth * self.pack_a,
-            depth * columns * self.pack_b,
-            rows * columns * self.accumulate,
+            rows * depth * self.pack_a, depth * columns * self.pack_b, rows * columns * self.accumulate,
             rows * columns * self.spare,
         )
         sizes = (count * each * self.working.itemsize for each in counts)
@@ -111,13 +109,8 @@ def _run(problem: LocalOperands, blocking: Blocking, step: Step, alpha: Any, bet
 
 
 def _block_of_c(
-    problem: LocalOperands,
-    blocking: Blocking,
-    step: Step,
-    scalars: tuple[Any, Any],
-    at: tuple[Any, slice, slice],
-    depth: int,
-    panels: list[NDArray[Any]],
+    problem: LocalOperands, blocking: Blocking, step: Step, scalars: tuple[Any, Any], at: tuple[Any, slice, slice],
+    depth: int, panels: list[NDArray[Any]],
 ) -> None:
     """One block of c, or of each of a batch, over the whole of k."""
     c = problem.c[at]

@@ -34,16 +34,8 @@ from rma_mm.kernels.symmetric import bind_syrk, triangle
 
 
 def bind(
-    a: NDArray[Any],
-    b: NDArray[Any],
-    c: NDArray[Any],
-    alpha: Any = 1,
-    beta: Any = 0,
-    conj_a: bool = False,
-    conj_b: bool = False,
-    kernel: str = "auto",
-    semiring: Semiring = PLUS_TIMES,
-    tile: EpilogueTile | None = None,
+    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any = 1, beta: Any = 0, conj_a: bool = False,
+    conj_b: bool = False, kernel: str = "auto", semiring: Semiring = PLUS_TIMES, tile: EpilogueTile | None = None,
     half: bool = False,
 ) -> Product:
     """Prepare c = alpha · op(a) @ op(b) + beta · c; calling the result does it, without holding the GIL.
@@ -69,15 +61,8 @@ def bind(
 
 
 def matmul(
-    a: NDArray[Any],
-    b: NDArray[Any],
-    out: NDArray[Any] | None = None,
-    *,
-    alpha: Any = 1,
-    beta: Any = 0,
-    compute_dtype: DTypeLike | None = None,
-    kernel: str = "auto",
-    semiring: str = PLUS_TIMES.name,
+    a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None, *, alpha: Any = 1, beta: Any = 0,
+    compute_dtype: DTypeLike | None = None, kernel: str = "auto", semiring: str = PLUS_TIMES.name,
     epilogue: Epilogue | None = None,
 ) -> NDArray[Any]:
     """cast(activation(alpha · a @ b + beta · out + bias)) of arrays of this process alone; no MPI. Not collective.
@@ -150,15 +135,8 @@ def _halved(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile | 
 
 
 def scratch_bytes(
-    m: int,
-    n: int,
-    k: int,
-    a_dtype: np.dtype[Any],
-    b_dtype: np.dtype[Any],
-    c_dtype: np.dtype[Any],
-    kernel: str = "auto",
-    conj: bool = True,
-    semiring: Semiring = PLUS_TIMES,
+    m: int, n: int, k: int, a_dtype: np.dtype[Any], b_dtype: np.dtype[Any], c_dtype: np.dtype[Any],
+    kernel: str = "auto", conj: bool = True, semiring: Semiring = PLUS_TIMES,
 ) -> int:
     """Upper bound of the temporary memory of one bound product with unit strides, in bytes.
 

@@ -83,14 +83,8 @@ def checked(
     check_semiring(semiring, c.dtype, alpha, beta, conj_a or conj_b)
     check_apart(a, b, c)
     return LocalOperands(
-        a,
-        b,
-        c,
-        scalar(alpha, c.dtype, "alpha"),
-        scalar(beta, c.dtype, "beta"),
-        conj_a and a.dtype.kind == "c",
-        conj_b and b.dtype.kind == "c",
-        semiring,
+        a, b, c, scalar(alpha, c.dtype, "alpha"), scalar(beta, c.dtype, "beta"), conj_a and a.dtype.kind == "c",
+        conj_b and b.dtype.kind == "c", semiring,
     )
 
 

@@ -41,14 +41,8 @@ class Outcome:
 
 
 def interpret(
-    schedule: Schedule,
-    homes: dict[str, list[Matrix]],
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    seed: int = 0,
-    claims: dict[int, list[int]] | None = None,
-    arithmetic: Arithmetic | None = None,
-    epilogue: Epilogue | None = None,
+    schedule: Schedule, homes: dict[str, list[Matrix]], alpha: float = 1.0, beta: float = 0.0, seed: int = 0,
+    claims: dict[int, list[int]] | None = None, arithmetic: Arithmetic | None = None, epilogue: Epilogue | None = None,
 ) -> Outcome:
     """Run `schedule` on local arrays.
 
@@ -98,15 +92,8 @@ class _Machine:
     handlers = Dispatch[None]()
 
     def __init__(
-        self,
-        schedule: Schedule,
-        homes: dict[str, list[Matrix]],
-        alpha: float,
-        beta: float,
-        seed: int,
-        claims: dict[int, list[int]] | None,
-        arithmetic: Arithmetic,
-        epilogue: Epilogue | None,
+        self, schedule: Schedule, homes: dict[str, list[Matrix]], alpha: float, beta: float, seed: int,
+        claims: dict[int, list[int]] | None, arithmetic: Arithmetic, epilogue: Epilogue | None,
     ) -> None:
         self.schedule, self.homes, self.alpha, self.beta = schedule, dict(homes), alpha, beta
         self.arithmetic, self.epilogue = arithmetic, epilogue

@@ -265,10 +265,7 @@ class KeptProducts:
         return product, a, b
 
     def _settled(
-        self,
-        asked: LinearRequest | RmaError,
-        tensors: Sequence[Any],
-        wants: tuple[bool, ...],
+        self, asked: LinearRequest | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...],
         *found: DistMatrix | None,
     ) -> tuple[TorchProduct, DistMatrix, DistMatrix]:
         """The same where ranks do not know it, or know others: what is not on the mesh is exposed. Collective."""

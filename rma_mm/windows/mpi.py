@@ -218,15 +218,8 @@ class MpiTransfer:
     """A prepared get (`op` is None) or accumulate: usually one MPI call, several above `chunk_bytes`."""
 
     def __init__(
-        self,
-        window: MpiWindow,
-        rank: int,
-        element: MPI.Datatype,
-        op: MPI.Op | None,
-        target: Patch,
-        origin: Array,
-        rows: Span,
-        cols: Span,
+        self, window: MpiWindow, rank: int, element: MPI.Datatype, op: MPI.Op | None, target: Patch, origin: Array,
+        rows: Span, cols: Span,
     ) -> None:
         """The arguments are already checked; `element` is the MPI type of one item of `origin`."""
         self._window, self._rank, self._op = window, rank, op
@@ -311,9 +304,7 @@ class MpiTransfer:
         # MPI wants an address only, and mpi4py takes no strided array; self._origin keeps the memory alive
         memory = MPI.buffer.fromaddress(self._origin.ctypes.data + near.start, words * itemsize)
         return Call(
-            [memory, near.count, near.datatype],
-            [target.offset + far.start, far.count, far.datatype],
-            words,
+            [memory, near.count, near.datatype], [target.offset + far.start, far.count, far.datatype], words,
             int(is_first),
         )
 

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 
 def open_window(
-    flavour: str,
-    comm: MPI.Intracomm,
-    memory: int | NDArray[Any],
-    *,
-    node_of: tuple[int, ...] | None = None,
-    chunk_bytes: int | None = None,
-    checks: Checks | None = None,
+    flavour: str, comm: MPI.Intracomm, memory: int | NDArray[Any], *, node_of: tuple[int, ...] | None = None,
+    chunk_bytes: int | None = None, checks: Checks | None = None,
 ) -> Window:
     """Open a window. Collective over `comm`; every rank passes the same flavour.
 

@@ -98,13 +98,7 @@ class Descriptor:
         return rows.stop - rows.start, cols.stop - cols.start
 
     def local_part(
-        self,
-        mesh: MeshShape,
-        rank: int,
-        ia: int = 0,
-        ja: int = 0,
-        rows: int | None = None,
-        cols: int | None = None,
+        self, mesh: MeshShape, rank: int, ia: int = 0, ja: int = 0, rows: int | None = None, cols: int | None = None,
     ) -> tuple[slice, slice]:
         """Return the slices of `rank`'s local array that hold its part of a sub-matrix.
 

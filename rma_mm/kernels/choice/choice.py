@@ -24,12 +24,7 @@ COMPILE_FROM = 2**27  # m·n·k from which loading compiled code (half a second)
 
 
 def choose_kernel(
-    kernel: str,
-    dtype: np.dtype[Any],
-    m: int,
-    n: int,
-    k: int,
-    semiring: Semiring = PLUS_TIMES,
+    kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES,
     operands: np.dtype[Any] | None = None,
 ) -> str:
     """The kernel that serves a product that is summed in `dtype` when `kernel`, or "auto", was asked for.

@@ -145,16 +145,8 @@ def reading(dtype: np.dtype[Any]) -> str:
 
 
 def _tiled(
-    cpu: Cpu,
-    total: str,
-    pair: Pair,
-    panel_a: str,
-    panel_b: str,
-    read_a: str,
-    read_b: str,
-    group: int = 1,
-    planes: int = 1,
-    correction: int = 0,
+    cpu: Cpu, total: str, pair: Pair, panel_a: str, panel_b: str, read_a: str, read_b: str, group: int = 1,
+    planes: int = 1, correction: int = 0,
 ) -> Form:
     """The form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
     lanes = cpu.vector_bytes // np.dtype(total).itemsize

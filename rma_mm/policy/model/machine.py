@@ -273,19 +273,9 @@ def _figures(values: Any, name: str, count: int) -> list[float]:
 
 
 def described(
-    name: str,
-    *,
-    cores: int,
-    gflops: float,
-    memory_rate: float,
-    latency: float,
-    bandwidth: float,
-    memory: int | None = None,
-    threads: int = 1,
-    itemsize: int = 4,
-    node_latency: float = 1e-6,
-    node_rate: float | None = None,
-    hidden: float = 1.0,
+    name: str, *, cores: int, gflops: float, memory_rate: float, latency: float, bandwidth: float,
+    memory: int | None = None, threads: int = 1, itemsize: int = 4, node_latency: float = 1e-6,
+    node_rate: float | None = None, hidden: float = 1.0,
 ) -> Machine:
     """A machine of a few figures, the same for all movements.
 

@@ -410,12 +410,8 @@ def single_layouts(mesh: MeshShape) -> Iterator[Layout]:
 
 
 def default_mesh(
-    size: int,
-    shape: tuple[int, int, int],
-    nodes: tuple[int, ...] = (),
-    algorithm: str = "auto",
-    cost_model: CostModel = TYPICALLY,
-    prefer: str = AUTO,
+    size: int, shape: tuple[int, int, int], nodes: tuple[int, ...] = (), algorithm: str = "auto",
+    cost_model: CostModel = TYPICALLY, prefer: str = AUTO,
 ) -> tuple[int, ...]:
     """The grid of `size` ranks on which a product of `shape` = (m, n, k) is fastest; of two axes where those will do.
 

@@ -58,11 +58,7 @@ class Decision:
 
     @classmethod
     def of(
-        cls,
-        shape: tuple[int, int, int],
-        mesh: tuple[int, ...],
-        found: Iterable[Candidate],
-        chosen: Candidate,
+        cls, shape: tuple[int, int, int], mesh: tuple[int, ...], found: Iterable[Candidate], chosen: Candidate,
         asked: str,
     ) -> Decision:
         """The decision for `chosen` among the candidates that were found."""

@@ -53,14 +53,8 @@ class Simulated:
 
 
 def simulate(
-    schedule: Schedule,
-    machine: Machine,
-    itemsize: int = 4,
-    dtype: str = "float32",
-    kernel: str = "blas",
-    flavours: Mapping[str, str] | None = None,
-    summed: int | None = None,
-    is_noted: bool = False,
+    schedule: Schedule, machine: Machine, itemsize: int = 4, dtype: str = "float32", kernel: str = "blas",
+    flavours: Mapping[str, str] | None = None, summed: int | None = None, is_noted: bool = False,
 ) -> Simulated:
     """Run `schedule` on `machine` in simulated time; the same arguments give the same result.
 

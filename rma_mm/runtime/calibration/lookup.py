@@ -33,13 +33,7 @@ _seen: set[str] = set()
 
 
 def machine_of(
-    comm: MPI.Intracomm,
-    node_of: Sequence[int],
-    *,
-    threads: int,
-    dtype: str,
-    kernel: str,
-    may_measure: bool,
+    comm: MPI.Intracomm, node_of: Sequence[int], *, threads: int, dtype: str, kernel: str, may_measure: bool,
     flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine | None:
     """The machine for products of this type, by this kernel and through these windows; None where nothing is known.

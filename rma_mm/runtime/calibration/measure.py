@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 
 def measure(
-    comm: MPI.Intracomm,
-    node_of: Sequence[int],
-    *,
-    threads: int,
-    dtypes: tuple[tuple[str, str], ...] = (("float32", "blas"),),
-    seconds: float = 3.0,
+    comm: MPI.Intracomm, node_of: Sequence[int], *, threads: int,
+    dtypes: tuple[tuple[str, str], ...] = (("float32", "blas"),), seconds: float = 3.0,
     flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine:
     """The figures of this machine, the same on every rank. Collective over `comm`; keeps nothing.

@@ -19,9 +19,7 @@ class Slots:
     """
 
     def __init__(
-        self,
-        frames: dict[str, NDArray[Any]],
-        wait: Callable[[Sequence[str]], None],
+        self, frames: dict[str, NDArray[Any]], wait: Callable[[Sequence[str]], None],
         act: Callable[[Callable[[], None]], None],
     ) -> None:
         """wait: what is under way under these names must be over before the next call; act: make a call next."""

@@ -45,29 +45,12 @@ Given = DistMatrix | DistArray | Opened | Operand | NDArray[Any]  # what is mult
 
 @serialized
 def make_plan(
-    A: Given,
-    B: Given,
-    mesh: Mesh | None = None,
-    *,
-    layout: str | Layout | None = None,
-    alpha: Any = 1,
-    beta: Any = 0,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    conjugate_a: bool = False,
-    conjugate_b: bool = False,
-    algorithm: str = "auto",
-    memory_limit: int | None = None,
-    compute_dtype: DTypeLike | None = None,
-    deterministic: bool = False,
-    kernel: str = "auto",
-    semiring: str = PLUS_TIMES.name,
-    epilogue: Epilogue | None = None,
-    check: bool | str = False,
-    prefer: str | None = None,
-    symmetric: bool | str | None = None,
-    fill: str = "both",
-    workspace: NDArray[np.uint8] | None = None,
+    A: Given, B: Given, mesh: Mesh | None = None, *, layout: str | Layout | None = None, alpha: Any = 1, beta: Any = 0,
+    transpose_a: bool = False, transpose_b: bool = False, conjugate_a: bool = False, conjugate_b: bool = False,
+    algorithm: str = "auto", memory_limit: int | None = None, compute_dtype: DTypeLike | None = None,
+    deterministic: bool = False, kernel: str = "auto", semiring: str = PLUS_TIMES.name,
+    epilogue: Epilogue | None = None, check: bool | str = False, prefer: str | None = None,
+    symmetric: bool | str | None = None, fill: str = "both", workspace: NDArray[np.uint8] | None = None,
 ) -> Plan:
     """Prepare a product, to be executed many times: C = alpha · op(A) @ op(B) + beta · C.
 
@@ -114,12 +97,7 @@ def make_plan(
 
 
 def planned(
-    A: Given,
-    B: Given,
-    mesh: Mesh,
-    layout: str | Layout | None,
-    options: ProductOptions,
-    before: Plan | None = None,
+    A: Given, B: Given, mesh: Mesh, layout: str | Layout | None, options: ProductOptions, before: Plan | None = None,
     workspace: NDArray[np.uint8] | None = None,
 ) -> Plan | BatchPlan:
     """`make_plan` for such options, or the plan `before` where it would be the same again. Collective."""

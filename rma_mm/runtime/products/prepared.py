@@ -91,13 +91,9 @@ class Prepared:
         homes |= {name: matrix.block for name, matrix in self._added.items() if name.endswith(STAGE)}
         flips = {"A": A.flipped != o.transpose_a, "B": B.flipped != o.transpose_b, "C": C.flipped}
         memory = Memory(
-            homes,
-            homes["C"].local.T if C.flipped else homes["C"].local,
+            homes, homes["C"].local.T if C.flipped else homes["C"].local,
             self._added["shadow"].block if "shadow" in self._added else None,
-            frozenset(name for name, flipped in flips.items() if flipped),
-            self.frames,
-            self.tickets,
-            self.node_scratch,
+            frozenset(name for name, flipped in flips.items() if flipped), self.frames, self.tickets, self.node_scratch,
         )
         may_push = choice.request.pushes
         sums = Accumulator(choice.spec.semiring, may_push and choice.chosen.algorithm.result != "here", may_push)

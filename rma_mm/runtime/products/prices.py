@@ -65,13 +65,8 @@ def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tu
 
 
 def best_grid(
-    comm: MPI.Intracomm,
-    shape: tuple[int, int, int],
-    dtype: DTypeLike,
-    algorithm: str = "auto",
-    threads: int | None = None,
-    prefer: str | None = None,
-    speeds: tuple[float, ...] | None = None,
+    comm: MPI.Intracomm, shape: tuple[int, int, int], dtype: DTypeLike, algorithm: str = "auto",
+    threads: int | None = None, prefer: str | None = None, speeds: tuple[float, ...] | None = None,
 ) -> tuple[int, ...]:
     """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 

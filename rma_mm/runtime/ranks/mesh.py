@@ -94,13 +94,8 @@ class Mesh:
 
     @serialized
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        comm: MPI.Intracomm | None = None,
-        names: tuple[str, ...] | None = None,
-        window: str | None = None,
-        threads: int | None = None,
-        speeds: Sequence[float] | None = None,
+        self, shape: tuple[int, ...], comm: MPI.Intracomm | None = None, names: tuple[str, ...] | None = None,
+        window: str | None = None, threads: int | None = None, speeds: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> None:
         if "mpi4py.MPI" not in sys.modules and (problem := segment_problem()):
@@ -186,14 +181,8 @@ class Mesh:
         return self.when_lost()
 
     def _problem(
-        self,
-        shape: tuple[int, ...],
-        names: tuple[str, ...] | None,
-        window: str,
-        threads: int | None,
-        speeds: Sequence[float] | None,
-        timeout: float | None,
-        size: int,
+        self, shape: tuple[int, ...], names: tuple[str, ...] | None, window: str, threads: int | None,
+        speeds: Sequence[float] | None, timeout: float | None, size: int,
     ) -> Exception | None:
         try:
             mesh = MeshShape(tuple(shape), tuple(names or ()))

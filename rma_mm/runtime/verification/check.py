@@ -54,20 +54,9 @@ class Verdict:
 
 
 def verify(
-    a: MatrixView,
-    b: MatrixView,
-    c: MatrixView,
-    *,
-    alpha: Any = 1,
-    beta: Any = 0,
-    before: MatrixView | None = None,
-    conj_a: bool = False,
-    conj_b: bool = False,
-    seed: int = 0,
-    semiring: Semiring = PLUS_TIMES,
-    epilogue: Epilogue | None = None,
-    product: np.dtype[Any] | None = None,
-    quick: bool = False,
+    a: MatrixView, b: MatrixView, c: MatrixView, *, alpha: Any = 1, beta: Any = 0, before: MatrixView | None = None,
+    conj_a: bool = False, conj_b: bool = False, seed: int = 0, semiring: Semiring = PLUS_TIMES,
+    epilogue: Epilogue | None = None, product: np.dtype[Any] | None = None, quick: bool = False,
 ) -> Verdict:
     """Check C = alpha · op(A) @ op(B) + beta · C0; op conjugates. Collective; all ranks get the same verdict.
 

@@ -104,12 +104,7 @@ def required(
 
 
 def verdict_of(
-    given: Operands,
-    A: Transposable,
-    B: Transposable,
-    C: MatrixView,
-    before: MatrixView | None,
-    seed: int,
+    given: Operands, A: Transposable, B: Transposable, C: MatrixView, before: MatrixView | None, seed: int,
     quick: bool = False,
 ) -> Verdict:
     """True if C is what the options, on which all ranks have agreed, make of A, B and C as it was. Collective."""

@@ -93,11 +93,7 @@ class CopyTransfer:
     """A get from memory within reach: plain copies, over when `start` returns."""
 
     def __init__(
-        self,
-        pairs: list[tuple[Array, Array]],
-        counters: Counters | None,
-        require_open: Callable[[], None],
-        *,
+        self, pairs: list[tuple[Array, Array]], counters: Counters | None, require_open: Callable[[], None], *,
         same_node: bool,
     ) -> None:
         """`pairs` are (target, source); `counters` is None for own memory; `require_open` raises once it is gone."""

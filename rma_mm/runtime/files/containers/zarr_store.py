@@ -183,12 +183,7 @@ class _Destination:
 
 
 def _make(
-    folder: str,
-    spot: _Destination,
-    shape: tuple[int, ...],
-    dtype: Any,
-    chunks: Shape,
-    shards: Shape | None,
+    folder: str, spot: _Destination, shape: tuple[int, ...], dtype: Any, chunks: Shape, shards: Shape | None,
     compress: str,
 ) -> None:
     """An array without elements, the groups around it, all on the disk. Raises what the package raises."""
