@@ -7,8 +7,6 @@ from rma_mm.launch import on_all_ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-
     def command() -> int:
         from rma_mm.command.frame import alone
 

@@ -48,8 +48,6 @@ MOST_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """The command line."""
-
     seconds: float
     flavours: tuple[str, ...]
     threads: int | None

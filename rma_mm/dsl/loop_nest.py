@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of a nest."""
-
     name: str
     extent: str  # how often it runs, in symbols
     is_distributed: bool = False  # true if each time is another rank's

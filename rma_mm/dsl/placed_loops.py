@@ -83,6 +83,5 @@ class PlacedLoops:
         return found
 
     def staged_to(self, problem: PlacedProblem) -> dict[str, Layout]:
-        """The placements that A and B are brought to."""
         wanted = {x: self.staged_layout(x, problem.mesh) for x in "AB"}
         return {x: layout for x, layout in wanted.items() if layout is not None}

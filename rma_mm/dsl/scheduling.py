@@ -426,7 +426,6 @@ class Loops:
         return tuple(axes)
 
     def _index(self, word: str, name: str) -> str:
-        """`name`, if it is an index."""
         if name not in self.statement.indices:
             _refuse(word, repr(name), f"the loops are {', '.join(self.statement.indices)}")
         return name

@@ -109,7 +109,6 @@ def _axes(pairs: list[tuple[Placed, Placed]], names: tuple[str, ...], dims: str)
 
 
 def _work(pairs: list[tuple[Placed, Placed]]) -> str:
-    """The work map in the survey's words."""
     cuts = {dim: ",".join(_axes(pairs, AXIS_NAMES, dim)) for dim in "mnk"}
     return ", ".join(f"{dim}→({axes})" for dim, axes in cuts.items() if axes)
 

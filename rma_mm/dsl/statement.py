@@ -20,8 +20,6 @@ _RULE = "the engine multiplies two matrices"
 
 @dataclass(frozen=True)
 class Access:
-    """A matrix with its indices."""
-
     name: str
     rows: str
     cols: str
@@ -100,8 +98,6 @@ C(m,n) = A(m,k) * B(k,n)
 
 
 class _Reader(Reader):
-    """Reads one statement."""
-
     def fail(self, what: str, column: int | None = None) -> NoReturn:
         raise AlgorithmError(f"product: {what}, {self.forms}\n{self.marked(column)}")
 

@@ -150,6 +150,5 @@ def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=1024)
 def divisors(count: int) -> tuple[int, ...]:
-    """All whole numbers that divide `count`, ascending."""
     small = [n for n in range(1, isqrt(count) + 1) if count % n == 0]
     return (*small, *(count // n for n in reversed(small) if n * n != count))

@@ -131,13 +131,11 @@ class Span:
 
     @cached_property
     def indices(self) -> NDArray[np.int64]:
-        """All indices, ascending, as one array."""
         if not self.runs:
             return np.empty(0, np.int64)
         return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in self.runs])
 
     def as_slice(self) -> slice:
-        """The span as a slice; it must be contiguous."""
         assert self.is_contiguous, self
         return slice(*self.runs[0]) if self.runs else slice(0, 0)
 

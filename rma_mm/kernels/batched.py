@@ -138,7 +138,6 @@ def _matmul(problem: LocalOperands) -> Product:
 
 
 def _is_direct(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], alpha: Any, beta: Any, conj: bool) -> bool:
-    """True if numpy.matmul does all of a product."""
     is_own = a == b == c and (c in BLAS_TYPES or c.kind in "biu")
     return bool(is_own and alpha == 1 and beta == 0 and not conj)
 
@@ -155,7 +154,6 @@ def _shared(calls: list[Call]) -> None:
 
 
 def _one_by_one(problem: LocalOperands) -> Product:
-    """Each product by itself, by NumPy's ufuncs."""
     p = problem
     return Product.by("numpy", p, run_all, [
         bind_terms(replace(p, a=p.a[n], b=p.b[n], c=p.c[n])) for n in range(p.count)

@@ -97,7 +97,6 @@ def matmul(
 
 
 def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kernel: str) -> EpilogueTile:
-    """An epilogue for a whole result."""
     bias = None if epilogue.bias is None else epilogue.bias.astype(summed)
     return EpilogueTile(out, bias, epilogue.per, epilogue.activation, compiles(kernel, out.shape))
 

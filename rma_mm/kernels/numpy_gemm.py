@@ -24,7 +24,6 @@ def plan_numpy(a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], conj_a: boo
 
 
 def bind_numpy(problem: LocalOperands) -> Product:
-    """The product by numpy.matmul, for every supported type."""
     types = problem.a.dtype, problem.b.dtype, problem.c.dtype
     return bind_blocked("numpy", problem, plan_numpy(*types, problem.conj_a, problem.conj_b), _step)
 

@@ -74,7 +74,6 @@ class PlacedProblem:
         )
 
     def placed(self, x: str, layout: Layout) -> PlacedProblem:
-        """The problem with an operand placed otherwise."""
         a, b, c = (layout if name == x else old for name, old in zip("ABC", self.layouts, strict=True))
         return replace(self, layouts=(a, b, c))
 
@@ -115,7 +114,6 @@ class Problem:
     symmetry: Symmetry | None = None  # symmetry of C, if it is known
 
     def extent(self, x: str) -> tuple[int, int]:
-        """(rows, columns) of op(A), op(B) or C."""
         rows, cols = OPERAND_DIMS[x]
         return self.shape[rows], self.shape[cols]
 
@@ -240,7 +238,6 @@ class Algorithm:
 
 
 def _pulled(fit: Callable[[Problem], Algorithm | str], problem: Problem) -> Algorithm | str:
-    """The one-sided form of the row that `fit` gives."""
     fitted = fit(problem)
     return fitted if isinstance(fitted, str) else fitted.pulled
 

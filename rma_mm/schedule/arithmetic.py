@@ -23,8 +23,6 @@ class Arithmetic(Protocol):
 
 
 class PlusTimes:
-    """The ordinary product."""
-
     add, multiply = np.add, np.multiply
 
     def identity(self, dtype: np.dtype[Any]) -> Any:

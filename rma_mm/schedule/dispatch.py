@@ -21,8 +21,6 @@ class Dispatch(dict[type[Op], Callable[..., R]]):
     """
 
     def on(self, *types: type[AnOp]) -> Callable[[Method[AnOp, P, R]], Method[AnOp, P, R]]:
-        """Enter the method that follows for these types."""
-
         def enter(method: Method[AnOp, P, R]) -> Method[AnOp, P, R]:
             self.update(dict.fromkeys(types, method))
             return method

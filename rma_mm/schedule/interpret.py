@@ -31,8 +31,6 @@ Epilogue = Callable[[Matrix, Region], Matrix]
 
 @dataclass
 class Outcome:
-    """Result of interpreting a schedule."""
-
     tiles: list[Matrix]  # C's local array, by rank
     words: list[int]  # elements of other ranks' memory that each rank read or added to
     words_between_nodes: int = 0  # of all words, those that crossed nodes

@@ -52,7 +52,6 @@ class Clear(LocalOp):
 
 
 def above(c: Ref) -> NDArray[np.bool_]:
-    """Which elements of a region lie above the diagonal."""
     rows, cols = c.region
     return np.asarray(rows.indices[:, None] < cols.indices[None, :])
 

@@ -94,7 +94,6 @@ class Op:
         return [ref.buffer for ref in self.refs if isinstance(ref.buffer, Slot)]
 
     def on_slots(self, new: Callable[[Slot], Slot]) -> Op:
-        """The same operation on other slots."""
         changed: dict[str, Any] = {name: ref.on(new) for name in self.ref_fields if (ref := getattr(self, name))}
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
@@ -123,7 +122,6 @@ class OneSidedOp(Op):
         return self.src if self.adds else self.dst
 
     def moves(self, rank: int) -> list[TransferSpec]:
-        """One box, to or from its owner."""
         source, to = (rank, self.dst.rank) if self.adds else (self.src.rank, rank)
         return [TransferSpec(self.kind, source, self.src, to, self.dst, self.adds)]
 
@@ -274,7 +272,6 @@ class Reduce(GroupOp):
         return (*self.srcs, *filter(self._is_known, self.dsts))
 
     def on_slots(self, new: Callable[[Slot], Slot]) -> Reduce:
-        """Slots of others stay as they are."""
         dsts = tuple(dst.on(new) if self._is_known(dst) else dst for dst in self.dsts)
         return replace(self, srcs=tuple(src.on(new) for src in self.srcs), dsts=dsts)
 

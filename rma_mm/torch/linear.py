@@ -28,8 +28,6 @@ DRAWN = 2**22  # random numbers that are drawn at a time
 
 
 class LinearLayouts(NamedTuple):
-    """The layouts of a layer."""
-
     x: Layout  # of (rows, in_features)
     weight: Layout  # of (out_features, in_features)
     y: Layout | None  # of (rows, out_features); None as the plan chooses
@@ -157,7 +155,6 @@ class Linear(torch.nn.Module):
         return y if rows is x else y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Take this rank's own part of what is whole."""
         for name, shape in self.whole_shapes.items():
             given = state_dict.get(prefix + name)
             if isinstance(given, torch.Tensor) and tuple(given.shape) == shape:

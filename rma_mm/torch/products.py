@@ -404,8 +404,6 @@ def _twice(free: tuple[int, ...]) -> tuple[int, int]:
 
 
 class _Multiply(torch.autograd.Function):
-    """activation(x @ w + bias)."""
-
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, kept: KeptProducts, asked: LinearRequest

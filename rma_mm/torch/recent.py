@@ -45,8 +45,6 @@ class RecentCalls:
 
 
 class _Call:
-    """One of them."""
-
     def __init__(
         self, asked: LinearRequest, tensors: Sequence[Any], product: TorchProduct, a: DistMatrix, b: DistMatrix
     ) -> None:

@@ -32,7 +32,6 @@ class Attached:
     """Stretches of this process's memory and of another's, prepared to be moved many times."""
 
     def __init__(self, pid: int, runs: Runs, is_put: bool = False) -> None:
-        """runs: of both sides the addresses. is_put: whether they go to the other process."""
         self.pid, self.call = pid, calls()[is_put]
         far, near, sizes = _cut(runs)
         self.sides = np.empty((2, len(far), 2), np.uint64)  # of each side, address and length of each stretch

@@ -321,7 +321,6 @@ def log_from(path: str, level: bytes) -> None:
 
 
 def message(status: int) -> str:
-    """Return the text that UCX has for a status."""
     lib: Any = loaded()[1]
     return str(lib.ucs_status_string(C.c_byte(status)).decode())
 

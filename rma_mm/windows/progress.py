@@ -26,8 +26,6 @@ BURST = 8  # probes of one look: each moves about a packet
 
 
 class Event(NamedTuple):
-    """Something to be done once."""
-
     is_due: Callable[[], bool]  # true if its time has come; gives MPI progress where it asks for a transfer
     act: Callable[[], None]
 
@@ -44,7 +42,6 @@ class Progress:
     """
 
     def __init__(self, is_needed: bool = False, heartbeat: Heartbeat | None = None) -> None:
-        """is_needed: whether MPI must be called for others' transfers to go on."""
         self._heartbeat = heartbeat
         add_poller(_poll_mpi)
         self._events: list[Event] = []
@@ -118,8 +115,6 @@ class Progress:
             self._lock.release()
 
     def wait(self, is_due: Callable[[], bool]) -> None:
-        """Return when `is_due`, seeing to events meanwhile."""
-
         def look() -> bool:
             self.poll()
             poll()

@@ -79,7 +79,6 @@ class Reach:
         return CopyTransfer(found, counters, self.require_open, same_node=same_node)
 
     def forget_memory(self) -> None:
-        """Let go of the memory, which is freed."""
         self.is_closed, self._bases = True, {}
         self.local = np.empty(0, np.uint8)
 

@@ -393,8 +393,6 @@ def ended(done: Done) -> Steps:
 
 
 class UcxAccumulate(Locked):
-    """An add, section by section."""
-
     def __init__(
         self, window: UcxWindow, rank: int, target: Patch, origin: Array, rows: Span, cols: Span, op: str
     ) -> None:
@@ -431,8 +429,6 @@ class UcxAccumulate(Locked):
 
 
 class UcxTicket(Locked):
-    """A fetch-and-add."""
-
     found = 0
 
     def __init__(self, window: UcxWindow, rank: int, offset: int, value: int) -> None:

@@ -28,8 +28,6 @@ PIECES = (2, 4)  # into how many pieces the longest part is cut by the paces tha
 
 @dataclass(frozen=True)
 class Point:
-    """One compute-shift plan."""
-
     ranks: tuple[int, int, int]  # f_op: ranks along m, n and k
     rings: tuple[int, int, int]  # lengths of the rings of A (along n), B (along m) and C (along k)
     pace: int | None = None  # indices of k that move at a time; a whole part where not given

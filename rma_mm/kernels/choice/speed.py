@@ -16,7 +16,6 @@ SIZE, SECONDS, TIMES = 384, 0.03, 5
 
 
 def square(side: int, dtype: Any = np.float32, kernel: str = "auto") -> Product:
-    """The product of two squares of ones."""
     a, b, c = (np.ones((side, side), dtype) for _ in range(3))
     return bind(a, b, c, kernel=kernel)
 

@@ -109,8 +109,6 @@ def _zeros(count: int, dtype: np.dtype[Any]) -> Array:
 
 
 class _Call(partial[None]):
-    """A prepared call."""
-
     kept: tuple[Array, ...]  # what lies at its addresses
 
     def keeping(self, *arrays: Array) -> _Call:

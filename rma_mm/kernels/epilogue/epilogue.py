@@ -223,7 +223,6 @@ class EpilogueTile:
 
     @property
     def T(self) -> EpilogueTile:
-        """The same for the transposed tile."""
         per = {"column": "row", "row": "column", None: None}[self.per]
         return replace(self, result=self.result.T, per=per, work=None if self.work is None else self.work.T)
 

@@ -129,7 +129,6 @@ class FusedPart:
     is_turned: bool = False  # true if it is handed the transposed part
 
     def part(self, rows: slice, cols: slice) -> FusedPart:
-        """The same for a part of the part."""
         if self.is_turned:
             rows, cols = cols, rows
         return replace(self, rows=self.rows[rows], cols=self.cols[cols])
@@ -139,7 +138,6 @@ class FusedPart:
         return replace(self, is_turned=not self.is_turned)
 
     def __call__(self, c: Array) -> None:
-        """Do it to the elements of C, in place."""
         rows, cols = (slice(each.start, each.stop, each.step) for each in (self.rows, self.cols))
         others = [_part(x, rows, cols) for x in self.fused.operands]
         others = [x.T for x in others] if self.is_turned else others

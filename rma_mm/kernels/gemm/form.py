@@ -106,7 +106,6 @@ def form_of(
 
 
 def no_code(semiring: Semiring, dtype: np.dtype[Any]) -> str:
-    """Return the reason why there is no machine code."""
     what = f"{semiring.add.__name__} and {semiring.multiply.__name__} of {dtype.name}"
     return f"kernel 'numba' has no code for {what}, which are semiring {semiring.name}; use auto or numpy"
 

@@ -136,7 +136,6 @@ def merge_real(sums, spare, c, step, columns, mode, plain, scalars):
 
 @numba.njit(inline="always")
 def scaled(sums, scalars, re, im):
-    """A complex number times the one that stands there."""
     by_re, by_im = load_sum(sums, scalars, 0), load_sum(sums, scalars, sums.total)
     return by_re * re - by_im * im, by_re * im + by_im * re
 

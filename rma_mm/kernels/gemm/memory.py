@@ -216,8 +216,6 @@ def element(typing: Any, side: Any, source: Any, offset: Any) -> Any:
 
 @function
 def word(typing: Any, address: Any, offset: Any) -> Any:
-    """Four bytes, as a whole number."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _element(context, builder, args[0], args[1], types.int32)
 
@@ -226,8 +224,6 @@ def word(typing: Any, address: Any, offset: Any) -> Any:
 
 @function
 def half(typing: Any, address: Any, offset: Any) -> Any:
-    """Two bytes, as a whole number without sign."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _element(context, builder, args[0], args[1], types.uint16)
 
@@ -279,8 +275,6 @@ def put(typing: Any, sums: Any, address: Any, offset: Any, value: Any) -> Any:
 
 @function
 def moved(typing: Any, address: Any, offset: Any) -> Any:
-    """An address so much further on."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit.at(builder, args[0], args[1], args[0].type.pointee)
 
@@ -316,8 +310,6 @@ tile, narrow_tile = _tile(lambda form: form.vectors), _tile(lambda form: 1)
 
 @function
 def times(typing: Any, sums: Any, x: Any, y: Any) -> Any:
-    """A product of two sums, integers wrapping around."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit.times(builder, args[1], args[2])
 

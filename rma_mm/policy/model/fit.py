@@ -25,8 +25,6 @@ Factors = dict[str, float]  # kind of figures → what they are multiplied by
 
 @dataclass(frozen=True)
 class TimedProduct:
-    """A product that was timed."""
-
     workload: Workload
     cost_model: CostModel
     seconds: float
@@ -45,7 +43,6 @@ def kind_of(link: str, movement: str) -> str:
 
 
 def kinds(machine: Machine) -> list[str]:
-    """All kinds of figures that have a factor."""
     found = (kind_of(link, movement) for link in LINKS for movement in machine.costs[link])
     return ["products", "meetings", *dict.fromkeys(found)]
 

@@ -152,7 +152,6 @@ class Machine:
     # -- as text ----------------------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
-        """The figures as plain dicts, lists, texts and numbers."""
         figures = {x: {name: list(astuple(cost)) for name, cost in costs.items()} for x, costs in self.costs.items()}
         return {
             "name": self.name,

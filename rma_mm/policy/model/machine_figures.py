@@ -32,12 +32,10 @@ class Table:
     asked: set[str] = field(default_factory=set)
 
     def fault(self, key: str, problem: str, fits: str) -> None:
-        """Note what is wrong with an entry."""
         where = f"{self.name}.{key}" if self.name else key
         self.faults.append(f"{where} {problem}; {fits}")
 
     def names(self) -> list[str]:
-        """All its entries, which count as asked for."""
         self.asked |= set(self.given)
         return list(self.given)
 

@@ -50,7 +50,6 @@ class WorkBoxes:
         return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
 
     def face(self, x: str) -> tuple[DimSpans, DimSpans]:
-        """Return the part of an operand that boxes need."""
         rows, cols = OPERAND_DIMS[x]
         return self.spans[rows], self.spans[cols]
 

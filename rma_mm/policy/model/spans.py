@@ -42,7 +42,6 @@ class DimSpans:
 
     @cached_property
     def run(self) -> float:
-        """Indices that lie together, on average."""
         if self.edges is not None and self.low.shape[1] == 1:
             return max(1.0, self.extent / max(1, len(self.edges)))
         return max(1.0, float(self.lengths.sum()) / max(1, int((self.low < self.high).sum())))
@@ -129,7 +128,6 @@ def _index(axes: tuple[str, ...], grid: MeshShape, at: Mapping[str, Numbers]) ->
 
 
 def _dealt(layout: Layout, dim: int, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows:
-    """The spans at many coordinates, one after the other."""
     columns = zip(*(at[axis].tolist() for axis in grid.names), strict=True)
     return _filled([layout.span(dim, extent, grid, dict(zip(grid.names, each, strict=True))) for each in columns])
 
@@ -142,7 +140,6 @@ def _filled(spans: Sequence[Span]) -> Windows:
 
 
 def spans_of(each: Sequence[Span], extent: int) -> DimSpans:
-    """Any spans, one for each rank."""
     (low, high), of = _different(*_filled(each))
     return DimSpans(low, high, of, (high - low).sum(axis=1).astype(float), extent, len(low))
 

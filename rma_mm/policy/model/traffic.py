@@ -40,8 +40,6 @@ class TrafficItem:
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """Local products of ranks."""
-
     extents: tuple[Figures, Figures, Figures]  # m, n, k of a rank's box
     pieces: tuple[Figures, Figures, Figures]  # into how many pieces each is cut
     columns: Figures  # columns of the memory that a rank's products are added to
@@ -63,8 +61,6 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Everything that a product does."""
-
     sample: RankSample
     phases: list[Phase]
     elements_held: Figures  # elements that a rank holds

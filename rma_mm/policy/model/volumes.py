@@ -131,7 +131,6 @@ class _WorkloadOfProblem:
         return _whole(self.sample, x, how, source, shape, wanted, self.sample.holds(to), group)
 
     def size(self, layout: Layout, axes: tuple[str, ...]) -> int:
-        """Ranks along axes of a placement."""
         grid = layout.mesh(self.mesh)
         return prod(grid.axis_size(axis) for axis in axes)
 

@@ -21,7 +21,6 @@ class Watch:
     """One product that is repeated, and the plans that it has been done by."""
 
     def __init__(self, name: str, kind: str, predicted: float) -> None:
-        """kind: `planner.Candidate.kind` of the plan called `name`; predicted: its seconds."""
         self.name, self.kind, self.predicted = name, kind, predicted
         self.changes = 0  # how often the plan was changed
         self._seen: deque[float] = deque(maxlen=LOOKS)
@@ -29,7 +28,6 @@ class Watch:
         self._before: tuple[str, float] | None = None
 
     def note(self, seconds: float) -> None:
-        """An execution took so long, on the slowest rank."""
         self._seen.append(seconds)
         self._count += 1
 

@@ -36,7 +36,6 @@ class Batch:
     """Dimensions among m, n and k that combine several, with their extents; each of these is cut by itself."""
 
     def __post_init__(self) -> None:
-        """Raise ShapeError where the shapes do not fit."""
         for name, shape in (("A", self.a), ("B", self.b)):
             if len(shape) < 2:
                 raise ShapeError(f"{name}: got an array of shape {shape}; matmul takes matrices and batches of them")
@@ -207,7 +206,6 @@ def box(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split]) -> 
 
 
 def _multiplying(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split], prices: BatchPrices) -> float:
-    """Seconds of a rank's own box."""
     *count, m, n, k = box(batch, mesh, rank, cuts)
     return prod(count) * prices.machine.kernel(*prices.kernel).seconds(m, n, k) if prod((*count, m, n, k)) else 0.0
 
@@ -222,7 +220,6 @@ def _moved(here: Region, there: Region, inner: Layout, outer: Layout, x: str) ->
 
 
 def cuts_text(cuts: Mapping[str, Split], batch: Batch) -> str:
-    """Which axes cut what, in words."""
     said = [
         f"{_name(dim)} over {', '.join('+'.join(level.axes) for level in cuts[dim])}"
         for dim in batch.extents

@@ -34,8 +34,6 @@ def gradients(graph: Graph, result: str, prefix: str = "d") -> list[str]:
 
 
 class _Reverse:
-    """The gradients of one result."""
-
     def __init__(self, graph: Graph, result: str, prefix: str) -> None:
         self.graph, self.result, self.prefix = graph, result, prefix
         self.names = {n: name for name, n in reversed(graph.results.items())}

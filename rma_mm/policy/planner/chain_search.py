@@ -57,8 +57,6 @@ class PricedConversion:
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step on its placements."""
-
     conversions: tuple[PricedConversion, ...]  # what is done first
     layouts: Places  # placements of everything it reads, and of its result: A, B and C of a product
     seconds: float  # of the step alone
@@ -66,8 +64,6 @@ class PlacedStep:
 
 @dataclass(frozen=True)
 class Answer:
-    """A chain on its placements."""
-
     steps: tuple[PlacedStep, ...]
     last: tuple[PricedConversion, ...]  # what is done in the end
     start: Mapping[str, Layout]  # where inputs are to be
@@ -143,8 +139,6 @@ _Brought = tuple[tuple[_Arrival, ...], float, dict[str, int]]
 
 
 class _Search:
-    """The states of one question."""
-
     def __init__(self, question: Question) -> None:
         self.question = question
         steps = question.steps
@@ -365,7 +359,6 @@ class _Search:
         return Answer(tuple(steps), self.conversions(end), start)
 
     def conversions(self, node: _Node) -> tuple[PricedConversion, ...]:
-        """Return the conversions of a step."""
         options = self.question.options
         return tuple(
             PricedConversion(x.name, options[x.name][x.source], options[x.name][x.place], x.seconds)

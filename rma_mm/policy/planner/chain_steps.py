@@ -170,7 +170,6 @@ class _Grouping:
         return Step(name, others=(_plain(factor),), work=work)
 
     def factor(self, n: int) -> Factor:
-        """A node as a step reads it."""
         node = self.graph.nodes[n]
         return Factor(self.names[node.reads[0]], node.note) if node.op == TURN else Factor(self.names[n])
 
@@ -214,7 +213,6 @@ class _Work:
     ops: list[tuple[str, tuple[Value, ...]]] = field(default_factory=list)
 
     def do(self, name: str, args: tuple[Value, ...]) -> int:
-        """Another operation; where its result is found."""
         self.ops.append((name, args))
         return self.reads + len(self.ops) - 1
 

@@ -86,8 +86,6 @@ def _too_deep(text: str) -> OptionError:
 
 
 class _Reader:
-    """Reads steps into a graph."""
-
     def __init__(self, graph: Graph, numbers: Mapping[str, Any], made: list[str]) -> None:
         self.graph, self.numbers, self.made = graph, numbers, made
         self.read_names: set[str] = set()
@@ -185,7 +183,6 @@ class _Reader:
         return self.graph.product(a, b)
 
     def transposed(self, x: Value, how: str) -> Value:
-        """Return a matrix transposed, conjugated, or both."""
         if not isinstance(x, Constant):
             return self.graph.transposed(x, how)
         return Constant.of(x.value.conjugate() if TURNS[how][1] else x.value)

@@ -38,8 +38,6 @@ class Considered:
 
 @dataclass(frozen=True)
 class Refused:
-    """A candidate that cannot serve."""
-
     algorithm: str
     why: str
 

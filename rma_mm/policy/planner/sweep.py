@@ -68,8 +68,6 @@ class SweepProblem:
 
 @dataclass(frozen=True)
 class Price:
-    """Price of one algorithm."""
-
     question: SweepProblem
     algorithm: str
     mesh: tuple[int, ...]  # the mesh on which it is fastest, or the grid that it makes of its ranks

@@ -34,7 +34,6 @@ class Clock:
         self._changed.append(server)
 
     def run(self) -> None:
-        """Let time pass until nothing is left to happen."""
         ready, changed, events = self._ready, self._changed, self._events
         while True:
             while ready:

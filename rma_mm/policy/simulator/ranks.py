@@ -94,7 +94,6 @@ class World:
         return count if count > 1 else 0
 
     def link(self, rank: int, other: int) -> str:
-        """The class of the link between two ranks."""
         if rank == other:
             return "own"
         return "node" if self.nodes[rank] == self.nodes[other] else "between"
@@ -251,7 +250,6 @@ class Message:
         self._sides = Countdown(2, self._move)
 
     def come(self) -> Message:
-        """One of the two ranks has come to it."""
         self._sides.one()
         return self
 

@@ -175,7 +175,6 @@ class _Program:
         return Flow(rank, latency, seconds, world.wires(source, sink, seconds, nbytes), movement, x, cost.hidden).over
 
     def start(self, op: ops.OneSidedOp) -> Generator[Signal | float, None, Signal | None]:
-        """Start a Copy or an Accumulate."""
         remote, packed = op.remote, self.world.stretches(op.remote) > 1
         return (yield from self.one_sided(op.kind, remote.rank, remote.operand, self.world.nbytes(remote), packed))
 
@@ -241,7 +240,6 @@ class _Program:
             self.rank.helper.run(chain(self.fetching(fetch), landing))
 
     def fetching(self, fetch: _Fetch) -> Waits:
-        """Start a fetch when it may."""
         yield from self.due(fetch.gates)
         for op in fetch.copies:
             transfer = yield from self.start(op)
@@ -349,7 +347,6 @@ class _Program:
 
 
 def _one_after_another(letters: Sequence[Message], over: Signal) -> Waits:
-    """Take one letter after the other."""
     for letter in letters:
         yield letter.come().over
     over.end()

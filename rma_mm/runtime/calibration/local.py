@@ -72,7 +72,6 @@ class Pieces(TransferBenchmark):
 
 
 def largest(shape: Shape) -> int:
-    """Elements of the largest operand of a product."""
     m, n, k, _ = shape
     return max(m * n, m * k, k * n)
 
@@ -210,8 +209,6 @@ class Crowding:
 
 
 class Meeting(Case):
-    """All ranks meet."""
-
     figures, begins_together = 1, True
 
     def __init__(self, comm: MPI.Intracomm) -> None:

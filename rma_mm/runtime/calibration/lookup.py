@@ -147,7 +147,6 @@ def _site(comm: MPI.Intracomm, memo: Memo, node_of: Sequence[int], threads: int)
 
 @functools.cache
 def _keyval() -> int:
-    """MPI's number for what is remembered with a communicator."""
     from mpi4py import MPI
 
     return MPI.Comm.Create_keyval()

@@ -41,8 +41,6 @@ Point = tuple[float, float, float]  # transfers, bytes and seconds of a movement
 
 @dataclass(frozen=True)
 class Wanted:
-    """The figures to be measured."""
-
     products: tuple[Pair, ...] = ()  # local products: element type and kernel
     flavours: tuple[str, ...] = ()  # windows
     basis: bool = True

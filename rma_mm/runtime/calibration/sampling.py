@@ -46,8 +46,6 @@ class Sample(NamedTuple):
 
 
 class Case(Protocol):
-    """Something to be timed."""
-
     figures: int  # how many figures a sample has
     begins_together: bool  # true if the clock begins with the first rank of a host, and not with each for itself
 

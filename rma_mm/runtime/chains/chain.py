@@ -394,7 +394,6 @@ class ChainPlan:
         return [*held, *((each.name, each.target) for each in answer.conversions)]
 
     def _nbytes(self, name: str, layout: Layout) -> int:
-        """Bytes of this rank's part of a matrix."""
         x = self.chain.matrices[name]
         return nbytes(self.mesh, x.shape, x.dtype, layout)
 

@@ -39,8 +39,6 @@ class RankTransfers(NamedTuple):
 
 
 class ActionTiming(NamedTuple):
-    """When an action is."""
-
     meets: bool  # true if all ranks meet before it
     begins: list[int]  # the numbers of those that begin then: it, unless it has begun, and some that follow
 

@@ -159,7 +159,6 @@ class Prices:
         return conversion_seconds(self.mesh.grid, x.shape, source, target, cost_model)
 
     def every(self, number: int) -> list[Places]:
-        """All placements of a step's factors and its result."""
         step, options = self.chain.steps[number], self.question.options
         return list(product(*(options[each.name] for each in step.factors), options[step.result]))
 

@@ -128,8 +128,6 @@ def _common(dtypes: Sequence[np.dtype[Any]], compute: DTypeLike | None) -> np.dt
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """One call, everything agreed."""
-
     mesh: Mesh
     subscripts: Subscripts
     dtype: np.dtype[Any]

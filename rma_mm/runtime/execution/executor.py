@@ -40,7 +40,6 @@ class Executable:
         self, schedule: Schedule, mesh: Mesh, memory: Memory, scalars: Scalars, trace: Trace | None = None,
         machine: Machine | None = None,
     ) -> None:
-        """machine: what transfers are held against; None where nothing was measured."""
         self.schedule, self.mesh, self.memory, self.scalars = schedule, mesh, memory, scalars
         self.rank = mesh.rank
         blocks = [*memory.homes.values(), *([memory.shadow] if memory.shadow else [])]
@@ -100,7 +99,6 @@ class Executable:
         self.call(self.program.actions[self.worked : self._tail])
 
     def finish(self) -> None:
-        """Complete everything: this rank's part of C is there."""
         self.call(self.program.actions[self._tail :])
         self.count_views(self.program.viewed)
 

@@ -68,7 +68,6 @@ class NodeScratch:
         self.begun = self.counts[self.mesh.rank].copy()
 
     def memory(self, ref: Ref) -> NDArray[Any]:
-        """The memory of a shared slot, flat."""
         assert isinstance(ref.buffer, Slot)
         return self.frames[ref.rank, ref.buffer.frame][: ref.buffer.region.size]
 

@@ -154,7 +154,6 @@ class Operands:
         return all(flavour.sums(self.semiring.reduction, self.accum_dtype) for flavour in flavours)
 
     def choose_kernel(self) -> str:
-        """The local kernel that this rank would choose now."""
         m, n, k = self.shape
         return choose_kernel(self.options.kernel, self.accum_dtype, m, n, k, self.semiring, self.operand_dtype)
 

@@ -24,8 +24,6 @@ Facts = dict[str, Any]
 
 
 class TraceEvent(NamedTuple):
-    """Something that a rank did."""
-
     name: str
     kind: str
     """multiply, wait, start, scale, cast, barrier, post, claim, flush; of transfers get, accumulate, shift, …"""
@@ -35,8 +33,6 @@ class TraceEvent(NamedTuple):
 
 
 class Trace:
-    """The events of one rank."""
-
     def __init__(self) -> None:
         self.calls: list[TraceEvent] = []  # what the rank itself did, one after the other
         self.transfers: list[TraceEvent] = []  # what went on beside it

@@ -26,7 +26,6 @@ class Unpacked:
         self.start, self.done, self.close = inner.start, inner.done, inner.close
 
     def wait(self) -> None:
-        """Return when it is in its place."""
         self.inner.wait()
         with np.errstate(all="ignore"):  # a sum of 16-bit floats is rounded here, once
             self.array[self.positions.selector()] = self.landing

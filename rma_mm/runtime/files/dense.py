@@ -149,7 +149,6 @@ class DenseSink:
 
 @contextmanager
 def _to_write(path: str) -> Iterator[int]:
-    """A descriptor to read and write by."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         yield descriptor

@@ -114,7 +114,6 @@ def _parsed(name: str, head: bytes, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _stored_type(name: str, descr: Any) -> np.dtype[Any]:
-    """The element type that a header's descr names."""
     if not isinstance(descr, str):
         raise FileFormatError(
             f"{name}: holds records ({truncate(descr)}); a matrix of plain numbers is needed: save one field, x['name']"

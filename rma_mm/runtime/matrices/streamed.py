@@ -147,14 +147,11 @@ def reader() -> ThreadPoolExecutor:
 
 
 class Reading:
-    """A `Transfer` from a file."""
-
     def __init__(self, read: Callable[[], None]) -> None:
         self._read = read
         self._over: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin, behind the reads that were begun before."""
         if not self.done():
             raise WindowError("read: it is under way already")
         self._over = reader().submit(self._read)

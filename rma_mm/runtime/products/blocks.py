@@ -109,7 +109,6 @@ class BlockedProduct:
         return self._nbytes + sum(file.nbytes for file in self._under_way)
 
     def close(self) -> None:
-        """Give the memory back, once all ranks have. Local."""
         for held in (self._kept, self._result):
             if held is not None:
                 held.close()

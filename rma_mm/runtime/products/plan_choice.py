@@ -46,7 +46,6 @@ class PlanChoice:
 
     @cached_property
     def operands(self) -> dict[str, Operand]:
-        """A, B and C where they are to lie."""
         each = zip("ABC", (self.spec.a, self.spec.b, self.spec.c), strict=True)
         return {name: replace(x, layout=self.layouts[name]) for name, x in each}
 
@@ -111,7 +110,6 @@ class PlanChoice:
 
     @property
     def epilogue(self) -> str | None:
-        """Description of the epilogue; None if there is none."""
         asked = self.spec.options.epilogue
         return None if asked is None else asked.words(self.spec.c.dtype, self.spec.accum_dtype)
 
@@ -122,7 +120,6 @@ class PlanChoice:
         return Decision.of(self.spec.shape, self.schedule.mesh.dims, self.candidates, self.chosen, asked)
 
     def __str__(self) -> str:
-        """Describe the product, its algorithm and its memory."""
         m, n, k = self.spec.shape
         how = f"{self.spec.semiring.note}in {self.spec.c.dtype} on a mesh of {self.schedule.mesh}"
         lines = [

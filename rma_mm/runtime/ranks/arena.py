@@ -159,8 +159,6 @@ class Block:
 
 
 class Arena:
-    """All blocks of one mesh."""
-
     def __init__(self, mesh: Ranks) -> None:
         self.mesh, self.comm = mesh, mesh.comm
         self.slabs: list[Slab] = []

@@ -248,7 +248,6 @@ class ProductWatch:
     """The products of one plan, as the metrics of its mesh see them."""
 
     def __init__(self, metrics: Metrics, kind: Hashable) -> None:
-        """kind: what tells products apart that take different times for a multiply-add."""
         self.metrics = metrics
         self.heard = 0  # how often ranks told each other
         self.last_seconds = 0.0

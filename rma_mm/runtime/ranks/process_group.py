@@ -168,8 +168,6 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class _State:
-    """State of this process."""
-
     broken = ""  # why no call can be agreed on any more
     is_told = False  # true if all ranks have raised that
     kept: tuple[object, ...] = ()  # buffers that transfers may still write to although nobody waits for them any more
@@ -194,7 +192,6 @@ def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
 
 
 def require_usable() -> None:
-    """Raise where no call can be made now. Local."""
     if _state.broken:
         raise DisagreementError(_state.broken)
     if _state.within:

@@ -43,8 +43,6 @@ UNSEEN = "one in each part of the matrix; of the others none was looked at, and 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a check."""
-
     ok: bool  # true if C is right
     residual: float | None
     """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""

@@ -114,7 +114,6 @@ def _by_sums(source: MatrixView, dtype: np.dtype[Any]) -> Compare:
 
 
 def _lines(shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
-    """The rows of a matrix, some at a time."""
     step = max(1, TABLE // max(1, shape[1]))
     for top in range(0, shape[0] if shape[1] else 0, step):
         yield np.arange(top, min(top + step, shape[0]))

@@ -20,8 +20,6 @@ from rma_mm.runtime.verification.rows import SLOWER, Indices, differing, first_w
 
 @dataclass
 class EpilogueProduct:
-    """A product with its epilogue."""
-
     a: MatrixView
     b: MatrixView
     c: MatrixView
@@ -45,7 +43,6 @@ class EpilogueProduct:
         return held[rows, None] if self.epilogue.per == "row" else held[None, :]
 
     def parts(self, working: np.dtype[Any]) -> tuple[Part, Part, Part | None]:
-        """A, B and C0 to compute with."""
         old = None if self.before is None else Part(self.before, working)
         return Part(self.a, working, self.conj[0]), Part(self.b, working, self.conj[1]), old
 
@@ -95,6 +92,5 @@ def _whole(p: EpilogueProduct, rows: Indices) -> Array:
 
 
 def _truths(p: EpilogueProduct, rows: Indices) -> Array:
-    """The rows of a product of truth values."""
     a, b, before = p.parts(COUNTS)
     return true_rows(p.c.mesh.comm, a, b, before, p.alpha != 0, rows)

@@ -194,7 +194,6 @@ def _are_finite(*matrices: MatrixView) -> bool:
 
 
 def run(indices: NDArray[np.int64]) -> Any:
-    """The same as a slice, if it is one."""
     first, last = (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 0)
     return slice(first, last) if last - first == len(indices) else indices
 

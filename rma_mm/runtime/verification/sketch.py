@@ -62,7 +62,6 @@ class RowSums:
 
 
 def cells(rows: NDArray[np.int64], cols: NDArray[np.int64]) -> Any:
-    """Return the index of these rows and columns."""
     found = run(rows), run(cols)
     return found if all(isinstance(x, slice) for x in found) else np.ix_(rows, cols)
 
@@ -102,7 +101,6 @@ class ColumnSketch:
     """State of all passes over the columns. All methods are collective. All methods are collective."""
 
     def __init__(self, p: FloatProduct, x: Array, down: Array | None, n: int) -> None:
-        """x: the vectors; down: what rows of A, C and C0 are multiplied by."""
         self.p, self.x, self.down, self.n = p, x, down, n
         self.a, self.b, self.c = (part.as_type(p.narrow) for part in (p.a, p.b, p.c))
         self.before = None if p.before is None else p.before.as_type(p.narrow)

@@ -56,8 +56,6 @@ class Recent:
 
 
 class Slowness:
-    """One rank's multiplies."""
-
     def __init__(self) -> None:
         self.is_slow = False
         self.factor = 1.0  # time of the last late product over the mean before it
@@ -103,7 +101,6 @@ class SlowLink:
         self.fraction = 1.0  # achieved over calibrated bandwidth in the last product that used it
 
     def note(self, share: float) -> None:
-        """A product achieved this share of the calibrated bandwidth."""
         self.fraction = share
         self.run = self.run + 1 if share < POOR else 0
 

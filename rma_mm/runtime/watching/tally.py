@@ -28,7 +28,6 @@ class Histogram:
         self.total += nanoseconds
 
     def join(self, other: Histogram) -> None:
-        """Count those of another histogram too."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 

@@ -16,8 +16,6 @@ KINDS = {"get": GET, "accumulate": ACCUMULATE, "group": GROUP}
 
 
 def timed(tally: Tally, wait: Callable[[], None], kind: int) -> Callable[[], None]:
-    """A wait, timed; its kind is one of `ACTIVITIES`."""
-
     def waited() -> None:
         start, CELLS[DOING] = clock(), kind
         wait()
@@ -30,7 +28,6 @@ class WatchedTransfer:
     """A transfer (see `windows.Transfer`) that is timed from its start until it was seen to be over."""
 
     def __init__(self, inner: Transfer, tally: Tally, operation: str, is_slice: bool, rank: int = 0) -> None:
-        """rank: with whom; of a group's, any."""
         self.inner, self.tally, self.latency = inner, tally, tally.latencies[operation]
         self.activity, self.repeats = activity(KINDS[operation], rank), operation == "get"
         self.is_slice = is_slice  # true if it moves words that this rank counts

@@ -108,7 +108,6 @@ TIP = (
 
 
 def _key(labels: Labels) -> str:
-    """The colours of the parts of k."""
     chips = [
         f'<span class="chip" style="background:{_colour(part, labels)}">{n}</span>'
         for n, part in enumerate(labels.parts[2])

@@ -99,7 +99,6 @@ class Labels:
         return f"{c} {':=' if op.first else '+='} {a}·{b}  k\N{NO-BREAK SPACE}{op.a.region[1]}{lower}"
 
     def move(self, move: TransferSpec, rank: int) -> str:
-        """A Move, as `rank` sees it."""
         other = move.source if move.to == rank else move.to
         return f"{self.ref(move.ref)} {SIGNS[move.kind]} {place(self.schedule.mesh, other)}"
 
@@ -182,7 +181,6 @@ class _Acts:
         return sum(1 for turn in self.barriers if turn == at or (at == AFTER and turn >= count))
 
     def note(self, op: Op, turn: int) -> None:
-        """Put an operation where it belongs."""
         if isinstance(op, Multiply):
             self.cells[turn].products.append(op)
         elif isinstance(op, Barrier):
@@ -238,7 +236,6 @@ def idle(schedule: Schedule, found: Sequence[Scene]) -> list[str]:
 
 
 def meeting(scene: Scene) -> list[str]:
-    """The barriers before a scene, in words."""
     times = "" if scene.barriers == 1 else f", {scene.barriers} times in a row"
     return [f"All ranks meet at a barrier{times}."] if scene.barriers else []
 

@@ -45,7 +45,6 @@ def difference_cover(count: int) -> tuple[int, ...]:
 
 
 def _ruler(count: int) -> tuple[int, ...]:
-    """Consecutive residues, then steps as long as all those."""
     step = max(1, isqrt(count // 2))
     return (*range(min(step, count)), *range(2 * step - 1, count // 2 + step, step))
 

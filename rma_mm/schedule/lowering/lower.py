@@ -202,7 +202,6 @@ class _Lowering:
         return self.halves.multiplied(rank) if self.halves else []
 
     def walk(self, rank: int) -> list[Op]:
-        """A rank's pulls, multiplies and pushes before any pass."""
         if rank not in self.walked:
             made = self.chunked if self.decisions.by_chunks else self.panelled
             self.walked[rank] = list(made(rank, self.box(rank)))

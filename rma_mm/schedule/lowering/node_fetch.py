@@ -64,7 +64,6 @@ def node_fetches(member: Member, mates: Sequence[int], decisions: LoweringDecisi
 
 
 def all_shared(ops: list[Op], rank: int, decisions: LoweringDecisions, found: Sharings) -> list[Op]:
-    """`ops` with every operand fetched as `found` says."""
     for x in "AB":
         if (rank, x) in found:
             ops = fetch_together(ops, rank, decisions, x, found[rank, x])

@@ -19,8 +19,6 @@ from rma_mm.schedule.lowering.boxes import Boxes, from_multiples
 
 @dataclass(frozen=True)
 class WalkStep:
-    """One multiply of the walk."""
-
     step: int  # first index of the step in the walked dimension, global
     span: Span  # what is multiplied of it
     chunks: dict[str, Span]  # operand → the chunk that `span` is part of

@@ -30,8 +30,6 @@ from rma_mm.schedule.verify.vector_clocks import VectorClocks
 
 @dataclass
 class Report:
-    """Requirements of a verified schedule."""
-
     scratch: list[int]  # elements of scratch memory, by rank
     steps: list[int]  # operations, by rank (a pool's tasks dealt out in turn)
     words: list[int]  # elements of other ranks' memory that each rank reads or adds to (likewise)
@@ -246,7 +244,6 @@ class _Checker:
         return True
 
     def send(self, rank: int, op: ops.GroupOp) -> None:
-        """Note what goes out and what is awaited."""
         for move in op.moves(rank):
             if move.source == rank and move.src:
                 self.touch(rank, op, move.src, "read")

@@ -44,6 +44,5 @@ class VectorClocks:
         self.clocks = [list(common) for _ in self.clocks]
 
     def is_before(self, moment: ClockValue, rank: int) -> bool:
-        """True if `moment` came before whatever `rank` does next."""
         there, time = moment
         return self.clocks[rank][there] >= time

@@ -110,7 +110,6 @@ def trusted(far: tuple[Axis, Axis], near: tuple[Axis, Axis], itemsize: int) -> l
 
 
 def _cut(box: tuple[Axis, Axis], axis: int, part: Span) -> tuple[Axis, Axis]:
-    """Some positions along one axis of a box."""
     (slow, slow_stride), (fast, fast_stride) = box
     return (slow if axis else slow.take(part), slow_stride), (fast.take(part) if axis else fast, fast_stride)
 

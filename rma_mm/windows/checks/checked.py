@@ -26,8 +26,6 @@ SWITCH = "RMA_MM_CHECK"  # environment variable: 1 to check, 0 or nothing not to
 
 
 class Push(NamedTuple):
-    """A recorded accumulate."""
-
     window: Window
     rank: int  # to whom
     target: Patch
@@ -137,7 +135,6 @@ class CheckedWindow:
     """A window (see `base.Window`) whose gets and accumulates are checked, whatever its flavour."""
 
     def __init__(self, inner: Window, checks: Checks) -> None:
-        """checks: where what is found is noted."""
         self.inner, self.checks, self.is_closed = inner, checks, False
         self.flavour, self.nbytes, self.counters = inner.flavour, inner.nbytes, inner.counters
         self.reaches, self.view, self.peek = inner.reaches, inner.view, inner.peek

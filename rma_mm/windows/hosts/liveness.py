@@ -113,7 +113,6 @@ def by_sight(node_of: Sequence[int], identities: Sequence[Identity]) -> list[int
 
 
 def machine() -> tuple[str, str]:
-    """Tells machines of one name apart."""
     with suppress(OSError):
         return socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname(), sys.platform
@@ -132,7 +131,6 @@ def leave_call() -> None:
 
 
 def call_name(name: str) -> bytes:
-    """A name as `enter_call` takes it."""
     length = SHOWN - NAME.start
     return name.encode()[:length].ljust(length, b"\0")
 
@@ -221,7 +219,6 @@ class NodeWatch:
         self, rank: int, identities: Sequence[Identity], seen: Sequence[int], timeout: float,
         when_lost: Callable[[], str],
     ) -> None:
-        """seen: as `by_sight` says. when_lost: see `end_job`. Local."""
         self.identities, self.timeout, self.when_lost = identities, timeout, when_lost
         self.near = [other for other, number in enumerate(seen) if number == seen[rank]]
         self.mates: dict[int, PeerProcess] = {}

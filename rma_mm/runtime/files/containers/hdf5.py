@@ -175,8 +175,6 @@ class DenseDataset(DenseFile):
 
 @dataclass(frozen=True)
 class Hdf5Sink(AddedSink):
-    """A dataset in the making."""
-
     def source(self) -> Any:
         """Return the written dataset. Raises FileFormatError."""
         return open_dataset(joined(self.temporary, self.inner))

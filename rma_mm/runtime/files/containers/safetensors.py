@@ -60,8 +60,6 @@ BLOCK = 2**24  # bytes that are copied at a time, or read through the package
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a file."""
-
     tensors: Mapping[str, Mapping[str, Any]]
     """Name → dtype, shape and data_offsets, as they stand there; in the order of the elements."""
     metadata: Mapping[str, str] | None
@@ -77,8 +75,6 @@ class Header:
 
 @dataclass(frozen=True)
 class Tensor(DenseFile):
-    """A tensor in a file."""
-
     inner: str = ""
     index: Version | None = None  # the index that named the file, where one did
 
@@ -137,8 +133,6 @@ class ByPackage:
 
 @dataclass(frozen=True)
 class SafetensorsSink(AddedSink):
-    """A tensor in the making."""
-
     def source(self) -> Tensor:
         """Return the written tensor. Raises FileFormatError."""
         return open_tensor(joined(self.temporary, self.inner))
@@ -281,7 +275,6 @@ def create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Safetens
 
 
 def _is_text(name: str) -> bool:
-    """True if it can be written in UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:  # a part of a name that is not in UTF-8 on the command line

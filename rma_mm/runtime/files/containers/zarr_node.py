@@ -137,7 +137,6 @@ class ZarrNode:
             raise FileFormatError(f"{name}: has shards within shards, which are not read")
 
     def __str__(self) -> str:
-        """Shape and type of an array."""
         kind = self.fields.get("data_type", self.fields.get("dtype"))
         with suppress(TypeError):  # a name that NumPy has none of
             kind = np.dtype(kind).name if isinstance(kind, str) else "records"

@@ -46,7 +46,6 @@ class BatchRequest:
     layouts: Mapping[str, Layout | None]  # placements of A, B and C; None for the product's choice
 
     def dtype(self, x: str) -> np.dtype[Any]:
-        """The element type of A, B or C."""
         o = self.operands
         return {"A": o.a, "B": o.b, "C": o.c}[x].dtype
 
@@ -76,7 +75,6 @@ class BatchChoice:
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
-        """Placements of A, B and C."""
         batch, given = self.request.batch, self.request.layouts
         return {x: given[x] or batch.lying(x, self.cuts, self.mesh.grid) for x in "ABC"}
 
@@ -104,7 +102,6 @@ class BatchChoice:
         return moving + batch_bytes(prod(count), m, n, k, types, o.alpha, beta, conj, kernel, semiring)
 
     def __str__(self) -> str:
-        """Describe the product, its algorithm and its memory."""
         batch, operands = self.request.batch, self.request.operands
         a, b, c = (list(batch.shape(x)) for x in "ABC")
         how = f"{operands.semiring.note}in {operands.c.dtype} on a mesh of {self.mesh.grid}"
