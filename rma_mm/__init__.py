@@ -10,7 +10,7 @@ Public names are loaded when first used, so that the planning floors work withou
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "ChainPlan": ".runtime.chains.chain",

@@ -1,4 +1,4 @@
-"""The earlier place of `rma_mm.dsl.scheduling`."""
+"""The earlier place of `rma_mm.dsl.scheduling`, kept for one version."""
 
 from warnings import warn
 

@@ -1,4 +1,4 @@
-"""The earlier place of `rma_mm.dsl.signature`."""
+"""The earlier place of `rma_mm.dsl.signature`, kept for one version."""
 
 from warnings import warn
 

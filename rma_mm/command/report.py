@@ -40,11 +40,11 @@ class Read(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Return the bytes moved so far."""
 
     @property
     def seconds(self) -> float:
-        """In which they were."""
+        """Return the seconds that these bytes took."""
 
 
 @contextmanager

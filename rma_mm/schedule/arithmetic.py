@@ -12,14 +12,14 @@ class Arithmetic(Protocol):
 
     @property
     def add(self) -> np.ufunc:
-        """⊕."""
+        """Return ⊕, which is associative and commutative."""
 
     @property
     def multiply(self) -> np.ufunc:
-        """⊗."""
+        """Return ⊗, by which elements are multiplied."""
 
     def identity(self, dtype: np.dtype[Any]) -> Any:
-        """The sum of nothing."""
+        """Return the sum of no elements, in this type."""
 
 
 class PlusTimes:

@@ -241,7 +241,7 @@ class _Machine:
 
     @handlers.on(ops.Await)
     def go_on(self, _: ops.Await, rank: _Rank) -> None:
-        """It was ready."""
+        """Do nothing: the scheduler runs an Await only when it is ready."""
 
     @handlers.on(ops.Multiply)
     def multiply(self, op: ops.Multiply, rank: _Rank) -> None:

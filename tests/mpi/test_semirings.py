@@ -1,6 +1,5 @@
 """Products of other semirings on real ranks: what is pushed, paths and reachability, and errors."""
 
-import re
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from rma_mm.runtime.verification.check import verify
 from rma_mm.windows.boxes.datatypes import OPERATIONS
 from tests.launch import parallel
 from tests.mpi.test_library import same_error
-from tests.processes import ROOT, mpirun
 from tests.pure.test_semirings import expected, same, values
 from tests.thorough import usually
 
@@ -79,20 +77,6 @@ def test_deterministic_excludes_nothing_that_has_one_result(comm):
         with rma_mm.plan(A, B, mesh, algorithm="stationary_a", semiring="max_plus") as plan:
             assert "max_plus" in str(plan)
         same_error(comm, AlgorithmError, lambda: rma_mm.plan(A, B, mesh, algorithm="stationary_a", deterministic=True))
-
-
-# -- what it is for -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "says"), usually(1, [("paths.py", "pairs"), ("batches.py", "")]))
-def test_the_programs_of_the_readme(tmp_path, name, says):
-    """They run as they are printed there, and their own checks hold."""
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (program,) = [text for text in programs if text.startswith(f"# {name}:")]
-    (tmp_path / name).write_text(program)
-    done = mpirun(4, ["-m", "mpi4py", name], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert says in done.stdout
 
 
 # -- what it refuses ------------------------------------------------------------------------------

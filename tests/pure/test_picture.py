@@ -53,7 +53,7 @@ Where things lie
 │ C20  2:3 × 0:1 │ C21  2:3 × 1:2 │ C22  2:3 × 2:3 │
 └────────────────┴────────────────┴────────────────┘
 
-Turn 1 of 3
+Step 1 of 3
 ┌─(0,0)─────────────────┬─(0,1)─────────────────┬─(0,2)─────────────────┐
 │ C00 := A00·B00  k 0:1 │ C01 := A01·B11  k 1:2 │ C02 := A02·B22  k 2:3 │
 ├─(1,0)─────────────────┼─(1,1)─────────────────┼─(1,2)─────────────────┤
@@ -62,7 +62,7 @@ Turn 1 of 3
 │ C20 := A22·B20  k 2:3 │ C21 := A20·B01  k 0:1 │ C22 := A21·B12  k 1:2 │
 └───────────────────────┴───────────────────────┴───────────────────────┘
 
-Turn 2 of 3
+Step 2 of 3
 ┌─(0,0)─────────────────┬─(0,1)─────────────────┬─(0,2)─────────────────┐
 │ A01 ← (0,1)           │ A02 ← (0,2)           │ A00 ← (0,0)           │
 │ B10 ← (1,0)           │ B21 ← (1,1)           │ B02 ← (1,2)           │
@@ -77,7 +77,7 @@ Turn 2 of 3
 │ C20 += A20·B00  k 0:1 │ C21 += A21·B11  k 1:2 │ C22 += A22·B22  k 2:3 │
 └───────────────────────┴───────────────────────┴───────────────────────┘
 
-Turn 3 of 3
+Step 3 of 3
 ┌─(0,0)─────────────────┬─(0,1)─────────────────┬─(0,2)─────────────────┐
 │ A02 ← (0,1)           │ A00 ← (0,2)           │ A01 ← (0,0)           │
 │ B20 ← (1,0)           │ B01 ← (1,1)           │ B12 ← (1,2)           │
@@ -277,7 +277,7 @@ def test_colours_show_the_skew() -> None:
     """On a page every rank of Cannon's first turn has the colour of its diagonal."""
     text = page(named("cannon", (4, 4, 4), MeshShape((4, 4))), "Cannon")
     first = text.split('<section class="scene">')[2]
-    assert "Turn 1 of 4" in first
+    assert "Step 1 of 4" in first
     hues = [int(hue) for hue in re.findall(r'fill="hsl\((\d+),75%,80%\)', first)]
     assert hues == [75 * ((i + j) % 4) for i in range(4) for j in range(4)]
 
@@ -294,14 +294,14 @@ def test_ranks_without_work_are_named() -> None:
     text = drawn(named("data_parallel", (2, 3, 3), MeshShape((3,))))
     assert "These ranks multiply nothing: (0)" in text
     assert "C  nothing" in text
-    assert "Turn" not in drawn(named("data_parallel", (0, 3, 3), MeshShape((3,))))
+    assert "Step" not in drawn(named("data_parallel", (0, 3, 3), MeshShape((3,))))
 
 
 def test_barriers_stand_where_they_are_met() -> None:
     """Around the reduction, also where there is nothing to multiply and zeros are added."""
     for k in (4, 0):
         found = scenes(named("johnson_3d", (4, 4, k), MeshShape((2, 2, 2))))
-        assert [(scene.title, scene.barriers) for scene in found] == [("Turn 1 of 1", 1), ("At last", 1)]
+        assert [(scene.title, scene.barriers) for scene in found] == [("Step 1 of 1", 1), ("At last", 1)]
 
 
 def test_stages_and_barriers_are_drawn() -> None:
@@ -313,7 +313,7 @@ def test_stages_and_barriers_are_drawn() -> None:
     before, _, after = text.partition("All ranks meet at a barrier.")
     assert "Before the first turn" in before
     assert "B11 get (1,1)" in before
-    assert "Turn 1 of 2" in after
+    assert "Step 1 of 2" in after
     assert "At last" in after  # C is wanted everywhere
 
 
@@ -325,7 +325,7 @@ def test_redistributions_are_drawn() -> None:
     assert "A (4 × 4) is moved into C" in text
     assert "(a summand)" in text
     assert "Moves" in text
-    assert "Turn" not in text
+    assert "Step" not in text
     assert "multiply nothing" not in text
     read(page(redistribution(mesh, (4, 4), source, target), "moves"))
 

@@ -174,7 +174,7 @@ class TileWork(Protocol):
         """The same for a part of the part."""
 
     def __call__(self, c: NDArray[Any]) -> None:
-        """Do it."""
+        """Apply the work to `c`, in place."""
 
 
 def compiles(kernel: str, shape: tuple[int, int]) -> bool:

@@ -77,7 +77,7 @@ def largest(shape: Shape) -> int:
 
 
 def _always_open() -> None:
-    """Ordinary memory is."""
+    """Do nothing: ordinary memory needs no opening."""
 
 
 class LocalScratch:

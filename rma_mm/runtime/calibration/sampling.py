@@ -191,4 +191,4 @@ class BusyTransferBenchmark(TransferBenchmark):
             return [self.lap(MOST, 0.6 * BUSY) if self.moves else Sample()]
 
     def learn(self, seconds: Sequence[float]) -> None:
-        """The time decides how many."""
+        """Do nothing: the time limit decides how many samples fit."""

@@ -74,9 +74,9 @@ def plan_chain(
     Parameters
     ----------
     steps : str or sequence of str
-        Assignments as "H = gelu(X @ W + b)"; later steps may read earlier results. Known are @, + - * / with NumPy's
-        broadcasting (a bias is (1, n) or (m, 1)), .T, .H, .conj(), gelu, relu, their derivatives gelu' and relu',
-        sum(X, 0), sum(X, 1), broadcast_to(b, (m, n)) and numbers.
+        Assignments as "H = gelu(X @ W + b)"; later steps may read earlier results. Operators are @ and, with
+        NumPy's broadcasting, + - * /; a bias is (1, n) or (m, 1). Functions are .T, .H, .conj(), gelu, relu, their
+        derivatives gelu' and relu', sum(X, 0), sum(X, 1) and broadcast_to(b, (m, n)).
     mesh : Mesh, optional
         Needed only if no input is distributed.
     outputs : sequence of str, optional
@@ -85,12 +85,16 @@ def plan_chain(
         The only results to return; steps that none of them needs are dropped.
     layouts : mapping of str to str or Layout, optional
         Placements that results must have, and placements of inputs given as (shape, dtype).
-    algorithm, compute_dtype, deterministic, kernel, check, prefer : optional
+    algorithm : str
         As in `matmul`, for every product.
     memory_limit : int, optional
         Bytes that a rank may hold of all matrices, copies and scratch memory.
+    compute_dtype, deterministic, kernel : optional
+        As in `matmul`, for every product.
     joint : bool
         False to plan each step by itself (default True).
+    check, prefer : optional
+        As in `matmul`, for every product.
     inputs : mapping, optional
         Inputs by name, if a name is also an option of this function.
     **named : DistMatrix, tuple or number

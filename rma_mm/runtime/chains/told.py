@@ -1,4 +1,4 @@
-"""Descriptions of a chain."""
+"""Descriptions of a chain and its plan, as text."""
 
 from __future__ import annotations
 

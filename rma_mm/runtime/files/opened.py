@@ -177,15 +177,16 @@ def open(  # noqa: A001
 
     Parameters
     ----------
-    uri
+    uri : str or path-like
         A file, a matrix in it, or a part of that: `A.npy`, `data.h5::/group/A`, `data.h5::/group/A[0:1000, :]`.
-    dtype
+    dtype : str, optional
         What the file is known to hold: "bfloat16" for `.npy` files that hold it as |V2.
-    format
+    format : str, optional
         The file's format, as "h5", if its name does not end so.
-    allow_external
-        True to read files that the file names: external storage, external links and virtual datasets of HDF5, links in
-        a Zarr store, files outside its own folder in an index of tensors. They are refused by default.
+    allow_external : bool, optional
+        True to read other files that this one refers to, which is refused by default. Such are external storage,
+        external links and virtual datasets of HDF5, and links in a Zarr store. So are files outside the folder of an
+        index of tensors.
 
     Raises
     ------

@@ -143,7 +143,7 @@ def matmul(
         Bias, activation and result type, applied after the sums are complete. Not for batches.
     check : bool or str
         True to verify each product, "every=N" to verify each N-th one. From N = 10 on the check is that of
-        `rma_mm.verify`. Otherwise a cheaper one runs: in large products of floats it finds one wrong element only if
+        `rma_mm.verify`. Otherwise a cheaper one runs. In large products of floats it finds one wrong element only if
         that is off by about 350 standard deviations of its rounding error, instead of 100.
     prefer : {"auto", "two-sided"}, optional
         "two-sided" excludes algorithms that get or accumulate. By default RMA_MM_PREFER decides (USE_ALLREDUCE=1 also

@@ -55,10 +55,12 @@ def verify(
         The result to check; every replica is checked.
     mesh : Mesh, optional
         Needed only if both operands are in files.
-    alpha, beta, transpose_a, transpose_b, conjugate_a, conjugate_b : optional
+    alpha, beta : optional
         As in the `matmul` that computed C.
     C0 : DistMatrix, optional
         C before the product; needed if `beta` is not 0.
+    transpose_a, transpose_b, conjugate_a, conjugate_b : optional
+        As in the `matmul` that computed C.
     compute_dtype, semiring, epilogue, symmetric, fill : optional
         As in the `matmul` that computed C.
 

@@ -48,7 +48,7 @@ class Closable(Protocol):
     """An object that is closed with its mesh."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all memory and MPI objects."""
 
 
 class Holder(Closable, Protocol):

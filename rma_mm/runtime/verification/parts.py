@@ -50,7 +50,7 @@ class MatrixView(Protocol):
 
     @property
     def tile(self) -> Array:
-        """Their elements, of shape `region.shape`."""
+        """The elements that this rank holds, in the shape of `region`."""
 
 
 class Transposable(MatrixView, Protocol):

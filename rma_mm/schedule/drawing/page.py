@@ -1,4 +1,4 @@
-"""A schedule as one page of HTML: a picture of the mesh for every turn, blocks coloured by their part of k.
+"""A schedule as one page of HTML: a picture of the mesh for every step, blocks coloured by their part of k.
 
 The page needs nothing from elsewhere. Without JavaScript all pictures stand below each other.
 """
@@ -71,7 +71,7 @@ def page(schedule: Schedule, title: str) -> str:
         found = scenes(schedule)
         parts += [*_paragraphs([*LEGEND, *idle(schedule, found)]), _key(labels)]
         parts += _within(PICTURES, _pictures(schedule, labels, found), "pictures", len(found) + 1)
-        parts += ["<h2>Operations by rank</h2>", "<p>In the order in which they are issued, behind their turns.</p>"]
+        parts += ["<h2>Operations by rank</h2>", "<p>In the order in which they are issued, behind their steps.</p>"]
         parts += [_operations(schedule, rank) for rank in schedule.mesh.ranks]
         parts.append(f"<script>{SCRIPT}</script>")
     body = "\n".join(parts)
@@ -251,12 +251,12 @@ def _curve(sizes: _Sizes, source: int, to: int) -> str:
 
 
 def _operations(schedule: Schedule, rank: int) -> str:
-    """A rank's operations as text, each behind the number of its turn."""
+    """A rank's operations as text, each behind the number of its step."""
     ops = expand(schedule, rank)
     left = OPERATIONS // schedule.mesh.size
     lines: list[str] = []
-    for op, turn in zip(ops, step_numbers(ops), strict=True):
-        line = escape(f"{turn + 1:4}  {type(op).__name__.lower():10}  {op}")
+    for op, step in zip(ops, step_numbers(ops), strict=True):
+        line = escape(f"{step + 1:4}  {type(op).__name__.lower():10}  {op}")
         left -= len(line.encode()) + 1
         if left < 0:
             lines.append(f"{len(ops) - len(lines)} more are left out: the page would be too large.")

@@ -151,7 +151,7 @@ def scenes(schedule: Schedule) -> list[Scene]:
         barriers = max(acts, key=lambda act: act.step_count).met(at, count)
         if 0 <= at < count or barriers or any(at in act.cells for act in acts):
             when = {BEFORE: "Before the first turn" if count else "Before", AFTER: "At last" if count else "Moves"}
-            found.append(Scene(when.get(at, f"Turn {at + 1} of {count}"), barriers, cells))
+            found.append(Scene(when.get(at, f"Step {at + 1} of {count}"), barriers, cells))
     return found
 
 

@@ -116,7 +116,7 @@ class CopyTransfer:
         return True
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return at once: `start` has copied everything."""
 
     def close(self) -> None:
         self._pairs = None

@@ -1,1 +1,1 @@
-"""Products of batches of matrices."""
+"""Products of batches of matrices, cut over the mesh."""
