@@ -18,7 +18,7 @@ LINES, LINE = 6, 1000
 
 
 def truncate(text: object, most: int = QUOTED) -> str:
-    """The text of something that is repeated in a message, its middle left out where it is long.
+    """Return the text of something that is repeated in a message, its middle left out where it is long.
 
     >>> truncate("a" * 100_000)
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
@@ -34,7 +34,7 @@ def quoted(value: object) -> str:
 
 
 def display_path(path: str | os.PathLike[str]) -> str:
-    """A file's path, which its user has to find again: whole, unless it is longer than any that is typed.
+    """Return a file's path, which its user has to find again: whole, unless it is longer than any that is typed.
 
     >>> display_path("x" * 400) == "x" * 400, " … " in display_path("x" * 401)
     (True, True)
@@ -43,7 +43,7 @@ def display_path(path: str | os.PathLike[str]) -> str:
 
 
 def brief(message: str, most: int = NAMED) -> str:
-    """A message in which no word is longer than a path: it repeats a user's text, of which a part is enough.
+    """Return a message in which no word is longer than a path: it repeats a user's text, of which a part is enough.
 
     >>> len(brief("layout: got " + "(" * 100_000))
     412
@@ -52,7 +52,7 @@ def brief(message: str, most: int = NAMED) -> str:
 
 
 def in_lines(message: str) -> str:
-    """A message as a command says it: at most six lines of at most 1000 characters.
+    """Return a message as a command says it: at most six lines of at most 1000 characters.
 
     >>> len(in_lines("x" * 5000)), len(in_lines("line" + chr(10) + "line"))
     (1001, 10)

@@ -42,7 +42,7 @@ class Flavour:
     at_most: int = 1900
     """Most windows of its library that a mesh may have open: MPICH dies at about 2045."""
     when_too_small: Flavour | None = None
-    """The flavour that takes over where it is absent, or the system grants too little memory; None where that is an
+    """The flavour that takes over where it is absent, or the system grants too little memory; None if that is an
     error."""
     like: Flavour | None = None
     """By whose figures it is priced where it was not measured; by those of `DEFAULT` where neither was."""
@@ -123,7 +123,7 @@ FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (SHARED, AL
 
 
 def find_flavour(name: object) -> Flavour:
-    """The flavour called `name`. Raises WindowError listing the names."""
+    """Return the flavour called `name`. Raises WindowError listing the names."""
     found = FLAVOURS.get(name) if isinstance(name, str) else None
     if found is None:
         raise WindowError(f"window: got {name!r}; there are {', '.join(FLAVOURS)}")
@@ -146,8 +146,8 @@ def register(flavour: Flavour) -> None:
         If the name is taken, or is not a plain word.
     """
     if flavour.name in FLAVOURS or not flavour.name.isidentifier():
-        raise WindowError(f"register: got the name {flavour.name!r}; it is a new one, of letters, digits and _")
+        raise WindowError(f"register: got the name {flavour.name!r}; it must be new, of letters, digits and _")
     module, _, kind = flavour.window.partition(":")
     if not (module and kind):
-        raise WindowError(f"register: got the window {flavour.window!r}; it is 'module:Class', where its class is")
+        raise WindowError(f"register: got the window {flavour.window!r}; must be 'module:Class', where its class is")
     FLAVOURS[flavour.name] = flavour

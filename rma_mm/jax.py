@@ -64,7 +64,7 @@ class JaxRanks:
         """Nothing is held."""
 
     def arranged(self, grid: MeshShape) -> JaxMesh:
-        """The mesh of JAX whose devices are those of the ranks on a grid."""
+        """Return the mesh of JAX whose devices are those of the ranks on a grid."""
         return JaxMesh(np.reshape(np.array(self.devices, object), grid.dims), grid.names)
 
     def layout(self, x: jax.Array, mesh: Mesh) -> Layout:
@@ -142,7 +142,7 @@ def from_jax(x: jax.Array, mesh: Mesh) -> DistMatrix:
     known = JaxRanks.of(mesh)
     with agreed(mesh.comm, "from_jax") as facts:
         if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
-            raise LayoutError(f"x: got {type(x).__name__}; it is an array of JAX, outside of what jax.jit compiles")
+            raise LayoutError(f"x: got {type(x).__name__}; must be an array of JAX, outside of what jax.jit compiles")
         if x.ndim != 2:
             raise ShapeError(f"x: got an array of shape {x.shape}; a matrix has two dimensions")
         dtype, (rows, cols) = check_dtype(np.dtype(x.dtype), "x's dtype"), x.shape
@@ -179,7 +179,7 @@ def to_jax(D: DistMatrix) -> jax.Array:
         As `device_mesh`.
     """
     if not isinstance(D, DistMatrix):
-        raise LayoutError(f"D: got {type(D).__name__}; it is a DistMatrix")
+        raise LayoutError(f"D: got {type(D).__name__}; must be a DistMatrix")
     known = JaxRanks.of(D.mesh)
     with agreed(D.mesh.comm, "to_jax") as facts:
         facts["D"] = D.facts

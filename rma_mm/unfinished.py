@@ -43,7 +43,7 @@ class Unfinished:
     """A file, or folder, in the making, held by the process that made it. Errors name `what`, as "output C.npy"."""
 
     def __init__(self, what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
-        """Raises FileFormatError where `path` cannot become one. What dead writers of it left is removed."""
+        """Raises FileFormatError if `path` cannot become one. What dead writers of it left is removed."""
         self.what, self.is_folder, self.descriptor = what, is_folder, -1
         check_target(what, path, is_folder)
         self.path = real_path(path)  # the final name, links followed
@@ -65,7 +65,7 @@ class Unfinished:
             raise FileFormatError(f"{self.what}: {doing}{error.strerror}") from None
 
     def _made(self) -> tuple[str, int]:
-        """A new file that nobody else opens, and that this process holds."""
+        """Return a new file that nobody else opens, and that this process holds."""
         for turn in range(TRIES):
             token = f"{os.getpid()}-{secrets.token_hex(4)}" if turn else str(os.getpid())
             name = temporary_name(self.path, token)
@@ -81,7 +81,7 @@ class Unfinished:
         raise FileExistsError(errno.EEXIST, f"{display_path(name)} is in the way; remove it")
 
     def _opened(self, name: str) -> int:
-        """A new file, or folder, and a descriptor of it. Raises OSError."""
+        """Return a new file, or folder, and a descriptor of it. Raises OSError."""
         if self.is_folder:
             os.mkdir(name, PRIVATE_FOLDER)
             return os.open(name, FOLDER)
@@ -97,14 +97,14 @@ class Unfinished:
         made.replaces = os.path.lexists(made.path)
         made.content = os.path.join(temporary, NEW) if is_folder else temporary
         if os.path.dirname(temporary) != os.path.dirname(made.path) or not TEMPORARY.search(temporary):
-            raise FileFormatError(f"{what}: {display_path(temporary)} is no file in the making")
+            raise FileFormatError(f"{what}: {display_path(temporary)} is not an unfinished file")
         try:
             made.descriptor = os.open(temporary, FOLDER if is_folder else os.O_RDWR | os.O_NOFOLLOW)
             fcntl.flock(made.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             is_held = error.errno in (errno.EWOULDBLOCK, errno.EACCES) and made.descriptor >= 0
             why = "another process writes it" if is_held else error.strerror
-            raise FileFormatError(f"{what}: cannot go on with {display_path(temporary)}: {why}") from None
+            raise FileFormatError(f"{what}: cannot continue {display_path(temporary)}: {why}") from None
         return made
 
     def keep(self) -> None:
@@ -193,7 +193,7 @@ class Unfinished:
 
 
 def check_target(what: str, path: str | os.PathLike[str], is_folder: bool = False) -> None:
-    """Raise FileFormatError where `path` cannot become a file, or folder."""
+    """Raise FileFormatError if `path` cannot become a file, or folder."""
     final = real_path(path)
     directory = os.path.dirname(final)
     there = os.path.exists(final)
@@ -225,7 +225,7 @@ def real_path(path: str | os.PathLike[str]) -> str:
 
 
 def temporary_name(final: str, token: str) -> str:
-    """The name beside `final` under which it is written; shortened where a name may not be that long."""
+    """Return the name beside `final` under which it is written; shortened where a name may not be that long."""
     directory, name = os.path.split(final)
     room = _longest_name(directory) - LONGEST_TOKEN - len(f"..{SUFFIX}")
     raw = os.fsencode(name)
@@ -275,7 +275,7 @@ def remove(name: str) -> None:
         folder = _descend(opened, entry, FOLDER, parent)
         _restore(opened, directory, entry, parent, folder)
         gone = TEMPORARY.sub(f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}", entry)
-        # at once for all who write in it, but for files that are just being opened
+        # at once for all who write in it, except for files that are just being opened
         os.rename(entry, gone, src_dir_fd=parent, dst_dir_fd=parent)
         if not _is(gone, folder, parent):
             raise FileExistsError(errno.EEXIST, f"{display_path(name)} was replaced meanwhile")
@@ -285,7 +285,7 @@ def remove(name: str) -> None:
 
 
 def _restore(opened: ExitStack, directory: str, entry: str, parent: int, folder: int) -> None:
-    """Give a folder that was about to be replaced its name back. Raises OSError where `old` belongs to somebody else.
+    """Give a folder that was about to be replaced its name back. Raises OSError if `old` belongs to somebody else.
 
     Nobody vouches for what lies in `old`: a store that was unpacked from an archive may bring such a folder along. So
     only a real folder is moved, whose name is the one that `entry` is the temporary name of, and only beside `entry`.
@@ -304,7 +304,7 @@ def _restore(opened: ExitStack, directory: str, entry: str, parent: int, folder:
 
 
 def _descend(opened: ExitStack, name: str, flags: int, parent: int | None = None) -> int:
-    """A descriptor, closed with `opened`. Raises OSError."""
+    """Return a descriptor, closed with `opened`. Raises OSError."""
     descriptor = os.open(name, flags, dir_fd=parent)
     opened.callback(os.close, descriptor)
     return descriptor
@@ -357,7 +357,7 @@ def _umask() -> int:
 
 
 def _longest_name(directory: str) -> int:
-    """Bytes of a name in this directory."""
+    """Return bytes of a name in this directory."""
     try:
         return os.pathconf(directory or ".", "PC_NAME_MAX")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Algorithms: one row a file, all of them values of `rma_mm.schedule.algorithm.Algorithm`, and their registry."""
+"""Published algorithms, as values of `rma_mm.schedule.algorithm.Algorithm`, and their registry."""
 
 from rma_mm.algorithms.registry import ALGORITHMS, REGISTERED, find_algorithm, list_algorithms, register
 

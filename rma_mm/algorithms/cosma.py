@@ -23,7 +23,7 @@ _ON_GRID = algorithm_from_table(
 
 
 def on_grid(grid: Grid, problem: Problem) -> Algorithm:
-    """The row on a grid of its own; what is placed already stays where it is."""
+    """Return the algorithm on a grid of its own; operands that are placed already stay where they are."""
     shape = MeshShape(grid, AXIS_NAMES[:3])
     native = _ON_GRID.placements(shape) if _ON_GRID.placements else ""
     assert not isinstance(native, str)

@@ -1,11 +1,11 @@
-"""Rows written as the survey's table writes them: `m→i, k→(l,j)` for a placement, i, j, l for the mesh's axes.
+"""Algorithms written in the words of a table: `m→i, k→(l,j)` for a placement, i, j, l for the mesh's axes.
 
     m→i, k→j           rows over the first axis of the mesh, columns over the second
     k→l, n→(j,i)       columns over j, and inside each part over i; an axis that is not named replicates
     m→i, k→j:skew(i)   circular windows of k that start where i says (Cannon)
     m→i, k→l, j=0      only ranks at coordinate 0 of j hold anything
 
-A row for one axis runs on any mesh: its ranks are taken in order, as one ring.
+An algorithm for one axis runs on any mesh: its ranks are taken in order, as one ring.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def algorithm_from_table(
     over: Literal["m", "n", "k"],
     also_accepts: Mapping[str, str] | None = None, staged_to: Mapping[str, str] | None = None, **more: Any,
 ) -> Algorithm:
-    """A row for meshes of `axes` axes from the placements of A, B and C, and the work map, in the survey's words.
+    """Return an algorithm for meshes of `axes` axes from the placements of A, B and C and the work map.
 
     also: further placements that it takes, by operand; it needs no other. brought: placements that A or B is brought
     to before the product. A `None` placement is any. The rest goes to `Algorithm`.
@@ -80,7 +80,7 @@ def one_sided(algorithm: Algorithm) -> Callable[[str], Algorithm | str]:
 
 
 def best_placed(algorithms: Sequence[Algorithm], problem: Problem) -> Algorithm:
-    """The row that takes most of the placements that are given; of equals the first."""
+    """Return the algorithm that accepts most of the given placements; of equals the first."""
 
     def taken(algorithm: Algorithm) -> int:
         wanted = algorithm.placements(problem.mesh) if algorithm.placements else ""
@@ -95,7 +95,7 @@ def best_placed(algorithms: Sequence[Algorithm], problem: Problem) -> Algorithm:
 
 
 def whole_numbers(text: str, count: int) -> list[int] | None:
-    """`count` whole numbers of at least 1, separated by commas; None where the text is anything else."""
+    """`count` whole numbers of at least 1, separated by commas; None if the text is anything else."""
     words = text.split(",")
     if len(words) != count or not all(word.isdecimal() and int(word) > 0 for word in words):
         return None
@@ -104,7 +104,7 @@ def whole_numbers(text: str, count: int) -> list[int] | None:
 
 @lru_cache(maxsize=4096)
 def place(text: str, dims: str, mesh: MeshShape, axes: int) -> Layout:
-    """The placement that `text` describes, of a matrix (or space) whose dimensions are `dims`, on a mesh."""
+    """Return the placement that `text` describes, of a matrix (or space) whose dimensions are `dims`, on a mesh."""
     cuts: dict[str, str] = {}
     pins = []
     for dim, cut, pin in _ENTRY.findall(text):
@@ -134,7 +134,7 @@ def placed_work(text: str, axes: int) -> WorkMap:
 
 
 def _as_placed(problem: PlacedProblem, plan: Layout, dim: int) -> Split:
-    """The cut of a dimension by C, A or B over the axes that `plan` names, with its blocks or weights."""
+    """Return the cut of a dimension by C, A or B over the axes that `plan` names, with its blocks or weights."""
     split = plan.splits[dim]
     axes = [level.axes for level in split]
     for x in "CAB":
@@ -147,7 +147,7 @@ def _as_placed(problem: PlacedProblem, plan: Layout, dim: int) -> Split:
 
 
 def _as_in(mesh: MeshShape, axes: int) -> str:
-    """A mesh of so many axes for the ranks at hand."""
+    """Return a mesh of the given number of axes for the ranks at hand."""
     fits: list[int] = []
     for left in range(axes, 0, -1):
         rest = mesh.size // prod(fits)

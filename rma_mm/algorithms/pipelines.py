@@ -17,9 +17,10 @@ round, and D (8 × 4) is cut by rows; with A (8 × 2) and B (8 × 4) cut by rows
     >>> from rma_mm.geometry.mesh import MeshShape
     >>> from rma_mm.schedule.lowering.lower import lower
     >>> from rma_mm.schedule.algorithm import PlacedProblem
-    >>> def first(row, m, n, k):
+    >>> def first(algorithm, m, n, k):
     ...     mesh = MeshShape((4,))
-    ...     return lower(row, PlacedProblem((m, n, k), mesh, row.placements(mesh))).program(0)
+    ...     problem = PlacedProblem((m, n, k), mesh, algorithm.placements(mesh))
+    ...     return lower(algorithm, problem).program(0)
     >>> for op in first(GATHERS["b"], 8, 4, 2)[:3]:
     ...     print(op)
     [B0]@0[0:2, 1:2] := shift from 1, B@0[0:2, 0:1] to 3
@@ -77,7 +78,7 @@ SCATTERS = {
 
 
 def _by_placement(forms: dict[str, Algorithm]) -> Algorithm:
-    """The row that is whichever of `forms` suits the placements; of equals the one that moves the smaller operand."""
+    """Return the algorithm that is whichever of `forms` suits the placements, or else the one that moves less."""
     first = next(iter(forms.values()))
 
     def fit(problem: Problem) -> Algorithm:

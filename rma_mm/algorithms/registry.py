@@ -30,7 +30,7 @@ REGISTERED: dict[str, str] = {}
 
 
 def find_algorithm(name: object) -> Algorithm:
-    """The row called `name`, or `name:form`; raises AlgorithmError listing the valid names, or the row's forms."""
+    """Return the algorithm `name` or `name:form`. Raises AlgorithmError that lists the valid names or forms."""
     base, colon, form = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base not in ALGORITHMS:
         raise AlgorithmError(f"algorithm: got {name!r}; there are auto, {', '.join(ALGORITHMS)}")
@@ -70,6 +70,6 @@ def register(algorithm: Algorithm) -> None:
         If the name is taken, or has a colon, which separates names from forms.
     """
     if algorithm.name in ALGORITHMS or ":" in algorithm.name or algorithm.name == "auto":
-        raise AlgorithmError(f"register: got the name {algorithm.name!r}; it is a new one without a colon")
+        raise AlgorithmError(f"register: got the name {algorithm.name!r}; it must be new, without a colon")
     REGISTERED[algorithm.name] = in_text(algorithm)
     ALGORITHMS[algorithm.name] = algorithm

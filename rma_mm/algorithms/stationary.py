@@ -35,7 +35,7 @@ def _fit(problem: Problem) -> Algorithm | str:
     if problem.symmetry is None:
         return "multiplies half of a symmetric C; pass one matrix and its transpose, or say symmetric=True"
     if problem.layouts[2] is not None and problem.layouts[2].partial:
-        return "takes no C in summands; place C without sum"
+        return "cannot make a C of partial sums; place C without sum"
     return replace(SYRK, specialize=None)
 
 

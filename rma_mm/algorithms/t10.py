@@ -26,7 +26,7 @@ from rma_mm.schedule.algorithm import Algorithm, Problem, in_pieces
 
 
 def row_of(point: Point, problem: Problem) -> Algorithm:
-    """The row of a plan. Operands that are placed otherwise are brought to where it wants them."""
+    """Return the row of a plan. Operands that are placed otherwise are brought to where it wants them."""
     a, b, c = point.layouts()
     wanted = problem.unless_given((a, b, c))
     over: Literal["k", "n"] = "n" if point.sums_rotate else "k"
@@ -53,9 +53,9 @@ def row_of(point: Point, problem: Problem) -> Algorithm:
 
 
 def _refused(problem: Problem) -> str:
-    """Why there is no plan; empty where there are."""
+    """Why there is no plan; empty if there are."""
     if any(layout is not None and layout.partial for layout in problem.layouts[:2]):
-        return "takes no summands of A or B; redistribute them to a placement that holds each element first"
+        return "cannot read partial sums of A or B; redistribute them without sum first"
     found = least_moving(problem.shape, problem.mesh.size, problem.memory)
     return found if isinstance(found, str) else ""
 
@@ -69,7 +69,7 @@ def _fit(problem: Problem) -> Algorithm | str:
 
 @lru_cache(maxsize=64)
 def _best(problem: Problem) -> Point | str:
-    """The plan that takes least, or why there is none."""
+    """Return the plan that takes least, or why there is none."""
 
     @cache
     def seconds(point: Point) -> float:
@@ -79,7 +79,7 @@ def _best(problem: Problem) -> Point | str:
 
 
 def _form(text: str) -> Algorithm | str:
-    """The row of the plan that `text` names."""
+    """Return the algorithm of the plan that `text` names."""
     parts = text.split("/")
     ranks, rings = (whole_numbers(part, 3) for part in [*parts, "", ""][:2])
     pace = whole_numbers(parts[2], 1) if len(parts) == 3 else [0]

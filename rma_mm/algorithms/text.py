@@ -1,4 +1,4 @@
-"""A row as text: equal in two processes where the rows do the same."""
+"""Text of an algorithm, equal in two processes if the algorithms do the same."""
 
 from __future__ import annotations
 

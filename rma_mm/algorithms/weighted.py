@@ -1,7 +1,7 @@
 """Slices by speed: faster ranks take more rows of A and C, columns of B and C, or larger blocks of C.
 
 Source: A. Kalinov and A. Lastovetsky (2001), as `rma_mm.geometry.shares` has it. The planner cuts the open placements
-of every row so where ranks differ; this one cuts over all ranks in order, and is there by name.
+of every algorithm so where ranks differ; this one cuts over all ranks in order, and is there by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _fit(by_columns: bool, problem: Problem) -> Algorithm:
 
 
 def _cut(by_columns: bool, problem: Problem) -> Layout:
-    """A dimension cut by speed over all ranks in order."""
+    """Return a dimension cut by speed over all ranks in order."""
     mesh = problem.mesh
     grid = mesh if len(mesh.dims) == 1 else MeshShape((mesh.size,), AXIS_NAMES[:1])
     edges = slices(problem.shape[by_columns], problem.speeds or (1.0,) * mesh.size)

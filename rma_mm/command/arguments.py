@@ -89,6 +89,7 @@ class RunOptions:
     list: bool
     list_windows: bool
     quiet: bool
+    verbose: bool
     seed: int
     help: bool
 
@@ -108,7 +109,7 @@ class RunOptions:
 
 
 def parse(argv: Sequence[str]) -> RunOptions:
-    """The options in `argv`. Raises OptionError, naming the argument, what was got and what fits."""
+    """Return the options in `argv`. Raises OptionError, naming the argument, what was got and what fits."""
     parsed = vars(_parser().parse_intermixed_args(_joined(argv)))
     shape = parsed.pop("shape")
     options = RunOptions(files=tuple(parsed.pop("files")), shape=shape or DEFAULT_SHAPE, **parsed)
@@ -120,29 +121,33 @@ def parse(argv: Sequence[str]) -> RunOptions:
             f"or none to multiply generated matrices"
         )
     if options.resume and not (options.files and options.output):
-        raise OptionError("--resume: goes on with what stands beside the output; name A, B and -o as before")
+        raise OptionError("--resume: needs the same A, B and -o FILE as the interrupted job")
     if options.files and shape:
-        raise OptionError(f"--shape: got {shape} with files, which have shapes of their own; leave one of them out")
+        raise OptionError(
+            f"--shape: got {shape} together with files, which have their own shapes; leave one of them out"
+        )
     m, n, k = options.shape if len(options.shape) == 3 else (options.shape[i] for i in (-3, -1, -2))
     count = prod(options.shape[:-3])
     for name, extents in (("A", (count * m, k)), ("B", (count * k, n)), ("C", (count * m, n))):
         if reason := too_large(extents):
             raise OptionError(f"--shape: got {options.shape}, so that {name} is {extents}; {reason}")
     if options.output is None and (unused := [key for key in ("chunks", "shards", "compress") if vars(options)[key]]):
-        raise OptionError(f"--{unused[0]}: says how C is written, and it is not; name a file with --output")
+        raise OptionError(f"--{unused[0]}: needs --output FILE")
     if (options.bias is None) != (options.bias_per is None):
         fix = "say --bias-per column or --bias-per row" if options.bias else "name a file with --bias, or leave it out"
         raise OptionError(f"--bias: got {truncate(options.bias)} with --bias-per {options.bias_per}; {fix}")
     if options.beta != 0 and options.c is None:
         raise OptionError(f"--beta: got {options.beta} without a matrix to scale; name it with --c C0.npy")
     if options.symmetric and not options.files:
-        raise OptionError("--symmetric: generated matrices have a product that is not; name two files, or leave it out")
+        raise OptionError(
+            "--symmetric: the product of generated matrices is not symmetric; name two files, or leave it out"
+        )
     _require_own_names(options)
     return options
 
 
 def _require_own_names(options: RunOptions) -> None:
-    """Raise OptionError where the result would be written over an input, or a report over a matrix or a report."""
+    """Raise OptionError if the result would be written over an input, or a report over a matrix or a report."""
     o = options
     inputs = (*(("an operand", file) for file in o.files), ("--c", o.c), ("--bias", o.bias))
     reports = ("--json", o.json), ("--picture", o.picture), ("--trace", o.trace), ("--metrics", o.metrics)
@@ -171,7 +176,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_plot(path: str | None) -> None:
-    """Raise OptionError where a plot is wanted and cannot be drawn here."""
+    """Raise OptionError if a plot is wanted and cannot be drawn here."""
     if path and find_spec("matplotlib") is None:
         raise OptionError("--plot: needs matplotlib, which is not installed: pip install matplotlib, or use --json")
 
@@ -199,88 +204,94 @@ def _parser() -> Parser:
     parser = Parser(
         prog=PROGRAM,
         usage=f"mpiexec -n P {PROGRAM} [A.npy B.npy] [-o C.npy] [options]",
-        description="C = alpha · op(A) @ op(B) + beta · C0 on all ranks of the job. Without files, generated "
-        "matrices are multiplied and the result is verified.",
+        description="Multiply matrices on all ranks of the job: C = alpha · op(A) @ op(B) + beta · C0. Without files, "
+        "multiply generated matrices and verify the result.",
         add_help=False,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("files", nargs="*", metavar="A.npy B.npy", help="the operands, .npy files of matrices or batches")
-    add("-o", "--output", metavar="C.npy", help="where to write the result")
+    add("files", nargs="*", metavar="A.npy B.npy", help="the operands: files of matrices or batches")
+    add("-o", "--output", metavar="C.npy", help="file of the result")
     _add_files(add)
     _add_problem(add)
     _add_method(add)
     add("--repeat", type=count(1, MOST_TIMES), default=1, metavar="N", help="timed products (1)")
-    add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="products before those (1, or 0 of streamed files)")
-    add("--verify", action="store_true", help="check the result as it was written, against the inputs read "
-        "once more; products of generated matrices always are")
+    add("--warmup", type=count(0, MOST_TIMES), metavar="N", help="untimed products before these (1; 0 if operands "
+        "stay in files)")
+    add("--verify", action="store_true", help="check the written result against the inputs, which are read "
+        "again; products of generated matrices are always checked")
     add(
         "--explain", default="", choices=["best", "all"], metavar="[=all]",
-        help="print what was considered and why it lost; all: every candidate, with its placements",
+        help="print the candidates and why each lost; all: every candidate, with its placements",
     )
-    add("--frontier", action="store_true", help="print T10's plans that none beats in both memory and words")
-    add("--picture", metavar="FILE", help="draw the schedule: an HTML page, or text where FILE is - or not .html")
-    add("--dry-run", action="store_true", help="print the plan, multiply and write nothing")
-    add("--json", metavar="FILE", help="write the report there, - for standard output")
-    add("--trace", metavar="FILE", help="write what each rank did when in the timed products there, all of them, as a "
-        "timeline for ui.perfetto.dev; - for standard output")
-    add("--metrics", metavar="FILE", help="write what products take and move there, for Prometheus, at most every 5 s")
-    add("--list", action="store_true", help="print the algorithms, one a line")
-    add("--list-windows", action="store_true", help="print the ways to expose memory, one a line, and which are absent")
+    add("--frontier", action="store_true", help="print the plans of T10 that no other beats in both memory and words")
+    add("--picture", metavar="FILE", help="draw the schedule: as an HTML page if FILE ends in .html, else as text; - "
+        "prints it")
+    add("--dry-run", action="store_true", help="print the plan without multiplying or writing")
+    add("--json", metavar="FILE", help="write the report; - for standard output")
+    add("--trace", metavar="FILE", help="write a timeline of every rank in the timed products, for "
+        "ui.perfetto.dev; - for standard output")
+    add("--metrics", metavar="FILE", help="write counters of time and traffic for Prometheus, at most every 5 s")
+    add("--list", action="store_true", help="print the algorithms")
+    add("--list-windows", action="store_true", help="print the ways to expose memory, and which are absent here")
     add("--quiet", action="store_true", help="print nothing on success")
-    add("-h", "--help", action="store_true", help="print this")
+    add("--verbose", action="store_true", help="also report which errors the check would find")
+    add("-h", "--help", action="store_true", help="print this help")
     return parser
 
 
 def _add_files(add: Any) -> None:
-    """The flags that say how matrices are kept in files."""
-    add("--format", metavar="NAME", help="of the files of matrices, where their names do not say it, as h5 or zarr")
-    add("--allow-external", action="store_true", help="read files that the operands' files name: HDF5's external data "
-        "and virtual datasets, links in a Zarr store, files elsewhere in an index of tensors")
-    add("--chunks", type=extents, metavar="R,C", help="rows and columns of C that are compressed together")
-    add("--shards", type=extents, metavar="R,C", help="rows and columns of C whose chunks lie in one file")
-    add("--compress", choices=["zstd", "none"], help="what C's chunks are compressed by")
+    """Add the flags of file formats."""
+    add("--format", metavar="NAME", help="format of the files, if their suffixes do not tell it, as h5 or zarr")
+    add("--allow-external", action="store_true", help="read files that the operands' files refer to: HDF5's "
+        "external data and virtual datasets, links in a Zarr store, tensors in other folders")
+    add("--chunks", type=extents, metavar="R,C", help="rows and columns of a chunk of C")
+    add("--shards", type=extents, metavar="R,C", help="rows and columns of a file of chunks of C")
+    add("--compress", choices=["zstd", "none"], help="compression of C's chunks")
 
 
 def _add_problem(add: Any) -> None:
-    """The flags that say what to multiply."""
-    add("--shape", type=shape, metavar="M,N,K", help="of generated matrices (2048,2048,2048); of batches BATCH,M,N,K")
-    add("--dtype", type=dtype, metavar="T", help="of generated matrices (float32); bfloat16 for files that hold |V2")
-    add("--compute-dtype", type=dtype, metavar="T", help="element type of the result, when not NumPy's choice")
-    add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="what is done in place of + and ×")
-    add("--transpose-a", action="store_true", help="op(A) is A transposed")
-    add("--transpose-b", action="store_true", help="op(B) is B transposed")
-    add("--conjugate-a", action="store_true", help="op(A) is conjugated, transposed or not")
-    add("--conjugate-b", action="store_true", help="op(B) is conjugated, transposed or not")
-    add("--symmetric", action="store_true", help="C, and C0 with it, is symmetric: half of it is multiplied; one file "
-        "given twice, and transposed once, says so by itself")
-    add("--alpha", type=_scalar, default=1, metavar="X", help="a Python number, complex too (1)")
-    add("--beta", type=_scalar, default=0, metavar="X", help="likewise (0); needs --c")
-    add("--c", metavar="C0.npy", help="the matrix that beta scales")
-    add("--bias", metavar="b.npy", help="a vector that is added to C; needs --bias-per")
-    add("--bias-per", choices=SIDES, help="whether it holds one value for each column of C, or for each row")
-    add("--activation", choices=list(ACTIVATIONS), help="applied to C in the end; gelu is the exact form, with erf")
-    add("--result-dtype", type=dtype, metavar="T", help="element type that C is stored in, rounded once")
-    add("--seed", type=count(0), default=0, metavar="S", help="of generated matrices (0)")
+    """Add the flags of the product."""
+    add("--shape", type=shape, metavar="M,N,K", help="size of generated matrices (2048,2048,2048), or of batches: "
+        "BATCH,M,N,K")
+    add("--dtype", type=dtype, metavar="T", help="type of generated matrices (float32); bfloat16 for files that hold "
+        "|V2")
+    add("--compute-dtype", type=dtype, metavar="T", help="element type of the product (by NumPy's rules)")
+    add("--semiring", choices=list(SEMIRINGS), default=PLUS_TIMES.name, help="operations that replace + and ×")
+    add("--transpose-a", action="store_true", help="transpose A")
+    add("--transpose-b", action="store_true", help="transpose B")
+    add("--conjugate-a", action="store_true", help="conjugate A")
+    add("--conjugate-b", action="store_true", help="conjugate B")
+    add("--symmetric", action="store_true", help="C and C0 are symmetric, so multiply half of C; implied if one "
+        "file is given twice and transposed once")
+    add("--alpha", type=_scalar, default=1, metavar="X", help="factor of the product, a Python number (1)")
+    add("--beta", type=_scalar, default=0, metavar="X", help="factor of C0 (0); needs --c")
+    add("--c", metavar="C0.npy", help="the matrix C0")
+    add("--bias", metavar="b.npy", help="vector added to C; needs --bias-per")
+    add("--bias-per", choices=SIDES, help="the bias has one value for each column, or for each row, of C")
+    add("--activation", choices=list(ACTIVATIONS), help="function applied to C at the end; gelu is the exact form, "
+        "with erf")
+    add("--result-dtype", type=dtype, metavar="T", help="element type of the stored C, rounded once")
+    add("--seed", type=count(0), default=0, metavar="S", help="seed of generated matrices (0)")
 
 
 def _add_method(add: Any) -> None:
-    """The flags that say how to multiply."""
-    add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis; chosen when not given")
-    add("--algorithm", default="auto", metavar="NAME", help="one of --list, or NAME:FORM (auto)")
-    add("--prefer", choices=PREFERENCES, help="two-sided: plans that neither get nor accumulate (RMA_MM_PREFER, auto)")
+    """Add the flags of the method."""
+    add("--mesh", type=mesh, metavar="2x3[x2]", help="ranks along each axis (chosen)")
+    add("--algorithm", default="auto", metavar="NAME", help="a name from --list, or NAME:FORM (auto)")
+    add("--prefer", choices=PREFERENCES, help="two-sided: exclude gets and accumulates (RMA_MM_PREFER, auto)")
     for name in "abc":
         add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j or \"P('i', 'j')\"")
-    add("--memory-limit", type=size, metavar="2GiB", help="what a rank may hold of operands, result and scratch")
-    add("--resume", action="store_true", help="go on with C where a job that was ended has computed blocks of it")
+    add("--memory-limit", type=size, metavar="2GiB", help="memory of a rank for operands, result and scratch")
+    add("--resume", action="store_true", help="continue an interrupted job from the blocks it has written")
     *names, last = FLAVOURS
     known = f"{', '.join(names)} or {last} (RMA_MM_WINDOW, {DEFAULT.name})"
-    add("--window", metavar="NAME", help=f"how memory is exposed: {known}")
+    add("--window", metavar="NAME", help=f"way to expose memory: {known}")
     add("--kernel", default="auto", metavar="NAME", help="local products: blas, numba or auto")
     add("--threads", type=count(1, MOST_THREADS), metavar="N", help="BLAS threads of a rank")
-    add("--speeds", type=speeds, metavar="4,2,1", help="how fast each rank multiplies, by which its share is cut; as "
-        "rma_mm.calibrate measured it when not given")
-    add("--timeout", type=timeout, metavar="SECONDS", help="end the job where a rank stands still for so long "
+    add("--speeds", type=speeds, metavar="4,2,1", help="relative speed of each rank, by which work is divided (as "
+        "calibrated)")
+    add("--timeout", type=timeout, metavar="SECONDS", help="end the job if a rank stands still for this long "
         f"({TIMEOUT}, {USUAL:g})")
 
 
@@ -294,9 +305,9 @@ def count(least: int, most: int = MOST) -> Callable[[str], int]:
 def _whole(text: str, least: int, most: int, rule: str, within: str | None = None) -> int:
     """A whole number, alone or `within` several. Raises ArgumentTypeError, which says the rule and the limits."""
     if not text.strip().isdecimal() or (len(text) < DIGITS and int(text) < least):
-        raise argparse.ArgumentTypeError(f"got {quoted(text if within is None else within)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text if within is None else within)}; needs {rule}")
     if len(text) >= DIGITS or int(text) > most:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {most}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most {most}")
     return int(text)
 
 
@@ -305,7 +316,7 @@ def shape(text: str) -> tuple[int, ...]:
     rule = "three whole numbers M,N,K, as 100,200,300, or for batches BATCH,M,N,K, as 12,512,64,512"
     words = text.split(",")
     if len(words) < 3:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
     return tuple(_whole(word, 0, MOST, rule, text) for word in words)
 
 
@@ -313,7 +324,7 @@ def extents(text: str) -> tuple[int, int]:
     rule = "two whole numbers of at least 1, as 1024,1024"
     words = text.split(",")
     if len(words) != 2:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
     rows, cols = (_whole(word, 1, MOST, rule, text) for word in words)
     return rows, cols
 
@@ -322,7 +333,7 @@ def mesh(text: str) -> tuple[int, ...]:
     rule = f"one to {len(AXIS_NAMES)} sizes, as 4, 2x3 or 2x3x2"
     words = text.split("x")
     if not 1 <= len(words) <= len(AXIS_NAMES):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes {rule}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs {rule}")
     return tuple(_whole(word, 1, MOST_RANKS, rule, text) for word in words)
 
 
@@ -346,7 +357,7 @@ def timeout(text: str) -> float:
 
 
 def dtype(text: str) -> str:
-    """The name of an element type."""
+    """Return the name of an element type."""
     try:
         return parse_dtype(text).name
     except RmaError as error:
@@ -354,7 +365,7 @@ def dtype(text: str) -> str:
 
 
 def _scalar(text: str) -> complex:
-    """An int, float or complex: whatever holds the number exactly."""
+    """Return an int, float or complex: whatever holds the number exactly."""
     for kind in (int, float, complex):
         try:
             number: complex = kind(text)
@@ -362,18 +373,18 @@ def _scalar(text: str) -> complex:
         except ValueError:
             continue
         except OverflowError:
-            raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most 1.8e308") from None
+            raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most 1.8e308") from None
         return number
-    raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes a Python number, as 2, -0.5 or -1-2j")
+    raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs a Python number, as 2, -0.5 or -1-2j")
 
 
 def size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not found or (found[3] and not found[2]):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes bytes with a unit, as 2GiB, 500MB or 1000000")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs bytes with a unit, as 2GiB, 500MB or 1000000")
     decimal = found[2] and not found[3] and text.strip().upper().endswith("B")
     unit = 1000 ** " KMGT".index(found[2].upper()) if decimal else _UNITS[found[2].upper()]
     number = float(found[1]) * unit
     if number > MOST:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it is at most {MOST} bytes")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be at most {MOST} bytes")
     return int(number)

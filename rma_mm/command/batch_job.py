@@ -80,20 +80,20 @@ class BatchJob:
             seconds = self._execute(plan, a, b, c)
             verdict = self._is_right(a, b, c) if o.is_checked else None
             if verdict is False:
-                raise VerificationError("the result is wrong: C times a vector is not A times (B times it)")
+                raise VerificationError("the result is wrong: C · x differs from A · (B · x) for a random vector x")
             if o.output is not None:
                 c.save(o.output, format=o.format)
             self._report(plan, seconds, verdict)
         return DONE
 
     def _checked(self, comm: MPI.Intracomm) -> list[Operand]:
-        """A and B as they are stored. Raises OptionError, FileFormatError, ShapeError on every rank."""
+        """Return A and B as they are stored. Raises OptionError, FileFormatError, ShapeError on every rank."""
         o = self.options
         with agreed(comm):
             for name in UNUSED:
                 if getattr(o, name):
                     flag = f"--{name.replace('_', '-')}"
-                    raise OptionError(f"{flag}: a product of batches takes none; leave it out")
+                    raise OptionError(f"{flag}: is not supported for batches; leave it out")
             check_report("--json", o.json)
             if o.output is not None:
                 check_dimensions(o.output, (1, 1, 1), o.format)
@@ -124,7 +124,7 @@ class BatchJob:
         return plan
 
     def _made(self, mesh: Mesh, plan: BatchPlan, name: str, x: Operand) -> DistArray:
-        """A or B, placed as the plan wants it, from its file or made up."""
+        """Return A or B, placed as the plan wants it, from its file or made up."""
         o = self.options
         if o.files:
             return as_array(load(o.files["AB".index(name)], mesh, plan.layouts[name], o.dtype, o.format))
@@ -197,7 +197,7 @@ class BatchJob:
 
 
 def _absolute(x: DistArray) -> DistArray:
-    """The absolute values, placed alike. Collective."""
+    """Return the absolute values, placed alike. Collective."""
     made = DistArray.allocated(x.mesh, x.shape, x.dtype, x.layout)
     made.tile[...] = np.abs(x.tile)
     return made

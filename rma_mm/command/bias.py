@@ -85,7 +85,7 @@ def _read(path: str, dtype: str | None, kind: str | None) -> NDArray[Any]:
 
 
 def _reread(path: str, bias: NDArray[Any], dtype: str | None, kind: str | None) -> NDArray[Any]:
-    """The same vector, by other means where there are any. Raises OSError, ValueError, FileFormatError."""
+    """Return the same vector, by other means where there are any. Raises OSError, ValueError, FileFormatError."""
     if not named_in(path, kind)[1].holds_many:
         return reread_vector(path, bias)
     found = _read(path, dtype, kind)

@@ -1,9 +1,8 @@
-"""The command that calibrates: measure what products are priced by here, keep it, and show it.
+"""Measure this machine for the planner, store the figures, and show them.
 
-First the parts are measured, each by itself; then whole products, by which the figures are put right. What is kept
-holds for jobs with as many ranks, placed alike, with as many threads. With --kernels also what the choice
-of a local kernel rests on: from then on `kernel="auto"` takes the faster of BLAS and generated code for each type and
-class of shapes.
+First each figure is measured by itself; then whole products are run, to which the figures are fitted. The stored
+figures hold for jobs with as many ranks in the same places and as many threads. With --kernels, BLAS and generated
+code are also compared: from then on `kernel="auto"` takes the faster of both for each type and class of shapes.
 """
 
 from __future__ import annotations
@@ -64,16 +63,17 @@ def _parser() -> Parser:
     assert __doc__ is not None
     parser = Parser(prog=PROGRAM, usage=usage, description=__doc__.partition("\n\n")[2], add_help=False)
     add = parser.add_argument
-    add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"how long to measure ({SECONDS:g})")
-    add("--flavours", type=_flavours, default=tuple(FLAVOURS), metavar="A,B", help=f"windows ({','.join(FLAVOURS)})")
+    add("--seconds", type=_seconds, default=SECONDS, metavar="S", help=f"seconds to measure ({SECONDS:g})")
+    add("--flavours", type=_flavours, default=tuple(FLAVOURS), metavar="A,B", help=f"windows to measure "
+        f"({','.join(FLAVOURS)})")
     threads = count(1, MOST_THREADS)
-    add("--threads", type=threads, metavar="N", help="BLAS threads of a rank, when not by ranks of a node")
-    add("--json", metavar="FILE", help="write the machine there, for RMA_MM_MACHINE")
-    add("--plot", metavar="FILE", help="draw seconds against bytes of all movements; needs matplotlib")
-    add("--kernels", action="store_true", help="also measure BLAS against generated code; takes a minute")
-    add("--show", action="store_true", help="print what is kept of earlier measurements, and measure nothing")
-    add("--forget", action="store_true", help="delete what is kept of them, and measure nothing")
-    add("-h", "--help", action="store_true", help="print this")
+    add("--threads", type=threads, metavar="N", help="BLAS threads of a rank (cores of a node / its ranks)")
+    add("--json", metavar="FILE", help="write the machine, for RMA_MM_MACHINE")
+    add("--plot", metavar="FILE", help="draw the time of all transfers against their size; needs matplotlib")
+    add("--kernels", action="store_true", help="also compare BLAS with generated code; takes a minute")
+    add("--show", action="store_true", help="print the stored figures without measuring")
+    add("--forget", action="store_true", help="delete the stored figures without measuring")
+    add("-h", "--help", action="store_true", help="print this help")
     return parser
 
 
@@ -91,12 +91,12 @@ def _seconds(text: str) -> float:
 def _flavours(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(FLAVOURS):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes some of {','.join(FLAVOURS)}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs some of {','.join(FLAVOURS)}")
     return names
 
 
 def parse(argv: Sequence[str]) -> CalibrateOptions:
-    """The options. Raises OptionError, also for a plot that cannot be drawn here."""
+    """Return the options. Raises OptionError, also for a plot that cannot be drawn here."""
     options = CalibrateOptions(**vars(_parser().parse_args(argv)))
     check_plot(options.plot)
     return options

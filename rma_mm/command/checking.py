@@ -42,7 +42,7 @@ class Check:
     failures: list[Exception] = field(default_factory=list)  # errors met while matrices were read to be checked
 
     def verdict(self) -> Verdict:
-        """True if the result is right. Collective. Raises FileFormatError where a file cannot be read again."""
+        """True if the result is right. Collective. Raises FileFormatError if a file cannot be read again."""
         c = self._c()
         if isinstance(c, Verdict):
             return c
@@ -77,7 +77,7 @@ class Check:
         return replace(epilogue, bias=reread_bias(self.comm, o.bias, epilogue.bias, o.dtype, o.format))
 
     def _c(self) -> MatrixView | Verdict:
-        """The result: the file where there is one, once it holds what was computed, bit by bit."""
+        """Return the result: the file where there is one, once it holds what was computed, bit by bit."""
         c = self.made["C"]
         assert c is not None
         if self.output is None:

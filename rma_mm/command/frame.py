@@ -1,7 +1,7 @@
 """The frame around a command: options that all ranks agree on, what is said once for all, exit codes, and the end.
 
 A command is a module of this folder with `parse(argv)`, which gives its options or raises OptionError; `text(options)`,
-which is what they ask to be printed in place of a run, as --help does, or empty; and `run(options, frame)`, which gives
+which is what they ask to be printed instead of a run, as --help does, or empty; and `run(options, frame)`, which gives
 the exit code, or raises RmaError, on all ranks.
 """
 

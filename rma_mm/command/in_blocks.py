@@ -60,7 +60,9 @@ class InBlocks:
         o = self.options
         for name in UNUSED + ("repeat",) * (o.repeat > 1) + ("symmetric",) * (o.beta != 0):  # the same on every rank
             if getattr(o, name):
-                raise OptionError(f"--{name.replace('_', '-')}: of C in blocks there is none; leave it out")
+                raise OptionError(
+                    f"--{name.replace('_', '-')}: is not supported if C is computed in blocks; leave it out"
+                )
         how, begun = Saving.of(o.saving), self._begun()
         given = self._given()
         if o.metrics is not None:
@@ -182,7 +184,7 @@ class InBlocks:
                 )
 
     def _output(self, how: Saving, given: Operands, begun: dict[str, Any] | None) -> Output:
-        """The file in the making. Raises FileFormatError on every rank."""
+        """Return the file in the making. Raises FileFormatError on every rank."""
         path = self.options.output
         assert path is not None
         if begun is not None:

@@ -197,7 +197,7 @@ class Job:
         return self._plan_of(mesh, operands | staying, shape)
 
     def _plan_of(self, mesh: Mesh, operands: Mapping[str, Any], shape: tuple[int, int, int]) -> Plan:
-        """The plan for operands that are to be made, or stay in their files."""
+        """Return the plan for operands that are to be made, or stay in their files."""
         m, n, _ = shape
         layout = self._layout("C", mesh, (m, n))
         stay = all(isinstance(x, Opened) for x in operands.values())  # then it is found out whether they are the same
@@ -207,7 +207,7 @@ class Job:
         )
 
     def how_to_multiply(self) -> dict[str, Any]:
-        """The options of `make_plan` but for the placement of C, and what is known of it. Collective."""
+        """Return the options of `make_plan` except for the placement of C, and what is known of it. Collective."""
         o = self.options
         names = (
             "alpha", "beta", "transpose_a", "transpose_b", "conjugate_a", "conjugate_b", "algorithm", "prefer",
@@ -216,7 +216,7 @@ class Job:
         return {name: getattr(o, name) for name in names} | {"epilogue": self._epilogue()}
 
     def _made_dtype(self) -> np.dtype[Any]:
-        """The type of generated matrices; of files, that of A's counts where grids are compared."""
+        """Return the type of generated matrices; of files, that of A's counts where grids are compared."""
         if "A" in self.files:
             return self.files["A"].dtype
         return np.dtype(parse_dtype(self.options.dtype or DEFAULT_DTYPE))
@@ -234,12 +234,12 @@ class Job:
         return Epilogue(bias, o.bias_per, o.activation, o.result_dtype)
 
     def _layout(self, name: str, mesh: Mesh, shape: tuple[int, int]) -> Layout | None:
-        """The placement that the command line names for an operand. Raises LayoutError, saying for which."""
+        """Return the placement that the command line names for an operand. Raises LayoutError, saying for which."""
         text: str | None = getattr(self.options, f"layout_{name.lower()}")
         return None if text is None else parse_layout(text, mesh.grid, shape=shape)
 
     def check_start(self, a: Shape, b: Shape, wanted: Shape, dtype: np.dtype[Any]) -> None:
-        """Raise ShapeError or DtypeError where C0 cannot be scaled into C, which is `wanted` for A of `a`, B of `b`."""
+        """Raise ShapeError or DtypeError if C0 cannot be scaled into C, which is `wanted` for A of `a`, B of `b`."""
         if "C" not in self.files:
             return
         c = self.files["C"]
@@ -365,7 +365,7 @@ class Job:
         o = self.options
         records = gathered(self.trace, mesh.comm) if self.trace else []
         if is_right and not o.quiet and "-" not in (o.json, o.trace):
-            self.frame.say(*facts.lines())
+            self.frame.say(*facts.lines(self.options.verbose))
         with agreed(self.comm):
             if self.comm.rank == 0:
                 write_json(self.frame, "--json", o.json, facts.json)

@@ -33,7 +33,7 @@ class StrangerError(LauncherError):
 def connect() -> Intracomm:
     """COMM_WORLD, with MPI initialised.
 
-    Raises LauncherError where there is no MPI library, the launcher is of another one, or this host grants too little.
+    Raises LauncherError if there is no MPI library, the launcher is of another one, or this host grants too little.
     """
     if problem := thread_problem():  # before anything starts some: BLAS would hang
         raise LauncherError(problem)
@@ -41,7 +41,7 @@ def connect() -> Intracomm:
 
 
 def _world(MPI: ModuleType) -> Intracomm:
-    """COMM_WORLD, with MPI initialised. Raises LauncherError where the launcher is another library's."""
+    """COMM_WORLD, with MPI initialised. Raises LauncherError if the launcher is another library's."""
     from rma_mm.runtime.ranks.mesh import matching_mpiexec
 
     started = launched_ranks()
@@ -64,7 +64,7 @@ def _world(MPI: ModuleType) -> Intracomm:
 
 
 def _library() -> ModuleType:
-    """mpi4py.MPI, not initialised yet. Raises LauncherError where there is no MPI library."""
+    """mpi4py.MPI, not initialised yet. Raises LauncherError if there is no MPI library."""
     _hush_ucx()
     try:
         import mpi4py

@@ -51,7 +51,7 @@ class Read(Protocol):
 def progress_bar(
     title: str, wanted: bool, files: Sequence[Read] = (), written: Callable[[], int] | None = None
 ) -> Iterator[Callable[[float, float], None] | None]:
-    """A callback (done, total) that draws a bar on standard error; None where that is no terminal, or not `wanted`.
+    """A callback (done, total) that draws a bar on standard error; None if that is no terminal, or not `wanted`.
 
     files: what is read meanwhile, of which the bar says how much this rank has. written: bytes that all ranks wrote.
     """
@@ -83,7 +83,7 @@ class Transferred:
 
     @contextmanager
     def timed(self, matrices: Iterable[int]) -> Iterator[None]:
-        """Count the seconds of a block that moves matrices of so many bytes; none where there are none."""
+        """Count the seconds of a block that moves matrices of the given number of bytes; none if there are none."""
         self.bytes = sum(matrices)
         start = time.perf_counter()
         yield
@@ -104,7 +104,7 @@ class Streamed:
     multiplying: float  # seconds of it in local products
 
     def all_ranks(self, mesh: Mesh) -> dict[str, float | None]:
-        """Bytes of all ranks, with the seconds and the hidden share of the one that read longest. Collective."""
+        """Return bytes of all ranks, with the seconds and the hidden share of the one that read longest. Collective."""
         reading = sum(file.seconds for file in self.files)
         exposed = min(reading, max(0.0, self.seconds - self.multiplying))
         told = mesh.comm.allgather((reading, exposed, sum(file.nbytes for file in self.files)))
@@ -123,7 +123,8 @@ class Facts:
     why: str  # why the algorithm was chosen
     blas_gflops: float | None  # rate of the local BLAS on all ranks at once, GFLOP/s; None if it was not measured
 
-    def lines(self) -> list[str]:
+    def lines(self, verbose: bool = False) -> list[str]:
+        """Return the report, a fact on each line; `verbose` adds which errors the check of the result finds."""
         j = self.json
         m, n, k = j["shape"]
         seconds = j["seconds"]
@@ -133,16 +134,17 @@ class Facts:
         share = f", {100 * j['gflops'] / self.blas_gflops:.0f} % of the local BLAS rate" if self.blas_gflops else ""
         words = j["words"]
         ranks = f"{j['ranks']} ranks on {j['nodes']} node{'s' * (j['nodes'] > 1)}, mesh {'x'.join(map(str, j['mesh']))}"
-        checked = "not asked for"
+        checked = "not requested"
         if j["verified"] is not None:
-            most = f", errors at most {j['residual']:.2g} of the rounding allowed" if j["residual"] else ""
-            checked = f"right{most}: {j['verified_how']}"
+            most = f"; largest error {j['residual']:.2g} of its tolerance" if j["residual"] else ""
+            how = j["verified_how"] if verbose else j["verified_how"].partition("; ")[0]
+            checked = f"right: {how}{most}"
         rows = [
             ("product", f"C({m}, {n}) = A({m}, {k}) @ B({k}, {n}) {SEMIRINGS[j['semiring']].note}in {j['dtype']}"),
             *([("epilogue", j["epilogue"])] if j["epilogue"] else []),
             ("ranks", f"{ranks}, {j['threads']} thread{'s' * (j['threads'] > 1)} each"),
             *([("speeds", f"{', '.join(f'{x:.2f}' for x in j['speeds'])} of their mean")] if j["speeds"] else []),
-            ("algorithm", f"{j['algorithm']}: {self.why}" + ("" if j["reproducible"] else "; sums in no fixed order")),
+            ("algorithm", f"{j['algorithm']}: {self.why}{'' if j['reproducible'] else '; sums have no fixed order'}"),
             *((name, f"{j['layouts'][name]}, {j['movement'][name]}") for name in "ABC"),
             ("by", f"window {j['window']}, kernel {j['kernel']}"),
             ("time", f"{timing}, {j['gflops']:.4g} GF/s{share}"),
@@ -167,7 +169,7 @@ def gather_facts(
     intra, inter, messages, movements, fallbacks = zip(*mesh.comm.allgather(mine), strict=True)
     noted = list(dict.fromkeys(text for texts in fallbacks for text in texts))
     if kernel not in ("auto", plan.kernel):
-        noted.append(f"kernel {plan.kernel}, since {kernel} is not to be had")
+        noted.append(f"kernel {plan.kernel}, since {kernel} is not available")
     movement = merged(movements)
     in_place = [name for name in "ABC" if "view" in movement[name].split("+")]
     if in_place and (plan.spec.options.prefer or mesh.prefer) == TWO_SIDED:
@@ -205,7 +207,7 @@ def gather_facts(
         "verified": None if verdict is None else verdict.ok,
         "residual": None if verdict is None else verdict.residual,
         "verified_rows": None if verdict is None else verdict.rows,
-        "verified_how": None if verdict is None else verdict.how,
+        "verified_how": None if verdict is None else "; ".join(filter(None, (verdict.how, verdict.odds))),
     }
     rate = blas_rate(mesh, shape, plan.spec.accum_dtype) if measure_blas and plan.spec.semiring == PLUS_TIMES else None
     return Facts({name: _known(value) for name, value in report.items()}, plan.why, rate)
@@ -233,7 +235,7 @@ def blas_rate(mesh: Mesh, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> 
 
 
 def check_report(flag: str, path: str | None) -> None:
-    """Raise FileFormatError where a report could not be written."""
+    """Raise FileFormatError if a report could not be written."""
     if path not in (None, "-"):
         assert path is not None
         check_target(f"{flag} {display_path(path)}", path)

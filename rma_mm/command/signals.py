@@ -150,7 +150,7 @@ def cleaning(message: str) -> str:
 
 
 def mapped_segments(process: str = "self") -> set[str]:
-    """The shared memory segments of MPI libraries that a process maps."""
+    """Return the shared memory segments of MPI libraries that a process maps."""
     try:
         lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     except OSError:

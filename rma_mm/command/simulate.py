@@ -1,9 +1,9 @@
-"""The command that simulates: what a product would take on a described machine, without running it. Needs no MPI.
+"""Estimate a product on a described machine, without running it. Needs no MPI.
 
-Every algorithm is priced, up to millions of ranks: seconds, and the share of them that multiply-adds alone would take;
-words that the busiest rank takes from others or gives to them, beside the least that any algorithm has to; messages
-of a rank on average; memory of the fullest rank. Consecutive ranks share a node. Where no mesh is given, each algorithm
-is priced on a few grids that suit the shape, of two and of three axes, and shown on the best of them.
+Prints, for every algorithm and up to millions of ranks: seconds, and the fraction of them that multiply-adds alone
+need; the words that the busiest rank sends and receives, and their lower bound; messages of a rank on average; memory
+of the fullest rank. Consecutive ranks share a node. Without --mesh, each algorithm is estimated on a few grids of two
+and three axes that suit the shape, and shown on the best one.
 """
 
 from __future__ import annotations
@@ -65,49 +65,49 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--machine", default="typical", metavar="FILE", help="TOML (see --example), what rma_mm.calibrate --json "
         "writes, or typical (typical)")
-    add("--shape", type=shape, metavar="M,N,K", help="of the product; with --weak, on the fewest ranks")
-    add("--dtype", type=dtype, default="float32", metavar="T", help="of A, B and C (float32)")
-    add("--ranks", type=count(1), metavar="P", help="all of the machine when not given")
-    add("--mesh", type=mesh, metavar="8x8[x4]", help="ranks along each axis; chosen when not given")
-    add("--nodes", type=count(1), metavar="N", help="of the machine, when not as its file says")
-    add("--ranks-per-node", type=count(1), metavar="N", help="likewise")
-    add("--algorithm", default="auto", metavar="NAME", help="one of rma_mm.run --list, or NAME:FORM (all of them)")
+    add("--shape", type=shape, metavar="M,N,K", help="size of the product; with --weak, on the fewest ranks")
+    add("--dtype", type=dtype, default="float32", metavar="T", help="element type of A, B and C (float32)")
+    add("--ranks", type=count(1), metavar="P", help="number of ranks (all of the machine)")
+    add("--mesh", type=mesh, metavar="8x8[x4]", help="ranks along each axis (chosen)")
+    add("--nodes", type=count(1), metavar="N", help="nodes of the machine (as in its file)")
+    add("--ranks-per-node", type=count(1), metavar="N", help="ranks of a node (as in its file)")
+    add("--algorithm", default="auto", metavar="NAME", help="a name from rma_mm.run --list, or NAME:FORM (all)")
     for name in "abc":
-        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j; chosen when not given")
-    add("--memory-limit", type=size, metavar="2GiB", help="of a rank, when not as the machine's file says")
+        add(f"--layout-{name}", metavar="T", help=f"placement of {name.upper()}, as i,j (chosen)")
+    add("--memory-limit", type=size, metavar="2GiB", help="memory of a rank (as in the machine's file)")
     add("--strong", type=_ranks, metavar="1,4,16", help="the same product on each of these numbers of ranks")
-    add("--weak", type=_ranks, metavar="1,8,64", help="products that grow with the ranks: m*n*k of a rank stays")
-    add("--plot", metavar="FILE", help="draw --strong or --weak; needs matplotlib")
-    add("--timeline", metavar="FILE", help="simulate the fastest, or the --algorithm, operation by operation, and "
-        f"write what each of up to {SIMULATED} ranks does when, for ui.perfetto.dev")
-    add("--json", metavar="FILE", help="write all figures there")
+    add("--weak", type=_ranks, metavar="1,8,64", help="products that grow with the ranks: m*n*k of a rank is constant")
+    add("--plot", metavar="FILE", help="draw the curve of --strong or --weak; needs matplotlib")
+    add("--timeline", metavar="FILE", help="simulate the fastest algorithm, or --algorithm, operation by operation, "
+        f"and write a timeline of up to {SIMULATED} ranks for ui.perfetto.dev")
+    add("--json", metavar="FILE", help="write all figures")
     add("--example", default="", nargs="?", const="plain", choices=EXAMPLES, metavar="heterogeneous",
-        help="print the description of a machine, to begin with; or of one whose nodes differ")
-    add("-h", "--help", action="store_true", help="print this")
+        help="print a machine description to start from, or one with two kinds of nodes")
+    add("-h", "--help", action="store_true", help="print this help")
     return parser
 
 
 def _ranks(text: str) -> tuple[int, ...]:
     found = tuple(int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < DIGITS)
     if len(found) != text.count(",") + 1 or sorted({*found, 0}) != [0, *found]:
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}, it takes growing numbers of ranks, as 1,4,16")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs growing numbers of ranks, as 1,4,16")
     return found
 
 
 def parse(argv: Sequence[str]) -> SimulateOptions:
-    """The options. Raises OptionError, also for a plot that cannot be drawn."""
+    """Return the options. Raises OptionError, also for a plot that cannot be drawn."""
     options = SimulateOptions(**vars(_parser().parse_args(argv)))
     if options.help or options.example:
         return options
     if options.shape is None:
-        raise OptionError("--shape: is missing; it is M,N,K, as 10000,10000,10000")
+        raise OptionError("--shape: is missing; give M,N,K, as 10000,10000,10000")
     given = [f"--{name}" for name in ("ranks", "mesh", "strong", "weak") if getattr(options, name) is not None]
     if len(given) > 1:
-        raise OptionError(f"{' and '.join(given)}: each says how many ranks there are; leave out all but one")
+        raise OptionError(f"{' and '.join(given)}: each sets the number of ranks; use only one of them")
     if options.timeline and (options.strong or options.weak):
-        raise OptionError("--timeline: is of one product; say how many ranks it has with --ranks or --mesh")
+        raise OptionError("--timeline: needs one number of ranks; use --ranks or --mesh")
     if options.plot and not (options.strong or options.weak):
-        raise OptionError("--plot: draws figures against ranks; say which, with --strong or --weak")
+        raise OptionError("--plot: needs --strong or --weak")
     check_plot(options.plot)
     return options
 
@@ -146,7 +146,7 @@ def questions(options: SimulateOptions) -> list[SweepProblem]:
     known = TYPICALLY if options.machine == "typical" else read_machine(options.machine)
     known = known.of(options.nodes, options.ranks_per_node)
     if known.ranks_per_node is None:
-        raise OptionError(f"--ranks-per-node: is missing; {options.machine} does not say how many ranks a node has")
+        raise OptionError(f"--ranks-per-node: is missing; {options.machine} does not give the ranks of a node")
     if options.algorithm != "auto":
         find_algorithm(options.algorithm)
     machine = replace(known.machine, rooms=()) if options.memory_limit else known.machine
@@ -161,29 +161,29 @@ def questions(options: SimulateOptions) -> list[SweepProblem]:
 
 
 def _most(options: SimulateOptions, known: Description) -> int:
-    """The number of ranks, or the largest of several. Raises OptionError where the machine has fewer."""
+    """Return the number of ranks, or the largest of several. Raises OptionError if the machine has fewer."""
     assert known.ranks_per_node is not None
     there = known.nodes * known.ranks_per_node if known.nodes else None
     sizes = [*(options.strong or options.weak or ()), prod(options.mesh) if options.mesh else options.ranks]
     wanted = max((size for size in sizes if size is not None), default=there)
     if wanted is None:
-        raise OptionError(f"--ranks: is missing, and {options.machine} does not say how many nodes there are")
+        raise OptionError(f"--ranks: is missing, and {options.machine} does not give the number of nodes")
     if there is not None and wanted > there:
         raise OptionError(
             f"ranks: got {wanted}; {options.machine} has {there}, {known.nodes} nodes of {known.ranks_per_node}: "
-            f"say otherwise with --nodes and --ranks-per-node"
+            f"change that with --nodes and --ranks-per-node"
         )
     return wanted
 
 
 def _cost_model(machine: Machine, dtype: str) -> CostModel:
-    """Return the cost model of products of this type. Raises OptionError where nothing is known of it."""
+    """Return the cost model of products of this type. Raises OptionError if nothing is known of it."""
     element = parse_dtype(dtype)
     summed = accumulator(element)
     kernels = [name for name in machine.kernels if name.split()[0] == summed.name]
     if not kernels:
         known = ", ".join(dict.fromkeys(name.split()[0] for name in machine.kernels))
-        raise OptionError(f"--dtype: got {dtype}; {machine.name} has no figures for it, but for {known}")
+        raise OptionError(f"--dtype: got {dtype}; {machine.name} has no figures for it, only for {known}")
     return CostModel(machine, summed.name, kernels[0].split()[-1], element.itemsize, summed.itemsize)
 
 

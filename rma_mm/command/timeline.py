@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 def gathered(trace: Trace, comm: MPI.Intracomm) -> list[Record]:
-    """The traces of all ranks, on rank 0; nothing on the others. Collective over `comm`."""
+    """Return the traces of all ranks, on rank 0; nothing on the others. Collective over `comm`."""
     ahead = clock_offset(comm)
     calls, transfers = (
         [event._replace(start=event.start + ahead, end=event.end + ahead) for event in events]
@@ -79,7 +79,7 @@ def clock_offset(comm: MPI.Intracomm) -> int:
 
 
 def offset_of(answers: Iterable[tuple[int, int]]) -> int:
-    """The offset among (round trip, offset) that the shortest round trip found; 0 where that may be meant."""
+    """Return the offset among (round trip, offset) that the shortest round trip found; 0 if that may be meant."""
     trip, offset = min(answers)
     return offset if abs(offset) > trip / 2 else 0
 
@@ -88,7 +88,7 @@ def timeline(
     records: Sequence[Record], mesh: MeshShape, node_of: Sequence[int], facts: dict[str, Any],
     predicted: Sequence[Record] = (),
 ) -> dict[str, Any]:
-    """The JSON object, for rank 0's records. Times are in microseconds from the start of the first product.
+    """Return the JSON object, for rank 0's records. Times are in microseconds from the start of the first product.
 
     `node_of`: the node of every rank, those beyond the mesh too. `facts` are told along with the events. predicted:
     what one product was expected to be, whose lanes begin where the first product does.
@@ -151,7 +151,7 @@ def predicted_records(simulated: Simulated, ranks: int) -> list[Record]:
 
 
 def rows_of(transfers: Iterable[TraceEvent]) -> list[list[TraceEvent]]:
-    """The transfers in as few rows as hold them without overlapping."""
+    """Return the transfers in as few rows as hold them without overlapping."""
     rows: list[list[TraceEvent]] = []
     for event in sorted(transfers, key=lambda event: event.start):
         free = next((row for row in rows if row[-1].end <= event.start), None)
@@ -167,7 +167,7 @@ def titled(rank: int, rows: list[list[TraceEvent]]) -> list[tuple[str, list[Trac
 
 
 def where(mesh: MeshShape, rank: int) -> str:
-    """The place of a rank on the mesh, in words."""
+    """Return the place of a rank on the mesh, in words."""
     if rank >= mesh.size:
         return "beyond the mesh"
     return f"at ({', '.join(map(str, mesh.coords(rank).values()))})"

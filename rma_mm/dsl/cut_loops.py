@@ -30,7 +30,7 @@ class CutLoops:
         return tuple(f"{index}o" for index in self.work)
 
     def outer(self, index: str) -> tuple[str, ...]:
-        """The loops that cut a rank's share of an index in time."""
+        """Return the loops that cut a rank's share of an index in time."""
         base = f"{index}i" if index in self.work else index
         return tuple(f"{base}{'i' * n}o" for n in range(len(self.cuts.get(index, ()))))
 

@@ -30,7 +30,7 @@ class PlacedLoops:
         return MeshShape((10,) * len(self.axes))
 
     def placed(self, x: str, mesh: MeshShape) -> Layout:
-        """The placement of op(A), op(B) or C on a mesh. Raises LayoutError."""
+        """Return the placement of op(A), op(B) or C on a mesh. Raises LayoutError."""
         layout = parse_distal(self.notations["ABC".index(x)], mesh)
         return layout.T if x in self.transposed else layout
 
@@ -62,7 +62,7 @@ class PlacedLoops:
         return replace(placed, splits=splits, pins=tuple(pin for pin in placed.pins if pin[0] not in outer))
 
     def placements(self, mesh: MeshShape) -> Wanted | str:
-        """The placements on a mesh, or why it cannot be used."""
+        """Return the placements on a mesh, or why it cannot be used."""
         if len(mesh.dims) != len(self.axes):
             texts = ", ".join(self.notations)
             return f"needs a mesh with as many axes as {texts} have entries; this one is {mesh}"

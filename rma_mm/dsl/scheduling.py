@@ -1,4 +1,4 @@
-"""Rows written in DISTAL's words: a statement, distribution notation for the placements, scheduling words for the rest.
+"""Algorithms in DISTAL's words: a statement, distribution notation for placements, scheduling words for the rest.
 
     blocks = product("C(m,n) = A(m,k) * B(k,n)", A="xy->xy", B="xy->xy", C="xy->xy")
     summa = blocks.distribute(m="i", n="j").divide("k").reorder("k").communicate("A", "B", at="k")
@@ -6,8 +6,8 @@
 
 Source: R. Yadav, A. Aiken and F. Kjolstad, "DISTAL: the distributed tensor algebra compiler" (2022), sections 3 and 4.
 The mesh's axes are i, j, l, … here, whatever they are called, and X, Y, Z, … ranks lie along them. A notation has one
-entry per axis, so a row is for meshes of as many axes. The loops of an index k that is cut are ko and ki; ki may be
-cut again, into kio and kii. An index stands for them all: the outermost where loops are reordered, the innermost
+entry per axis, so an algorithm is for meshes of as many axes. The loops of an index k that is cut are ko and ki; ki may
+be cut again, into kio and kii. An index stands for them all: the outermost where loops are reordered, the innermost
 where they are cut or communicated at. Every word gives new loops, which print as one statement:
 
 >>> loops = product()
@@ -349,7 +349,7 @@ class Loops:
         return a, b, c
 
     def _depth(self, x: str) -> int:
-        """Within how many cuts of the loop in time an operand moves; 0 where it moves whole."""
+        """Within how many cuts of the loop in time an operand moves; 0 if it moves whole."""
         outer, level = self.loops.outer(self.walked), self.levels.get(x, "")
         return outer.index(level) + 1 if level in outer else max(1, len(outer)) if level == self.walked else 0
 
@@ -395,7 +395,7 @@ class Loops:
         return self.over or self.statement.contracted_index
 
     def _cut(self, word: str, loop: str, cut: Cut) -> Loops:
-        """The innermost loop of an index cut in two."""
+        """Return the innermost loop of an index cut in two."""
         index = next((each for each in self.statement.indices if loop in (each, self.loops.innermost(each))), loop)
         if loop in self.loops.distributed or any(loop in self.loops.outer(each) for each in self.statement.indices):
             _refuse(word, loop, "it is cut already; what can be cut further is the loop within")
@@ -431,7 +431,7 @@ class Loops:
         return name
 
     def _outermost(self, loop: str) -> str:
-        """A local loop, or the first one of an index."""
+        """Return a local loop, or the first one of an index."""
         if loop in self.order:
             return loop
         return self.loops.local(self._index("reorder", loop))[0]

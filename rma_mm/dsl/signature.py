@@ -1,4 +1,4 @@
-"""Rows out of SBP signatures: what A and B are along each axis of the mesh says what that axis does.
+"""Algorithms from SBP signatures: the placements of A and B along each mesh axis determine what that axis does.
 
     A     B     the axis cuts                                                      C
     S(0)  B     m                                                                  its rows
@@ -94,7 +94,7 @@ def signed(a: str | Sbp, b: str | Sbp, name: str = "", summed: bool = True) -> A
 
 
 def _parsed(sbp: str | Sbp) -> Sbp:
-    """A signature that is given, or the one that a text spells."""
+    """Return a signature that is given, or the one that a text spells."""
     if not isinstance(sbp, str):
         return sbp
     axes = min(max(1, len(re.findall("[SBP]", sbp))), len(AXIS_NAMES))
@@ -102,7 +102,7 @@ def _parsed(sbp: str | Sbp) -> Sbp:
 
 
 def _axes(pairs: list[tuple[Placed, Placed]], names: tuple[str, ...], dims: str) -> list[str]:
-    """The axes that cut one of `dims`, in the order in which they nest."""
+    """Return the axes that cut one of `dims`, in the order in which they nest."""
     order = list(CUT)
     found = [(order.index(pair), n) for n, pair in enumerate(pairs) if CUT[pair] in dims]
     return [names[n] for _, n in sorted(found)]

@@ -83,7 +83,7 @@ class Statement:
 
 
 def parse_statement(text: str) -> Statement:
-    """The product that `text` writes. Raises AlgorithmError, with a mark under what is wrong, for anything else.
+    """Return the product that `text` writes. Raises AlgorithmError, with a mark under what is wrong, for anything else.
 
     >>> parse_statement("C(m,n) = A(m,k) * B(j,n)")
     Traceback (most recent call last):

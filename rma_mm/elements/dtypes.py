@@ -15,7 +15,7 @@ try:
     from ml_dtypes import bfloat16 as _bfloat16
 
     BFLOAT16: np.dtype[Any] | None = np.dtype(_bfloat16)
-    """NumPy's view of bfloat16, or None where ml_dtypes is not installed."""
+    """NumPy's view of bfloat16, or None if ml_dtypes is not installed."""
 except ImportError:  # pragma: no cover - an ordinary dependency, but nothing else needs it
     BFLOAT16 = None
 
@@ -56,7 +56,7 @@ def check_dtype(dtype: np.dtype[Any], name: str = "dtype") -> np.dtype[Any]:
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:
-    """The element type called `text`, such as "float32" or "bfloat16".
+    """Return the element type called `text`, such as "float32" or "bfloat16".
 
     Raises: DtypeError listing the valid names.
     """
@@ -75,7 +75,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any], compute: np.dtype[Any] | None = None) -> np.dtype[Any]:
-    """The element type of A @ B: NumPy's promotion, or `compute` where both operands are cast into it safely.
+    """Return the element type of A @ B: NumPy's promotion, or `compute` where both operands are cast into it safely.
 
     Raises: DtypeError for unsupported types, types without a common one, and a narrowing `compute`.
 

@@ -56,7 +56,7 @@ RANKS = ("truth values", "integers", "real numbers", "complex numbers")
 def result_of(name: str, operands: list[np.dtype[Any] | Constant]) -> np.dtype[Any]:
     """The element type of an operation, by NumPy's rules: Python's numbers take that of the matrix where they can.
 
-    Raises DtypeError where it has none.
+    Raises DtypeError if it has none.
 
     >>> result_of("*", [np.dtype("float32"), Constant.of(2)])
     dtype('float32')
@@ -107,7 +107,7 @@ def _written(x: int | Constant, names: list[str]) -> str:
 
 
 def bare(text: str) -> str:
-    """A text without the parentheses around all of it."""
+    """Return a text without the parentheses around all of it."""
     depth = 0
     for n, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -27,12 +27,12 @@ class Reduction:
     add: np.ufunc  # what it does with two
     identity: Callable[[np.dtype[Any]], Any]
     """Return the neutral element of a type, which is also the result of reducing nothing."""
-    mpi: str = ""  # MPI's name of it; empty where MPI has none
+    mpi: str = ""  # MPI's name of it; empty if MPI has none
     types: Types = frozenset()
     """The element types for which MPI does the same. Of floats MPI's MIN and MAX are not NumPy's: what comes of NaN
     is each library's own affair, and mostly wrong."""
     order: int = 0
-    """−1 where it picks the least of its operands, 1 where it picks the greatest, 0 where it does neither."""
+    """−1 if it picks the least of its operands, 1 if it picks the greatest, 0 if it does neither."""
     rounds: bool = False  # true if floats come out otherwise in another order
 
     def added_as(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -40,7 +40,7 @@ class Reduction:
 
 
 def least(dtype: np.dtype[Any]) -> Any:
-    """The least value of an element type.
+    """Return the least value of an element type.
 
     >>> least(np.dtype("int8")), least(np.dtype("float32"))
     (np.int8(-128), np.float32(-inf))
@@ -49,7 +49,7 @@ def least(dtype: np.dtype[Any]) -> Any:
 
 
 def greatest(dtype: np.dtype[Any]) -> Any:
-    """The greatest value of an element type.
+    """Return the greatest value of an element type.
 
     >>> greatest(np.dtype("uint8"))
     np.uint8(255)

@@ -1,4 +1,4 @@
-"""Semirings: what is done in place of + and × in a product, C[i, j] = ⊕_k A[i, k] ⊗ B[k, j].
+"""Semirings: what is done instead of + and × in a product, C[i, j] = ⊕_k A[i, k] ⊗ B[k, j].
 
 The value of a sum is that of NumPy's ufunc: NaN goes through minimum and maximum, and integers wrap around in +.
 """
@@ -132,9 +132,9 @@ def register_semiring(
     ('BXOR', True)
     """
     if not isinstance(name, str) or not name or name in SEMIRINGS:
-        raise OptionError(f"name: got {name!r}; it is a new one, and there are {', '.join(SEMIRINGS)}")
+        raise OptionError(f"name: got {name!r}; it must be new; taken are {', '.join(SEMIRINGS)}")
     if not kinds or set(kinds) - set(KINDS):
-        raise OptionError(f"kinds: got {kinds!r}; they are some of the letters {KINDS}")
+        raise OptionError(f"kinds: got {kinds!r}; they must be some of the letters {KINDS}")
     reduction = add if isinstance(add, Reduction) else _of_mpi(add)
     made = Semiring(name, reduction, multiply, kinds, distributes, is_arithmetic)
     if not (made.in_any_order or is_arithmetic):
@@ -143,7 +143,7 @@ def register_semiring(
             "them; leave f and c out of kinds"
         )
     if distributes is Distributes.UNLESS_SUMS_WRAP and multiply is not np.add:
-        raise OptionError(f"distributes: got {distributes}; it is for ⊗ = np.add, and ⊗ is {multiply!r}")
+        raise OptionError(f"distributes: got {distributes}; must be for ⊗ = np.add, and ⊗ is {multiply!r}")
     for dtype in dict.fromkeys(map(accumulator, made.types)):
         _check_laws(made, dtype)
     SEMIRINGS[name] = made
@@ -160,7 +160,7 @@ def _of_mpi(add: np.ufunc) -> Reduction:
 
 
 def _check_laws(semiring: Semiring, dtype: np.dtype[Any]) -> None:
-    """Raise OptionError where a few elements show that these are no operations of a semiring on this type."""
+    """Raise OptionError if a few elements show that these are no operations of a semiring on this type."""
     add, times = semiring.add, semiring.multiply
     x = np.array([0, 1] if dtype.kind == "b" else [0, 1, 2, 3, 12], dtype)
     y, z = x[:, None], x[:, None, None]
@@ -192,7 +192,7 @@ OR_AND = register_semiring("or_and", np.logical_or, np.logical_and, "b", Distrib
 
 
 def find_semiring(name: object) -> Semiring:
-    """The semiring called `name`. Raises: OptionError listing the names."""
+    """Return the semiring called `name`. Raises: OptionError listing the names."""
     found = SEMIRINGS.get(name) if isinstance(name, str) else None
     if found is None:
         raise OptionError(f"semiring: got {name!r}; use one of {', '.join(SEMIRINGS)}")
@@ -210,11 +210,11 @@ def check_semiring(semiring: Semiring, dtype: np.dtype[Any], alpha: Any, beta: A
     if _kind(dtype) not in semiring.kinds:
         raise DtypeError(_misfit(semiring, dtype))
     if conjugates:
-        raise OptionError(f"conjugate: semiring {name} is of real matrices, which have no conjugate; leave it out")
+        raise OptionError(f"conjugate: semiring {name} works on real matrices; leave it out")
     if alpha != 1:
-        raise OptionError(f"alpha: got {alpha}; semiring {name} has no scalars, so alpha is 1")
+        raise OptionError(f"alpha: got {alpha}; semiring {name} has no scalars, so alpha must be 1")
     if beta not in (0, 1):
-        raise OptionError(f"beta: got {beta}; with semiring {name} beta is 0, or 1 to go on from what C holds")
+        raise OptionError(f"beta: got {beta}; with semiring {name} beta must be 0, or 1 to combine with the old C")
 
 
 def _misfit(semiring: Semiring, dtype: np.dtype[Any]) -> str:

@@ -8,7 +8,7 @@ MOST_ELEMENTS = 2**50  # largest number of elements of a matrix; for an empty on
 
 
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The shape of the matrix that an array of `shape` is kept as: all its dimensions but the last are rows.
+    """Return the shape of the matrix that an array of `shape` is kept as: all its dimensions but the last are rows.
 
     >>> as_matrix((2, 3, 4)), as_matrix((5,))
     ((6, 4), (1, 5))
@@ -17,7 +17,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def too_large(shape: tuple[int, int]) -> str:
-    """Why no matrix has this shape; empty where one may.
+    """Why no matrix has this shape; empty if one may.
 
     >>> too_large((0, 2**60))
     'a matrix has at most 1125899906842624 elements, rows or columns'

@@ -36,7 +36,7 @@ class Layout:
     """The grid that the axes are of, over the first ranks of the mesh, where it is not the mesh itself."""
 
     def mesh(self, mesh: MeshShape) -> MeshShape:
-        """The grid that the axes of this placement are of, where the ranks are those of `mesh`."""
+        """Return the grid that the axes of this placement are of, where the ranks are those of `mesh`."""
         return mesh if self.grid is None else regrouped(self.grid, mesh.node_of_rank)
 
     def coords(self, mesh: MeshShape, rank: int) -> dict[str, int] | None:
@@ -52,7 +52,7 @@ class Layout:
         return tuple(axis for split in self.splits for level in split for axis in level.axes)
 
     def outline(self, mesh: MeshShape, by_column: bool = False) -> tuple[object, ...]:
-        """Which axes cut, shift, pin and sum what: the placement but for where its cuts are.
+        """Which axes cut, shift, pin and sum what: the placement except for where its cuts are.
 
         by_column: it may also be in another place in each column of ranks.
         """
@@ -75,7 +75,7 @@ class Layout:
         return tuple(axis for axis in self.mesh(mesh).names if axis not in used)
 
     def check(self, shape: tuple[int, ...], mesh: MeshShape) -> None:
-        """Raise LayoutError where this placement does not fit the mesh or a matrix of `shape`."""
+        """Raise LayoutError if this placement does not fit the mesh or a matrix of `shape`."""
         if self.grid is not None and self.grid.size > mesh.size:
             raise LayoutError(f"layout {self}: its grid needs {self.grid.size} ranks; the mesh {mesh} has {mesh.size}")
         mesh = self.mesh(mesh)
@@ -123,7 +123,7 @@ class Layout:
         return all(coords[axis] == coordinate for axis, coordinate in self.pins)
 
     def region(self, shape: tuple[int, ...], mesh: MeshShape, rank: int) -> Region:
-        """The box that `rank` holds; empty for a rank beyond the mesh or off a pin."""
+        """Return the box that `rank` holds; empty for a rank beyond the mesh or off a pin."""
         mesh = self.mesh(mesh)
         coords = mesh.coords(rank) if rank < mesh.size else {}
         if rank >= mesh.size or not self.holds(coords):
@@ -133,7 +133,7 @@ class Layout:
     def overlapping(
         self, shape: tuple[int, ...], mesh: MeshShape, region: Region, near: int
     ) -> list[tuple[int, Region]]:
-        """The holders of `region` and the part each gives: disjoint, covering, one replica of each element.
+        """Return the holders of `region` and the part each gives: disjoint, covering, one replica of each element.
 
         Of several replicas the rank `near` itself comes first, then its node, then the one at its own coordinates
         along the replicated axes (so that readers spread). Along partial axes it is the summand at `near`'s own
@@ -162,7 +162,7 @@ class Layout:
             yield coords, Region(spans[d] for d in range(len(shape)))
 
     def _nearest(self, mesh: MeshShape, coords: dict[str, int], near: int) -> int:
-        """The replica of the part at `coords` that suits the rank `near` best."""
+        """Return the replica of the part at `coords` that suits the rank `near` best."""
         free = tuple(axis for axis in self.replicated_axes(mesh) if axis not in self.skew_axes)
         default = mesh.rank(coords)
         if not free or near >= mesh.size:
@@ -182,7 +182,7 @@ class Layout:
         return replace(self, splits=self.splits[::-1])
 
     def folded(self, shape: tuple[int, ...]) -> Layout:
-        """The placement of an array of `shape` as a matrix: all dimensions but the last are its rows.
+        """Return the placement of an array of `shape` as a matrix: all dimensions but the last are its rows.
 
         >>> from rma_mm.geometry.notation import parse_layout
         >>> mesh = MeshShape((2, 2))
@@ -289,7 +289,7 @@ def _split_spans(
 
 
 def _split_text(split: Split) -> str:
-    """A dimension in PartitionSpec form: None, 'i', ('i', 'j'), with cuts other than even behind a colon."""
+    """Return a dimension in PartitionSpec form: None, 'i', ('i', 'j'), with cuts other than even behind a colon."""
     words = []
     for level in split:
         args = ", ".join(str(int(arg)) if arg % 1 == 0 else repr(arg) for arg in level.args)

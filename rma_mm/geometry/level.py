@@ -55,7 +55,7 @@ class Level:
         return self.kind == "bounds" and len(self.args) > 1 + prod(mesh.axis_size(axis) for axis in self.axes)
 
     def check(self, extent: int, mesh: MeshShape) -> None:
-        """Raise LayoutError where this cut cannot cut `extent` indices over this mesh."""
+        """Raise LayoutError if this cut cannot cut `extent` indices over this mesh."""
         count = prod(mesh.axis_size(axis) for axis in self.axes)
         if self.kind == "cyclic" and (fault := cyclic_fault(self.args, count)):
             raise LayoutError(f"cyclic: got {self.args}; {fault[1]}")
@@ -65,9 +65,9 @@ class Level:
                 f"blocks, so a block has {-(-extent // MOST_BLOCKS)} indices or more"
             )
         if self.kind == "weights" and not (all(0 <= w < inf for w in self.args) and sum(self.args) > 0):
-            raise LayoutError(f"weights: got {self.args}; they are finite, at least 0, and not all 0")
+            raise LayoutError(f"weights: got {self.args}; they must be finite, at least 0, and not all 0")
         if self.kind == "bounds" and not all(map(is_whole, self.args)):
-            raise LayoutError(f"bounds: got {self.args}; they are whole numbers")
+            raise LayoutError(f"bounds: got {self.args}; they must be whole numbers")
         if self.kind == "weights" and len(self.args) != count:
             raise LayoutError(
                 f"weights: got {len(self.args)} for {count} parts over {self.axes}; one is needed per part"
@@ -89,7 +89,7 @@ def is_whole(number: float) -> bool:
 
 
 def cyclic_fault(args: Sequence[float], parts: int) -> tuple[int, str] | None:
-    """The first argument of a cyclic cut into `parts` that is wrong, and the rule it breaks; None where none is."""
+    """The first argument of a cyclic cut into `parts` that is wrong, and the rule it breaks; None if none is."""
     if not args or not is_whole(args[0]) or args[0] < 1:
         return 0, "cyclic takes a whole block size of at least 1"
     if len(args) > 1 and not (is_whole(args[1]) and args[1] >= 0):

@@ -14,7 +14,7 @@ AXIS_NAMES = ("i", "j", "l", "p", "q", "r")  # default names of the axes of a me
 
 
 class _Nodes(tuple[int, ...]):
-    """The node of each rank: a tuple, but its hash is worked out once, for there may be a million ranks."""
+    """The node of each rank: a tuple, but its hash is computed once, for there may be a million ranks."""
 
     @cached_property
     def _hash(self) -> int:
@@ -50,7 +50,7 @@ class MeshShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", tuple(int(n) for n in self.dims))
         if not self.dims or min(self.dims) < 1:
-            raise MeshError(f"mesh shape: got {self.dims}; it has axes of at least one rank each, as (2, 3)")
+            raise MeshError(f"mesh shape: got {self.dims}; every axis needs at least one rank, as (2, 3)")
         if not self.names and len(self.dims) > len(AXIS_NAMES):
             named = f"up to {len(AXIS_NAMES)} have names of their own, {', '.join(AXIS_NAMES)}"
             raise MeshError(f"mesh names: got none for {len(self.dims)} axes; {named}; for more pass names")
@@ -99,7 +99,7 @@ class MeshShape:
         return len(set(self.node_of_rank)) == 1
 
     def axis_size(self, name: str) -> int:
-        """Ranks along the axis `name`."""
+        """Return ranks along the axis `name`."""
         return self.dims[self.names.index(name)]
 
     def coords(self, rank: int) -> dict[str, int]:
@@ -110,7 +110,7 @@ class MeshShape:
         return {name: coords[name] for name in self.names}
 
     def index(self, axes: tuple[str, ...], coords: Mapping[str, int]) -> tuple[int, int]:
-        """The combined coordinate along some axes, row-major, and how many of them there are."""
+        """Return the combined coordinate along some axes, row-major, and how many of them there are."""
         index, count = 0, 1
         for axis in axes:
             size = self.axis_size(axis)
@@ -118,14 +118,14 @@ class MeshShape:
         return index, count
 
     def rank(self, coords: Mapping[str, int]) -> int:
-        """The rank at these coordinates."""
+        """Return the rank at these coordinates."""
         rank = 0
         for name, extent in zip(self.names, self.dims, strict=True):
             rank = rank * extent + coords[name]
         return rank
 
     def along(self, axes: tuple[str, ...], coords: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """All coordinates that differ from `coords` along `axes` only, row-major in the order of `axes`."""
+        """Yield all coordinates that differ from `coords` along `axes` only, row-major in the order of `axes`."""
         for values in product(*(range(self.axis_size(a)) for a in axes)):
             yield {**coords, **dict(zip(axes, values, strict=True))}
 
@@ -139,7 +139,7 @@ def regrouped(grid: MeshShape, nodes: tuple[int, ...]) -> MeshShape:
 
 
 def grids(count: int, dims: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write `count` as an ordered product of `dims` factors, smaller first factors first."""
+    """Yield all ways to write `count` as an ordered product of `dims` factors, smaller first factors first."""
     if dims == 1:
         yield (count,)
         return

@@ -89,7 +89,7 @@ def parse_layout(text: str, mesh: MeshShape, dims: int = 2, shape: tuple[int, ..
 
 
 def _recognised(plain: str, mesh: MeshShape) -> tuple[str, int]:
-    """The notation of a text without quotes, and the column where it begins; no name for our own."""
+    """Return the notation of a text without quotes, and the column where it begins; no name for our own."""
     if found := _PREFIX.match(plain):
         return found[1], found.end()
     if "->" in plain:
@@ -116,7 +116,7 @@ class Written:
 
 
 def notations(layout: Layout, mesh: MeshShape, shape: tuple[int, int] | None = None) -> dict[str, Written]:
-    """The placement of a matrix in our notation, which has a text for every one, and in each that people know.
+    """Return the placement of a matrix in our notation, which has a text for every one, and in each that people know.
 
     A PBLAS descriptor needs the `shape` of the matrix.
 

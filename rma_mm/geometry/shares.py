@@ -39,7 +39,7 @@ def _is_speed(x: object) -> bool:
 
 
 def relative(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Speeds over their mean; empty where they count as equal."""
+    """Speeds over their mean; empty if they count as equal."""
     if not speeds or max(speeds) - min(speeds) < TOLERANCE * fmean(speeds):
         return ()
     mean = fmean(speeds)

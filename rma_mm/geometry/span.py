@@ -42,7 +42,7 @@ class Span:
 
     @staticmethod
     def cyclic(extent: int, block: int, parts: int, index: int, offset: int = 0, source: int = 0) -> Span:
-        """The share of part `index` when blocks of `block` indices are dealt out round robin.
+        """Return the share of part `index` when blocks of `block` indices are dealt out round robin.
 
         Part `source` has the first block. With an offset the indices are those from `offset` on of a longer
         dimension, dealt out so: x belongs to part ((x + offset) // block + source) mod parts.
@@ -68,7 +68,7 @@ class Span:
 
     @staticmethod
     def folded(spans: Sequence[Span], extents: Sequence[int]) -> Span:
-        """The indices of a dimension that is several in one, the last of them fastest, whose own lie in `spans`.
+        """Return the indices of a dimension that is several in one, the last of them fastest, whose own lie in `spans`.
 
         >>> Span.folded([Span.range(1, 3), Span.range(0, 2)], (3, 4))
         Span(4:6, 8:10)
@@ -180,7 +180,7 @@ class Span:
         return Span(runs)
 
     def take(self, positions: Span) -> Span:
-        """The indices at these positions of the packed form: the inverse of `locate`."""
+        """Return the indices at these positions of the packed form: the inverse of `locate`."""
         if self.is_contiguous:
             return positions if not self or not self.start else _trusted(
                 tuple((a + self.start, b + self.start) for a, b in positions.runs)
@@ -209,7 +209,7 @@ def even_part(extent: int, index: int, count: int) -> Span:
 
 
 def _trusted(runs: tuple[tuple[int, int], ...]) -> Span:
-    """A span of runs already known to be sorted, disjoint and not touching."""
+    """Return a span of runs already known to be sorted, disjoint and not touching."""
     span = Span.__new__(Span)
     span.runs = runs
     return span
@@ -297,12 +297,12 @@ class Region(tuple[Span, ...]):
         return all(span.is_contiguous for span in self)
 
     def selector(self) -> tuple[slice, ...] | tuple[NDArray[np.int64], ...]:
-        """A NumPy index for these positions: slices where possible (a view), else an open grid (a copy)."""
+        """Return a NumPy index for these positions: slices where possible (a view), else an open grid (a copy)."""
         if self.is_contiguous:
             return tuple(span.as_slice() for span in self)
         return np.ix_(*(span.indices for span in self))
 
     def run_boxes(self) -> Iterator[Region]:
-        """The plain boxes, one per combination of runs, in row-major order."""
+        """Yield the plain boxes, one per combination of runs, in row-major order."""
         for runs in product(*(span.runs for span in self)):
             yield Region.box(*runs)

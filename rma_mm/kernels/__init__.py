@@ -2,7 +2,7 @@
 
 `matmul` multiplies, `bind` prepares a product once, to be called many times. `KERNELS` holds the ways to do it: "blas"
 for the four BLAS types and what is cast into them, "numba" and "numpy" for every supported type. `SEMIRING_KERNELS`
-holds those that take something else in place of + and ×.
+holds those that take something else instead of + and ×.
 """
 
 from rma_mm.kernels.binders import KERNELS, SEMIRING_KERNELS

@@ -83,7 +83,7 @@ def scratch_bytes(
 
 
 def _flat(x: Array) -> Array | None:
-    """`x` as a matrix whose rows are those of its matrices one behind the other; None where it does not lie so."""
+    """`x` as a matrix whose rows are those of its matrices one behind the other; None if it does not lie so."""
     dims = [(extent, step) for extent, step in zip(x.shape[:-1], x.strides[:-1], strict=True) if extent != 1]
     lies_so = all(step == below * inner for (_, step), (inner, below) in pairwise(dims))
     if not lies_so:
@@ -93,7 +93,7 @@ def _flat(x: Array) -> Array | None:
 
 
 def _joined(arrays: list[Array]) -> list[Array]:
-    """The same with neighbouring dimensions of the batch as one, wherever all arrays lie so."""
+    """Return the same with neighbouring dimensions of the batch as one, wherever all arrays lie so."""
     dim = 0
     while dim < arrays[0].ndim - 3:
         inner = arrays[0].shape[dim + 1]
@@ -113,7 +113,7 @@ def _without(x: Array, dim: int) -> Array:
 
 
 def _longest_last(arrays: list[Array]) -> list[Array]:
-    """The same with the longest dimension of the batch in front of the matrices."""
+    """Return the same with the longest dimension of the batch in front of the matrices."""
     longest = int(np.argmax(arrays[0].shape[:-2]))
     return [np.moveaxis(x, longest, -3) for x in arrays]
 
@@ -130,7 +130,7 @@ def _bind_matmul(problem: LocalOperands) -> Product:
 
 
 def _matmul(problem: LocalOperands) -> Product:
-    """The products by one call of numpy.matmul where that does all, by blocks of some of them elsewhere."""
+    """Return the products by one call of numpy.matmul where that does all, by blocks of some of them elsewhere."""
     p = problem
     if _is_direct(p.a.dtype, p.b.dtype, p.c.dtype, p.alpha, p.beta, p.conj_a or p.conj_b):
         return Product.by("numpy", p, _call, p.a, p.b, p.c)

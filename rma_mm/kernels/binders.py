@@ -9,7 +9,7 @@ from rma_mm.kernels.product import Binder, LocalOperands, Product
 
 
 def bind_numba(problem: LocalOperands) -> Product:
-    """The product by generated code. Raises: AlgorithmError where Numba cannot be imported."""
+    """Return the product by generated code. Raises: AlgorithmError if Numba cannot be imported."""
     try:
         from rma_mm.kernels.gemm.product import bind_numba as bind_generated
     except ImportError as error:
@@ -29,7 +29,7 @@ BINDERS = (KERNELS, SEMIRING_KERNELS)
 def bound(
     problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
 ) -> Product:
-    """The product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
+    """Return the product by kernel `name`, or by numpy where Numba turns out broken and nobody insisted on it."""
     binders = by[0] if problem.semiring.is_arithmetic else by[1]
     try:
         return binders[name](problem)

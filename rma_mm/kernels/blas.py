@@ -75,7 +75,7 @@ def library() -> Library | None:
 
 
 def _opened(path: str, openblas: bool) -> Library | None:
-    """The library at `path` if it has all four functions under one of the usual names."""
+    """Return the library at `path` if it has all four functions under one of the usual names."""
     try:
         handle = ctypes.CDLL(path)
     except OSError:
@@ -133,7 +133,7 @@ def _read(x: NDArray[Any], row_major: bool, conj: bool, conjugates: bool) -> tup
 def arguments(
     lib: Library, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool
 ) -> tuple[Any, ...] | None:
-    """The arguments of cblas_?gemm for arrays of one type, or None where their strides do not suit BLAS.
+    """Return the arguments of cblas_?gemm for arrays of one type, or None if their strides do not suit BLAS.
 
     A c stored by columns is asked for as such; BLAS then reads a and b as transposed or not in that light.
     """
@@ -163,7 +163,7 @@ def scalar_of(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def bind_blas(problem: LocalOperands) -> Product:
-    """The product by BLAS; operands of other types or strides go through panels.
+    """Return the product by BLAS; operands of other types or strides go through panels.
 
     Raises: DtypeError unless c is of a BLAS type, float16 or bfloat16.
     """
@@ -188,7 +188,7 @@ def check_type(dtype: np.dtype[Any]) -> None:
 
 
 def _whole(lib: Library, problem: LocalOperands) -> Product | None:
-    """One call of BLAS, if types and strides allow."""
+    """Return one call of BLAS, if types and strides allow."""
     a, b, c = problem.a, problem.b, problem.c
     if not a.dtype == b.dtype == c.dtype or c.dtype not in BLAS_TYPES:
         return None

@@ -42,7 +42,7 @@ class Blocking:
     spare: bool  # true if the kernel or the closing addition needs a second block of c
 
     def types(self, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
-        """The types of the blocks of operands and result of these types."""
+        """Return the types of the blocks of operands and result of these types."""
         is_moved = (self.pack_a, self.pack_b, self.accumulate)
         return tuple(self.working if moved else x for x, moved in zip((a, b, c), is_moved, strict=True))
 
@@ -66,7 +66,7 @@ class Blocking:
         return min(count, max(1, most // largest)) if largest else count
 
     def pieces(self, m: int, n: int, k: int, count: int = 1) -> tuple[int, int, int, int]:
-        """Bytes of a's panel, b's panel, the accumulator and the spare block, each a multiple of 64.
+        """Return bytes of a's panel, b's panel, the accumulator and the spare block, each a multiple of 64.
 
         count: of products that go through them at once.
         """
@@ -86,7 +86,7 @@ class Blocking:
 
 
 def bind_blocked(name: str, problem: LocalOperands, blocking: Blocking, step: Step) -> Product:
-    """The product `problem` by blocks; `step` multiplies blocks of type `blocking.working`."""
+    """Return the product `problem` by blocks; `step` multiplies blocks of type `blocking.working`."""
     alpha, beta = (_as(blocking.working, x) for x in (problem.alpha, problem.beta))
     return Product.by(name, problem, _run, problem, blocking, step, alpha, beta)
 
@@ -145,7 +145,7 @@ def _close(
 
 
 def _packed(x: NDArray[Any], panel: NDArray[Any], conj: bool) -> NDArray[Any]:
-    """A contiguous copy of `x` in the panel's type, conjugated if asked."""
+    """Return a contiguous copy of `x` in the panel's type, conjugated if asked."""
     copy = shaped(panel, x.shape)
     np.copyto(copy, x, casting="unsafe")
     if conj:

@@ -23,7 +23,7 @@ def cache_folder() -> Path | None:
 
 
 def folder_of(name: str) -> Path | None:
-    """A folder of our own in the cache, made where it is not there; None where nothing can be written, or others could.
+    """A folder of our own in the cache, made where it is not there; None if nothing can be written, or others could.
 
     Those of another user are never taken, root's neither, since nothing would be written there: what lies here is run.
     """
@@ -43,7 +43,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def refusal() -> str:
-    """Why the cache is not used though it is there, in a sentence with the remedy; empty where nothing is wrong."""
+    """Why the cache is not used though it is there, in a sentence with the remedy; empty if nothing is wrong."""
     try:
         home = _home()
         why = next(filter(None, map(why_not, (home, home / "machines", home / f"kernels-{_sources()}"))), "")
@@ -115,7 +115,7 @@ def _home() -> Path:
 
 @cache
 def _sources() -> str:
-    """A name for the sources as they were at the first look: code compiled from others must not be taken."""
+    """Return a name for the sources as they were at the first look: code compiled from others must not be taken."""
     found = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(file.read_bytes())

@@ -46,7 +46,7 @@ class _Files(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class Entries:
-    """One file for each function and signature, in place of Numba's index: unpickled only if it is ours and whole.
+    """One file for each function and signature, instead of Numba's index: unpickled only if it is ours and whole.
 
     In front stands a digest of its name and what follows, so that an entry that was damaged or swapped counts as none.
     """

@@ -34,7 +34,7 @@ def scale(c: NDArray[Any], beta: Any) -> None:
 def cast(src: NDArray[Any], dst: NDArray[Any]) -> None:
     """Copy `src` into `dst` (same shape, two dimensions), rounding each element once; integers wrap around.
 
-    Raises: DtypeError where an imaginary part or a fraction would be dropped.
+    Raises: DtypeError if an imaginary part or a fraction would be dropped.
     """
     check_cast(src.dtype, dst.dtype, "src", "dst")
     is_rounded_twice = dst.dtype == BFLOAT16 and src.itemsize > 2 and src.dtype != np.float32  # over float32
@@ -125,7 +125,7 @@ def _floating(number: Any, working: np.dtype[Any]) -> Any:
 
 
 def _number(value: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """A Python int, float or complex equal to `value`; complex only where the imaginary part is not zero."""
+    """Return a Python int, float or complex equal to `value`; complex only where the imaginary part is not zero."""
     is_numpy = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
     plain = value.item() if is_numpy else value
     if isinstance(plain, Integral):  # bool is one
@@ -139,7 +139,7 @@ def _number(value: Any, dtype: np.dtype[Any], name: str) -> Any:
 
 
 def _nearest(number: Real) -> Any:
-    """The float nearest to a real number; of a whole one beyond every float, itself."""
+    """Return the float nearest to a real number; of a whole one beyond every float, itself."""
     try:
         return float(number)
     except OverflowError:  # no float, but a fraction of large integers

@@ -42,7 +42,7 @@ def bind(
 
     a: (m, k), b: (k, n), c: (m, n), any strides; a and b are cast to the type of c, and op conjugates a complex
     operand if asked. beta = 0 never reads c, alpha = 0 reads neither a nor b (BLAS's rules). The arrays must not
-    overlap c. `.kernel` of the result says which kernel was taken. `semiring` says what is done in place of + and ×;
+    overlap c. `.kernel` of the result says which kernel was taken. `semiring` says what is done instead of + and ×;
     alpha is then 1, and beta 0 or 1. `closing` is done to c in the end. half: of a square c that is known to become
     symmetric, or Hermitian, just what lies on and below the diagonal is wanted; what is then above is of no use.
 
@@ -104,7 +104,7 @@ def _closing(epilogue: Epilogue, out: NDArray[Any], summed: np.dtype[Any], kerne
 def bound_or_scaled(
     problem: LocalOperands, name: str, sure: bool, by: tuple[dict[str, Binder], dict[str, Binder]] = BINDERS
 ) -> Product:
-    """The product, or the scaling that is left of it where nothing is multiplied. The rest is as of `bound`."""
+    """Return the product, or the scaling that is left of it where nothing is multiplied. The rest is as of `bound`."""
     m, n, k = problem.sizes
     c, semiring = problem.c, problem.semiring
     if m and n and k and problem.alpha != 0:
@@ -115,7 +115,7 @@ def bound_or_scaled(
 
 
 def _closed(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile) -> Product:
-    """The product in blocks of c, each of them closed while it is in the cache."""
+    """Return the product in blocks of c, each of them closed while it is in the cache."""
     steps: list[Callable[[], None]] = []
     for rows, cols in blocks(problem.c):
         c = problem.c[rows, cols]
@@ -126,7 +126,7 @@ def _closed(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile) -
 
 
 def _halved(problem: LocalOperands, name: str, sure: bool, tile: EpilogueTile | None) -> Product:
-    """The product on and below the diagonal, in one call of BLAS or by blocks; and all of c closed."""
+    """Return the product on and below the diagonal, in one call of BLAS or by blocks; and all of c closed."""
     whole = bind_syrk(problem) if name == "blas" else None
     products = [whole] if whole else [bound_or_scaled(part, name, sure) for part in triangle(problem)]
     closings = [] if tile is None else [tile.part(*at).bound(problem.c[at]) for at in blocks(problem.c)]
@@ -139,7 +139,7 @@ def scratch_bytes(
 ) -> int:
     """Upper bound of the temporary memory of one bound product with unit strides, in bytes.
 
-    All products of a thread share it: take the largest, not the sum. 0 where BLAS takes the operands as they are;
+    All products of a thread share it: take the largest, not the sum. 0 if BLAS takes the operands as they are;
     `conj` says whether an operand may be conjugated, which only BLAS does without a copy.
     """
     if not (m and n and k):

@@ -38,7 +38,7 @@ def _step(blocks: Blocks, scalars: tuple[Any, Any], conj: tuple[bool, bool], spa
 
 
 def terms_bytes(m: int, n: int, k: int, a_dtype: np.dtype[Any], b_dtype: np.dtype[Any], c_dtype: np.dtype[Any]) -> int:
-    """Bytes of the temporary memory of `bind_terms`."""
+    """Return bytes of the temporary memory of `bind_terms`."""
     rows, columns, depth = _cut(m, n, k)
     working = accumulator(c_dtype)
     panels = rows * depth * (a_dtype != working) + depth * columns * (b_dtype != working)
@@ -50,7 +50,7 @@ def bind_terms(problem: LocalOperands) -> Product:
 
 
 def _cut(m: int, n: int, k: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile of c, and how many k are formed at once."""
+    """Return rows and columns of a tile of c, and how many k are formed at once."""
     columns = min(n, TILE)
     rows = min(m, TILE // columns)
     return rows, columns, min(k, TERMS // (rows * columns))

@@ -25,7 +25,7 @@ def trace(
 ) -> NDArray[np.int32]:
     """Predecessors of all vertices on best paths from some sources, each path with as few edges as can be.
 
-    lengths: (sources, n), the best of all paths, `inf` (for widest paths `-inf`) where there is none. starts, ends,
+    lengths: (sources, n), the best of all paths, `inf` (for widest paths `-inf`) if there is none. starts, ends,
     weights: the edges by the vertex where they begin, as in CSR. widest: whether a path is worth its least weight
     rather than the sum of its weights. eps: the rounding error of a sum, relative to it. exact_below: the length up to
     which lengths have none. A path is traced along edges with which its length comes out, to a few rounding errors.

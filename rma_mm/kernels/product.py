@@ -25,7 +25,7 @@ class Product(partial[None]):
 
     @classmethod
     def by(cls, kernel: str, problem: LocalOperands, call: Callable[..., None], *arguments: Any) -> Product:
-        """The product by a kernel: `call` of these arguments; keeps the operands."""
+        """Return the product by a kernel: `call` of these arguments; keeps the operands."""
         product = cls(call, *arguments)
         product.kernel, product.keep = kernel, (problem,)
         return product
@@ -68,9 +68,9 @@ def checked(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], alpha: Any, beta: Any, conj_a: bool, conj_b: bool,
     semiring: Semiring = PLUS_TIMES, dims: int = 2,
 ) -> LocalOperands:
-    """The operands of one product, or of a batch of them where `dims` is 3.
+    """Return the operands of one product, or of a batch of them where `dims` is 3.
 
-    Raises: ShapeError, DtypeError, OptionError, LayoutError where `c` overlaps, ValueError where it is read-only.
+    Raises: ShapeError, DtypeError, OptionError, LayoutError if `c` overlaps, ValueError if it is read-only.
     """
     fits = a.ndim == b.ndim == c.ndim == dims and a.shape[:-2] == b.shape[:-2] == c.shape[:-2]
     if not fits or a.shape[-1] != b.shape[-2] or c.shape[-2:] != (a.shape[-2], b.shape[-1]):
@@ -89,7 +89,7 @@ def checked(
 
 
 def check_apart(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
-    """Raises: ValueError where `c` cannot be written, LayoutError where it overlaps an operand."""
+    """Raises: ValueError if `c` cannot be written, LayoutError if it overlaps an operand."""
     if not c.flags.writeable:
         raise ValueError("c is read-only; a product needs a writable array, c.copy() say")
     for name, x in (("a", a), ("b", b)):

@@ -28,7 +28,7 @@ _AS_IT_IS, _TRANSPOSED, _CONJ_TRANSPOSED = 111, 112, 113
 
 
 def triangle(problem: LocalOperands) -> Iterator[LocalOperands]:
-    """The blocks of a product on and below the diagonal: the one below it, and by halves the two squares left."""
+    """Yield the blocks of a product on and below the diagonal: the one below it, and by halves the two squares left."""
     extent = problem.c.shape[0]
     if extent <= NARROW:
         yield problem
@@ -44,7 +44,7 @@ def _part(problem: LocalOperands, rows: slice, cols: slice) -> LocalOperands:
 
 
 def bind_syrk(problem: LocalOperands) -> Product | None:
-    """One call of BLAS for a matrix times its own transpose; None for others, and for what it does not take."""
+    """Return one call of BLAS for a matrix times its own transpose; None for others, and for what it does not take."""
     lib, a, b, c = library(), problem.a, problem.b, problem.c
     is_own = (a.ctypes.data, a.shape, a.strides, a.dtype) == (b.ctypes.data, b.T.shape, b.T.strides, b.dtype)
     if lib is None or not is_own or a.dtype != c.dtype or c.dtype not in BLAS_TYPES or 0 in (*a.shape, problem.alpha):

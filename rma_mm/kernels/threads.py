@@ -29,7 +29,7 @@ def threads_per_rank(ranks_beside: int, explicit: int | None = None) -> int:
 
 
 def cores() -> frozenset[int]:
-    """The cores that this process may run on: launchers may bind ranks to some."""
+    """Return the cores that this process may run on: launchers may bind ranks to some."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come alo
 
 
 def get_threads() -> int:
-    """The threads the local BLAS uses; 1 where no library says."""
+    """Return the threads the local BLAS uses; 1 if no library says."""
     own = _own("openblas_get_num_threads")
     if own is not None:
         return int(own())
@@ -90,7 +90,7 @@ def get_threads() -> int:
 
 @cache
 def _own(name: str) -> Callable[..., Any] | None:
-    """A function of the BLAS the products call; threadpoolctl would walk all loaded libraries each time."""
+    """Return a function of the BLAS the products call; threadpoolctl would walk all loaded libraries each time."""
     lib = library()
     found = None if lib is None else lib.function(name)
     if found is not None:

@@ -22,7 +22,7 @@ OPERAND_DIMS: dict[str, tuple[int, int]] = {"A": (0, 2), "B": (2, 1), "C": (0, 1
 
 
 def side(box: Region, operand: str) -> Region:
-    """The face of a box of (m, n, k) that lies in `operand`."""
+    """Return the face of a box of (m, n, k) that lies in `operand`."""
     rows, cols = OPERAND_DIMS[operand]
     return Region((box[rows], box[cols]))
 
@@ -100,7 +100,7 @@ class PlacedProblem:
 WorkMap = Callable[[PlacedProblem], Layout]
 """Problem → placement of the iteration space (m, n, k): which rank multiplies which box."""
 Layouts = tuple[Layout, Layout, Layout]  # placements of A, B and C
-Wanted = tuple[Layout | None, Layout | None, Layout | None]  # placements of A, B and C; None where any will do
+Wanted = tuple[Layout | None, Layout | None, Layout | None]  # placements of A, B and C; None if any will do
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Cut:
     parts: int | str = 0
     """Into so many even parts, fewer where there are not as many indices; or as many as the mesh has ranks along an
     axis, which is named as in `AXIS_NAMES`."""
-    size: int = 0  # into pieces of so many indices, of which the last may be shorter
+    size: int = 0  # into pieces of the given number of indices, of which the last may be shorter
 
 
 OWNERS = Cut()  # where an operand's owners change
@@ -178,7 +178,7 @@ class Algorithm:
     result: Literal["here", "accumulate", "reduce"] = "here"
     """True if C is multiplied into where it lives, pushed panel by panel, or pushed once it is summed (`reduce`)."""
     placements: Callable[[MeshShape], Wanted | str] | None = None
-    """The placements it needs on a mesh (or why it cannot use that mesh); None where it takes any."""
+    """The placements it needs on a mesh (or why it cannot use that mesh); None if it takes any."""
     also_accepts: Callable[[MeshShape], dict[str, Layout]] | None = None
     """Further placements that it takes, by operand."""
     accepts_transposed: str = ""
@@ -198,13 +198,13 @@ class Algorithm:
     """True if of a symmetric C half is multiplied, and the rest mirrored: by C's owners where the result is `here`,
     else of A and its own transpose in triangle blocks, from which it is pushed."""
     found_as: str = ""
-    """The form that gives this row without the search that found it."""
+    """The form that gives this algorithm without repeating the search."""
     notes: tuple[str, ...] = ()
-    """Lines for `--explain`: what was chosen within the row."""
+    """Lines for `--explain` on choices within the algorithm."""
     specialize: Callable[[Problem], Algorithm | str] | None = None
-    """The row for a product, where it depends on shape and memory (or why there is none)."""
+    """Return the algorithm for a product, if it depends on shape and memory (or the reason why there is none)."""
     form: Callable[[str], Algorithm | str] | None = None
-    """The row in another form, named behind a colon (or what forms there are)."""
+    """Return another form, named behind a colon (or a text that lists the forms)."""
 
     @property
     def reproducible(self) -> bool:
@@ -273,7 +273,7 @@ def _same_spans(one: Layout, other: Layout, dim: int, extent: int, grid: MeshSha
 
 
 def stationary(operand: Operand) -> WorkMap:
-    """The work map in which the owners of `operand` do the work; replicas share it out.
+    """Return the work map in which the owners of `operand` do the work; replicas share it out.
 
     Replicas of C share out its elements, and axes along which it holds partial sums cut k. Replicas of A or B share
     out the dimension that the operand lacks.

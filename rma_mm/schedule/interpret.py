@@ -45,9 +45,9 @@ def interpret(
     """Run `schedule` on local arrays.
 
     homes: A, B (and C, whose arrays are overwritten) → one local array per rank. `claims` replays recorded tickets.
-    arithmetic: what is done in place of + and ×; alpha is then 1, and beta 0 or 1. epilogue: what becomes of the values
+    arithmetic: what is done instead of + and ×; alpha is then 1, and beta 0 or 1. epilogue: what becomes of the values
     of a region of C when it is closed, be it by a Finish or, as the executor does it, by the last products into it.
-    Raises ScheduleError where ranks would wait for ever.
+    Raises ScheduleError if ranks would wait forever.
     """
     return _Machine(schedule, homes, alpha, beta, seed, claims, arithmetic or PlusTimes(), epilogue).run()
 
@@ -115,7 +115,7 @@ class _Machine:
             if rank is None and self.post_more():
                 continue
             if rank is None:
-                raise ScheduleError("deadlock", f"ranks {active} wait for ever for what is never sent to them")
+                raise ScheduleError("deadlock", f"ranks {active} wait forever for data that no rank sends")
             self.land_some()
             self.step(rank)
             if all(rank.waiting for rank in self.ranks):
@@ -123,7 +123,7 @@ class _Machine:
                     rank.waiting = False
         if any(rank.waiting for rank in self.ranks):
             waiting = [rank.number for rank in self.ranks if rank.waiting]
-            raise ScheduleError("deadlock", f"ranks {waiting} wait at a barrier for ever")
+            raise ScheduleError("deadlock", f"ranks {waiting} wait forever at a barrier")
         for rank in self.ranks:
             if not all(map(self.is_here, rank.pending)):
                 raise ScheduleError("deadlock", f"{rank.pending} never arrives")
@@ -131,7 +131,7 @@ class _Machine:
         return self.outcome
 
     def one_ready(self, active: list[int]) -> _Rank | None:
-        """Any of these ranks that can go on, each as likely; None where none can."""
+        """Any of these ranks that can go on, each as likely; None if none can."""
         left = list(active)
         while left:
             at = self.random.randrange(len(left))
@@ -162,7 +162,7 @@ class _Machine:
                 self.write(op.dst, self.sum(self.read(op.dst), values) if op.adds else values)
 
     def post(self, letter: _Message) -> Matrix:
-        """The values of a letter, read now if they were not before."""
+        """Return the values of a letter, read now if they were not before."""
         if letter.values is None:
             letter.values = self.read(letter.src)
         return letter.values
@@ -364,7 +364,7 @@ def _fills(op: object, slot: Slot | None) -> bool:
 
 
 def _frame(transfer: ops.OneSidedOp | _Arrival | ops.Post) -> str | None:
-    """The frame of scratch that a transfer fills, or sends."""
+    """Return the frame of scratch that a transfer fills, or sends."""
     if isinstance(transfer, ops.Post):
         return None
     buffer = (transfer.dst if isinstance(transfer, _Arrival) else transfer.local).buffer

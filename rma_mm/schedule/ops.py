@@ -65,7 +65,7 @@ class TransferSpec(NamedTuple):
 
     @property
     def ref(self) -> Ref:
-        """The box, where it goes or else where it comes from."""
+        """The box, where it goes or else if it comes from."""
         ref = self.dst or self.src
         assert ref is not None
         return ref

@@ -118,7 +118,7 @@ def frames_used(ops: list[Op]) -> dict[tuple[int, str], int]:
 
 
 def reached(ops: list[Op], rank: int) -> set[str]:
-    """The homes to which a rank adds by itself, or of which it so reads parts that other ranks hold.
+    """Return the homes to which a rank adds by itself, or of which it so reads parts that other ranks hold.
 
     And those but A and B that groups fill, or of which they bring parts: both are to be complete.
     """

@@ -44,14 +44,14 @@ class Schedule:
     computed: Layout | None = None
     """Layout in which ranks open and finish C, if replicas do not divide it in the usual way."""
     symmetry: Symmetry | None = None
-    """That by which parts of C are mirrored rather than multiplied; None where none may be."""
+    """That by which parts of C are mirrored rather than multiplied; None if none may be."""
 
     @property
     def output_layout(self) -> Layout:
         return self.computed or self.homes["C"].layout.split_replicas(self.mesh)
 
     def home(self, buffer: str, rank: int) -> Region:
-        """The box of the home matrix `buffer` that `rank` holds."""
+        """Return the box of the home matrix `buffer` that `rank` holds."""
         home = self.homes[buffer]
         return home_region(home.layout, home.shape, self.mesh, rank)
 
@@ -75,7 +75,7 @@ def home_region(layout: Layout, shape: tuple[int, int], mesh: MeshShape, rank: i
 
 
 def expand(schedule: Schedule, rank: int, claims: Iterable[int] | None = None) -> list[Op]:
-    """The rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
+    """Return the rank's operations with its Claim replaced by the tasks it runs: `claims`, or every size-th."""
     ops: list[Op] = []
     for op in schedule.program(rank):
         if isinstance(op, Claim) and schedule.pool:

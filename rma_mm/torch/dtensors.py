@@ -53,7 +53,7 @@ class TorchRanks:
         """Nothing is held."""
 
     def _check_order(self, mesh: Mesh) -> None:
-        """Raise MeshError where ranks do not ascend along the axes: PyTorch's groups do, and mix up shards then."""
+        """Raise MeshError if ranks do not ascend along the axes: PyTorch's groups do, and mix up shards then."""
         grid = np.reshape(self.ranks[: mesh.grid.size], mesh.grid.dims)
         if any((np.diff(grid, axis=axis) <= 0).any() for axis in range(grid.ndim)):
             raise MeshError(
@@ -62,7 +62,7 @@ class TorchRanks:
             )
 
     def check(self, device_mesh: DeviceMesh, mesh: Mesh) -> None:
-        """Raise MeshError where its ranks are not those of `mesh` in the same order."""
+        """Raise MeshError if its ranks are not those of `mesh` in the same order."""
         grid = np.asarray(device_mesh.mesh.cpu().numpy())
         wanted = np.reshape(self.ranks[: mesh.grid.size], mesh.grid.dims)
         if device_mesh.device_type != "cpu":
@@ -126,7 +126,7 @@ def from_dtensor(t: DTensor, mesh: Mesh) -> DistMatrix:
     known = TorchRanks.of(mesh)
     with agreed(mesh.comm, "from_dtensor") as facts:
         if not isinstance(t, DTensor):
-            raise LayoutError(f"t: got {type(t).__name__}; it is a DTensor (DistMatrix.from_local takes tiles)")
+            raise LayoutError(f"t: got {type(t).__name__}; must be a DTensor (DistMatrix.from_local takes tiles)")
         known.check(t.device_mesh, mesh)
         if len(t.shape) != 2:
             raise ShapeError(f"t: got a DTensor of shape {tuple(t.shape)}; a matrix has two dimensions")
@@ -145,7 +145,7 @@ def from_dtensor(t: DTensor, mesh: Mesh) -> DistMatrix:
 
 
 def _word(placement: Placement) -> Placed:
-    """A placement's word. Raises LayoutError for what no layout is."""
+    """Return a placement's word. Raises LayoutError for what no layout is."""
     for word, known in PLACEMENTS.items():
         if type(placement) is type(known) and placement == known:
             return word
@@ -180,7 +180,7 @@ def to_dtensor(D: DistMatrix, device_mesh: DeviceMesh | None = None) -> DTensor:
         If DTensor cannot express the placement.
     """
     if not isinstance(D, DistMatrix):
-        raise LayoutError(f"D: got {type(D).__name__}; it is a DistMatrix")
+        raise LayoutError(f"D: got {type(D).__name__}; must be a DistMatrix")
     mesh = D.mesh
     known = TorchRanks.of(mesh)
     own = device_mesh if device_mesh is not None else _device_mesh(mesh)

@@ -58,7 +58,7 @@ class KeptTensors:
         return self.show(ResultSlot(matrix))
 
     def show(self, slot: ResultSlot) -> Tensor:
-        """The tile of the matrix in a slot as a tensor. Local."""
+        """Return the tile of the matrix in a slot as a tensor. Local."""
         matrix = slot.matrix
         assert matrix is not None
         tile: NDArray[Any] = matrix.tile
@@ -77,7 +77,7 @@ class KeptTensors:
         return self.pools.setdefault((shape, dtype, layout), ResultPool(self.mesh, shape, dtype, layout))
 
     def give(self, matrix: DistMatrix) -> DistMatrix:
-        """The matrix to its user, who decides from now on how long it lives. Local."""
+        """Return the matrix to its user, who decides from now on how long it lives. Local."""
         for pool in self.pools.values():
             for slot in pool.slots:
                 if slot.matrix is matrix:
@@ -85,7 +85,7 @@ class KeptTensors:
         return matrix
 
     def find(self, tensor: Tensor, layout: Layout | None = None) -> DistMatrix | None:
-        """The matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
+        """Return the matrix whose tile the tensor is on this rank, placed as `layout` says (None: as it is). Local."""
         if tensor.is_conj() or tensor.is_neg():
             return None
         address = tensor.data_ptr()
@@ -101,7 +101,7 @@ class KeptTensors:
         return self.exposed[name]
 
     def expose(self, tensor: Tensor, shape: Shape, layout: Layout) -> DistMatrix:
-        """A matrix on the tensor's own memory; on a copy where its elements are not dense. Collective."""
+        """Return a matrix on the tensor's own memory; on a copy where its elements are not dense. Collective."""
         tile = dense(tensor)
         wanted = layout.region(shape, self.mesh.grid, self.mesh.rank).shape
         array = array_of(tile).reshape(wanted) if tile.numel() == 0 else array_of(tile)

@@ -183,7 +183,7 @@ def layouts_of(
     weight = parse_layout(placement, mesh) if isinstance(placement, str) else placement
     if not isinstance(weight, Layout) or given[0] is None:
         raise LayoutError(
-            f"placement: got {quoted(placement)}; it is {' or '.join(map(repr, NAMED))}, or the weight's layout with "
+            f"placement: got {quoted(placement)}; must be {' or '.join(map(repr, NAMED))}, or the weight's layout with "
             f"x_layout, the layout of x"
         )
     return LinearLayouts(given[0], weight, given[1])

@@ -29,7 +29,7 @@ class ShownTile(np.ndarray[Any, Any]):
 class ResultSlot:
     """A matrix whose memory is used again."""
 
-    matrix: DistMatrix | None  # None where it was given away, to whoever asked which matrix a tensor lies in
+    matrix: DistMatrix | None  # None if it was given away, to whoever asked which matrix a tensor lies in
     shown: weakref.ref[ShownTile] | None = None
 
     @property
@@ -48,7 +48,7 @@ class ResultPool:
     slots: list[ResultSlot] = field(default_factory=list)
 
     def take(self, slot: int) -> ResultSlot:
-        """The slot of this number, which is free on all ranks, or a new one. Collective where it is new."""
+        """Return the slot of this number, which is free on all ranks, or a new one. Collective where it is new."""
         if slot < len(self.slots):
             return self.slots[slot]
         made = ResultSlot(DistMatrix.allocated(self.mesh, self.shape, self.dtype, self.layout))
@@ -62,7 +62,7 @@ def free_slots(pools: list[ResultPool]) -> tuple[int, ...]:
 
 
 def _chosen(pools: list[ResultPool], is_free: Callable[[int, int], bool]) -> Iterator[int]:
-    """The first free slot of each, or the number of a new one; another each time that a pool is named again."""
+    """Yield the first free slot of each, or the number of a new one; another each time that a pool is named again."""
     last: dict[int, int] = {}
     for number, pool in enumerate(pools):
         begin, end = last.get(id(pool), -1) + 1, len(pool.slots)
@@ -71,10 +71,10 @@ def _chosen(pools: list[ResultPool], is_free: Callable[[int, int], bool]) -> Ite
 
 
 def taken(pools: list[ResultPool], free: tuple[int, ...] | None) -> list[ResultSlot]:
-    """A slot of each. free: their numbers, where all ranks have found the same ones free. Collective.
+    """Return a slot of each. free: their numbers, where all ranks have found the same ones free. Collective.
 
-    Where they have not (None), those are taken that are free on all; nothing is asked of other ranks else, but for what
-    is new.
+    Where they have not (None), those are taken that are free on all; nothing is asked of other ranks else, except for
+    what is new.
     """
     if free is None:
         votes = np.array([slot.is_free for pool in pools for slot in pool.slots], np.uint8)

@@ -71,7 +71,7 @@ class TorchProduct:
         self.results = ("y", "y") if asked.keeps_sums else ("y",)  # what a forward pass makes
 
     def plan(self, what: str, a: DistMatrix, b: DistMatrix) -> Plan:
-        """The plan for "y" of x and w, or for the gradient of "x", "w" or "bias". Collective."""
+        """Return the plan for "y" of x and w, or for the gradient of "x", "w" or "bias". Collective."""
         key = _key(what, a, b)
         found = self.plans.get(key)
         if found is None:
@@ -168,7 +168,7 @@ class TorchProduct:
                 plan.set_bias(part, others)
 
     def columns(self, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The columns of y that a rank holds, which are its part of the bias."""
+        """Return the columns of y that a rank holds, which are its part of the bias."""
         assert self.y_layout is not None
         return self.y_layout.region((self.m, self.n), self.mesh.grid, rank)[1].indices
 

@@ -107,7 +107,7 @@ def _request(
     mesh: MeshShape, x_layout: str | Layout, w_layout: str | Layout, layout: str | Layout | None, transpose_w: bool,
     has_bias: bool, activation: str | None, keeps_sums: bool,
 ) -> LinearRequest:
-    """The arguments as values. Raises LayoutError."""
+    """Return the arguments as values. Raises LayoutError."""
     places: list[Layout | None] = []
     for name, place in (("x_layout", x_layout), ("w_layout", w_layout), ("layout", layout)):
         places.append(parse_layout(place, mesh) if isinstance(place, str) else place)
@@ -222,7 +222,7 @@ class KeptProducts:
     def multiply(
         self, asked: LinearRequest | RmaError, tensors: Sequence[Any], wants: tuple[bool, ...]
     ) -> tuple[TorchProduct, tuple[DistMatrix, DistMatrix], list[Tensor]]:
-        """The product of x, w and bias, where x and w lie, and the results. Collective.
+        """Return the product of x, w and bias, where x and w lie, and the results. Collective.
 
         wants: of which of them a gradient is wanted. The ballot that opens the plan's execution is the only one where
         all ranks know all of it from before.
@@ -314,7 +314,7 @@ class KeptProducts:
         self.tensors.pools = {name: pool for name, pool in self.tensors.pools.items() if id(pool) in used}
 
     def _check_bias(self, product: TorchProduct, shapes: list[Any]) -> None:
-        """Raises ShapeError where the biases, whose shapes are given by rank, are not each rank's columns of y."""
+        """Raises ShapeError if the biases, whose shapes are given by rank, are not each rank's columns of y."""
         for rank, shape in enumerate(shapes):
             if shape is not None and shape != (len(product.columns(rank)),):
                 raise ShapeError(
@@ -327,9 +327,9 @@ class KeptProducts:
         self, product: TorchProduct, matrices: tuple[DistMatrix, DistMatrix], dy: Tensor, seen: Tensor | None,
         wants: tuple[bool, ...],
     ) -> list[Tensor | None]:
-        """The gradients of x, w and bias that are wanted, of that of activation(x @ w + bias). Collective.
+        """Return the gradients of x, w and bias that are wanted, of that of activation(x @ w + bias). Collective.
 
-        matrices: x and w. seen: what the activation's derivative is taken of; None where nothing was applied.
+        matrices: x and w. seen: what the activation's derivative is taken of; None if nothing was applied.
         """
         wanted = [what for what, is_wanted in zip(GRADIENTS, wants, strict=True) if is_wanted]
         pools = product.pools("dy", *wanted)
@@ -362,7 +362,7 @@ class KeptProducts:
 
 
 def _filled(slot: ResultSlot, product: TorchProduct, dy: Tensor, seen: Tensor | None) -> DistMatrix:
-    """The gradient of x @ w + bias, put where it is to lie. Local."""
+    """Return the gradient of x @ w + bias, put where it is to lie. Local."""
     assert slot.matrix is not None
     into = tensor_of(slot.matrix.tile)
     if seen is None:
@@ -432,7 +432,7 @@ class _Multiply(torch.autograd.Function):
 def _differentiable(
     product: TorchProduct, dy: Tensor, tensors: Sequence[Tensor], seen: Tensor | None, wants: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients of x, w and bias as functions of it, of them and of that of y. Collective."""
+    """Return the gradients of x, w and bias as functions of it, of them and of that of y. Collective."""
     x, w, bias = tensors
     asked, mesh = product.request, product.mesh
     assert product.y_layout is not None

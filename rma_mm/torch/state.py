@@ -21,7 +21,7 @@ PathLike = str | os.PathLike[str]
 
 
 def layers_of(module: torch.nn.Module) -> dict[str, Linear]:
-    """The layers over a mesh in a module, by the names of their parameters. Raises OptionError where there is none."""
+    """The layers over a mesh in a module, by the names of their parameters. Raises OptionError if there is none."""
     found = {
         f"{prefix}{'.' * bool(prefix)}{name}": layer
         for prefix, layer in module.named_modules()
@@ -66,7 +66,7 @@ def full_state_dict(module: torch.nn.Module, root: int | None = None) -> dict[st
 
 
 def _whole(layer: Linear, name: str, root: int | None) -> torch.Tensor | None:
-    """A parameter of all ranks. Collective."""
+    """Return a parameter of all ranks. Collective."""
     tile = layer.get_parameter(name).detach().contiguous()
     shape, layout = (layer.out_features, layer.in_features), layer.layouts.weight
     if name == "bias":

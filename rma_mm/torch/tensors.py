@@ -21,7 +21,7 @@ TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """The elements of a CPU tensor as an array on the same memory; bfloat16 as that of ml_dtypes.
+    """Return the elements of a CPU tensor as an array on the same memory; bfloat16 as that of ml_dtypes.
 
     That goes by its bits: by DLPack NumPy 2.4 takes no bfloat16 ("Unsupported dtype in DLTensor"), and gives none
     ("DLPack only supports signed/unsigned integers, float and complex dtypes").
@@ -33,14 +33,14 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """The elements of an array as a tensor on the same memory, which holds the array alive."""
+    """Return the elements of an array as a tensor on the same memory, which holds the array alive."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its rows or columns are dense in memory, as those of a tile are; else a copy."""
+    """Return the tensor itself if its rows or columns are dense in memory, as those of a tile are; else a copy."""
     strides, shape = tensor.stride(), tensor.shape
     is_dense = (1 in strides and 0 not in strides) or 1 in shape or 0 in shape
     return tensor.resolve_conj().resolve_neg() if is_dense else tensor.contiguous()
@@ -56,7 +56,7 @@ def check_mesh(mesh: object) -> Mesh:
 def check_tensor(name: str, x: object) -> torch.Tensor:
     """`x`, if it can be a rank's tile of a matrix. Raises LayoutError, ShapeError, DtypeError."""
     if not isinstance(x, torch.Tensor):
-        raise LayoutError(f"{name}: got {type(x).__name__}; it is a torch.Tensor, this rank's tile")
+        raise LayoutError(f"{name}: got {type(x).__name__}; must be a torch.Tensor, this rank's tile")
     if hasattr(x, "placements"):
         raise LayoutError(
             f"{name}: got a DTensor; pass its to_local() and its layout, or make it a matrix by from_dtensor"
@@ -73,7 +73,7 @@ def check_tensor(name: str, x: object) -> torch.Tensor:
 
 
 def whole_shape(name: str, layout: Layout, tiles: list[tuple[int, ...]], mesh: MeshShape) -> tuple[int, int]:
-    """The shape of the matrix whose tiles, by rank, have these shapes. Raises ShapeError, LayoutError."""
+    """Return the shape of the matrix whose tiles, by rank, have these shapes. Raises ShapeError, LayoutError."""
     grid = layout.mesh(mesh)
     base = dict.fromkeys(grid.names, 0) | dict(layout.pins)
     shape = []

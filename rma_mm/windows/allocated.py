@@ -20,7 +20,7 @@ class AllocatedWindow(MpiWindow):
 
     @classmethod
     def exposed(cls, comm: MPI.Intracomm, memory: int, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
-        """New memory of so many bytes. Raises WindowError on every rank when one passes a negative size."""
+        """New memory of the given number of bytes. Raises WindowError on every rank when one passes a negative size."""
         sizes = exposed_sizes(comm, memory)
         window = MPI.Win.Allocate(memory, 1, info, comm)
         return Exposed(window, {comm.rank: window_bytes(window.tomemory(), memory)}, sizes, owner=window)

@@ -60,7 +60,7 @@ def over() -> bool:
 
 @cache
 def calls() -> tuple[Any, Any]:
-    """Return the functions that read and write. Raises WindowError where the system has neither."""
+    """Return the functions that read and write. Raises WindowError if the system has neither."""
     try:
         library: Any = C.CDLL(None, use_errno=True)
         found = library.process_vm_readv, library.process_vm_writev

@@ -38,7 +38,7 @@ class Patch:
         return len(self.rows), len(self.cols)
 
     def stop(self, itemsize: int) -> int:
-        """One more than the last byte that the box touches; `offset` when it is empty."""
+        """Return one more than the last byte that the box touches; `offset` when it is empty."""
         if not (self.rows and self.cols):
             return self.offset
         last = (self.rows.stop - 1) * self.strides[0] + (self.cols.stop - 1) * self.strides[1]
@@ -120,7 +120,7 @@ class Window(Protocol):
     def view(
         self, rank: int, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DTypeLike
     ) -> Array | None:
-        """An array directly on the memory of `rank`, or None when that is out of reach.
+        """Return an array directly on the memory of `rank`, or None when that is out of reach.
 
         `offset` is in bytes, `strides` in elements. Raises WindowError when the array would not fit.
         """
@@ -136,7 +136,7 @@ class Window(Protocol):
 
         `op` is MPI's name of one of `REDUCTIONS`; SUM of bool is logical or. Atomic per element against others with the
         same op: between an op and another on the same elements all ranks flush and meet. Raises WindowError, or
-        DtypeError where `Flavour.accumulates` is false.
+        DtypeError if `Flavour.accumulates` is false.
         """
 
     def fetch_add(self, rank: int, offset: int, value: int) -> int:

@@ -55,7 +55,7 @@ class Channel:
         self._rooms.append(room)
 
     def tag_of_sum(self) -> int:
-        """The tag of the reduction that begins now, of which others that are under way have none."""
+        """Return the tag of the reduction that begins now, of which others that are under way have none."""
         self._sums += 1
         return SUMS + self._sums % TAGS
 
@@ -166,7 +166,7 @@ class GroupTransfer:
         return [MPI.buffer.fromaddress(array.ctypes.data + found.start, size), found.count, found.datatype], region.size
 
     def _own(self, array: Array, region: Region, upright: bool) -> Placed:
-        """The datatype of a box, kept with its memory until `close`."""
+        """Return the datatype of a box, kept with its memory until `close`."""
         rows, cols = ((span, stride) for span, stride in zip(region, strided_elements(array), strict=True))
         outer, inner = (rows, cols) if upright else (cols, rows)
         found = Placed(MOVED_AS[array.itemsize], array.itemsize, outer, inner)

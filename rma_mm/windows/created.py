@@ -26,7 +26,7 @@ class CreatedWindow(MpiWindow):
     def exposed(
         cls, comm: MPI.Intracomm, memory: int | NDArray[Any], nodes: tuple[int, ...], info: MPI.Info
     ) -> Exposed:
-        """The bytes that an array spans, its first element at byte 0; it is kept alive until `close`.
+        """Return the bytes that an array spans, its first element at byte 0; it is kept alive until `close`.
 
         A number stands for that many bytes of new memory. Raises WindowError on every rank when one passes an array
         with a negative stride, or of objects.

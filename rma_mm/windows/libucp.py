@@ -41,8 +41,8 @@ LAST_ERROR = 256  # pointers from −256 to −1 are errors, as statuses are
 LOCKS, LOCK = 64, 64  # locks of a process, and bytes from one to the next
 BURST = 64  # looks of a listener before others may call the library again
 RESTS, LONGEST_REST = 4, 3e-3
-"""A listener rests this many times as long as it worked, at most so many seconds: it takes the core from a multiply,
-and the system's buffers take what comes meanwhile."""
+"""A listener rests this many times as long as it worked, at most the given number of seconds: it takes the core from a
+multiply, and the system's buffers take what comes meanwhile."""
 ASLEEP = 1000  # milliseconds for which a listener sleeps at most
 P, U64, SIZE = C.c_void_p, C.c_uint64, C.c_size_t
 
@@ -62,9 +62,9 @@ RequestParams = structure(
 )  # fmt: skip
 NOTHING_MORE = RequestParams()
 PLAIN = C.byref(NOTHING_MORE)  # parameters for calls that need none beyond their arguments
-Steps = Iterator[None]  # work that is left: each step ends where there is nothing to do but wait
+Steps = Iterator[None]  # work that is left: each step ends if there is nothing to do but wait
 Done = Callable[[], bool]
-"""A function that tells if something is over, gives it progress, and raises WindowError where it failed."""
+"""A function that tells if something is over, gives it progress, and raises WindowError if it failed."""
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "ucp_init_version": (C.c_byte, C.c_uint, C.c_uint, P, P, P),
@@ -187,7 +187,7 @@ class Ucp:
             self.lib.ucp_mem_unmap(self.context, memory.handle)
 
     def endpoint(self, address: bytes) -> Endpoint:
-        """The way to the process with this address, made when it is first asked for. Raises WindowError."""
+        """Return the way to the process with this address, made when it is first asked for. Raises WindowError."""
         with self.lock:
             found = self.endpoints.get(address)
             if found is None:
@@ -222,14 +222,14 @@ class Endpoint:
             raise WindowError(f"UCX reaches no other process ({message(status)}); {remedy()}")
 
     def key(self, packed: bytes) -> Any:
-        """A key to memory of the process, to be destroyed. Raises WindowError."""
+        """Return a key to memory of the process, to be destroyed. Raises WindowError."""
         found = P()
         with self.ucp.lock:
             checked(self.ucp.lib.ucp_ep_rkey_unpack(self.handle, packed, C.byref(found)), "key of memory")
         return found
 
     def lock_key(self, packed: bytes) -> Any:
-        """The key to the locks of the process, the same at each call. Raises WindowError."""
+        """Return the key to the locks of the process, the same at each call. Raises WindowError."""
         if self._lock_key is None:
             self._lock_key = self.key(packed)
         return self._lock_key
@@ -347,13 +347,13 @@ def remedy() -> str:
 
 @cache
 def start() -> Ucp:
-    """The library with its context and worker, the same at each call. Raises AbsentError."""
+    """Return the library with its context and worker, the same at each call. Raises AbsentError."""
     return Ucp()
 
 
 @cache
 def loaded() -> tuple[str, Any, str]:
-    """Path, library and version. Raises AbsentError where there is none that serves."""
+    """Path, library and version. Raises AbsentError if there is none that serves."""
     there = in_process()
     if len(there) > 1:
         raise AbsentError(
@@ -383,7 +383,7 @@ def loaded() -> tuple[str, Any, str]:
 
 
 def in_process() -> list[str]:
-    """The libraries of UCX that this process has loaded, each once."""
+    """Return the libraries of UCX that this process has loaded, each once."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libucp" in line}
@@ -406,7 +406,7 @@ def beside(path: str, name: str) -> str:
 
 @cache
 def ucx_py() -> Any:
-    """The module of ucx-py that knows handles; None where it is not installed, or its libucp does not go with MPI's."""
+    """The module of ucx-py that knows handles; None if it is not installed, or its libucp does not go with MPI's."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -417,7 +417,7 @@ def ucx_py() -> Any:
 
 
 def shared_with_ucx_py() -> tuple[Any, Any] | None:
-    """A context and a worker of ucx-py, whose handles are used; None where there is none."""
+    """Return a context and a worker of ucx-py, whose handles are used; None if there is none."""
     ucx_api = ucx_py()
     if ucx_api is None:
         return None

@@ -67,7 +67,7 @@ class Exposed(NamedTuple):
     sizes: tuple[int, ...]  # bytes that each rank exposes
     others: tuple[MPI.Win, ...] = ()
     """Further windows over the same memory, synchronised and freed together with the first."""
-    owner: MPI.Win | None = None  # the one whose freeing unmaps the memory; None where arrays keep it
+    owner: MPI.Win | None = None  # the one whose freeing unmaps the memory; None if arrays keep it
     node: MPI.Comm = MPI.COMM_NULL
     """The communicator of `owner`, freed after it: MPICH 5.0.2 corrupts other windows if it is freed first."""
 
@@ -81,7 +81,7 @@ class MpiWindow(Reach):
         self, comm: MPI.Intracomm, memory: Any, *, node_of: tuple[int, ...] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Expose new memory of so many bytes, or an array where the flavour takes it. Collective over `comm`.
+        """Expose new memory of this size, or an array if the flavour accepts it. Collective over `comm`.
 
         `node_of` may be finer than the true nodes. Raises as `exposed` does.
         """
@@ -105,7 +105,7 @@ class MpiWindow(Reach):
 
     @classmethod
     def exposed(cls, comm: MPI.Intracomm, memory: Any, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
-        """The memory of a flavour. Collective. Raises WindowError, on every rank, for what cannot be exposed."""
+        """Return the memory of a flavour. Collective. Raises WindowError, on every rank, for what cannot be exposed."""
         raise NotImplementedError
 
     def get(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> Transfer:
@@ -277,7 +277,7 @@ class MpiTransfer:
         self._placed = []
 
     def _parted(self, there: Box, here: Box, strides: tuple[int, int]) -> list[tuple[Box, Box]]:
-        """A get in pieces that MPI may be trusted with (`datatypes.trusted`)."""
+        """Return a get in pieces that MPI may be trusted with (`datatypes.trusted`)."""
         if self._op is not None:
             return [(there, here)]
         slow, fast = axes(strides)

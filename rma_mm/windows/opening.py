@@ -25,7 +25,7 @@ def open_window(
     arrays, the array that it exposes as it stands. `node_of` is `ranks.node_map(comm)`, computed here when absent; one
     MPI call moves at most `chunk_bytes`. With `checks` its transfers are checked, which is noted there. Contents are
     undefined. Raises, on every rank, WindowError for an unknown flavour or memory that cannot be exposed, AbsentError
-    where the flavour cannot be had on some rank, and MemoryLimitError where there is too little of its memory.
+    where the flavour cannot be had on some rank, and MemoryLimitError if there is too little of its memory.
     """
     options: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
     place, kind = find_flavour(flavour).window, class_of(flavour)
@@ -36,13 +36,13 @@ def open_window(
 
 
 def class_of(flavour: str) -> Any:
-    """The class of a flavour's windows. Raises WindowError."""
+    """Return the class of a flavour's windows. Raises WindowError."""
     module, _, name = find_flavour(flavour).window.partition(":")
     return getattr(import_module(module), name)
 
 
 def absent(flavour: str) -> str:
-    """Why windows of a flavour cannot be had by this rank, and the remedy; empty where they can. Local.
+    """Why windows of a flavour cannot be had by this rank, and the remedy; empty if they can. Local.
 
     A class of windows that may be absent says so by a class method `absent`, without arguments.
     """

@@ -8,7 +8,7 @@ from rma_mm.errors import WindowError
 
 
 def node_map(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """The node number of each rank, numbered by first appearance. Collective over `comm`.
+    """Return the node number of each rank, numbered by first appearance. Collective over `comm`.
 
     Ranks are on one node when MPI says that they can share memory, which a launcher may pretend otherwise.
     """

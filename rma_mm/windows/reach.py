@@ -18,7 +18,7 @@ Pairs = list[tuple[Array, Array]]
 
 
 class Reach:
-    """A window, but for its transfers to and from memory out of reach. See `base.Window`."""
+    """A window, except for its transfers to and from memory out of reach. See `base.Window`."""
 
     flavour = ""
 
@@ -72,7 +72,7 @@ class Reach:
         return paired_views(remote, (target.rows, target.cols), origin, (rows, cols)) if remote.size else []
 
     def copy(self, rank: int, target: Patch, origin: Array, rows: Span, cols: Span) -> CopyTransfer:
-        """A get from memory in reach: by load and store, which beats every library on strided boxes."""
+        """Return a get from memory in reach: by load and store, which beats every library on strided boxes."""
         counters = None if rank == self._rank else self.counters
         same_node = self._node_of[rank] == self._node_of[self._rank]
         found = self.pairs(rank, target, origin, rows, cols)
@@ -101,13 +101,13 @@ def array_problem(array: NDArray[Any]) -> str | None:
 
 
 def spanned_bytes(array: NDArray[Any]) -> int:
-    """Bytes from the first element of an array to the end of its last."""
+    """Return bytes from the first element of an array to the end of its last."""
     low, high = byte_bounds(array) if array.size else (0, 0)
     return int(high - low)
 
 
 def exposed_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The bytes that an array spans, gaps included, without a copy; keeps the array's memory alive."""
+    """Return the bytes that an array spans, gaps included, without a copy; keeps the array's memory alive."""
     nbytes = spanned_bytes(array)
     if nbytes == 0:
         return np.empty(0, np.uint8)

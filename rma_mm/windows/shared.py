@@ -27,7 +27,7 @@ class SharedWindow(MpiWindow):
 
     @classmethod
     def exposed(cls, comm: MPI.Intracomm, memory: int, nodes: tuple[int, ...], info: MPI.Info) -> Exposed:
-        """New memory of so many bytes.
+        """New memory of the given number of bytes.
 
         Raises MemoryLimitError on every rank when a node's shared memory is too small, WindowError on every rank when
         one passes a negative size or MPI refuses.
@@ -56,7 +56,7 @@ class SharedWindow(MpiWindow):
 def _segment(
     node: MPI.Intracomm, sizes: tuple[int, ...], mates: list[int], info: MPI.Info
 ) -> tuple[MPI.Win, dict[int, NDArray[np.uint8]]]:
-    """The node's shared segment, and the part of each of its ranks (`mates`). Collective over `node`."""
+    """Return the node's shared segment, and the part of each of its ranks (`mates`). Collective over `node`."""
     segment = MPI.Win.Allocate_shared(sizes[mates[node.rank]], 1, info, node)
     bases = {rank: window_bytes(segment.Shared_query(at)[0], sizes[rank]) for at, rank in enumerate(mates)}
     # pages are only promised until touched: take them now, on this rank's side of the machine

@@ -92,7 +92,7 @@ class UcxWindow(Reach):
 
     @classmethod
     def absent(cls) -> str:
-        """Why there are no such windows here; empty where there are."""
+        """Why there are no such windows here; empty if there are."""
         try:
             libucp.start()
         except AbsentError as error:
@@ -103,7 +103,7 @@ class UcxWindow(Reach):
         return memory, None
 
     def exposed(self, memory: Any) -> tuple[Mapped | None, NDArray[np.uint8]]:
-        """New memory, and its bytes. Raises WindowError where there is too little."""
+        """New memory, and its bytes. Raises WindowError if there is too little."""
         if not memory:
             return None, np.empty(0, np.uint8)
         found = self.ucp.expose(None, memory)
@@ -114,7 +114,7 @@ class UcxWindow(Reach):
     def reached(
         self, rank: int, nodes: tuple[int, ...], sizes: tuple[int, ...], own: NDArray[np.uint8]
     ) -> dict[int, NDArray[np.uint8]]:
-        """The memory of the ranks of this node. Raises WindowError where UCX maps none of another's."""
+        """Return the memory of the ranks of this node. Raises WindowError if UCX maps none of another's."""
         bases = {rank: own}
         for other, node in enumerate(nodes):
             if node == nodes[rank] and other != rank:
@@ -122,7 +122,7 @@ class UcxWindow(Reach):
         return bases
 
     def mapped(self, rank: int, nbytes: int) -> NDArray[np.uint8]:
-        """The memory of a rank of this node, where this process sees it."""
+        """Return the memory of a rank of this node, where this process sees it."""
         pointer, peer = C.c_void_p(), self.peer(rank)
         status = self.ucp.lib.ucp_rkey_ptr(peer.key, peer.base, C.byref(pointer))
         if status != libucp.OK or pointer.value is None:
@@ -243,7 +243,7 @@ class UcxArrayWindow(UcxWindow):
     def reached(
         self, rank: int, nodes: tuple[int, ...], sizes: tuple[int, ...], own: NDArray[np.uint8]
     ) -> dict[int, NDArray[np.uint8]]:
-        """This rank's own. Raises WindowError where that of other ranks of the node cannot be read."""
+        """This rank's own. Raises WindowError if that of other ranks of the node cannot be read."""
         mates = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
         self.pids = {other: self.facts_of_ranks[other][3] for other in mates}
         byte = np.zeros(1, np.uint8)
@@ -412,7 +412,7 @@ class UcxAccumulate(Locked):
         return [(theirs, mine) for mine, theirs in self.window.pairs(self.rank, target, origin, *here)], None
 
     def far(self, target: Patch, origin: Array, here: tuple[Span, Span]) -> tuple[Pairs, Callable[[bool], Done]]:
-        """The same of memory that is got, and put back."""
+        """Return the same of memory that is got, and put back."""
         held, whole = packed(target, origin.dtype)
         runs = runs_of(target, whole, strided_elements(held), held.itemsize)
         return paired_views(origin, here, held, whole), self.window.mover(self.rank, held, target.offset, runs)

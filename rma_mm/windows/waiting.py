@@ -51,7 +51,7 @@ def poll() -> None:
 def wait_until(done: Callable[[], bool], when_late: Callable[[], None] | None = None) -> None:
     """Return when `done()` is true; `done` should give progress to what it asks for, other libraries have it here.
 
-    when_late: called about once a second after the first, in place of `WHEN_LATE`; may raise.
+    when_late: called about once a second after the first, instead of `WHEN_LATE`; may raise.
     """
     if done():
         return
@@ -105,14 +105,14 @@ def barrier(comm: MPI.Intracomm) -> None:
 
 
 def reduced(comm: MPI.Intracomm, array: NDArray[Any], op: str) -> None:
-    """Put the SUM, MIN or MAX over all ranks of `comm` in place of each element. Collective over `comm`."""
+    """Put the SUM, MIN or MAX over all ranks of `comm` instead of each element. Collective over `comm`."""
     from mpi4py import MPI
 
     wait(comm.Iallreduce(MPI.IN_PLACE, array, getattr(MPI, op)))
 
 
 def largest(comm: MPI.Intracomm, figures: Sequence[int]) -> list[int]:
-    """The largest of each of these on any rank. Collective over `comm`."""
+    """Return the largest of each of these on any rank. Collective over `comm`."""
     most = np.array(figures, np.int64)
     reduced(comm, most, "MAX")
     return [int(figure) for figure in most]

@@ -84,7 +84,8 @@ def test_the_command_conjugates_batches(tmp_path):
     assert done.returncode == 0, done.stderr
     assert np.array_equal(np.load(files[2]), a.conj() @ b)
     known = set(re.findall(r"\b(?:o|options)\.(\w+)", inspect.getsource(batch_job)))
-    elsewhere = {"help", "list", "list_windows", "verify", "allow_external", "beta"}  # beta needs c, which is refused
+    elsewhere = {"help", "verbose", "list", "list_windows", "verify", "allow_external"}
+    elsewhere.add("beta")  # it needs c, which is refused
     assert {*vars(parse([]))} <= {*known, *batch_job.UNUSED, *elsewhere}
 
 
@@ -264,5 +265,5 @@ def test_switches_of_the_environment_are_those_of_batches(comm):
                 assert plan.words.words_intra == plan.choice.load.words == 0
             by_rows = DistArray.from_numpy(x, mesh, "P(None, 'i')")
             call = lambda prefer: rma_mm.matmul(a, by_rows, transpose_b=True, prefer=prefer)  # noqa: E731
-            same_error(comm, OptionError, lambda: call(None), "RMA_MM_PREFER", "every way to cut")
+            same_error(comm, OptionError, lambda: call(None), "RMA_MM_PREFER", "every partitioning")
             assert np.array_equal(call("auto").to_numpy(), x @ x.swapaxes(1, 2))

@@ -184,10 +184,10 @@ def test_what_is_wrong_with_a_journal(comm, here):
     for change, line, words in (
         (None, f"{LINE} -o C.npy", "with 2 blocks that are done; --resume goes on with it"),
         (None, f"{LINE} -o C.npy --resume --alpha 2", "it was begun with options"),
-        (None, f"{LINE} -o D.npy --resume", "there is nothing to go on with"),
+        (None, f"{LINE} -o D.npy --resume", "there is nothing to resume"),
         (None, f"{LINE} -o C.npy --resume --trace t.json", "--trace: of C in blocks there is none"),
         (None, f"{LINE} -o C.npy --resume --repeat 2", "--repeat: of C in blocks there is none"),
-        (b"{", f"{LINE} -o C.npy --resume", "has no first line; remove it to begin anew"),
+        (b"{", f"{LINE} -o C.npy --resume", "has no first line; remove it to start again"),
     ):
         if change is not None and comm.rank == 0:
             journal.write_bytes(change)

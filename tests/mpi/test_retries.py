@@ -323,4 +323,4 @@ def test_who_left_when_the_product_was_over_is_missed_at_the_next(tmp_path: Path
     program.write_text(AT_THE_END)
     done = mpirun(2, [str(program)], timeout=20)
     assert done.returncode == 5, done
-    assert done.stdout.splitlines()[:1] == ["rank 1 left a product in its midst"]
+    assert done.stdout.splitlines()[:1] == ["rank 1 aborted during a product"]

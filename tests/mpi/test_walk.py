@@ -15,7 +15,7 @@ from rma_mm import DistMatrix, Mesh
 from tests.launch import parallel
 from tests.processes import ROOT
 
-SECTION = re.compile(r"^## The way of A\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"^## The path of A\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 STAGE = re.compile(r"^- \*\*(\w+)\*\*: (.*?)(?=^\S|^$)", re.MULTILINE | re.DOTALL)
 PACKAGE = str(ROOT / "rma_mm")
 SKIPPED = re.compile(r"(.*\.)?<\w+>|serialized\.<locals>\.alone")

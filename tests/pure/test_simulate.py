@@ -520,7 +520,7 @@ def test_a_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch:
     [
         (["--ranks", "4"], "--shape: is missing"),
         (["--shape", "4,4"], "three whole numbers"),
-        (["--shape", "4,4,4"], "--ranks: is missing, and typical does not say how many nodes there are"),
+        (["--shape", "4,4,4"], "--ranks: is missing, and typical does not give the number of nodes"),
         (["--shape", "4,4,4", "--ranks", "0"], "--ranks: got '0', it takes a whole number of at least 1"),
         (["--shape", "4,4,4", "--ranks", "4", "--mesh", "2x2"], "--ranks and --mesh: each says how many ranks"),
         (["--shape", "4,4,4", "--ranks", "65", "--nodes", "1"], "ranks: got 65; typical has 64, 1 nodes of 64"),

@@ -33,14 +33,14 @@ def points(grid: Grid, shape: tuple[int, int, int]) -> int:
 
 
 def words(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Words of A and B that a rank receives, and of C that it sends (algorithms.md §3, row 13)."""
+    """Return words of A and B that a rank receives, and of C that it sends (algorithms.md §3, row 13)."""
     m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
     pm, pn, pk = grid
     return m * k * (pn - 1) // pn + k * n * (pm - 1) // pm + m * n * (pk - 1) // pk
 
 
 def elements_held(grid: Grid, shape: tuple[int, int, int]) -> int:
-    """Elements that a rank holds: its shares, and C's summand."""
+    """Return elements that a rank holds: its shares, and C's summand."""
     m, n, k = (-(-extent // ranks) for extent, ranks in zip(shape, grid, strict=True))
     pm, pn, pk = grid
     return m * k // pn + k * n // pm + m * n // pk + (m * n if pk > 1 else 0)
@@ -94,7 +94,7 @@ def _within(shape: tuple[int, int, int], size: int, memory: float, by: Callable[
 
 @lru_cache(maxsize=256)
 def best_grid(shape: tuple[int, int, int], size: int, memory: int | None = None, may_idle: bool = True) -> Grid | str:
-    """The cheapest grid whose memory fits (or why none does); of equals the one with the fewest ranks.
+    """Return the cheapest grid whose memory fits (or why none does); of equals the one with the fewest ranks.
 
     memory: elements of A, B and C that a rank may hold. may_idle: whether ranks may be left out.
     """

@@ -38,7 +38,7 @@ class Point:
 
     @property
     def fault(self) -> str:
-        """Why the rings do not come out whole; empty where they do."""
+        """Why the rings do not come out whole; empty if they do."""
         m, n, k = self.ranks
         for x, ring, count, dim in zip("ABC", self.rings, (n, m, k), "nmk", strict=True):
             if count % ring:
@@ -78,14 +78,14 @@ class Point:
         return -(-m * k // a) + -(-k * n // b) + -(-m * n // c) + (m * n if self.ranks[2] > 1 else 0)
 
     def moved(self, shape: tuple[int, int, int]) -> int:
-        """Words that the busiest rank receives of A and B, and sends of C, while it multiplies."""
+        """Return words that the busiest rank receives of A and B, and sends of C, while it multiplies."""
         m, n, k = self._part(shape)
         a, b, _ = self.rings
         q = self.ranks[2]
         return m * k * (a - 1) // a + k * n * (b - 1) // b + m * n * (q - 1) // q
 
     def placing(self, shape: tuple[int, int, int]) -> int:
-        """Words that a rank receives to make the copies, from placements that hold each element once."""
+        """Return words that a rank receives to make the copies, from placements that hold each element once."""
         m, n, k = self._part(shape)
         copies = (self.ranks[1] // self.rings[0], self.ranks[0] // self.rings[1])
         parts = (m * k // self.rings[0], k * n // self.rings[1])
@@ -101,7 +101,7 @@ class Point:
         return -(-self.longest(k) // self.pace) if self.pace else 1
 
     def paced(self, shape: tuple[int, int, int]) -> list[Point]:
-        """The same plan at finer paces, where it rotates."""
+        """Return the same plan at finer paces, where it rotates."""
         longest = self.longest(shape[2])
         paces = [-(-longest // pieces) for pieces in PIECES] if max(self.rings[:2]) > 1 else []
         return [replace(self, pace=pace) for pace in dict.fromkeys(paces) if pace < longest]
@@ -133,14 +133,14 @@ class Point:
 
 
 def points(size: int) -> Iterator[Point]:
-    """Every plan for `size` ranks: factors of it, and divisors of those."""
+    """Yield every plan for `size` ranks: factors of it, and divisors of those."""
     for m, n, k in grids(size, 3):
         for a, b, c in product(divisors(n), divisors(m), divisors(k)):
             yield Point((m, n, k), (a, b, c))
 
 
 def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
-    """The plans that none beats in both memory and words moved, the leanest first."""
+    """Return the plans that none beats in both memory and words moved, the leanest first."""
     best: list[Point] = []
     ordered = sorted(points(size), key=lambda p: (p.elements_held(shape), p.moved(shape), p.placing(shape)))
     for point in ordered:
@@ -150,11 +150,11 @@ def frontier(shape: tuple[int, int, int], size: int) -> list[Point]:
 
 
 def best_point(problem: Problem, seconds: Callable[[Point], float]) -> Point | str:
-    """The plan that takes least of those that fit (or why none does); of equals the one that moves least.
+    """Return the plan that takes least of those that fit (or why none does); of equals the one that moves least.
 
     Not all are priced: of each F_op the plan that moves least, and the one that copies all; of the fastest of these the
-    rings of A, then B, then C, and then finer paces. Of one row of many, and on very many ranks, only a few plans are,
-    which move least.
+    rings of A, then B, then C, and then finer paces. If other algorithms compete, and on very many ranks, only a few
+    plans are, which move least.
     """
     shape, memory = problem.shape, problem.memory
     by_words = least_moving(shape, problem.mesh.size, memory)
@@ -171,7 +171,7 @@ def best_point(problem: Problem, seconds: Callable[[Point], float]) -> Point | s
 
 
 def _ringed(point: Point, problem: Problem, seconds: Callable[[Point], float]) -> Point:
-    """The plan with other rings, each chosen by what it takes beside the others."""
+    """Return the plan with other rings, each chosen by what it takes beside the others."""
     m, n, k = point.ranks
     for at, count in enumerate((n, m, k)):
         lengths = divisors(count)[:: max(1, len(divisors(count)) // LENGTHS)]
@@ -201,7 +201,7 @@ def least_moving(shape: tuple[int, int, int], size: int, memory: int | None = No
 
 
 def _promising(shape: tuple[int, int, int], ranks: tuple[int, int, int], memory: int | None) -> list[Point]:
-    """The plans of one F_op that fit and may be the best.
+    """Return the plans of one F_op that fit and may be the best.
 
     What an operand moves and holds depends on its own ring only, so the best rings are chosen apart, unless memory is
     short. C's ring saves memory and moves nothing.

@@ -28,7 +28,7 @@ _FORMS = "as in xy->xy*: the dimensions, then for each mesh axis the one it spli
 
 
 def parse_distal(text: str, mesh: MeshShape, begin: int = 0, dims: int = 2) -> Layout:
-    """The layout of `dims` dimensions that `text` describes from the column `begin` on.
+    """Return the layout of `dims` dimensions that `text` describes from the column `begin` on.
 
     Raises LayoutError, with a mark under the offending character, where it is malformed, is of other dimensions, or
     does not have one entry per axis of `mesh`.
@@ -56,7 +56,7 @@ def parse_distal(text: str, mesh: MeshShape, begin: int = 0, dims: int = 2) -> L
 
 
 def _dimensions(reader: Reader, dims: int) -> list[str]:
-    """The names on the left, of which there are `dims`."""
+    """Return the names on the left, of which there are `dims`."""
     kinds = {1: "a vector, of one dimension", 2: "a matrix, of two dimensions"}
     what = kinds.get(dims, f"a tensor of {dims} dimensions")
     advice = "; a vector that is multiplied is a matrix of one row or column" if dims == 2 else ""
@@ -74,7 +74,7 @@ def _dimensions(reader: Reader, dims: int) -> list[str]:
 
 
 def layout_to_distal(layout: Layout, mesh: MeshShape) -> str:
-    """The layout as text; raises LayoutError, saying why, where it cannot be expressed.
+    """Return the layout as text; raises LayoutError, saying why, where it cannot be expressed.
 
     >>> layout_to_distal(Layout(((Level(("i",)),), (Level(("j",)),)), (("l", 0),)), MeshShape((2, 2, 2)))
     'xy->xy0'

@@ -34,7 +34,7 @@ def chunks(extent: int, count: int) -> list[int]:
 def sharded(words: Sbp, shape: tuple[int, int], mesh: MeshShape) -> Layout:
     """Return the layout of a DTensor of `shape` with these placements.
 
-    Raises LayoutError where not each axis has one.
+    Raises LayoutError if not each axis has one.
     """
     even = sbp_to_layout(words, mesh)
     splits = tuple(_chunked(split, extent, mesh) for split, extent in zip(even.splits, shape, strict=True))
@@ -42,7 +42,7 @@ def sharded(words: Sbp, shape: tuple[int, int], mesh: MeshShape) -> Layout:
 
 
 def placements_of(layout: Layout, shape: tuple[int, int], mesh: MeshShape) -> Sbp:
-    """The placements of a matrix of `shape` that lies as `layout` says.
+    """Return the placements of a matrix of `shape` that lies as `layout` says.
 
     Raises LayoutError for a layout that DTensor has none for, with the nearest that it has.
     """
@@ -67,7 +67,7 @@ def _word(layout: Layout, axis: str) -> Placed:
 
 
 def _chunked(split: Split, extent: int, mesh: MeshShape) -> Split:
-    """An even cut as torch.chunk would make it."""
+    """Return an even cut as torch.chunk would make it."""
     lengths = [extent]
     for level in split:
         lengths = [part for length in lengths for part in chunks(length, mesh.axis_size(level.axes[0]))]

@@ -16,7 +16,7 @@ _FORMS = "as in [(0,1),()]: for rows and for columns, the mesh axes that split t
 
 
 def parse_elemental(text: str, mesh: MeshShape, begin: int = 0) -> Layout:
-    """The layout that `text` describes from the column `begin` on.
+    """Return the layout that `text` describes from the column `begin` on.
 
     Raises LayoutError, with a mark under the offending character, where it is malformed or names an axis that the
     mesh does not have, or one twice.
@@ -50,7 +50,7 @@ def _split(reader: Reader, mesh: MeshShape, used: list[str]) -> Split:
 
 
 def layout_to_elemental(layout: Layout, mesh: MeshShape) -> str:
-    """The layout as text; raises LayoutError, saying why, where it cannot be expressed.
+    """Return the layout as text; raises LayoutError, saying why, where it cannot be expressed.
 
     >>> layout_to_elemental(Layout(((Level(("i",)), Level(("j",))), ())), MeshShape((2, 3)))
     '[(0,1),()]'

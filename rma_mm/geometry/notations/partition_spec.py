@@ -18,7 +18,7 @@ _FORMS = "as in P('i', 'j'), P(None, ('i', 'j')), P('i:cyclic(32)', None, l=0), 
 
 
 def parse_partition_spec(text: str, mesh: MeshShape, dims: int = 2) -> Layout:
-    """The layout of `dims` dimensions that `text` describes on `mesh`.
+    """Return the layout of `dims` dimensions that `text` describes on `mesh`.
 
     Raises LayoutError, with a mark under the offending character, for text that does not parse or names axes the
     mesh does not have.
@@ -27,7 +27,7 @@ def parse_partition_spec(text: str, mesh: MeshShape, dims: int = 2) -> Layout:
 
 
 def layout_to_partition_spec(layout: Layout, mesh: MeshShape) -> str:
-    """The layout in the form that JAX itself takes, where a tuple nests axes and there are only even cuts.
+    """Return the layout in the form that JAX itself takes, where a tuple nests axes and there are only even cuts.
 
     Raises LayoutError for what our text has and JAX's has not: pins, sums, skew, other cuts, axes taken as one.
     """

@@ -66,7 +66,7 @@ class Descriptor:
     def __post_init__(self) -> None:
         for (name, least), number in zip(_LEAST, self._numbers, strict=True):
             if number < least:
-                raise LayoutError(f"descriptor {self}: got {name} = {number}; it is at least {least}")
+                raise LayoutError(f"descriptor {self}: got {name} = {number}; must be at least {least}")
 
     @property
     def _numbers(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Descriptor:
     def layout(
         self, mesh: MeshShape, ia: int = 0, ja: int = 0, rows: int | None = None, cols: int | None = None
     ) -> Layout:
-        """The placement of the sub-matrix of `rows` × `cols` at (ia, ja), by default all from there on.
+        """Return the placement of the sub-matrix of `rows` × `cols` at (ia, ja), by default all from there on.
 
         Raises LayoutError for a mesh that is not of two axes or lacks RSRC or CSRC, and for a sub-matrix that
         reaches over the edge.
@@ -93,7 +93,7 @@ class Descriptor:
         return Layout(splits, grid=_column_major(mesh) if self.order == "C" else None)
 
     def local_shape(self, mesh: MeshShape, rank: int) -> tuple[int, int]:
-        """The shape of the local array of `rank` for the whole matrix; (0, 0) for a rank beyond the mesh."""
+        """Return the shape of the local array of `rank` for the whole matrix; (0, 0) for a rank beyond the mesh."""
         rows, cols = self.local_part(mesh, rank)
         return rows.stop - rows.start, cols.stop - cols.start
 
@@ -133,7 +133,7 @@ class Descriptor:
 
 
 def _cyclic(axis: str, block: int, offset: int, source: int) -> Level:
-    """A cyclic cut with no more arguments than it needs."""
+    """Return a cyclic cut with no more arguments than it needs."""
     args = (block, offset, source) if source else (block, offset) if offset else (block,)
     return Level((axis,), "cyclic", args)
 
@@ -154,7 +154,7 @@ def _check_grid(mesh: MeshShape) -> None:
 
 
 def parse_descriptor(text: str, mesh: MeshShape, begin: int = 0) -> Descriptor:
-    """The descriptor that `text` spells from the column `begin` on; RSRC and CSRC may be left out.
+    """Return the descriptor that `text` spells from the column `begin` on; RSRC and CSRC may be left out.
 
     Raises LayoutError, with a mark under the offending character, where it is malformed or does not fit `mesh`.
     """
@@ -183,9 +183,9 @@ def parse_descriptor(text: str, mesh: MeshShape, begin: int = 0) -> Descriptor:
 
 
 def layout_to_descriptor(layout: Layout, mesh: MeshShape, shape: tuple[int, int] | None) -> Descriptor:
-    """The descriptor of a matrix of `shape` placed by `layout`.
+    """Return the descriptor of a matrix of `shape` placed by `layout`.
 
-    Raises LayoutError, saying why, where there is none; so does a matrix whose shape is not known.
+    Raises LayoutError, saying why, if there is none; so does a matrix whose shape is not known.
     """
     _check_grid(mesh)
     if layout.grid is not None and layout.grid != _column_major(mesh):
@@ -204,7 +204,7 @@ def layout_to_descriptor(layout: Layout, mesh: MeshShape, shape: tuple[int, int]
 
 
 def _blocks(split: Split, extent: int, axis: str, parts: int, pins: dict[str, int]) -> tuple[int, int]:
-    """Block and source of one dimension over `axis`; raises LayoutError where it is not dealt out in blocks."""
+    """Block and source of one dimension over `axis`; raises LayoutError if it is not dealt out in blocks."""
     if not split and (axis in pins or parts == 1):
         return max(extent, 1), pins.get(axis, 0)
     if not split:

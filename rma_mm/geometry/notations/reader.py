@@ -42,7 +42,7 @@ class Reader:
         raise LayoutError(f"layout: {what}; write it {self.forms}\n{self.marked(column)}")
 
     def marked(self, column: int | None = None) -> str:
-        """The text, and below it a mark under the token at hand, or under `column`."""
+        """Return the text, and below it a mark under the token at hand, or under `column`."""
         column = self.tokens[self.at][2] if column is None else column
         before = re.sub(r"[^\t]", " ", self.text[:column])
         return f"  {self.text}\n  {before}^"
@@ -85,10 +85,10 @@ def unquoted(text: str) -> str:
 def even_axes(
     layout: Layout, mesh: MeshShape, notation: str, pins: bool = False, partial: bool = False, ordered: bool = False
 ) -> tuple[tuple[str, ...], ...]:
-    """The axes that cut each dimension of a matrix, for a notation that has even cuts over single axes only.
+    """Return the axes that cut each dimension of a matrix, for a notation that has even cuts over single axes only.
 
     The flags say that it has pins, that it has partial sums, and that it nests axes in mesh order alone.
-    Raises LayoutError where the layout needs more, saying what.
+    Raises LayoutError if the layout needs more, saying what.
     """
     fault = _other_fault(layout, mesh) or next(filter(None, map(_cut_fault, layout.splits)), "")
     if not fault and layout.pins and not pins:

@@ -47,7 +47,7 @@ _FORMS = "as in (S(0), B): one of S(0), S(1), B, P per mesh axis"
 
 
 def parse_sbp(text: str, mesh: MeshShape, begin: int = 0) -> Sbp:
-    """The signature that `text` spells from the column `begin` on; the outer brackets may be left out.
+    """Return the signature that `text` spells from the column `begin` on; the outer brackets may be left out.
 
     Raises LayoutError, with a mark under the offending character, where it is malformed or does not have one word
     per axis of `mesh`.
@@ -86,7 +86,7 @@ def _word(reader: Reader) -> Placed:
 
 
 def sbp_text(sbp: Sbp) -> str:
-    """The signature as text.
+    """Return the signature as text.
 
     >>> sbp_text(("S(0)", "B"))
     '(S(0), B)'
@@ -95,7 +95,7 @@ def sbp_text(sbp: Sbp) -> str:
 
 
 def layout_to_sbp(layout: Layout, mesh: MeshShape) -> Sbp:
-    """The layout as a signature; raises LayoutError, saying why, where there is none."""
+    """Return the layout as a signature; raises LayoutError, saying why, if there is none."""
     rows, cols = even_axes(layout, mesh, "SBP", partial=True, ordered=True)
     groups: tuple[tuple[Placed, tuple[str, ...]], ...] = (("S(0)", rows), ("S(1)", cols), ("P", layout.partial))
     words = {axis: word for word, axes in groups for axis in axes}
@@ -103,7 +103,7 @@ def layout_to_sbp(layout: Layout, mesh: MeshShape) -> Sbp:
 
 
 def sbp_to_layout(sbp: Sbp, mesh: MeshShape) -> Layout:
-    """The layout with this signature; raises LayoutError where it does not have one word per axis of `mesh`."""
+    """Return the layout with this signature; raises LayoutError if it does not have one word per axis of `mesh`."""
     _check_length(sbp, mesh)
     axes = {word: [axis for axis, have in zip(mesh.names, sbp, strict=True) if have == word] for word in PLACED}
     splits = tuple(tuple(Level((axis,)) for axis in axes[word]) for word in ("S(0)", "S(1)"))
@@ -144,7 +144,7 @@ def _fitting(a: Placed, b: Placed) -> str:
 
 
 def signatures(mesh: MeshShape) -> Iterator[tuple[Sbp, Sbp, Sbp]]:
-    """All (A, B, C) that need no movement but for the sums: six per axis."""
+    """Yield all (A, B, C) that need no movement except for the sums: six per axis."""
     for pairs in product(VALID, repeat=len(mesh.dims)):
         yield tuple(a for a, _ in pairs), tuple(b for _, b in pairs), tuple(VALID[pair] for pair in pairs)
 
@@ -170,7 +170,7 @@ class SbpStep:
 class Boxing:
     """Conversion of one signature into another: steps to be done in this order."""
 
-    steps: tuple[SbpStep, ...]  # None where the signatures are the same
+    steps: tuple[SbpStep, ...]  # None if the signatures are the same
     words: int  # elements moved by all of them, over all ranks
 
 
@@ -182,7 +182,7 @@ def boxing(source: Sbp, target: Sbp, shape: tuple[int, int], mesh: MeshShape) ->
     swapping nested splits gathers, where a general redistribution could move less.) Ring collectives: p ranks on V
     elements, gathered or unreduced, move (p−1)V for all-gather and reduce-scatter and 2(p−1)V for all-reduce;
     all-to-all moves what changes hands, V(p−1)/p where the parts are equal; a slice moves nothing.
-    Raises LayoutError where a signature does not fit the mesh.
+    Raises LayoutError if a signature does not fit the mesh.
 
     >>> print(*boxing(("P", "S(0)"), ("B", "S(0)"), (6, 8), MeshShape((2, 3))).steps)
     i: P→B by all-reduce, 96 words
@@ -194,7 +194,7 @@ def boxing(source: Sbp, target: Sbp, shape: tuple[int, int], mesh: MeshShape) ->
 
 @lru_cache(maxsize=4096)
 def _cheapest(source: Sbp, target: Sbp, shape: tuple[int, int], sizes: Sizes, names: tuple[str, ...]) -> Boxing:
-    """The boxing with the fewest words, of equal ones that with the fewest steps, by Dijkstra's algorithm."""
+    """Return the boxing with the fewest words, of equal ones that with the fewest steps, by Dijkstra's algorithm."""
     done: set[Sbp] = set()
     number = count()  # keeps the queue from comparing signatures
     queue: list[tuple[int, int, int, Sbp, tuple[SbpStep, ...]]] = [(0, 0, next(number), source, ())]
@@ -226,7 +226,7 @@ def _nests(at: Sbp, axis: int, target: Placed) -> bool:
 
 
 def _name(source: Placed, target: Placed) -> str:
-    """The collective that turns one word into another."""
+    """Return the collective that turns one word into another."""
     if target == "P":
         return "keep one summand" if source == "B" else "pad with zeros"
     if source == "B":
@@ -237,7 +237,7 @@ def _name(source: Placed, target: Placed) -> str:
 
 
 def _words(at: Sbp, axis: int, target: Placed, shape: tuple[int, int], sizes: Sizes) -> int:
-    """Elements moved over all ranks when `axis` becomes `target`.
+    """Return elements moved over all ranks when `axis` becomes `target`.
 
     The groups along the axis share out the matrix, once for each coordinate on other axes that hold it whole.
     """

@@ -27,7 +27,7 @@ def choose_kernel(
     kernel: str, dtype: np.dtype[Any], m: int, n: int, k: int, semiring: Semiring = PLUS_TIMES,
     operands: np.dtype[Any] | None = None,
 ) -> str:
-    """The kernel that serves a product that is summed in `dtype` when `kernel`, or "auto", was asked for.
+    """Return the kernel that serves a product that is summed in `dtype` when `kernel`, or "auto", was asked for.
 
     A product that is done in pieces is judged by its whole size. operands: the type of both, where they have one.
     Raises: AlgorithmError for a name that is unknown or cannot be served here, DtypeError for a kernel that does not

@@ -38,7 +38,7 @@ _unwritten: dict[str, Rates] = {}
 
 
 def shape_class(m: int, n: int, k: int) -> str:
-    """The class that a product belongs to.
+    """Return the class that a product belongs to.
 
     >>> shape_class(4096, 64, 4096)
     'lsl'
@@ -96,7 +96,7 @@ def _measured_class(dtype: np.dtype[Any], name: str) -> dict[str, float]:
 
 
 def calls_a_second(product: Callable[[], None], seconds: float) -> float:
-    """Calls a second, over about so many seconds."""
+    """Calls a second, over about the given number of seconds."""
     count, start = 0, time.perf_counter()
     while not count or time.perf_counter() - start < seconds:
         product()
@@ -121,7 +121,7 @@ def _table() -> dict[str, Rates]:
 
 
 def _file(folder: Path) -> Path:
-    """One file for each processor, BLAS and number of threads."""
+    """Return one file for each processor, BLAS and number of threads."""
     import threadpoolctl
 
     used = library()
@@ -132,7 +132,7 @@ def _file(folder: Path) -> Path:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -55,7 +55,7 @@ def _gelu(c: Array) -> None:
 
 
 def _gelu_slope(c: Array) -> None:
-    """Φ(x) + x · φ(x): to rounding, 1 and 0 where Φ is."""
+    """Φ(x) + x · φ(x): to rounding, 1 and 0 if Φ is."""
     phi, reach = normal_distribution(c), NORMAL[c.dtype].reach
     inside = np.clip(c, -reach, reach)
     np.exp(inside * inside * -0.5, out=c)
@@ -118,7 +118,7 @@ class _Call(partial[None]):
 
 @cache
 def compiled_loop(dtype: np.dtype[Any]) -> Callable[..., None] | None:
-    """The compiled loop for `dtype`, compiled now; None where nothing can be compiled."""
+    """Return the compiled loop for `dtype`, compiled now; None if nothing can be compiled."""
     if find_spec("numba") is None:
         return None
     try:

@@ -53,7 +53,7 @@ class Epilogue:
             object.__setattr__(self, "bias", kept)
 
     def apart(self) -> Epilogue:
-        """The same with a bias of its own, so that `put` changes no other's."""
+        """Return the same with a bias of its own, so that `put` changes no other's."""
         return self if self.bias is None else replace(self)
 
     def put(self, at: Any, values: Any) -> None:
@@ -93,9 +93,9 @@ class Epilogue:
         return ", ".join(done) or "nothing"
 
     def check(self, shape: tuple[int, int], product: np.dtype[Any]) -> np.dtype[Any]:
-        """The element type of C, for a C of `shape` whose product has type `product`.
+        """Return the element type of C, for a C of `shape` whose product has type `product`.
 
-        Raises OptionError, ShapeError and DtypeError where the epilogue does not fit.
+        Raises OptionError, ShapeError and DtypeError if the epilogue does not fit.
         """
         summed = accumulator(product)
         if self.bias is None and self.per is not None:
@@ -117,7 +117,7 @@ class Epilogue:
                 f"per='column' takes {shape[1]} values for a C of {shape}, per='row' takes {shape[0]}"
             )
         if bias.ndim != 1:
-            raise ShapeError(f"epilogue: got a bias of shape {bias.shape}; it is a vector: pass bias.ravel()")
+            raise ShapeError(f"epilogue: got a bias of shape {bias.shape}; must be a vector: pass bias.ravel()")
         wanted = dict(zip(("row", "column"), shape, strict=True))
         if bias.size != wanted[self.per]:
             other = next((side for side in SIDES if wanted[side] == bias.size), None)
@@ -145,7 +145,7 @@ class Epilogue:
         if rank(summed) not in ACTIVATIONS[self.activation]:
             takes = {"relu": "integers and real numbers", "gelu": "real numbers"}[self.activation]
             fix = "compute_dtype='float32'" if rank(summed) < 2 else "leave it out"
-            raise DtypeError(f"epilogue: got {self.activation} of {summed.name}; it takes {takes}: {fix}")
+            raise DtypeError(f"epilogue: got {self.activation} of {summed.name}; needs {takes}: {fix}")
 
     def prepare(self, summed: np.dtype[Any], shape: tuple[int, int], kernel: str) -> None:
         """Compile now what products of such a shape will take."""
@@ -171,7 +171,7 @@ class TileWork(Protocol):
         """The same for the transposed part."""
 
     def part(self, rows: slice, cols: slice) -> TileWork:
-        """The same for a part of the part."""
+        """Return the same for a part of the part."""
 
     def __call__(self, c: NDArray[Any]) -> None:
         """Apply the work to `c`, in place."""
@@ -197,7 +197,7 @@ def _check_ladder(src: np.dtype[Any], dst: np.dtype[Any], got: str) -> None:
 
 
 def element_type(dtype: Any) -> np.dtype[Any]:
-    """The element type that was named, in NumPy's way or ours. Raises DtypeError."""
+    """Return the element type that was named, in NumPy's way or ours. Raises DtypeError."""
     try:
         return check_dtype(np.dtype(dtype))
     except TypeError:
@@ -213,10 +213,10 @@ class EpilogueTile:
     per: str | None = None  # as in `Epilogue`
     activation: str | None = None
     compiles: bool = False  # true if to use compiled code where there is some
-    work: TileWork | None = None  # element-wise work that is done in place of these
+    work: TileWork | None = None  # element-wise work that is done instead of these
 
     def part(self, rows: slice, cols: slice) -> EpilogueTile:
-        """The same for a part of the tile."""
+        """Return the same for a part of the tile."""
         bias = None if self.bias is None else self.bias[cols if self.per == "column" else rows]
         work = None if self.work is None else self.work.part(rows, cols)
         return replace(self, result=self.result[rows, cols], bias=bias, work=work)

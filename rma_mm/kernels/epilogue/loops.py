@@ -51,9 +51,9 @@ def compile_loop(dtype: np.dtype[Any], normal: Normal) -> Callable[..., None]:
 
 
 def loop(dtype: np.dtype[Any], normal: Normal) -> Callable[[Array, int, int, int, Array, Array, int], None]:
-    """The loop over `columns` elements of each row of `c`, rows being `ld` elements apart; flat arrays.
+    """Return the loop over `columns` elements of each row of `c`, rows being `ld` elements apart; flat arrays.
 
-    Written for a compiler, which makes vectors of it. Its min and max keep NaN where that comes first, as Python's do.
+    Written for a compiler, which makes vectors of it. Its min and max keep NaN if that comes first, as Python's do.
     """
     top, below = np.array(normal.top, dtype), np.array(normal.below, dtype)
     zero, half, one, edge, least = (dtype.type(x) for x in (0, 0.5, 1, normal.edge, -normal.edge))

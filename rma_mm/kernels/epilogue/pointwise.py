@@ -26,7 +26,7 @@ def _relu_slope(x: Array) -> Array:
 
 
 def _activated(x: Array, name: str, compiles: bool) -> Array:
-    """An activation of `x`, or its derivative; `x` is copied."""
+    """Return an activation of `x`, or its derivative; `x` is copied."""
     made = np.array(x, order="C", ndmin=2)
     call = bind_compiled(made, None, None, name) if compiles else None
     if call is None:
@@ -40,7 +40,7 @@ DONE: dict[str, Callable[..., Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "neg": np.negative, "conj": np.conjugate,
     "relu'": _relu_slope,
 }
-"""Operations by name, but for those that `activate` does."""
+"""Operations by name, except for those that `activate` does."""
 
 
 def evaluated(work: Pointwise, operands: Sequence[Array], compiles: bool = False, room: Array | None = None) -> Any:
@@ -113,7 +113,7 @@ class Fused(Epilogue):
     def tile_work(self, rows: slice, cols: slice, compiles: bool) -> FusedPart:
         """Return the element-wise work on a part of this rank's C."""
         if self.bias is not None or self.activation is not None:
-            raise OptionError("epilogue: element-wise work says all that is done; leave bias and activation out")
+            raise OptionError("epilogue: element-wise work describes all the work; leave bias and activation out")
         shape = np.iinfo(np.int64).max
         return FusedPart(self, range(shape)[rows], range(shape)[cols], compiles)
 

@@ -45,7 +45,7 @@ def blocks_of(form: Form, m: int, n: int, k: int, cpu: Cpu) -> Blocks:
 
 
 def _equal(extent: int, most: int, unit: int) -> int:
-    """The length of equal parts of an extent, at most about `most` each, in multiples of `unit`."""
+    """Return the length of equal parts of an extent, at most about `most` each, in multiples of `unit`."""
     parts = max(1, -(-extent // most))
     length = -(-extent // parts)
     return -(-length // unit) * unit

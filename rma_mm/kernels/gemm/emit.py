@@ -26,7 +26,7 @@ def type_of(name: str) -> ir.Type:
 
 
 def at(builder: ir.IRBuilder, pointer: Value, offset: Value | int, pointee: ir.Type) -> Value:
-    """A pointer, so many bytes further on."""
+    """Return a pointer, the given number of bytes further on."""
     if isinstance(offset, int):
         offset = _INDEX(offset)
     moved = builder.gep(builder.bitcast(pointer, _BYTE.as_pointer()), [offset])
@@ -68,7 +68,7 @@ def step(builder: ir.IRBuilder, form: Form, old: Value, a: Value, b: Value) -> V
 
 
 def _done(builder: ir.IRBuilder, form: Form, operation: str, x: Value, y: Value, no_nan: bool) -> Value:
-    """One of NumPy's operations, by its name."""
+    """Return one of NumPy's operations, by its name."""
     if operation == "add":
         return (builder.fadd if _floating(x) else builder.add)(x, y)
     if operation == "multiply":
@@ -156,7 +156,7 @@ class Tile:
                 self.store(sums, combines=False)
 
     def begun(self) -> list[Value]:
-        """The sums before the first step."""
+        """Return the sums before the first step."""
         form, builder = self.form, self.builder
         count = form.rows * self.vectors * form.planes
         if not form.correction:
@@ -166,7 +166,7 @@ class Tile:
         return heads * form.rows
 
     def loop(self, sums: list[Value], first: Value, last: Value, unrolled: int) -> list[Value]:
-        """The steps from first to last."""
+        """Return the steps from first to last."""
         builder = self.builder
         before = builder.block
         body, after = (builder.append_basic_block(name) for name in ("steps", "after"))
@@ -249,7 +249,7 @@ class Tile:
                 builder.store(value, place, align=1)
 
     def stored_row(self, sums: list[Value], i: int) -> list[Value]:
-        """The vectors of one row, real and imaginary parts taking turns."""
+        """Return the vectors of one row, real and imaginary parts taking turns."""
         form = self.form
         row = sums[i * self.vectors : (i + 1) * self.vectors]
         if form.planes == 1:

@@ -62,7 +62,7 @@ class Form:
         return self.columns * 4 if self.correction else 0
 
     def panel_bytes(self, operand: str) -> int:
-        """Bytes of one element of a panel, both parts of a complex one."""
+        """Return bytes of one element of a panel, both parts of a complex one."""
         name = self.panel_a if operand == "a" else self.panel_b
         return self.planes * np.dtype(name).itemsize
 
@@ -83,7 +83,7 @@ def emitted(semiring: Semiring, dtype: np.dtype[Any]) -> Pair | None:
 def form_of(
     semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], cpu: Cpu, safe: bool = True
 ) -> Form:
-    """The form for operands of types `a` and `b` and a result that is summed towards type `c`.
+    """Return the form for operands of types `a` and `b` and a result that is summed towards type `c`.
 
     safe: whether the operands hold nothing that the fast instructions get wrong: subnormals, where those for bfloat16
     are meant, and what makes NaN, where the least or the greatest is sought.
@@ -147,7 +147,7 @@ def _tiled(
     cpu: Cpu, total: str, pair: Pair, panel_a: str, panel_b: str, read_a: str, read_b: str, group: int = 1,
     planes: int = 1, correction: int = 0,
 ) -> Form:
-    """The form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
+    """Return the form with the tile that fits the registers: two vectors of b, one of a, and as many sums as remain."""
     lanes = cpu.vector_bytes // np.dtype(total).itemsize
     fuses = np.dtype(total).kind == "f" and pair == ARITHMETIC  # needs no register for products
     rows = (14 if fuses or group > 1 else 12) if cpu.registers == 32 else 6

@@ -205,7 +205,7 @@ def fill(typing: Any, side: Any, panel: Any, offset: Any, value: Any) -> Any:
 
 @function
 def element(typing: Any, side: Any, source: Any, offset: Any) -> Any:
-    """An element of an operand of whole numbers."""
+    """Return an element of an operand of whole numbers."""
     kind = numba_type(side.source)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -242,7 +242,7 @@ def set_word(typing: Any, address: Any, offset: Any, value: Any) -> Any:
 
 @function
 def load_sum(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
-    """A sum that a tile left there."""
+    """Return a sum that a tile left there."""
     kind = numba_type(sums.form.total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -253,7 +253,7 @@ def load_sum(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
 
 @function
 def stored(typing: Any, sums: Any, address: Any, offset: Any) -> Any:
-    """An element of c, in the type of the sums."""
+    """Return an element of c, in the type of the sums."""
     kind, total = numba_type(sums.stored), numba_type(sums.form.total)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -41,7 +41,7 @@ Call = Callable[[], None]
 
 @cache
 def code(form: Form, a: str, b: str, c: str) -> Callable[..., None]:
-    """The loops for a form, for operands and a result that are stored as these types."""
+    """Return the loops for a form, for operands and a result that are stored as these types."""
     from numba import types
 
     size = types.int64
@@ -79,7 +79,7 @@ def storage(dtype: np.dtype[Any], ordered: bool) -> str:
 
 
 def bind_numba(problem: LocalOperands) -> Product:
-    """The product by generated code, for every supported type; compiles here, not in the first call."""
+    """Return the product by generated code, for every supported type; compiles here, not in the first call."""
     a, b, c = (x.dtype for x in (problem.a, problem.b, problem.c))
     blocking = plan_numba(a, b, c)
     if blocking is not None:
@@ -154,7 +154,7 @@ def _compile_all(semiring: Semiring, a: np.dtype[Any], b: np.dtype[Any], c: np.d
 
 
 def _bound(problem: LocalOperands) -> Call:
-    """The call that computes a product whose result is of the type in which it is summed."""
+    """Return the call that computes a product whose result is of the type in which it is summed."""
     p = problem
     if p.c.strides[-2] == p.c.itemsize != p.c.strides[-1]:  # by columns: the transposed product is stored by rows
         (a, b, c), conj_a, conj_b = (x.swapaxes(-1, -2) for x in (p.b, p.a, p.c)), p.conj_b, p.conj_a

@@ -1,7 +1,7 @@
 """Seconds of a product from its account: the closed form of what `simulator` works out operation by operation.
 
 In every phase the processors of a host are shared by its ranks, and the wire of a node by its ranks; what crosses
-nodes goes on behind the multiplies, but for the first panel. The laws are those of `machine`.
+nodes goes on behind the multiplies, except for the first panel. The laws are those of `machine`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _crossing(workload: Workload, cost_model: CostModel) -> list[Cost]:
 
 
 def _phase(workload: Workload, phase: Phase, cost_model: CostModel, crossing: Cost) -> CostBreakdown:
-    """The seconds of a phase. crossing: those of what goes between groups of nodes."""
+    """Return the seconds of a phase. crossing: those of what goes between groups of nodes."""
     machine, sample = cost_model.machine, workload.sample
     speeds = machine.speeds_of(sample.mesh.size)
     load = _load(workload, phase, cost_model)
@@ -182,7 +182,7 @@ def of_each(figures: tuple[float, ...], numbers: Numbers, default: float) -> Fig
 
 
 def _products(work: LocalWork, cost_model: CostModel) -> tuple[Figures, Figures]:
-    """Seconds of a rank's local products, and how many there are."""
+    """Return seconds of a rank's local products, and how many there are."""
     kernel = cost_model.local
     (m, n, k), (cut_m, cut_n, cut_k) = work.extents, work.pieces
     calls = cut_m * cut_n * cut_k * (m * n * k > 0)

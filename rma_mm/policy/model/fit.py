@@ -34,7 +34,7 @@ class TimedProduct:
 
 
 def kind_of(link: str, movement: str) -> str:
-    """The kind of a link's figures."""
+    """Return the kind of a link's figures."""
     if movement == COPY:
         return "copies"
     movement = movement.removesuffix(PACKED)
@@ -48,7 +48,7 @@ def kinds(machine: Machine) -> list[str]:
 
 
 def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """The machine with every figure multiplied by its kind's factor."""
+    """Return the machine with every figure multiplied by its kind's factor."""
     costs = {
         link: {name: _times(cost, factors.get(kind_of(link, name), 1.0)) for name, cost in found.items()}
         for link, found in machine.costs.items()
@@ -69,7 +69,7 @@ def _times(cost: Cost, factor: float) -> Cost:
 
 
 def fit_corrections(machine: Machine, timed: Sequence[TimedProduct]) -> Factors:
-    """The factors with which predictions are least off, by changing one after the other; 1 where nothing says more."""
+    """The factors with which predictions are least off, by changing one after the other; 1 if nothing says more."""
 
     def off(factors: Factors) -> float:
         changed = scaled(machine, factors)

@@ -25,11 +25,11 @@ class Joint:
     repacked: tuple[Figures, ...]
     """For each operand: the share of the span that lies in fused pieces which several of its owners have parts of."""
     interleaved: tuple[Figures, ...]
-    """For each operand: 1 where a piece takes some of an owner's indices and leaves out others between them, or 0."""
+    """For each operand: 1 if a piece takes some of an owner's indices and leaves out others between them, or 0."""
 
 
 def joint(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figures], least: int) -> Joint:
-    """The spans that are wanted, cut where an owner changes. parts: those of each operand that a span meets."""
+    """Return the spans that are wanted, cut where an owner changes. parts: those of each operand that a span meets."""
     count = wanted.count
     edges = [held.edges for held in helds if held.edges is not None]
     if not helds:
@@ -93,6 +93,6 @@ def _by_counts(wanted: DimSpans, helds: Sequence[DimSpans], parts: Sequence[Figu
 
 
 def joint_pieces(one: Figures, other: Figures) -> Figures:
-    """Pieces into which two even cuts of the same indices, into so many parts each, cut them together."""
+    """Pieces into which two even cuts of the same indices, into the given number of parts each, cut them together."""
     whole = np.gcd(one.astype(np.int64), other.astype(np.int64))
     return np.asarray(one + other - whole)

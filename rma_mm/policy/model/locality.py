@@ -1,6 +1,6 @@
 """Split the words that ranks need of a matrix into their own, those of their node, and those of other nodes.
 
-All ranks are computed at once. Everything is a product of lengths along rows and columns, so it is worked out for the
+All ranks are computed at once. Everything is a product of lengths along rows and columns, so it is computed for the
 few different spans of each dimension and then looked up for every rank. On meshes of more than `LIMIT` ranks about as
 many stand for all: those of whole nodes, which are drawn evenly from all parts of the mesh, or lie at its corners, or
 astride its rows.
@@ -38,7 +38,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _once(method: Method) -> Method:
-    """A method of a sample whose results are kept with it: placements share spans and spreads."""
+    """Return a method of a sample whose results are kept with it: placements share spans and spreads."""
 
     @wraps(method)
     def found(self: RankSample, *args: object) -> object:
@@ -87,7 +87,7 @@ class RankSample:
     count: int  # how many of them are looked at
     weights: Figures  # how many ranks each of these stands for
     node_mates: Numbers | None
-    """For each of these the ranks on its node, itself included, −1 where there are no more; None on a single node."""
+    """For each of these the ranks on its node, itself included, −1 if there are no more; None on a single node."""
     nodes: Numbers  # the node of each that is looked at
     populations: Figures  # number of ranks on the node of each sampled rank
     stands: Figures  # how many ranks of its node each stands for
@@ -119,7 +119,7 @@ class RankSample:
         return self.spans(layout, 0, shape[0]), self.spans(layout, 1, shape[1])
 
     def words(self, layout: Layout, shape: tuple[int, int]) -> Figures:
-        """Elements of the parts of those who are looked at, pins apart."""
+        """Return elements of the parts of those who are looked at, pins apart."""
         rows, cols = self.parts(layout, shape)
         return rows.each[: self.count] * cols.each[: self.count]
 
@@ -159,7 +159,7 @@ class RankSample:
         return Spread(own, near - own, size - near, cuts, turns, run, columns)  # type: ignore[arg-type]
 
     def _near(self, layout: Layout, common: list[SpanOverlap]) -> Figures:
-        """Words that some other rank of the same node holds, each counted once, and not what one has itself."""
+        """Return words that some other rank of the same node holds, each counted once, and not what one has itself."""
         assert self.node_mates is not None
         node_mates = self.node_mates
         is_there = (node_mates >= 0) & self.holds(layout)[node_mates]
@@ -213,7 +213,7 @@ class RankSample:
 
 @lru_cache(maxsize=64)
 def rank_sample(mesh: MeshShape) -> RankSample:
-    """The ranks of a mesh that prices look at."""
+    """Return the ranks of a mesh that prices look at."""
     nodes = np.fromiter(mesh.node_of_rank, np.int64, mesh.size)
     sizes = np.bincount(nodes)
     count = int((sizes > 0).sum())
@@ -252,7 +252,7 @@ def _some(mesh: MeshShape, about: int) -> tuple[Numbers, Figures]:
 
 
 def _fair(mesh: MeshShape, ranks: Numbers, weights: Figures) -> Figures:
-    """The weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
+    """Return the weights changed so that as many ranks lie at each end of every axis as do, and between the ends."""
     weights = np.where(weights > 0, weights, 1.0)
     coords = np.unravel_index(ranks, mesh.dims)
     for _ in range(ROUNDS):
@@ -283,7 +283,7 @@ def _cells(mesh: MeshShape, about: int) -> tuple[int, ...]:
 def _astride(mesh: MeshShape, nodes: Numbers) -> Numbers:
     """Ranks on nodes with the fewest on one side of where a row, or a layer, of the mesh ends, who find least there.
 
-    None where nodes are not of consecutive ranks.
+    None if nodes are not of consecutive ranks.
     """
     found: list[int] = []
     if np.any(np.diff(nodes) < 0):
@@ -322,7 +322,7 @@ def _with_mates(mesh: MeshShape, nodes: Numbers, ranks: Numbers, weights: Figure
 
 
 def _drawn(count: int, most: int) -> Numbers:
-    """All numbers below `count`, or so many, one of each stretch."""
+    """Return all numbers below `count`, or so many, one of each stretch."""
     if count <= most:
         return np.arange(count)
     numbers = np.arange(most)
@@ -331,7 +331,7 @@ def _drawn(count: int, most: int) -> Numbers:
 
 
 def _mates(on: Numbers) -> Numbers:
-    """For each of those that live on these nodes who lives there too, −1 where there are no more."""
+    """For each of those that live on these nodes who lives there too, −1 if there are no more."""
     _, of, seen = np.unique(on, return_inverse=True, return_counts=True)
     order = np.argsort(of, kind="stable")
     begins = np.cumsum(seen) - seen

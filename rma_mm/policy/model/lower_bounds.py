@@ -14,7 +14,7 @@ from math import sqrt
 
 
 def touched(shape: tuple[int, int, int], ranks: int, memory: float | None = None) -> float:
-    """Words of A, B and C that the busiest of `ranks` touches at least, `memory` of them at a time."""
+    """Return words of A, B and C that the busiest of `ranks` touches at least, `memory` of them at a time."""
     d3, d2, d1 = sorted(shape)
     if not d3:
         return 0.0

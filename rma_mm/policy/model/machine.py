@@ -67,7 +67,7 @@ class Kernel:
     aliased: float = 0.0  # seconds more of such an element, where rows of C lie a multiple of `PAGE` apart
 
     def seconds(self, m: float, n: float, k: float, stride: float = 1) -> float:
-        """Seconds of one product of m × n × k into rows of C that lie `stride` bytes apart."""
+        """Return seconds of one product of m × n × k into rows of C that lie `stride` bytes apart."""
         added = self.c + self.aliased * (stride % PAGE == 0)
         return self.call + self.point * m * n * k + self.a * m * k + self.b * k * n + added * m * n
 
@@ -91,19 +91,19 @@ class Machine:
     packed: float = 100e-9  # the same where MPI packs and unpacks it: what groups move, or windows out of reach
     crowding: float = 1.0  # slowdown of ranks that share processors, relative to processors that are never idle
     scatter: float = 0.0  # the share by which rounds of the calibration differed: much, where others were at work
-    memory: int | None = None  # bytes of a rank; None where they are unknown
+    memory: int | None = None  # bytes of a rank; None if they are unknown
     measured: bool = False  # true if the figures were measured here, so that seconds mean this machine's seconds
     corrections: Mapping[str, float] = field(default_factory=dict)
     """Measured time over predicted time of recent products, by kind of movement; scales later predictions."""
     speeds: tuple[float, ...] = ()
     """Speed of each rank while all multiply, relative to `kernels`; empty if all are alike."""
     wires: tuple[float, ...] = ()
-    """The bandwidth of each node's wire, over what `costs` tells; empty where all are alike."""
+    """The bandwidth of each node's wire, over what `costs` tells; empty if all are alike."""
     delays: tuple[float, ...] = ()
     """Seconds that a transfer from or to each node takes more than `costs` tells, of two nodes the more; as wires."""
-    rooms: tuple[float, ...] = ()  # the memory of each rank, over `memory`; empty where all have that
+    rooms: tuple[float, ...] = ()  # the memory of each rank, over `memory`; empty if all have that
     groups: tuple[int, ...] = ()
-    """The group of each node, where something narrower joins groups than nodes; empty where nothing does."""
+    """The group of each node, where something narrower joins groups than nodes; empty if nothing does."""
     joint: Cost = Cost(0.0, 0.0)
     """Seconds more of a transfer between groups, and a byte of all that goes into a group, or out of it, at once."""
 
@@ -125,7 +125,7 @@ class Machine:
     def cost(
         self, link: str, movement: str, flavour: str = DEFAULT.name, busy: bool = False, packed: bool = False
     ) -> Cost:
-        """The cost of a movement on a class of link; of one that was not measured, that of its nearest kin."""
+        """Return the cost of a movement on a class of link; of one that was not measured, that of its nearest kin."""
         found = self.costs[link]
         kept = [name for name in _packed(find_flavour(flavour), movement) if name in found] if packed else []
         if kept:
@@ -139,7 +139,7 @@ class Machine:
         return found[next(kin)]
 
     def kernel(self, dtype: str, kernel: str = "blas") -> Kernel:
-        """The cost of local products; of a type that was not measured, that of one which was, by its size."""
+        """Return the cost of local products; of a type that was not measured, that of one which was, by its size."""
         found = self.kernels.get(f"{dtype} {kernel}")
         return found if found is not None else next(iter(self.kernels.values()))
 
@@ -238,7 +238,7 @@ def _cost(found: Any, name: str, given: Mapping[str, Any]) -> Cost:
 
 
 def _at(given: Mapping[str, Any], name: str, kind: type) -> Any:
-    """An entry of the given kind. Raises MachineError."""
+    """Return an entry of the given kind. Raises MachineError."""
     found = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(found, kind):
         raise MachineError(f"machine: {name} is {found!r}; a {kind.__name__} is needed there")
@@ -254,7 +254,7 @@ def _number(given: Mapping[str, Any], name: str) -> float:
 
 
 def _count(value: Any, name: str) -> int:
-    """A whole number of at least 1. Raises MachineError."""
+    """Return a whole number of at least 1. Raises MachineError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise MachineError(f"machine: {name} is {value!r}; it is a whole number of at least 1")
     return value
@@ -276,7 +276,7 @@ def described(
     memory: int | None = None, threads: int = 1, itemsize: int = 4, node_latency: float = 1e-6,
     node_rate: float | None = None, hidden: float = 1.0,
 ) -> Machine:
-    """A machine of a few figures, the same for all movements.
+    """Return a machine of a few figures, the same for all movements.
 
     gflops: 10⁹ operations a second of one rank, of elements of `itemsize` bytes. memory_rate, node_rate, bandwidth:
     bytes a second of one processor in its own memory, between ranks of a node, and of a node's wire. latency: seconds

@@ -10,7 +10,7 @@ from typing import Any
 MOST = 1e30  # upper limit of every figure, so that results computed from it are finite
 
 Convert = Callable[[Any], float]
-"""A figure in seconds, bytes or bytes a second. Raises ValueError where it is none."""
+"""A figure in seconds, bytes or bytes a second. Raises ValueError if it is none."""
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
@@ -40,7 +40,7 @@ class Table:
         return list(self.given)
 
     def table(self, key: str) -> Table:
-        """A table within it; an empty one where there is none."""
+        """Return a table within it; an empty one if there is none."""
         self.asked.add(key)
         found = self.given.get(key, {})
         if not isinstance(found, dict):
@@ -49,7 +49,7 @@ class Table:
         return Table(found, f"{self.name}.{key}" if self.name else key, self.faults)
 
     def tables(self, key: str) -> list[Table]:
-        """Tables of one name, as [[group]]; none where there is none."""
+        """Tables of one name, as [[group]]; none if there is none."""
         self.asked.add(key)
         found = self.given.get(key, [])
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
@@ -58,7 +58,7 @@ class Table:
         return [Table(each, f"{key} {n}", self.faults) for n, each in enumerate(found, 1)]
 
     def figure(self, key: str, convert: Convert, default: float | None = None) -> float:
-        """A figure; where it is not there and has no default, or is wrong, a fault is noted, and it is 1."""
+        """Return a figure; where it is not there and has no default, or is wrong, a fault is noted, and it is 1."""
         self.asked.add(key)
         fits = _FITS[convert]
         if key not in self.given:
@@ -92,7 +92,7 @@ class Table:
 
 
 def _measure(value: Any, units: Mapping[str, float]) -> float:
-    """A number, or a text of a number and a unit. Raises ValueError."""
+    """Return a number, or a text of a number and a unit. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError
     if not isinstance(value, str):
@@ -115,7 +115,7 @@ def seconds(value: Any) -> float:
 
 
 def bytes_a_second(value: Any) -> float:
-    """Bytes a second, also as a text with a unit. Raises ValueError."""
+    """Return bytes a second, also as a text with a unit. Raises ValueError."""
     return _within(_measure(value, _RATES), 1)
 
 
@@ -125,17 +125,17 @@ def nbytes(value: Any) -> float:
 
 
 def positive(value: Any) -> float:
-    """A number above 0. Raises ValueError."""
+    """Return a number above 0. Raises ValueError."""
     return _within(_measure(value, {"": 1.0}), 1e-6)
 
 
 def fraction(value: Any) -> float:
-    """A number from 0 to 1. Raises ValueError."""
+    """Return a number from 0 to 1. Raises ValueError."""
     return _within(_measure(value, {"": 1.0}), 0, 1)
 
 
 def whole_number(value: Any) -> float:
-    """A whole number of at least 1. Raises ValueError."""
+    """Return a whole number of at least 1. Raises ValueError."""
     if not isinstance(value, int):
         raise ValueError
     return _within(_measure(value, {}), 1)

@@ -41,7 +41,7 @@ bandwidth = "10 GB/s"       # ? of a rank; memory_rate where it is left out
 [network]                   # between nodes
 latency = "3 us"
 bandwidth = "25 GB/s"       # of a node, in and out at once; its ranks share it
-hidden = 0.9                # ? the share of a transfer that goes on behind a multiply; 1 where it is left out
+hidden = 0.9                # ? the share of a transfer that goes on behind a multiply; 1 if it is left out
 
 # Movements that cost something else, on a link ("node" or "between"): get, put, accumulate and fetch_add behind the
 # windows that they go through, "shared.get busy" where the target multiplies, and
@@ -100,11 +100,11 @@ class Description:
     """A machine, and how many ranks it has."""
 
     machine: Machine
-    nodes: int | None = None  # None where there are as many as are wanted
-    ranks_per_node: int | None = None  # None where it is not known
+    nodes: int | None = None  # None if there are as many as are wanted
+    ranks_per_node: int | None = None  # None if it is not known
 
     def of(self, nodes: int | None, ranks_per_node: int | None) -> Description:
-        """The same with other numbers of ranks, where they are given: each as the ranks of its node are."""
+        """Return the same with other numbers of ranks, where they are given: each as the ranks of its node are."""
         old, new = self.ranks_per_node, ranks_per_node or self.ranks_per_node
         machine = self.machine
         if old and new and old != new:
@@ -120,7 +120,7 @@ TYPICALLY = Description(TYPICAL, None, TYPICAL.slots)  # `TYPICAL`, with as many
 
 
 def read_machine(path: str) -> Description:
-    """The machine that a file describes: JSON as calibration writes it, or TOML. Raises MachineError."""
+    """Return the machine that a file describes: JSON as calibration writes it, or TOML. Raises MachineError."""
     try:
         text = machine_text(path)
         if text.lstrip().startswith("{"):
@@ -134,7 +134,7 @@ def read_machine(path: str) -> Description:
 
 
 def machine_text(path: str) -> str:
-    """The text of a machine's file. Raises MachineError unless that is a regular file of a fair size."""
+    """Return the text of a machine's file. Raises MachineError unless that is a regular file of a fair size."""
     try:
         with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # one that never ends, or that nobody writes to
@@ -151,7 +151,7 @@ def machine_text(path: str) -> str:
 
 
 def from_toml(given: Mapping[str, Any], name: str = "described") -> Description:
-    """The machine of a table like `EXAMPLE`. Raises MachineError naming all its faults."""
+    """Return the machine of a table like `EXAMPLE`. Raises MachineError naming all its faults."""
     top = Table(given, "", [])
     node, network, movements = (top.table(key) for key in ("node", "network", "movements"))
     groups, joint = top.tables("group"), top.table("group_link")
@@ -190,7 +190,7 @@ class _Kinds:
 
     sizes: list[int]  # nodes of each
     paces: list[float]  # how fast its ranks are, over the usual
-    memories: list[int]  # bytes of its ranks; empty where nothing says
+    memories: list[int]  # bytes of its ranks; empty if nothing says
     latencies: list[float]
     wires: list[float]  # the bandwidth of its nodes, over the usual
 
@@ -209,7 +209,7 @@ class _Kinds:
         )
 
     def told_by(self, machine: Machine, ranks: int, joint: Cost | None) -> Machine:
-        """The machine with what differs. ranks: of a node. joint: what joins groups, if anything does."""
+        """Return the machine with what differs. ranks: of a node. joint: what joins groups, if anything does."""
         rooms = [memory / max(self.memories) for memory in self.memories]
         delays = [latency - min(self.latencies) for latency in self.latencies]
         return replace(
@@ -221,7 +221,7 @@ class _Kinds:
         )
 
     def _each(self, figures: Sequence[float], times: int, usual: float) -> tuple[float, ...]:
-        """The figures of groups for each of their nodes, so many times; empty where all are as usual."""
+        """Return the figures of groups for each of their nodes, so many times; empty if all are as usual."""
         found = zip(figures, self.sizes, strict=True) if {*figures} - {usual} else ()
         return tuple(figure for figure, size in found for _ in range(size * times))
 
@@ -236,7 +236,7 @@ def _joined(table: Table, groups: int) -> Cost | None:
 
 
 def _refined(given: Table, costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """The costs of a class of link with those that are named in their place."""
+    """Return the costs of a class of link with those that are named in their place."""
     known = {f"{flavour}.{move}{busy}" for flavour in FLAVOURS for move in ONE_SIDED for busy in ("", " busy")}
     found = dict(costs)
     for name in given.names():

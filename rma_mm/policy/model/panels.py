@@ -1,6 +1,7 @@
 """Into what pieces the boxes of a walk are cut, and which operands are then put together from several owners' parts.
 
-As `schedule.lowering.boxes` and `walk` cut one rank's box into spans, but for all ranks at once, and by counts alone.
+As `schedule.lowering.boxes` and `walk` cut one rank's box into spans, except for all ranks at once, and by counts
+alone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class WorkBoxes:
         self.has_work: NDArray[np.bool_] = self.has_place & m & n & k
 
     def halved(self, halves: Halves) -> list[DimSpans]:
-        """Rows and columns of what ranks multiply of a symmetric C."""
+        """Return rows and columns of what ranks multiply of a symmetric C."""
         boxes = [halves.work(rank, 0) for rank in self.sample.ranks.tolist()]
         extent = halves.shape[0]
         return [spans_of([box[dim] for box in boxes], extent) for dim in (0, 1)]
@@ -71,7 +72,7 @@ class WorkBoxes:
 
 
 def split_work(boxes: WorkBoxes, spreads: dict[str, Spread]) -> tuple[LocalWork, Figures, Repacked]:
-    """The work of a walk in pieces, the turns of the walk, and what is put together in slots.
+    """Return the work of a walk in pieces, the turns of the walk, and what is put together in slots.
 
     Of what is in reach some is copied together where that is worth it.
     """

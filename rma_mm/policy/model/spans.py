@@ -81,7 +81,7 @@ def dim_spans(
 
 
 def windows(split: Split, extent: int, grid: MeshShape, at: Mapping[str, Numbers]) -> Windows | None:
-    """The spans at many coordinates at once, as `Layout.span` has them; None where they are not windows."""
+    """Return the spans at many coordinates at once, as `Layout.span` has them; None if they are not windows."""
     if any(level.kind == "cyclic" or level.skew for level in split[:-1]) or split[-1].kind == "cyclic":
         return None
     if any(level.kind in ("bounds", "weights") for level in split[1:]):
@@ -122,7 +122,7 @@ def _cut(
 
 
 def _index(axes: tuple[str, ...], grid: MeshShape, at: Mapping[str, Numbers]) -> tuple[Numbers, int]:
-    """The combined coordinates along some axes, and how many there are, as `MeshShape.index` has them."""
+    """Return the combined coordinates along some axes, and how many there are, as `MeshShape.index` has them."""
     sizes = [grid.axis_size(axis) for axis in axes]
     return np.asarray(np.ravel_multi_index([at[axis] for axis in axes], sizes)), prod(sizes)
 
@@ -145,7 +145,7 @@ def spans_of(each: Sequence[Span], extent: int) -> DimSpans:
 
 
 def _different(low: Numbers, high: Numbers) -> tuple[Windows, Numbers]:
-    """The different spans, and which of them each is. Windows that go round to where they began are one run."""
+    """Return the different spans, and which of them each is. Windows that go round to where they began are one run."""
     is_empty = low >= high
     low, high = np.where(is_empty, 0, low), np.where(is_empty, 0, high)
     if low.shape[1] == 2:
@@ -186,7 +186,7 @@ class SpanOverlap:
     wanted: DimSpans
     held: DimSpans
     all: Figures | None
-    """Indices in common, of each wanted span with each that is held; None where there are too many."""
+    """Indices in common, of each wanted span with each that is held; None if there are too many."""
 
     @classmethod
     def of(cls, wanted: DimSpans, held: DimSpans) -> SpanOverlap:

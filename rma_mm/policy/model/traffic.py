@@ -1,6 +1,6 @@
 """Workload of a product, in phases: the words that move and the products that are formed.
 
-An account is a list of phases, as lowering makes them: summing partial operands, bringing operands to where the row
+A workload is a list of phases, as lowering makes them: summing partial operands, staging operands where the algorithm
 wants them, the walk itself, pushing C, gathering a replicated C. Every figure is one for each rank that is looked at.
 """
 
@@ -25,7 +25,7 @@ class TrafficItem:
 
     x: str  # A, B or C
     how: str  # here, view, get, accumulate, `READ`, or what a group does
-    own: Figures  # words from or to a rank's own memory, by whatever moves them; 0 where they stay
+    own: Figures  # words from or to a rank's own memory, by whatever moves them; 0 if they stay
     node: Figures  # words of other ranks of the node
     between: Figures  # words of other nodes
     messages: Figures  # transfers of a rank
@@ -35,7 +35,7 @@ class TrafficItem:
     """Factor by which the wire of a node is busy longer than its own traffic takes, while others rest."""
     served: Figures | float = 0.0  # words that go to, or come from, other nodes because of what a rank holds
     passed: Figures | None = None
-    """Words that go the other way between a rank and its node-mates; None where those are as many."""
+    """Words that go the other way between a rank and its node-mates; None if those are as many."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The account of a row for a problem, from its placements and work map alone, without its operations."""
+"""Workload of an algorithm on a problem, from its placements and work map alone, without its operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AHEAD, LINGERING = 3, 2  # steps whose broadcasts, and whose reductions, are und
 def workload_of(algorithm: Algorithm, problem: PlacedProblem, width: int = WIDTH) -> Workload:
     """Return the workload of `algorithm` for `problem`, in panels of `width`.
 
-    Exact in words but for the queue, and for large meshes.
+    Exact in words except for the queue, and for large meshes.
     """
     workload = _WorkloadOfProblem(LoweringDecisions.of(algorithm, problem, width)).workload()
     return replace(
@@ -54,7 +54,7 @@ def _whole(
     sample: RankSample, x: str, how: str, source: Layout, shape: tuple[int, int], wanted: tuple[DimSpans, DimSpans],
     is_any: NDArray[np.bool_], group: int = 1,
 ) -> TrafficItem:
-    """A part of a matrix that moves as a whole."""
+    """Return a part of a matrix that moves as a whole."""
     found = sample.spread(source, shape, wanted, is_any)
     calls, run = found.cuts[0] * found.cuts[1], found.contiguous() if found.between.any() else found.run
     return _served(sample, TrafficItem(x, how, found.own, found.node, found.between, calls, group, run), source, shape)
@@ -107,7 +107,7 @@ class _WorkloadOfProblem:
         return Workload(self.sample, [*phases, *found], held)
 
     def elements_held(self, walk: Phase, last: list[TrafficItem]) -> Figures:
-        """Elements of homes, of what operands are brought to, and of the panels that are under way."""
+        """Return elements of homes, of what operands are brought to, and of the panels that are under way."""
         homes = [(x, self.problem.layout(x)) for x in "ABC" if x not in self.problem.chunks]
         homes += [(x, layout.single(self.mesh)) for x, layout in homes[:2] if layout.partial]
         homes += list(self.decisions.staged.items())
@@ -122,7 +122,7 @@ class _WorkloadOfProblem:
         return total
 
     def copied(self, x: str, to: Layout, source: Layout) -> TrafficItem:
-        """An operand on its way from one placement to another, as a whole."""
+        """Return an operand on its way from one placement to another, as a whole."""
         shape = self.problem.extent(x)
         group = self.size(to, self.decisions.copy_axes(x, to, source))
         how, wanted = "all-gather" if group > 1 else "get", self.sample.parts(to, shape)

@@ -66,14 +66,14 @@ class Batch:
         return found
 
     def dims(self, x: str) -> tuple[str, ...]:
-        """The names of the dimensions of A, B or C, as it is stored."""
+        """Return the names of the dimensions of A, B or C, as it is stored."""
         depth = max(len(self.a), len(self.b)) - 2
         own = depth if x == "C" else len(self.shape(x)) - 2
         last = MATRIX[x][::-1] if x in self.transposed else MATRIX[x]
         return (*map(str, range(depth - own, depth)), *last)
 
     def shape(self, x: str) -> tuple[int, ...]:
-        """The shape of A, B or C, as it is stored."""
+        """Return the shape of A, B or C, as it is stored."""
         if x == "C":
             return tuple(self.extents[dim] for dim in self.dims("C"))
         return self.a if x == "A" else self.b
@@ -88,7 +88,7 @@ class Batch:
         return Layout(tuple(splits), partial=summed)
 
     def parts(self) -> list[tuple[str, Fold]]:
-        """The dimensions that may be cut, those that are several in one by each of these."""
+        """Return the dimensions that may be cut, those that are several in one by each of these."""
         folds = dict(self.folds)
         found: list[tuple[str, Fold]] = []
         for dim, extent in self.extents.items():
@@ -117,7 +117,7 @@ class Batch:
         return (fold[0][fold[1]] if fold else self.extents[dim]) / prod(map(mesh.axis_size, axes))
 
     def cuts_of(self, x: str, layout: Layout | None) -> dict[str, Split] | None:
-        """The cuts by which A, B or C lies as `layout` says; None where none do."""
+        """Return the cuts by which A, B or C lies as `layout` says; None if none do."""
         if layout is None or layout.partial or layout.pins or layout.grid or layout.skew_axes:
             return None
         found = {dim: split for dim, split in zip(self.dims(x), layout.splits, strict=True) if split}
@@ -127,7 +127,7 @@ class Batch:
 def candidates(
     batch: Batch, mesh: MeshShape, layouts: Mapping[str, Layout | None], may_sum: bool
 ) -> list[dict[str, Split]]:
-    """Every way to cut the product, each once: first as an operand lies, or is to lie, then even cuts.
+    """Return every way to cut the product, each once: first as an operand lies, or is to lie, then even cuts.
 
     may_sum: whether k may be cut, so that sums of several ranks are added up.
     """
@@ -200,7 +200,7 @@ def batch_load(
 
 
 def box(batch: Batch, mesh: MeshShape, rank: int, cuts: Mapping[str, Split]) -> tuple[int, ...]:
-    """The extents of what a rank multiplies: those of the batch, then m, n and k."""
+    """Return the extents of what a rank multiplies: those of the batch, then m, n and k."""
     layout = Layout(tuple(cuts.get(dim, ()) for dim in batch.extents))
     return layout.region(tuple(batch.extents.values()), mesh, rank).shape
 
@@ -233,7 +233,7 @@ def _name(dim: str) -> str:
 
 
 def best(shares: Iterable[BatchLoad], limit: int | None, rests: bool = False) -> int | None:
-    """The number of the fastest whose memory fits, the first of equal ones; None where none fits.
+    """Return the number of the fastest whose memory fits, the first of equal ones; None if none fits.
 
     rests: whether those are excluded that move words.
     """

@@ -32,20 +32,20 @@ CLOSE = 1.05
 """Price over that of the cheapest up to which, within a node, the first of the registry is taken: prices there differ
 by as much from one calibration to the next. Between nodes the cheapest is taken."""
 WORTH = 1.03  # an operand is copied first only where other ways take this many times as long: the copy takes memory
-CLOSEST = 8  # combinations of placements that are priced of one row: those with the fewest words from afar
-NO_PUSHES = "MPI has no operation that adds up elements of this type as its semiring does"  # why ranks cannot
-FROM_FILES = "takes no operands that stay in files; stationary_c does"  # why a row cannot be taken where operands do
-PULL = "pull"  # the form of a row that moves by groups in which everything is pulled or pushed
+CLOSEST = 8  # placements that are priced for one algorithm: those with the fewest remote words
+NO_PUSHES = "MPI cannot accumulate this element type with the semiring's operation"  # why ranks cannot
+FROM_FILES = "cannot read operands that stay in files; stationary_c can"  # why an algorithm is rejected
+PULL = "pull"  # the one-sided form of an algorithm that moves data in groups
 SUMMANDS = "stationary_c:summands"  # the form that reads each element of a file once
 SYMMETRIC = ("stationary_c:syrk", "stationary_c:triangles", SUMMANDS)
 """Algorithms that multiply half of a symmetric product."""
 FEW, FEWER = ("stationary_c", "stationary_a", "stationary_b", "cosma:pull"), ("t10_rotate", "weighted")
-"""Rows by which chains are placed: of all that serve given placements one of them is the fastest, or nearly so."""
+"""Algorithms for placing chains: for any placements one of them is the fastest, or nearly so."""
 KNOWN = 64  # requests that are remembered with what was found
 PricedAlgorithm = dict[str, Any]
 """The fields of a `Candidate` that pricing finds; processes can send them, unlike algorithms.
 
-Can be sent to other processes, as rows cannot.
+Dicts can be sent to other processes, algorithms cannot.
 """
 Each = Callable[[Callable[[int], PricedAlgorithm], int], list[PricedAlgorithm]]
 """(what to do, count) → what becomes of 0…count − 1, whoever does it."""
@@ -88,7 +88,7 @@ class Candidate:
     layouts: Layouts | None
     traffic: Traffic = NO_TRAFFIC
     cost: CostBreakdown = NOTHING
-    rejected: str = ""  # why it cannot be taken; empty where it can
+    rejected: str = ""  # why it cannot be taken; empty if it can
     width: int = WIDTH  # indices of a panel
     copied: str = ""  # operands that are copied first to where node-mates can read them in place
     correction: float = 1.0  # measured over predicted time of products of its kind on this machine
@@ -118,9 +118,9 @@ def _here(act: Callable[[int], PricedAlgorithm], count: int) -> list[PricedAlgor
 
 
 def candidates(request: Request, each: Each | None = None) -> list[Candidate]:
-    """Every row of the registry and its one-sided form on its best placements, the best first; last those that cannot.
+    """Return every algorithm and its one-sided form on its best placements, the best first and rejected ones last.
 
-    each: who prices them, which takes most of the time; this process where it is not given. It then remembers what was
+    each: who prices them, which takes most of the time; this process if it is not given. It then remembers what was
     found for a request before.
     """
     algorithms = _algorithms(request)
@@ -155,7 +155,7 @@ _known: OrderedDict[tuple[Request, tuple[Algorithm, ...]], list[Candidate]] = Or
 
 
 def every_form() -> list[Algorithm]:
-    """The rows of the registry, and the one-sided forms of those that move by groups."""
+    """Return the registered algorithms, and the one-sided forms of those that move data in groups."""
     algorithms = []
     for algorithm in ALGORITHMS.values():
         pulled = algorithm.form(PULL) if algorithm.form and algorithm.grouped else None
@@ -189,7 +189,7 @@ def _refined(candidate: Candidate, request: Request) -> PricedAlgorithm:
 
 
 def choose(request: Request, each: Each | None = None) -> list[Candidate]:
-    """`candidates`, of which the first can serve. Raises AlgorithmError where none can, saying what would fit."""
+    """`candidates`, of which the first can serve. Raises AlgorithmError if none can, saying what would fit."""
     found = candidates(request, each)
     if found[0].rejected:
         if len(found) > 1 and any(each.rejected == EXCLUDED for each in found):
@@ -199,7 +199,7 @@ def choose(request: Request, each: Each | None = None) -> list[Candidate]:
 
 
 def about_seconds(request: Request) -> float:
-    """Return about what the best way takes, by the prices of few rows; infinite where there is none.
+    """Return about what the best way takes, by the prices of few rows; infinite if there is none.
 
     On given placements one of `FEW` is the best within a node as a rule, and of these and `FEWER` between nodes.
     """
@@ -214,13 +214,13 @@ def about_seconds(request: Request) -> float:
 
 
 def _taken_as(algorithm: Algorithm, request: Request) -> tuple[Algorithm, str]:
-    """The row as it fits the request, and why it does not."""
+    """Return the algorithm specialized to the request, and the reason if that is impossible."""
     fitted = algorithm.specialize(request) if algorithm.specialize is not None else algorithm
     return (algorithm, fitted) if isinstance(fitted, str) else (fitted, "")
 
 
 def _candidate(algorithm: Algorithm, what: PricedAlgorithm, request: Request) -> Candidate:
-    """The row that was priced, maybe by another rank, whose search is not repeated."""
+    """Return the candidate that was priced, maybe by another rank; its search is not repeated."""
     form = what.pop("found_as", "")
     if form and algorithm.form is not None:
         named = algorithm.form(form)
@@ -230,16 +230,16 @@ def _candidate(algorithm: Algorithm, what: PricedAlgorithm, request: Request) ->
 
 
 def _best(algorithm: Algorithm, request: Request) -> PricedAlgorithm:
-    """`row`, as it fits the request, on the cheapest placements that this leaves open."""
+    """Price `algorithm`, specialized to the request, on the cheapest placements that are left open."""
     algorithm, misfit = _taken_as(algorithm, request)
     if misfit:
         return _rejected(misfit)
     known = request.symmetry
     if known is not None and not algorithm.half and (known.fill == "lower" or request.keeps_c):
-        return _rejected("multiplies all of C, of which only the lower triangle is wanted, or counts as it was")
+        return _rejected("multiplies all of C, but only its lower triangle is wanted, or counts in the old C")
     if request.deterministic and (not algorithm.reproducible or adds_in_any_order(request.mesh, request.layouts)):
-        what = "adds up summands of A or B" if algorithm.reproducible else "accumulates"
-        return _rejected(f"{what} in no fixed order, and deterministic=True excludes that")
+        what = "adds partial sums of A or B" if algorithm.reproducible else "accumulates"
+        return _rejected(f"{what} in no fixed order, which deterministic=True excludes")
     pushes_once = algorithm.over == "k" and algorithm.order != "ticket"
     if request.files and (
         algorithm.grouped
@@ -282,7 +282,7 @@ def _rejected(why: str) -> PricedAlgorithm:
 
 
 def _placements(algorithm: Algorithm, request: Request) -> list[Layouts] | str:
-    """The placements that `row` may take, or why there are none."""
+    """Return the placements that `algorithm` may use, or the reason why there are none."""
     if algorithm.placements is None:
         a, b, c = (_open(request, given) for given in request.layouts)
         return list(product(a, b, c))
@@ -310,14 +310,14 @@ def _placements(algorithm: Algorithm, request: Request) -> list[Layouts] | str:
         if given is None and wanted is not None and (misfit := _misfit(request, x, wanted)):
             return misfit
         if request.algorithm == "auto" and given is None and (options[-1][0].pins or options[-1][0].partial):
-            where = "in summands" if options[-1][0].partial else "on a face of the mesh and not in equal shares"
+            where = "as partial sums" if options[-1][0].partial else "on one face of the mesh, not in equal shares"
             return f"keeps {x} {where}; name it to have that"
     a, b, c = options
     return list(product(a, b, c))
 
 
 def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[Layouts]:
-    """The same placements, of which those that are open cut m, n and k by the speeds of who multiplies what.
+    """Return the same placements, of which those that are open cut m, n and k by the speeds of who multiplies what.
 
     Where operands move one by one also by column: their groups want the same slices.
     """
@@ -337,14 +337,14 @@ def _by_speed(algorithm: Algorithm, request: Request, layouts: Layouts) -> list[
 
 
 def _recut(x: str, layout: Layout, changed: Sequence[tuple[int, Split, Split]]) -> Layout:
-    """A placement of an operand whose cuts of m, n and k are replaced where they are those: (dim, from, to)."""
+    """Return a placement of an operand whose cuts of m, n and k are replaced where they are those: (dim, from, to)."""
     to = {(dim, old): new for dim, old, new in changed}
     splits = zip(OPERAND_DIMS[x], layout.splits, strict=True)
     return replace(layout, splits=tuple(to.get((dim, split), split) for dim, split in splits))
 
 
 def placements_taken(algorithm: Algorithm, request: Request) -> list[Layouts]:
-    """Every combination of placements that `row` takes where it asks for some; raises AlgorithmError where none."""
+    """Return every combination of placements that `algorithm` accepts. Raises AlgorithmError if there is none."""
     needed = algorithm.placements(request.mesh) if algorithm.placements else "takes any placements"
     if isinstance(needed, str):
         raise AlgorithmError(f"{algorithm.name}: {needed}")
@@ -361,9 +361,9 @@ def _open(request: Request, given: Layout | None) -> list[Layout]:
 
 
 def _taken(algorithm: Algorithm, request: Request, x: str, wanted: Layout | None) -> list[Layout]:
-    """The placements of operand `x` that `row` takes; the first, where none is given, holds each element once.
+    """Return the placements of operand `x` that `algorithm` accepts; the first one holds each element once,
 
-    Unless the row leaves C in summands, as one by SBP does that is told so.
+    unless the algorithm leaves C as partial sums, as an SBP signature may.
     """
     if wanted is None:
         return []
@@ -377,7 +377,7 @@ def _taken(algorithm: Algorithm, request: Request, x: str, wanted: Layout | None
 
 
 def _misfit(request: Request, x: str, wanted: Layout) -> str:
-    """Why operand `x` cannot be placed so; empty where it can."""
+    """Why operand `x` cannot be placed so; empty if it can."""
     try:
         wanted.check(request.extent(x), request.mesh)
     except LayoutError as error:

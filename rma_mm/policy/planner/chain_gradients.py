@@ -91,19 +91,19 @@ class _Reverse:
         if op.endswith("'"):
             if op == "relu'":
                 return [""]  # it is 0 wherever there is one
-            raise OptionError(f"backward: {self.result} depends on {op}({x}), whose derivative is not to be had")
+            raise OptionError(f"backward: {self.result} depends on {op}({x}), whose derivative is not available")
         return {
             "+": [g, g], "-": [g, f"-{g}"], "*": [f"{g} * {y}", f"{x} * {g}"],
             "/": [f"{g} / {y}", f"-({g} * {x}) / ({y} * {y})"], "neg": [f"-{g}"],
         }.get(op, [f"{g} * {op}'({bare(x)})"])
 
     def gathered(self, text: str, shape: Shape, own: Shape) -> str:
-        """The sums of a gradient of `shape` over what was broadcast from the shape `own`."""
+        """Return the sums of a gradient of `shape` over what was broadcast from the shape `own`."""
         axes = [axis for axis in (0, 1) if own[axis] != shape[axis]]
         return text if not axes else f"sum({text}{f', {axes[0]}' * (len(axes) == 1)})"
 
     def text(self, x: Value) -> str:
-        """A node as it is written: by its name, or as an operand of something."""
+        """Return a node as it is written: by its name, or as an operand of something."""
         if isinstance(x, Constant):
             written = str(x.value).replace("inf", "1e999").replace("nan", "(1e999 - 1e999)")  # those have no literal
             return f"({written})" if written.startswith("-") else written

@@ -51,7 +51,7 @@ class Graph:
         return (1, 1) if isinstance(x, Constant) else self.nodes[x].shape
 
     def add(self, op: str, args: tuple[Value, ...], shape: Shape, dtype: np.dtype[Any], note: Any = None) -> int:
-        """The node that says this. Raises ShapeError where it would be too large."""
+        """Return the node that says this. Raises ShapeError if it would be too large."""
         key = op, args, note, shape, dtype
         if key not in self.known:
             if reason := too_large(shape):
@@ -73,7 +73,7 @@ class Graph:
         return self.add(PRODUCT, (a, b), (one.shape[0], other.shape[1]), dtype)
 
     def transposed(self, x: int, how: str) -> int:
-        """A matrix transposed, conjugated, or both: read so where it is a matrix in memory."""
+        """Return a matrix transposed, conjugated, or both: read so where it is a matrix in memory."""
         node = self.nodes[x]
         transposed, conjugated = TURNS[how]
         if node.op == TURN:
@@ -86,7 +86,7 @@ class Graph:
         return self.add(TURN, (x,), shape, node.dtype, found) if found else x
 
     def applied(self, name: str, *args: Value) -> int:
-        """An element-wise operation, which broadcasts as NumPy does. Raises ShapeError, DtypeError."""
+        """Return an element-wise operation, which broadcasts as NumPy does. Raises ShapeError, DtypeError."""
         shapes = [self.shape(x) for x in args]
         try:
             rows, cols = np.broadcast_shapes(*shapes)
@@ -98,13 +98,13 @@ class Graph:
         return self.add(name, args, (rows, cols), dtype)
 
     def sum(self, x: int, axes: tuple[int, ...]) -> int:
-        """The sums over `axes`, whose extent is 1 in what comes of it."""
+        """Return the sums over `axes`, whose extent is 1 in what comes of it."""
         node = self.nodes[x]
         shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(node.shape))
         return self.add(SUM, (x,), (shape[0], shape[1]), node.dtype, axes)
 
     def spread(self, x: Value, shape: Shape) -> Value:
-        """A matrix, or a number, broadcast to a shape. Raises ShapeError."""
+        """Return a matrix, or a number, broadcast to a shape. Raises ShapeError."""
         if any(mine not in (1, wanted) for mine, wanted in zip(self.shape(x), shape, strict=True)):
             raise ShapeError(f"{self.shape(x)} does not broadcast to {shape}")
         if not isinstance(x, Constant) and self.shape(x) == shape:

@@ -59,7 +59,7 @@ def product_seconds(request: Request) -> float:
 
 
 def conversion_seconds(mesh: MeshShape, shape: Shape, source: Layout, target: Layout, cost_model: CostModel) -> float:
-    """Seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
+    """Return seconds of bringing a matrix from one placement to another. The tariff speaks of it as A."""
     sample = rank_sample(mesh)
     phases = []
     if source.partial:
@@ -95,9 +95,9 @@ def _pulled(mesh: MeshShape, shape: Shape, target: Layout, source: Layout, in_pl
 
 
 def beside(layout: Layout, shape: Shape, factor: Factor, own: Shape) -> Layout | None:
-    """The placement of what element-wise work reads, whose result of `shape` is placed by `layout`.
+    """Return the placement of what element-wise work reads, whose result of `shape` is placed by `layout`.
 
-    own: the shape of what is read; where it is broadcast, ranks hold it again. None where none will do.
+    own: the shape of what is read; where it is broadcast, ranks hold it again. None if none will do.
     """
     read = own[::-1] if factor.transposed else own
     splits = tuple(

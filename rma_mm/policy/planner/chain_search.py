@@ -26,7 +26,7 @@ BEAM = 2000
 NARROW = 16  # states that are kept when a first answer is looked for
 ROUNDING = 1e-9  # by which sums of the same seconds may differ
 DOMINATORS = 64
-"""The cheapest states, which others are held against: what can be had from one of them for less is dropped."""
+"""The cheapest states, which others are compared with: what can be had from one of them for less is dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class Question:
     given: Mapping[str, Layout]  # placements of inputs; inputs that are not named here may be anywhere
     wanted: Mapping[str, Layout]  # where results must be in the end
     price: Callable[[int, Places], float]
-    """Number of a step, placements of its factors and its result → seconds; infinite where it cannot be done so."""
+    """Number of a step, placements of its factors and its result → seconds; infinite if it cannot be done so."""
     conversion: Callable[[str, Layout, Layout], float]  # matrix, where it is, where it is wanted → seconds
     beside: Callable[[int, Layout], Places | None] = lambda *_: ()
-    """Number of a step, placement of its result → those of the others that it reads; None where none will do."""
+    """Number of a step, placement of its result → those of the others that it reads; None if none will do."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Answer:
 
 
 def jointly(question: Question, may_convert: bool = True) -> Answer:
-    """The cheapest placements of the whole chain, conversions included. Raises AlgorithmError where there are none.
+    """The cheapest placements of the whole chain, conversions included. Raises AlgorithmError if there are none.
 
     A state is, for each matrix that is still needed, the set of placements that it is available in. Exact as long as
     at most `BEAM` states are left after a step of which none can be had from another for less. may_convert: False for
@@ -97,7 +97,7 @@ def jointly(question: Question, may_convert: bool = True) -> Answer:
 
 
 def greedily(question: Question) -> Answer:
-    """Every product in turn on the best placement of its result for where its operands are.
+    """Return every product in turn on the best placement of its result for where its operands are.
 
     It places free operands as if it were alone, and converts others only where it could not be done otherwise.
     """
@@ -172,7 +172,7 @@ class _Search:
         return self.costs[key]
 
     def price(self, number: int, places: tuple[int, ...]) -> float:
-        """Seconds of a step; places of its factors and its result."""
+        """Return seconds of a step; places of its factors and its result."""
         key = number, *places
         if key not in self.prices:
             step, options = self.question.steps[number], self.question.options
@@ -232,7 +232,7 @@ class _Search:
         return min(map(self.finished, nodes), key=lambda node: node.seconds, default=None), is_exact
 
     def greedy(self) -> _Node:
-        """The end to which the best way of each step leads. Raises AlgorithmError where it leads nowhere."""
+        """Return the end to which the best way of each step leads. Raises AlgorithmError if it leads nowhere."""
         node = self.root
         for number, step in enumerate(self.question.steps):
             wanted = self.question.wanted.get(step.result)
@@ -247,7 +247,7 @@ class _Search:
         return self.finished(node)
 
     def arrivals(self, name: str, mask: int, may_convert: bool) -> list[_Arrival]:
-        """Every way to have a matrix in any of its placements."""
+        """Return every way to have a matrix in any of its placements."""
         key = name, mask, may_convert
         if key not in self.arrived:
             self.arrived[key] = list(self._arrivals(*key))
@@ -290,7 +290,7 @@ class _Search:
                             yield _Node(seconds, masks_after, node, (*brought, *beside), place, alone)
 
     def others(self, number: int, place: int, masks: dict[str, int], may_convert: bool) -> Iterator[_Brought]:
-        """Every way to have the others that a step reads where its result is in a place."""
+        """Yield every way to have the others that a step reads where its result is in a place."""
         where = self.beside(number, place)
         if where is not None:
             names = [each.name for each in self.question.steps[number].others]
@@ -330,7 +330,7 @@ class _Search:
         return left >= 0
 
     def finished(self, node: _Node) -> _Node:
-        """The state with every result where it is wanted."""
+        """Return the state with every result where it is wanted."""
         done = []
         for name, mask in zip(self.alive[-1], node.masks, strict=True):
             target = self.number(name, self.question.wanted[name])
@@ -342,10 +342,10 @@ class _Search:
     # -- what comes of it -------------------------------------------------------------------------
 
     def answer(self, end: _Node | None) -> Answer:
-        """Return the plan that led to an end. Raises AlgorithmError where there is none."""
+        """Return the plan that led to an end. Raises AlgorithmError if there is none."""
         if end is None:
             texts = "; ".join(map(str, self.question.steps))
-            raise AlgorithmError(f"steps: got {texts}; there are no placements on which all of them can be done")
+            raise AlgorithmError(f"steps: got {texts}; no placements allow all of them")
         path, node = [], end.before
         while node is not None and node.before is not None:
             path.append(node)

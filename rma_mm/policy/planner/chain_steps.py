@@ -76,7 +76,7 @@ class Step:
 def requested_results(
     graph: Graph, read: Collection[str], outputs: Sequence[str] | None, only: Sequence[str] | None
 ) -> list[str]:
-    """The results that are handed back, in the order in which they are made.
+    """Return the results that are handed back, in the order in which they are made.
 
     read: the names that steps read. outputs: results beside those that no step reads; only: these and no others.
     Raises OptionError.
@@ -87,12 +87,12 @@ def requested_results(
     is_list = isinstance(named, Sequence) and all(isinstance(x, str) for x in named) and not isinstance(named, str)
     if not is_list or not all(name in graph.results for name in named) or (only is not None and not named):
         made = ", ".join(graph.results)
-        raise OptionError(f"{what}: got {truncate(repr(named))}; it is a list of names that the steps make: {made}")
+        raise OptionError(f"{what}: got {truncate(repr(named))}; must be a list of names that the steps make: {made}")
     return [name for name in graph.results if name in named or (only is None and name not in read)]
 
 
 def steps_of(graph: Graph, kept: Collection[str], fuses: bool = True) -> tuple[tuple[Step, ...], dict[str, int]]:
-    """The steps that make the results `kept`, and the node of each result.
+    """Return the steps that make the results `kept`, and the node of each result.
 
     fuses: whether element-wise work may go along with a product.
     """
@@ -164,7 +164,7 @@ class _Grouping:
         return tuple(found)
 
     def copy(self, n: int, name: str) -> Step:
-        """A step that copies a matrix, turned perhaps."""
+        """Return a step that copies a matrix, turned perhaps."""
         factor = self.factor(n)
         work = Pointwise(1, (("conj", (0,)),), 1) if factor.conjugated else COPY
         return Step(name, others=(_plain(factor),), work=work)
@@ -186,7 +186,7 @@ class _Grouping:
         return max((x for x in alike if self.users[x] == {root} and x not in self.in_memory), default=None)
 
     def elementwise(self, root: int, name: str) -> Step:
-        """The step that makes an element-wise node."""
+        """Return the step that makes an element-wise node."""
         nodes, product = self.graph.nodes, self.fused(root)
         members = self.members(root)
         reads = dict.fromkeys(x for n in members for x in nodes[n].reads if x not in members and x != product)

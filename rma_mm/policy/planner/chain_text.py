@@ -49,12 +49,12 @@ def graph_of(steps: object, graph: Graph, numbers: Mapping[str, Any]) -> set[str
         reader.read(each)
     for name in (*graph.inputs, *numbers):
         if name not in reader.read_names:
-            raise OptionError(f"{name}: it is given, but no step reads it; leave it out")
+            raise OptionError(f"{name}: no step reads it; leave it out")
     return reader.read_names
 
 
 def _assignment(text: object) -> Assignment:
-    """A step, taken apart. Raises OptionError."""
+    """Return a step, taken apart. Raises OptionError."""
     if not isinstance(text, str):
         raise OptionError(f"steps: got {truncate(repr(text))}; {RULE}")
     text = re.sub(r"\s", " ", text.strip())  # tabs too: the caret counts characters
@@ -74,7 +74,7 @@ def _assignment(text: object) -> Assignment:
 
 
 def _error(text: str, kind: type[RmaError], message: str, column: int) -> RmaError:
-    """An error in a step, with a caret under the place."""
+    """Return an error in a step, with a caret under the place."""
     start = max(0, min(column - SHOWN // 2, len(text) - SHOWN))
     shown = f"{'… ' * (start > 0)}{text[start : start + SHOWN]}{' …' * (start + SHOWN < len(text))}"
     caret = " " * (column - start + 2 * (start > 0))
@@ -118,7 +118,7 @@ class _Reader:
         return self.at(getattr(node, "col_offset", 0))
 
     def at(self, start: int, end: int | None = None) -> int:
-        """The column of a byte; with `end`, of the first sign between two."""
+        """Return the column of a byte; with `end`, of the first sign between two."""
         raw = re.sub(r"(?<=\w)'", PRIME, self.text).encode()
         column = len(raw[:start].decode())
         between = raw[start:end].decode() if end is not None else ""
@@ -136,7 +136,7 @@ class _Reader:
             raise Fault(type(error), f"{self.shapes(node)}{error}", node) from None
 
     def shapes(self, node: ast.expr) -> str:
-        """The shapes of what an operation reads."""
+        """Return the shapes of what an operation reads."""
         operands = [node.left, node.right] if isinstance(node, ast.BinOp) else []
         found = [(ast.unparse(x).replace(PRIME, "'"), self.graph.shape(self.value(x))) for x in operands]
         return "".join(f"{text} is {shape}, " for text, shape in found)[:-2] + "; " * bool(found)
@@ -212,7 +212,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _axes(said: list[ast.expr]) -> tuple[int, ...]:
-    """The axes that are summed: both where none is said."""
+    """Return the axes that are summed: both where none is said."""
     if not said:
         return 0, 1
     axis = _literal(said[0])

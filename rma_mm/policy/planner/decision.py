@@ -59,7 +59,7 @@ class Decision:
         cls, shape: tuple[int, int, int], mesh: tuple[int, ...], found: Iterable[Candidate], chosen: Candidate,
         asked: str,
     ) -> Decision:
-        """The decision for `chosen` among the candidates that were found."""
+        """Return the decision for `chosen` among the candidates that were found."""
         every = list(found)
         groups = alike([each for each in every if each.layouts is not None and not each.rejected], chosen)
         return cls(
@@ -105,13 +105,13 @@ class Decision:
 
 
 def decide(request: Request) -> Decision:
-    """Return the decision for a request without a memory limit. Raises AlgorithmError where nothing can serve."""
+    """Return the decision for a request without a memory limit. Raises AlgorithmError if nothing can serve."""
     found = choose(request)
     return Decision.of(request.shape, request.mesh.dims, found, found[0], request.algorithm)
 
 
 def _considered(group: list[Candidate], chosen: Candidate, asked: str, every: list[Candidate]) -> Considered:
-    """A candidate that can serve, the first of those that are alike."""
+    """Return a candidate that can serve, the first of those that are alike."""
     candidate = group[0]
     words, layouts, others = (
         candidate.traffic, candidate.layouts or (), tuple(each.algorithm.name for each in group[1:]),

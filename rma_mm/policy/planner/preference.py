@@ -13,22 +13,19 @@ AUTO, TWO_SIDED = "auto", "two-sided"
 PREFERENCES = (AUTO, TWO_SIDED)
 VARIABLE, ALIAS = "RMA_MM_PREFER", "USE_ALLREDUCE"
 VARIABLES = (VARIABLE, ALIAS)
-"""Environment variables, the first one first; the second is known from other programs on such clusters.
-
-The second is known from other programs on such clusters.
-"""
-EXCLUDED = f"gets or accumulates here, and prefer={TWO_SIDED!r} (or {VARIABLE}) excludes that"
+"""Environment variables, the first one first; the second is known from other programs on such clusters."""
+EXCLUDED = f"gets or accumulates here, which prefer={TWO_SIDED!r} (or {VARIABLE}) excludes"
 """Why a candidate cannot serve."""
 UNSERVED = (
-    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every algorithm that takes these placements gets or accumulates; "
-    f"leave more of them to the plan, or place A, B and C in blocks, \"P('i', 'j')\", as summa_c takes them"
+    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every algorithm for these placements gets or accumulates; "
+    f"leave more placements open, or place A, B and C in blocks, \"P('i', 'j')\", for summa_c"
 )
 """Message if no candidate is left."""
 
 
 def check_preference(prefer: object, name: str = "prefer") -> str:
     if prefer not in PREFERENCES:
-        raise OptionError(f"{name}: got {quoted(prefer)}; it is {' or '.join(map(repr, PREFERENCES))}")
+        raise OptionError(f"{name}: got {quoted(prefer)}; must be {' or '.join(map(repr, PREFERENCES))}")
     return str(prefer)
 
 
@@ -36,7 +33,7 @@ def preferred(environment: Mapping[str, str]) -> str:
     """Return the preference that the environment gives for products without one of their own. Raises OptionError."""
     alias = environment.get(ALIAS) or "0"
     if alias not in ("0", "1"):
-        raise OptionError(f"{ALIAS}: got {quoted(alias)}; it is 1, as {VARIABLE}={TWO_SIDED}, or 0")
+        raise OptionError(f"{ALIAS}: got {quoted(alias)}; must be 1, as {VARIABLE}={TWO_SIDED}, or 0")
     return check_preference(environment.get(VARIABLE) or PREFERENCES[int(alias)], VARIABLE)
 
 

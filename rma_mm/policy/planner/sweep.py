@@ -42,11 +42,11 @@ class SweepProblem:
     ranks: int
     cost_model: CostModel
     per_node: int  # ranks of a node: so many consecutive ones
-    mesh: tuple[int, ...] | None = None  # ranks along each axis; None where it is to be chosen
-    algorithm: str = "auto"  # A row, or all of them
+    mesh: tuple[int, ...] | None = None  # ranks along each axis; None if it is to be chosen
+    algorithm: str = "auto"  # a name, or all of them
     layouts: tuple[str | None, str | None, str | None] = (None, None, None)
-    """Placements of A, B and C, in any notation; None where they are to be chosen."""
-    memory: int | None = None  # bytes that a rank has for operands, result and scratch; None where nobody counts
+    """Placements of A, B and C, in any notation; None if they are to be chosen."""
+    memory: int | None = None  # bytes that a rank has for operands, result and scratch; None if nobody counts
 
     @property
     def element(self) -> int:
@@ -94,7 +94,7 @@ class Price:
 
     @property
     def why_not(self) -> str:
-        """Why it cannot be done; empty where it can."""
+        """Why it cannot be done; empty if it can."""
         if self.candidate.rejected:
             return self.candidate.rejected
         held, room = self.tightest
@@ -104,7 +104,7 @@ class Price:
 
     @cached_property
     def tightest(self) -> tuple[float, float | None]:
-        """Bytes that the rank holds which has least room for them, and that it may; None where nobody counts."""
+        """Bytes that the rank holds which has least room for them, and that it may; None if nobody counts."""
         memory, rooms, candidate = self.question.memory, self.question.cost_model.machine.rooms, self.candidate
         if memory is None or not rooms or candidate.layouts is None:
             return self.bytes_held, memory
@@ -115,14 +115,14 @@ class Price:
         return float(workload.elements_held[at]) * self.question.element, memory * float(each[at])
 
     def schedule(self) -> Schedule:
-        """All operations of all ranks, for a candidate that can serve."""
+        """Return all operations of all ranks, for a candidate that can serve."""
         candidate = self.candidate
         assert candidate.layouts is not None
         problem = placed_problem(self.request, candidate.layouts, candidate.copied)
         return lower(candidate.algorithm, problem, Tuning(candidate.width))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain figures; None where there are none."""
+        """Plain figures; None if there are none."""
         question, words = self.question, self.candidate.traffic
         found: dict[str, Any] = {
             "algorithm": self.algorithm, "ranks": question.ranks, "shape": list(question.shape),
@@ -146,9 +146,9 @@ class Price:
 
 
 def prices(question: SweepProblem) -> list[Price]:
-    """Every row on its best mesh, fastest first; then those that need more memory, and those that cannot.
+    """Return every algorithm on its best mesh: the fastest first, then those that need more memory or cannot run.
 
-    Raises RmaError where no mesh goes with the placements that are given.
+    Raises RmaError if no mesh goes with the placements that are given.
     """
     names = [algorithm.name for algorithm in every_form()] if question.algorithm == "auto" else [question.algorithm]
     best: dict[str, Price] = {}
@@ -168,7 +168,7 @@ def _order(price: Price) -> tuple[bool, bool, float]:
 
 
 def _price(question: SweepProblem, name: str, request: Request) -> Price:
-    """One row on one mesh. It is named, so that it may be as it likes: on fewer ranks, or in unequal shares."""
+    """Price one algorithm on one mesh. Being named, it may use fewer ranks or unequal shares."""
     found = candidates(replace(request, algorithm=name))[0]
     own = {layout.grid for layout in found.layouts or () if layout.grid is not None}
     mesh = own.pop() if len(own) == 1 else request.mesh
@@ -213,7 +213,7 @@ def _layout(question: SweepProblem, mesh: MeshShape, x: str, text: str | None) -
 
 @lru_cache(maxsize=4)
 def node_map(ranks: int, per_node: int) -> tuple[int, ...]:
-    """The node of each of so many ranks, where consecutive ones share a node."""
+    """Return the node of each of the given number of ranks, where consecutive ones share a node."""
     if not 1 <= ranks <= MOST:
         raise MeshError(f"ranks: got {ranks}; 1 to {MOST} are priced")
     count = -(-ranks // per_node)
@@ -225,7 +225,7 @@ def default_grids(shape: Shape, ranks: int) -> list[tuple[int, ...]]:
     """The grids on which a product is priced where no mesh is given: of two axes and of three, the most promising.
 
     That is where the busiest rank has least to multiply and to move, by COSMA's count, whichever dimension a grid of
-    two axes leaves uncut. All grids of so many ranks would be thousands.
+    two axes leaves uncut. All grids of the given number of ranks would be thousands.
     """
 
     def flat(grid: tuple[int, ...]) -> int:
@@ -269,7 +269,7 @@ def price_table(found: Sequence[Price]) -> str:
 
 
 def _cells(price: Price) -> list[str]:
-    """Figures of a row: words and messages of the busiest, and of the average rank; bytes of the fullest."""
+    """Return figures of an algorithm: words of the busiest rank, messages of an average one, bytes of the fullest."""
     words, least = price.candidate.traffic, price.question.least
     return [
         "x".join(map(str, price.mesh)), seconds_text(price.seconds), f"{price.efficiency:.1%}", f"{words.busiest:.4g}",
@@ -279,7 +279,7 @@ def _cells(price: Price) -> list[str]:
 
 
 def sweep_table(found: Sequence[Sequence[Price]]) -> str:
-    """Seconds, and efficiency, of every row on every number of ranks; below, the shape and the fastest of each."""
+    """Return seconds and efficiency of every algorithm on every number of ranks, then the shape and the fastest."""
     rows = [["algorithm", *(f"{prices[0].question.ranks} ranks" for prices in found)]]
     for name in dict.fromkeys(price.algorithm for prices in reversed(found) for price in prices):
         cells = [_cell(price) for prices in found for price in prices if price.algorithm == name]
@@ -304,7 +304,9 @@ def _bytes(count: float) -> str:
 
 
 def draw(found: Sequence[Sequence[Price]], file: BinaryIO, form: str, title: str) -> None:
-    """Seconds and efficiency against ranks, of the rows that are fastest somewhere, or nearly. Needs matplotlib.
+    """Plot seconds and efficiency against ranks, for algorithms that are nearly the fastest somewhere.
+
+    Needs matplotlib.
 
     form: what the picture is written as, "svg", "png", … Raises OptionError for one that matplotlib does not know.
     """
@@ -333,7 +335,7 @@ def draw(found: Sequence[Sequence[Price]], file: BinaryIO, form: str, title: str
 
 
 def _leading(found: Sequence[Sequence[Price]]) -> list[str]:
-    """The rows to be drawn: in turn the fastest on the most ranks, on the fewest, …, then the next of each."""
+    """Return the algorithms to be drawn: the fastest on the most ranks, on the fewest, …, then the next of each."""
     columns = [[price.algorithm for price in prices if not price.why_not] for prices in reversed(found)]
     places = max(map(len, columns), default=0)
     names = (column[place] for place in range(places) for column in columns if place < len(column))

@@ -15,7 +15,7 @@ LITTLE = 0.05  # the share of a difference below which parts are folded into one
 
 
 def table(rows: list[list[str]]) -> str:
-    """Rows of text in aligned columns; the first row is the head."""
+    """Return rows of text in aligned columns; the first row is the head."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
@@ -41,7 +41,7 @@ def same_lines(groups: Iterable[Sequence[str]]) -> list[str]:
 
 
 def explain(found: list[Candidate], chosen: Candidate, asked: str) -> str:
-    """The candidates, fastest first, with what each takes and moves and why each loser lost."""
+    """Return the candidates, fastest first, with what each takes and moves and why each loser lost."""
     head = ["seconds", "words between nodes", "copied within", "read in place", "messages", "elements held"]
     rows, groups = [["algorithm", "A", "B", "C", *head, "why"]], alike(found, chosen)
     for candidate, *_ in groups:
@@ -139,7 +139,7 @@ def files_line(nbytes: int, least: float) -> str:
 
 
 def written(layouts: dict[str, Layout], mesh: MeshShape, shapes: dict[str, tuple[int, int]]) -> str:
-    """The placements in every notation that can express them."""
+    """Return the placements in every notation that can express them."""
     found = {x: notations(layout, mesh, shapes[x]) for x, layout in layouts.items()}
     names = [name for name in found["A"] if name != "rma_mm"]
     rows = [["placement", *names], *([x, *(found[x][name].text or "-" for name in names)] for x in found)]

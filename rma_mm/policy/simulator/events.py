@@ -25,7 +25,7 @@ class Clock:
         self._ready.append(act)
 
     def after(self, seconds: float, act: Act) -> int:
-        """Do this when so many seconds have passed; the number of the event."""
+        """Do this when the given number of seconds have passed; the number of the event."""
         self._numbers += 1
         heappush(self._events, (self.now + seconds, self._numbers, act))
         return self._numbers
@@ -68,7 +68,7 @@ class Signal:
 
 
 class Countdown:
-    """Acts once so many parts are over."""
+    """Acts once the given number of parts are over."""
 
     __slots__ = ("_act", "_left")
 
@@ -99,7 +99,7 @@ class Server:
         self._is_changed = False
 
     def add(self, seconds: float, act: Act) -> None:
-        """A job of so many seconds, if it is served alone; `act` when it ends."""
+        """A job of the given number of seconds, if it is served alone; `act` when it ends."""
         now = self._clock.now
         self._served = self._served + (now - self._since) * self._rate if self._jobs else 0.0
         self._since = now
@@ -150,7 +150,7 @@ class Processor:
         self._is_busy = False
 
     def add(self, seconds: float, act: Act) -> None:
-        """A job of so many seconds of a slot of the host; `act` when it ends."""
+        """A job of the given number of seconds of a slot of the host; `act` when it ends."""
         self._waiting.append((seconds, act))
         if not self._is_busy:
             self._next()

@@ -65,7 +65,7 @@ class World:
             rank.speed = speed
 
     def run(self) -> None:
-        """Let time pass. Raises ScheduleError where a rank then still waits."""
+        """Let time pass. Raises ScheduleError if a rank then still waits."""
         self.clock.run()
         waiting = [rank for rank in self.ranks if not rank.is_done]
         if waiting:
@@ -84,7 +84,7 @@ class World:
         return len(self.schedule.holds(ref)[1]) * self.bytes_of[ref.operand]
 
     def stretches(self, ref: Ref) -> int:
-        """Into how many pieces a box falls in the memory that stores it; 0 where that is for nothing, or it is one."""
+        """Into how many pieces a box falls in the memory that stores it; 0 if that is for nothing, or it is one."""
         if not self.machine.piece and not self.machine.packed:
             return 0
         holds = self.schedule.holds(ref)
@@ -108,7 +108,7 @@ class World:
         return sides[::2] if is_tree else sides
 
     def delay(self, source: Rank, sink: Rank) -> float:
-        """Seconds more than usual until a transfer between nodes begins to arrive."""
+        """Return seconds more than usual until a transfer between nodes begins to arrive."""
         is_joint = self.groups[source.number] != self.groups[sink.number]
         return max(self.delays[source.node], self.delays[sink.node]) + self.machine.joint.alpha * is_joint
 
@@ -193,7 +193,7 @@ class Rank:
         self.world.posted(self.number, event, self.posts[event]).end()
 
     def held_up(self, seconds: float) -> float:
-        """Return the delay that a multiply of so many seconds and the transfers under way cause each other."""
+        """Return the delay that a multiply of this length and the transfers under way cause each other."""
         open_flows = [flow for flow in self.flows if flow.unseen]
         left, lost = seconds, 0.0
         for flow in open_flows:
@@ -207,7 +207,7 @@ class Rank:
 
 
 class Flow:
-    """A transfer between nodes: after its latency, so many seconds of each wire that it takes."""
+    """A transfer between nodes: after its latency, the given number of seconds of each wire that it takes."""
 
     def __init__(
         self, rank: Rank, latency: float, seconds: float, wires: Wires, movement: str, x: str, hidden: float

@@ -60,7 +60,7 @@ def simulate(
 
     itemsize: bytes of an element. summed: those of C's, where it is summed in another type. dtype, kernel: which of the
     machine's local products. flavours: A, B, C → the windows that it is read and added to through; the default where
-    none is named. is_noted: whether to note what ranks do when. Raises ScheduleError where a rank waits for ever.
+    none is named. is_noted: whether to note what ranks do when. Raises ScheduleError if a rank waits forever.
     """
     bytes_of = {"A": itemsize, "B": itemsize, "C": summed or itemsize}
     world = World(schedule, machine, machine.kernel(dtype, kernel), bytes_of, flavours or {}, is_noted)
@@ -124,7 +124,7 @@ class _Program:
         yield from self.wait(self.under_way)
 
     def gathering(self, op: Op) -> float:
-        """Seconds for the pieces of memory that an operation moves; where MPI packs them, on either side."""
+        """Return seconds for the pieces of memory that an operation moves; where MPI packs them, on either side."""
         machine, packed = self.world.machine, True
         if not machine.packed and not machine.piece:
             return 0.0
@@ -162,7 +162,7 @@ class _Program:
     def one_sided(
         self, movement: str, owner: int, x: str, nbytes: int, packed: bool = False
     ) -> Generator[Signal | float, None, Signal | None]:
-        """A transfer between this rank and an owner: what it is under way with, or None where it is over."""
+        """A transfer between this rank and an owner: what it is under way with, or None if it is over."""
         rank, world, target = self.rank, self.world, self.world.ranks[owner]
         link = world.link(rank.number, owner)
         busy, packed = link != "own" and target.is_multiplying, packed and link == "between"
@@ -212,7 +212,7 @@ class _Program:
     # -- what ranks of a node fetch together ------------------------------------------------------
 
     def fetch(self, slot: Slot) -> _Fetch:
-        """The fetch of a slice, held back by what was awaited just before it."""
+        """Return the fetch of a slice, held back by what was awaited just before it."""
         if slot.name not in self.fetches:
             self.fetches[slot.name] = _Fetch(self.gates)
             self.gates = []
@@ -276,7 +276,7 @@ class _Program:
             self.begin(letter.over, *keys)
 
     def spread(self, op: ops.Broadcast) -> Signal:
-        """The owner's own part of a broadcast in rounds."""
+        """Return the owner's own part of a broadcast in rounds."""
         rank, world, times = self.rank, self.world, rounds(op)
         nbytes = sum(map(world.nbytes, op.parts))
         is_inside = all(world.nodes[q] == rank.node for q in op.group)
@@ -339,7 +339,7 @@ class _Program:
 
     @handlers.on(ops.Barrier)
     def barrier(self, _: ops.Barrier) -> Waits:
-        """All that is under way, and all ranks."""
+        """Return all that is under way, and all ranks."""
         yield from self.wait(self.under_way)
         self.rank.is_meeting = True
         yield self.world.meet("barrier")

@@ -46,7 +46,7 @@ def key_of(site: Site) -> Key:
 
 
 def settings(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that belong to the key.
+    """Return the environment variables that belong to the key.
 
     >>> settings({"UCX_TLS": "tcp", "FI_LOG_verbose": "1", "HOME": "/", "OMPI_MCA_initial_wdir": "/"})
     {'UCX_TLS': 'tcp'}
@@ -66,7 +66,7 @@ def file_of(key: Key) -> Path | None:
 
 
 def read(key: Key) -> Machine | None:
-    """The machine that is kept under a key; None where there is none, or it is stale, broken or somebody else's."""
+    """The machine that is kept under a key; None if there is none, or it is stale, broken or somebody else's."""
     file = file_of(key)
     try:
         found = json.loads(read_own(file) or b"") if file is not None else None
@@ -107,7 +107,7 @@ def forget() -> int:
 
 
 def write(key: Key, machine: Machine, tries: int = 1) -> Path | None:
-    """Keep a machine: under its name once it is complete. None where nothing can be written.
+    """Keep a machine: under its name once it is complete. None if nothing can be written.
 
     tries: how often it was measured, as rounds differed each time.
     """

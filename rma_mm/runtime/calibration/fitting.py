@@ -15,7 +15,7 @@ Shape = tuple[int, int, int, bool]  # m, n, k of a product, and whether rows of 
 
 
 def nonnegative(table: Vector, wanted: Vector) -> Vector:
-    """The x ≥ 0 that minimises |table · x − wanted|.
+    """Return the x ≥ 0 that minimises |table · x − wanted|.
 
     table: (samples, unknowns). By trying every set of unknowns that are not 0, which is exact and quick for the six
     or fewer that there are here. A minimum without a bound solves its own set's normal equations, and the true one is
@@ -37,7 +37,7 @@ def nonnegative(table: Vector, wanted: Vector) -> Vector:
 
 
 def cost_of(points: Sequence[tuple[float, float, float]]) -> Cost:
-    """The cost behind (transfers, bytes, seconds) of several sizes; of a single one all is alpha.
+    """Return the cost behind (transfers, bytes, seconds) of several sizes; of a single one all is alpha.
 
     A deviation counts as a share of the root of what was measured: between seconds, by which small transfers would
     count nothing, and shares of them, by which large ones, which come out of another cache, would count too little.
@@ -58,7 +58,7 @@ def cost_of(points: Sequence[tuple[float, float, float]]) -> Cost:
 
 
 def scaled(table: Vector, wanted: Vector, unit: Vector) -> Vector:
-    """The x ≥ 0 by which table · x comes closest to what is wanted, each deviation in its own unit."""
+    """Return the x ≥ 0 by which table · x comes closest to what is wanted, each deviation in its own unit."""
     scale = table.max(axis=0)
     scale[scale == 0] = 1.0
     found: Vector = nonnegative(table / scale / unit[:, None], wanted / unit) / scale
@@ -66,7 +66,7 @@ def scaled(table: Vector, wanted: Vector, unit: Vector) -> Vector:
 
 
 def kernel_of(shapes: Sequence[Shape], seconds: Sequence[float]) -> Kernel:
-    """The kernel behind the seconds of products of these shapes, by the least relative deviations."""
+    """Return the kernel behind the seconds of products of these shapes, by the least relative deviations."""
     m, n, k, is_aliased = np.array(shapes, np.float64).T
     table = np.stack([np.ones(len(m)), m * n * k, m * k, k * n, m * n, m * n * is_aliased], axis=1)
     measured = np.array(seconds, np.float64)

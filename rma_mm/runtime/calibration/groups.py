@@ -41,7 +41,7 @@ class CollectiveGroups:
         self.transfers: list[Transfer] = []
 
     def cases(self, is_thorough: bool) -> list[TransferBenchmark]:
-        """Every movement in every size, its targets idle, and busy where that is asked for."""
+        """Return every movement in every size, its targets idle, and busy where that is asked for."""
         found: list[TransferBenchmark] = []
         for name in COLLECTIVES:
             for rows in SIZES[:-1] if self.link == "between" else SIZES:  # `overlaps` tell what large ones take there
@@ -75,7 +75,7 @@ class CollectiveGroups:
         return Overlap(self.whole, self.site, name, load, moves, self.progress, self.multiply)
 
     def shifts(self, area: Region) -> list[Transfer]:
-        """A shift of an area round the ring of this rank's group; nothing where it has none."""
+        """Return a shift of an area round the ring of this rank's group; nothing if it has none."""
         if self.channel is None:
             return []
         group, at = self.group, self.group.index(self.site.rank)
@@ -122,7 +122,7 @@ class CollectiveGroups:
         return made
 
     def sum(self, n: int, rows: int, owner: int) -> Transfer:
-        """The sum of everyone's n-th part, at its owner."""
+        """Return the sum of everyone's n-th part, at its owner."""
         assert self.channel is not None
         summand, place = (x[n * rows : (n + 1) * rows] for x in (self.home, self.room))
         result: Array | None = place if owner == self.site.rank else None

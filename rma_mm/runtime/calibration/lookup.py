@@ -36,7 +36,7 @@ def machine_of(
     comm: MPI.Intracomm, node_of: Sequence[int], *, threads: int, dtype: str, kernel: str, may_measure: bool,
     flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine | None:
-    """The machine for products of this type, by this kernel and through these windows; None where nothing is known.
+    """The machine for products of this type, by this kernel and through these windows; None if nothing is known.
 
     RMA_MM_MACHINE names one. Else rank 0 looks for what was kept; what it lacks is measured where that is allowed, in
     at most three seconds, five between nodes, and kept. All is measured again where the network has another bandwidth
@@ -114,7 +114,7 @@ def _lacking(base: Machine | None, site: Site, product: tuple[str, str], flavour
 
 
 def _whole(machine: Machine | None, site: Site) -> Machine | None:
-    """The machine, if it has the figures that every calibration gives."""
+    """Return the machine, if it has the figures that every calibration gives."""
     links = [link for link in ("node", "between") if site.has(link)]
     if machine is None or any(name not in machine.costs[link] for link in links for name in COLLECTIVES):
         return None
@@ -122,7 +122,7 @@ def _whole(machine: Machine | None, site: Site) -> Machine | None:
 
 
 def _named(name: str) -> Machine | None:
-    """The machine that the user named, if one was. Raises MachineError naming the file, and the figure."""
+    """Return the machine that the user named, if one was. Raises MachineError naming the file, and the figure."""
     if not name:
         return None
     if name == "typical":

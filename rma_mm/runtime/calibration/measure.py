@@ -20,7 +20,7 @@ def measure(
     dtypes: tuple[tuple[str, str], ...] = (("float32", "blas"),), seconds: float = 3.0,
     flavours: tuple[str, ...] = (DEFAULT.name,),
 ) -> Machine:
-    """The figures of this machine, the same on every rank. Collective over `comm`; keeps nothing.
+    """Return the figures of this machine, the same on every rank. Collective over `comm`; keeps nothing.
 
     node_of: the node of each rank. threads: BLAS threads of a rank. dtypes: (element type, kernel) of local products.
     seconds: about how long it takes; more makes it surer. flavours: of windows; one whose memory there is not is left

@@ -63,7 +63,7 @@ class Measurements:
 def run_calibration(
     comm: MPI.Intracomm, site: Site, wanted: Wanted, seconds: float, base: Machine | None = None
 ) -> Measurements:
-    """Measure what is wanted, in about so many seconds, and add it to what was known. Collective over `comm`."""
+    """Measure the wanted figures in about this time, and add them to the known ones. Collective over `comm`."""
     deadline = time.perf_counter() + seconds
     site = replace(site, cores=base.cores) if base is not None else with_processors(comm, site)
     with using_threads(site.threads), _prepared(comm, site, wanted) as cases:
@@ -135,7 +135,7 @@ def _late(point: Point, idle: Cost) -> Point:
 
 
 def _complete(costs: dict[str, dict[str, Cost]], site: Site) -> None:
-    """Put what is nearest in place of what there was nothing to measure by."""
+    """Put what is nearest instead of what there was nothing to measure by."""
     if not site.has("node"):
         costs["node"] = {COPY: costs["own"][COPY]}
     elif USUAL not in costs["node"]:

@@ -59,7 +59,7 @@ class Case(Protocol):
 def sampled(
     comm: MPI.Intracomm, host: MPI.Intracomm, cases: Sequence[Case], deadline: float
 ) -> list[NDArray[np.float64]]:
-    """The figures of every case: rounds × figures, those of the slowest rank. Collective over `comm`.
+    """Return the figures of every case: rounds × figures, those of the slowest rank. Collective over `comm`.
 
     host: the ranks of this one's host. deadline: what time.perf_counter says on the first rank when the last round
     should be over. After `LEAST` rounds none begins that would end later; where rounds differ, twice as many do.

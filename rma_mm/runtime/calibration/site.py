@@ -92,7 +92,7 @@ class Site:
         return {rank: ranks[n - 1] for ranks in self.nodes if len(ranks) > 1 for n, rank in enumerate(ranks)}
 
     def readers(self, link: str) -> tuple[dict[int, int], dict[int, int]]:
-        """Reader → owner, where several read from one, and where each reads from another; empty where they cannot."""
+        """Reader → owner, where several read from one, and where each reads from another; empty if they cannot."""
         if link == "node":
             crowds = [ranks for ranks in self.nodes if len(ranks) > 2]
             each = {reader: ranks[(n + 2) % len(ranks)] for ranks in crowds for n, reader in enumerate(ranks[1:])}
@@ -140,14 +140,14 @@ class Site:
 
 
 def _parts(ranks: list[int]) -> list[tuple[int, ...]]:
-    """Ranks in as few groups of at most `FLAT` as there can be, as even as can be."""
+    """Return ranks in as few groups of at most `FLAT` as there can be, as even as can be."""
     count = -(-len(ranks) // FLAT)
     bounds = [len(ranks) * n // count for n in range(count + 1)]
     return [tuple(ranks[a:b]) for a, b in pairwise(bounds)]
 
 
 def _control_group() -> str:
-    """The control group of this process, which may have less than all of its processors' time; empty where unknown."""
+    """The control group of this process, which may have less than all of its processors' time; empty if unknown."""
     try:
         return Path("/proc/self/cgroup").read_text()
     except OSError:

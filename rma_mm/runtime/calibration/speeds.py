@@ -66,7 +66,7 @@ def round_of(comm: MPI.Intracomm, site: Site) -> Speeds:
 def steady_speeds(rounds: Sequence[Speeds]) -> Speeds | None:
     """Speeds over their mean, of two rounds that agree on each rank; none where ranks hardly differ.
 
-    None where no two rounds agree: then they are not to be believed.
+    None if no two rounds agree: then they are not to be believed.
     """
     for one, other in combinations(rounds, 2):
         if all(abs(x - y) <= SCATTER * max(x, y) for x, y in zip(one, other, strict=True)):

@@ -70,7 +70,7 @@ class OneSided:
         self.has_long = False
 
     def cases(self, has_long: bool) -> list[TransferBenchmark]:
-        """Every movement on every class of link that there is, its targets idle and busy.
+        """Return every movement on every class of link that there is, its targets idle and busy.
 
         has_long: whether `overlaps` tell what large ones take between nodes.
         """
@@ -117,7 +117,7 @@ class OneSided:
     def _case(
         self, link: str, name: str, rows: int, pairs: dict[int, int], prepare: Callable[[int], list[Act]], busy: bool
     ) -> TransferBenchmark:
-        """One movement of so many rows; `prepare` makes it for a target."""
+        """Return one movement of the given number of rows; `prepare` makes it for a target."""
         target = pairs.get(self.site.rank)
         moves = [] if target is None else prepare(target)
         finish = self.window.flush if name == "accumulate" and moves else None
@@ -129,7 +129,7 @@ class OneSided:
         return BusyTransferBenchmark(link, name, nbytes, load, moves, finish, self.progress, multiply)
 
     def prepared(self, make: Callable[[int, Region], Transfer], rows: int, target: int) -> list[Act]:
-        """Transfers of so many rows, at different places."""
+        """Transfers of the given number of rows, at different places."""
         made = [make(target, box) for box in boxes(rows)]
         self.transfers += made
         return [at_once(transfer) for transfer in made]
@@ -176,7 +176,7 @@ class Contention(Case):
 def opened(
     comm: MPI.Intracomm, site: Site, flavours: Sequence[str], room: Array, progress: dict[bool, Progress], multiply: Act
 ) -> list[OneSided]:
-    """Windows of these flavours, but for those that cannot be had here. Collective over `comm`."""
+    """Windows of these flavours, except for those that cannot be had here. Collective over `comm`."""
     found: list[OneSided] = []
     for flavour in flavours:
         needed = progress[find_flavour(flavour).needs_progress]

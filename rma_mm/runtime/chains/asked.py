@@ -56,12 +56,12 @@ class Chain:
         cls, mesh: Mesh, steps: str | Sequence[str], inputs: Mapping[str, object], outputs: Sequence[str] | None,
         only: Sequence[str] | None, layouts: Mapping[str, str | Layout], options: Mapping[str, Any],
     ) -> Chain:
-        """The chain of these arguments. Local; raises as `plan_chain` does."""
+        """Return the chain of these arguments. Local; raises as `plan_chain` does."""
         common = ProductOptions(**options).normalised()
         if common.algorithm != "auto":
             find_algorithm(common.algorithm)
         if not isinstance(layouts, Mapping):
-            raise OptionError(f"layouts: got {layouts!r}; it is a dict of placements by the names of matrices")
+            raise OptionError(f"layouts: got {layouts!r}; must be a dict of placements by the names of matrices")
         compute = None if common.compute_dtype is None else parse_dtype(common.compute_dtype)
         graph = Graph(partial(result_dtype, compute=compute))
         numbers = {name: _number(x) for name, x in inputs.items() if _is_number(x)}
@@ -83,7 +83,9 @@ class Chain:
                 products[number] = _product(mesh, step, matrices, layout, common)
             place = None if layout is None else placed(layout, node.shape, mesh)
             if place is not None and place.partial and not step.is_product:
-                raise LayoutError(f"layouts: got {place} for {step.result}; element-wise steps make no summands")
+                raise LayoutError(
+                    f"layouts: got {place} for {step.result}; element-wise steps cannot make partial sums"
+                )
             matrices[step.result] = products[number].c if step.is_product else Operand(node.shape, node.dtype, place)
         ins = tuple(name for name in given if name in used)
         spare = tuple(name for name in inputs if name not in used)
@@ -112,7 +114,7 @@ def _number(x: Any) -> Any:
 
 
 def _input(name: str, x: object, mesh: Mesh, layout: str | Layout | None) -> Operand:
-    """An input as an operand, placed where that is given. Raises what `plan_chain` does."""
+    """Return an input as an operand, placed where that is given. Raises what `plan_chain` does."""
     if isinstance(x, tuple) and len(x) == 2:
         try:
             x = Operand(checked_shape(x[0]), as_dtype(x[1]))

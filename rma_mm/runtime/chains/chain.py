@@ -151,9 +151,9 @@ def plan_chain(
 
 
 def _by_name(inputs: Mapping[str, T] | None, named: Mapping[str, T]) -> dict[str, T]:
-    """All inputs, those in a dict and those by keyword. Raises OptionError."""
+    """Return all inputs, those in a dict and those by keyword. Raises OptionError."""
     if not isinstance(inputs, Mapping | None):
-        raise OptionError(f"inputs: got {type(inputs).__name__}; it is a dict of matrices by their names")
+        raise OptionError(f"inputs: got {type(inputs).__name__}; must be a dict of matrices by their names")
     for name in inputs or ():
         if name in named:
             raise OptionError(f"inputs: got {quoted(name)}, which is given by keyword too; pass it once")
@@ -194,7 +194,7 @@ class ChainPlan:
 
     @property
     def adapt(self) -> bool:
-        """True if steps may go over to other ways of doing the same, as plans do; to be set alike on all ranks."""
+        """True if steps may switch to other ways of doing the same, as plans do; to be set alike on all ranks."""
         return all(plan.adapt for plan in self.plans)
 
     @adapt.setter
@@ -292,14 +292,14 @@ class ChainPlan:
         return self.outputs | out
 
     def _check_names(self, inputs: Mapping[str, object], out: object) -> dict[str, DistMatrix]:
-        """The matrices for outputs, once names are known to be right."""
+        """Return the matrices for outputs, once names are known to be right."""
         wanted = self.chain.inputs
         for name in (*wanted, *inputs):
             if name not in inputs or name not in (*wanted, *self.chain.spare):
                 what = "missing" if name in wanted else "no input of this chain"
                 raise OptionError(f"{name}: it is {what}; execute takes {', '.join(f'{each}=' for each in wanted)}")
         if out is not None and not isinstance(out, Mapping):
-            raise OptionError(f"out: got {type(out).__name__}; it is a dict of matrices by the names of outputs")
+            raise OptionError(f"out: got {type(out).__name__}; must be a dict of matrices by the names of outputs")
         for name in out or {}:
             if name not in self.chain.outputs:
                 raise OptionError(f"out: got {name!r}; the outputs are {', '.join(self.chain.outputs)}")
@@ -390,7 +390,7 @@ class ChainPlan:
         return most
 
     def _places(self) -> list[Place]:
-        """Every matrix in each placement that it is held in, inputs first."""
+        """Return every matrix in each placement that it is held in, inputs first."""
         chain, answer = self.chain, self.answer
         held = [(name, answer.start[name]) for name in chain.inputs]
         held += [(step.result, done.layouts[-1]) for step, done in zip(chain.steps, answer.steps, strict=True)]
@@ -402,7 +402,7 @@ class ChainPlan:
         return nbytes(self.mesh, x.shape, x.dtype, layout)
 
     def _work_bytes(self) -> int:
-        """Bytes that element-wise steps take for pieces, one after the other."""
+        """Return bytes that element-wise steps take for pieces, one after the other."""
         sizes = [0]
         for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
             if not step.is_product and not step.axes:
@@ -410,12 +410,12 @@ class ChainPlan:
         return max(sizes)
 
     def _scratch(self, each: PricedConversion) -> int:
-        """Bytes that this rank takes for a conversion beside its part of the copy."""
+        """Return bytes that this rank takes for a conversion beside its part of the copy."""
         x = self.chain.matrices[each.name]
         return scratch_bytes(self.mesh, x.shape, x.dtype, each.source, each.target)
 
     def _gathered(self) -> list[PricedConversion]:
-        """The sums of ranks' own parts, as they are brought together."""
+        """Return the sums of ranks' own parts, as they are brought together."""
         made = []
         for step, placed in zip(self.chain.steps, self.answer.steps, strict=True):
             own = summands(step, placed.layouts[0], self.mesh.grid) if step.axes else None

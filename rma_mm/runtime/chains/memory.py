@@ -32,7 +32,7 @@ class Frontier:
     own: int  # bytes of this rank's parts of A, B and C
     choices: list[PlanChoice] = field(default_factory=list)
     at: int = 0  # which of them is taken
-    lacks: str = ""  # why there is none that takes less than the last; empty where that is not known
+    lacks: str = ""  # why there is none that takes less than the last; empty if that is not known
 
     @property
     def taken(self) -> PlanChoice:
@@ -65,15 +65,15 @@ class Frontier:
         return memory_trials_of(self.mesh, self.operands)
 
     def choose(self, limit: int | None) -> PlanChoice:
-        """The fastest way within a limit. Collective. Raises MemoryLimitError."""
+        """Return the fastest way within a limit. Collective. Raises MemoryLimitError."""
         with using_threads(self.mesh.threads):
             return fit_memory(self.trials, limit)
 
     def plan(self) -> Plan:
-        """The plan of what is taken, or of the fastest where nothing is. Collective."""
+        """Return the plan of what is taken, or of the fastest where nothing is. Collective."""
         o, options = self.operands, self.operands.options
         if self.choices:
-            options = replace(options, memory_limit=self.taken.peak_bytes)  # what it goes over to takes no more
+            options = replace(options, memory_limit=self.taken.peak_bytes)  # what it switches to takes no more
             plan = plan_of(self.mesh, replace(self.taken, spec=replace(self.taken.spec, options=options)))
             if not plan.prepared.is_outdated:
                 return plan
@@ -84,7 +84,7 @@ class Frontier:
 def divide_memory(mesh: Mesh, frontiers: Sequence[Frontier], taken: int, limit: int) -> None:
     """Take of each frontier what together fits the limit, at least loss of time. Collective.
 
-    taken: bytes that this rank holds of everything else. Raises MemoryLimitError where nothing fits.
+    taken: bytes that this rank holds of everything else. Raises MemoryLimitError if nothing fits.
     """
     for each in frontiers:
         if not each.look():

@@ -68,7 +68,7 @@ class Prices:
         self.table: dict[tuple[int, Places], float] = {}
 
     def _usual(self) -> CostModel:
-        """The tariff of the last product, or of one such as this chain might have. Collective."""
+        """Return the tariff of the last product, or of one such as this chain might have. Collective."""
         if self.tariffs:
             return self.tariffs[max(self.tariffs)][False, False]
         first = next(iter(self.chain.matrices.values()))
@@ -90,13 +90,13 @@ class Prices:
         return found
 
     def matrix(self, name: str, layout: Layout) -> Operand:
-        """A matrix in one of its placements: where it was given, on its own memory, else on the mesh's."""
+        """Return a matrix in one of its placements: where it was given, on its own memory, else on the mesh's."""
         known = self.chain.matrices[name]
         is_there = name in self.chain.inputs and layout == known.layout
         return replace(known, layout=layout, in_place=known.in_place if is_there else None)
 
     def request(self, number: int, layouts: Places) -> Request:
-        """The question to the planner for a product on these placements."""
+        """Return the question to the planner for a product on these placements."""
         step, given = self.chain.steps[number], self.products[number]
         names = (*(each.name for each in step.factors), step.result)
         a, b, c = (self.matrix(name, layout) for name, layout in zip(names, layouts, strict=True))
@@ -104,7 +104,7 @@ class Prices:
         return request_of(self.mesh, replace(given, a=a, b=b, c=c), cost_model)
 
     def price(self, number: int, layouts: Places) -> float:
-        """Seconds of a step on these placements of its factors and its result; infinite where it cannot be done so."""
+        """Seconds of a step on these placements of its factors and its result; infinite if it cannot be done so."""
         step = self.chain.steps[number]
         if step.axes:
             return self.sums(number, *layouts)
@@ -115,13 +115,13 @@ class Prices:
         return seconds + (self.elementwise(number, step.result, layouts[-1]) if step.work is not None else 0.0)
 
     def elementwise(self, number: int, name: str, layout: Layout) -> float:
-        """Seconds of what is done to elements of a matrix in a step."""
+        """Return seconds of what is done to elements of a matrix in a step."""
         cost_model = replace(self.cost_model, itemsize=self.chain.matrices[name].dtype.itemsize)
         step = self.chain.steps[number]
         return elementwise_seconds(self.mesh.grid, step, self.shapes[name], layout, cost_model)
 
     def sums(self, number: int, source: Layout, target: Layout) -> float:
-        """Seconds of sums: of the own part, and of bringing these together."""
+        """Return seconds of sums: of the own part, and of bringing these together."""
         step = self.chain.steps[number]
         own, name = summands(step, source, self.mesh.grid), step.factors[0].name
         if own is None or target.partial or source.partial:
@@ -144,7 +144,7 @@ class Prices:
         return tuple(places)
 
     def conversion(self, name: str, source: Layout, target: Layout) -> float:
-        """Seconds of bringing a matrix to another placement."""
+        """Return seconds of bringing a matrix to another placement."""
         if self.is_two_sided:
             return inf  # ranks pull what they convert
         x = self.matrix(name, source)
@@ -187,7 +187,7 @@ class Prices:
                 greedy = greedily(self.question)
                 told = jointly(self.question, may_convert) if joint else greedy, greedy
                 if isinf(told[0].seconds):
-                    raise AlgorithmError("steps: nothing does without conversions")
+                    raise AlgorithmError("steps: no placements work without conversions")
             except AlgorithmError as error:
                 told = AlgorithmError(self.unserved() or (CONVERTED if self.is_two_sided else str(error)))
             except Exception as error:  # noqa: BLE001 - the others wait for what it has to say
@@ -200,7 +200,7 @@ class Prices:
         return told
 
     def unserved(self) -> str:
-        """The first product that cannot be done on any placements, and why; empty where there is none."""
+        """Return the first product that cannot be done on any placements, and why; empty if there is none."""
         for number in self.products:
             places = self.every(number)
             if all(isinf(self.price(number, layouts)) for layouts in places):

@@ -91,7 +91,7 @@ def einsum(
         dtype = _common([x.dtype for x in given], compute_dtype)
         ring = find_semiring(semiring)
         check_semiring(ring, dtype, 1, 0, conjugates=False)
-        choose_kernel(kernel, dtype, 1, 1, 1, ring)  # which raises where there is none
+        choose_kernel(kernel, dtype, 1, 1, 1, ring)  # which raises if there is none
         check_limit(memory_limit)
         sums = _Sums(mesh, found, dtype, ring, ProductOptions(
             compute_dtype=dtype.name, memory_limit=memory_limit, kernel=kernel, semiring=semiring,
@@ -119,7 +119,7 @@ def _place(layout: str | Layout | None, subscripts: Subscripts, mesh: Mesh) -> L
 
 
 def _common(dtypes: Sequence[np.dtype[Any]], compute: DTypeLike | None) -> np.dtype[Any]:
-    """The element type of the result. Raises DtypeError."""
+    """Return the element type of the result. Raises DtypeError."""
     common = dtypes[0]
     for dtype in dtypes[1:]:
         common = result_dtype(common, dtype)
@@ -135,11 +135,11 @@ class _Sums:
     options: ProductOptions
 
     def check(self, given: Sequence[NDArray[Any] | DistArray]) -> None:
-        """Raise OptionError where sums come before products that may not, LayoutError for summands without +."""
+        """Raise OptionError if sums come before products that may not, LayoutError for summands without +."""
         for n, x in enumerate(given):
             if isinstance(x, DistArray) and x.layout.partial and not self.semiring.is_arithmetic:
                 raise LayoutError(
-                    f"einsum: operand {n} is placed as {x.layout}, in summands; semiring {self.semiring.name} does "
+                    f"einsum: operand {n} is placed as {x.layout}, as partial sums; semiring {self.semiring.name} does "
                     f"not add, so place it without sum (redistribute does)"
                 )
         may = self.semiring.is_arithmetic or self.semiring.distributes != Distributes.NOT_KNOWN
@@ -151,7 +151,7 @@ class _Sums:
             )
 
     def check_room(self, x: NDArray[Any] | DistArray, layout: Layout | None) -> None:
-        """Raise MemoryLimitError where one operand and its sums, placed by `layout`, or evenly, are too much."""
+        """Raise MemoryLimitError if one operand and its sums, placed by `layout`, or evenly, are too much."""
         limit, shape, mesh = self.options.memory_limit, self.subscripts.shape, self.mesh
         if limit is None or not shape:
             return
@@ -165,7 +165,7 @@ class _Sums:
             )
 
     def nothing(self, layout: Layout | None) -> Any:
-        """The result of sums over an index without extent, whatever the operands hold. Collective."""
+        """Return the result of sums over an index without extent, whatever the operands hold. Collective."""
         shape, identity = self.subscripts.shape, self.semiring.identity(self.dtype)
         if not shape:
             return self.dtype.type(identity)
@@ -175,7 +175,7 @@ class _Sums:
         return made
 
     def product(self, terms: list[Term], layout: Layout | None) -> Term:
-        """All operands multiplied, in an order of the result's indices that needs no copy. Collective."""
+        """Return all operands multiplied, in an order of the result's indices that needs no copy. Collective."""
         terms = [diagonal(term) for term in terms]
         terms = [self._alone(n, terms, self.subscripts.output) for n in range(len(terms))]
         every = pairs(self.subscripts, [term.names for term in terms])
@@ -188,14 +188,14 @@ class _Sums:
         return live.popitem()[1]
 
     def _together(self, terms: list[Term], every: list[Pair], layout: Layout | None) -> Term | None:
-        """Products of matrices, placed together; None where they cannot be. Collective."""
+        """Products of matrices, placed together; None if they cannot be. Collective."""
         matrices = {n: _matrix(term) for n, term in enumerate(terms)}
         names = {n: term.names for n, term in enumerate(terms)}
         made = multiplied(self.mesh, matrices, names, every, layout, self.options)
         return None if made is None else Term(every[-1].names, as_array(made))
 
     def _alone(self, number: int, terms: list[Term], output: Indices) -> Term:
-        """An operand without what it has but one of, where others have more, and summed over what is its own."""
+        """Return an operand without what it has but one of, where others have more, and summed over what is its own."""
         term, extents = terms[number], dict(self.subscripts.extents)
         term = dropped(term, [name for name in term.names if term.extent(name) != extents[name]])
         others = {name for n, other in enumerate(terms) if n != number for name in _long(other, extents)}
@@ -220,7 +220,7 @@ class _Sums:
         return parted(self._multiplied(left, right, options), [*leading, m, n], extents)
 
     def _multiplied(self, left: Term, right: Term, options: ProductOptions) -> DistArray:
-        """A product of batches, by a plan that is kept. Collective."""
+        """Return a product of batches, by a plan that is kept. Collective."""
         mesh = self.mesh
         a, b = (
             Operand(x.x.shape, x.dtype, *((x.x.layout, x.x.in_place) if isinstance(x.x, DistArray) else ()))
@@ -273,7 +273,7 @@ def _long(term: Term, extents: dict[str, int]) -> list[str]:
 
 
 def _faced(term: Term, leading: Groups, rows: Indices, cols: Indices) -> tuple[Term, bool]:
-    """The operand as a batch of matrices, or of their transposes where it lies so; and whether it is these."""
+    """Return the operand as a batch of matrices, or of their transposes where it lies so; and whether it is these."""
     batch = tuple(name for group in leading for name in group)
     is_turned = term.names == (*batch, *cols, *rows) and bool(rows and cols)
     return arranged(term, [*leading, *((cols, rows) if is_turned else (rows, cols))]), is_turned

@@ -45,7 +45,7 @@ class Placements:
 
     def __init__(self) -> None:
         self.found: OrderedDict[object, PlacedProducts | None] = OrderedDict()
-        """None where no placements do for all of them. Oldest use first."""
+        """None if no placements do for all of them. Oldest use first."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> Placements:
@@ -66,7 +66,7 @@ def multiplied(
     mesh: Mesh, matrices: Mapping[int, Matrix], names: Mapping[int, Indices], pairs: Sequence[Pair],
     layout: Layout | None, options: ProductOptions,
 ) -> DistMatrix | None:
-    """The last product of `pairs`; None where they are small, or a chain has no placements for all. Collective.
+    """Return the last product of `pairs`; None if they are small, or a chain has no placements for all. Collective.
 
     matrices: operands by number, whose indices are `names`. layout: where the result is to be, if that matters.
     """

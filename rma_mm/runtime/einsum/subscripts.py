@@ -30,7 +30,7 @@ class Subscripts:
 
 
 def parse(text: object, shapes: Sequence[tuple[int, ...]]) -> Subscripts:
-    """The subscripts in `text` for operands of these shapes.
+    """Return the subscripts in `text` for operands of these shapes.
 
     Raises OptionError for text that cannot be read, and where the result has an index twice, or one that no operand
     has; ShapeError for operands of other dimensions than they have indices, and an index of two lengths.
@@ -134,7 +134,7 @@ class Pair:
 
 
 def pairs(subscripts: Subscripts, operands: Sequence[Indices]) -> list[Pair]:
-    """All products, one after the other; `operands`: the indices that are left of each, every one once.
+    """Return all products, one after the other; `operands`: the indices that are left of each, every one once.
 
     >>> [pair.names for pair in pairs(parse("ij,jk,kl", [(2, 3), (3, 4), (4, 5)]), ["ij", "jk", "kl"])][-1]
     ('i', 'l')
@@ -153,7 +153,7 @@ def pairs(subscripts: Subscripts, operands: Sequence[Indices]) -> list[Pair]:
 
 
 def _pair(one: tuple[int, Indices], other: tuple[int, Indices], needed: set[str], output: Indices) -> Pair:
-    """The product of two, by number and indices, summed over what nothing else needs."""
+    """Return the product of two, by number and indices, summed over what nothing else needs."""
     (a, left), (b, right) = (one, other) if _begins_with(one[1], other[1], output) else (other, one)
 
     def ordered(names: Iterable[str]) -> Indices:
@@ -175,7 +175,7 @@ def _begins_with(a: Indices, b: Indices, output: Indices) -> bool:
 
 
 def summed_early(subscripts: Subscripts, shapes: Sequence[tuple[int, ...]]) -> str | None:
-    """An index that is summed over before all operands are multiplied; None where all sums come last.
+    """Return an index that is summed over before all operands are multiplied; None if all sums come last.
 
     >>> shapes = [(2, 3), (3, 4), (4, 5)]
     >>> summed_early(parse("ij,jk,kl", shapes), shapes), summed_early(parse("ij,jk", shapes[:2]), shapes[:2])

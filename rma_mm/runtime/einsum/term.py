@@ -63,7 +63,7 @@ def diagonal(term: Term) -> Term:
 
 
 def sum_over(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: Semiring) -> Term:
-    """The operand summed over some of its indices, as `dtype`. Collective.
+    """Return the operand summed over some of its indices, as `dtype`. Collective.
 
     Sums are formed in the type in which those of products are. Where ranks hold parts of such an index each sums its
     own, and the result is placed in summands, if its type allows.
@@ -91,7 +91,7 @@ def sum_over(term: Term, names: Sequence[str], dtype: np.dtype[Any], semiring: S
 
 
 def dropped(term: Term, names: Sequence[str]) -> Term:
-    """The operand without some indices of which it has but one. Collective."""
+    """Return the operand without some indices of which it has but one. Collective."""
     dims = [term.names.index(name) for name in names]
     if not dims:
         return term
@@ -102,7 +102,7 @@ def dropped(term: Term, names: Sequence[str]) -> Term:
 
 
 def arranged(term: Term, groups: Groups) -> Term:
-    """The operand with its indices in the order of `groups`, each of them one dimension. Collective.
+    """Return the operand with its indices in the order of `groups`, each of them one dimension. Collective.
 
     It moves nothing, but where indices are joined of an array that is placed with skew. Indices that are in no group
     have the length 1 and are not cut. The memory is the operand's own where that lies so.
@@ -133,7 +133,7 @@ def arranged(term: Term, groups: Groups) -> Term:
 
 
 def parted(array: DistArray, groups: Groups, extents: dict[str, int]) -> Term:
-    """The reverse of `arranged`: each index a dimension again, on the same memory. Local."""
+    """Return the reverse of `arranged`: each index a dimension again, on the same memory. Local."""
     splits: list[Split] = []
     for split, group in zip(array.layout.splits, groups, strict=True):
         for n in range(len(group)):
@@ -153,7 +153,7 @@ def _joined(splits: Sequence[Split], extents: tuple[int, ...]) -> Split:
 
 
 def _uncut(array: DistArray, dims: Sequence[int]) -> DistArray:
-    """The array placed so that some of its dimensions are whole on every rank that has a part. Collective."""
+    """Return the array placed so that some of its dimensions are whole on every rank that has a part. Collective."""
     if not any(array.layout.splits[dim] for dim in dims):
         return array
     splits = tuple(() if dim in dims else split for dim, split in enumerate(array.layout.splits))
@@ -161,7 +161,7 @@ def _uncut(array: DistArray, dims: Sequence[int]) -> DistArray:
 
 
 def _unshifted(array: DistArray) -> DistArray:
-    """The array placed without skew, which a dimension that is several in one cannot have. Collective."""
+    """Return the array placed without skew, which a dimension that is several in one cannot have. Collective."""
     if not array.layout.skew_axes:
         return array
     splits = tuple(
@@ -171,7 +171,7 @@ def _unshifted(array: DistArray) -> DistArray:
 
 
 def whole(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
-    """The array without summands that are not of the type `dtype`, in which sums go on. Collective.
+    """Return the array without summands that are not of the type `dtype`, in which sums go on. Collective.
 
     The sum of some that are cast is not their sum, cast: that may wrap around, or be rounded.
     """

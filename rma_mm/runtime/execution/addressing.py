@@ -50,12 +50,12 @@ class Places:
         self.copied_so_far: dict[str, int] = {}
 
     def array(self, ref: Ref, summing: bool = False) -> NDArray[Any]:
-        """The memory behind `ref`, whose positions are dense there; `summing` means C's accumulator."""
+        """Return the memory behind `ref`, whose positions are dense there; `summing` means C's accumulator."""
         where = self.schedule.holds(ref).locate(ref.region)
         return self.whole(ref, summing)[tuple(span.as_slice() for span in where)]
 
     def whole(self, ref: Ref, summing: bool) -> NDArray[Any]:
-        """The dense array that stores what `ref` names a part of."""
+        """Return the dense array that stores what `ref` names a part of."""
         rows, cols = self.schedule.holds(ref).shape
         if isinstance(ref.buffer, Slot):  # as its home is stored, so that both are contiguous in the same direction
             frame = self.frame(ref)
@@ -68,7 +68,7 @@ class Places:
         return stored.T if flipped else stored
 
     def frame(self, ref: Ref) -> NDArray[Any]:
-        """The memory of a slot, flat."""
+        """Return the memory of a slot, flat."""
         assert isinstance(ref.buffer, Slot)
         if ref.buffer.group:
             assert self.memory.node_scratch is not None
@@ -84,7 +84,7 @@ class Places:
         return x == "C" or (x + STAGE if x + STAGE in self.schedule.homes else x) not in self.memory.transposed
 
     def block(self, buffer: str, summing: bool) -> tuple[Block | None, bool]:
-        """The block of a home, and whether it holds the transposed matrix."""
+        """Return the block of a home, and whether it holds the transposed matrix."""
         if buffer == "C" and summing and self.memory.shadow is not None:
             return self.memory.shadow, False
         return self.memory.homes.get(buffer), buffer in self.memory.transposed
@@ -106,7 +106,7 @@ class Places:
         return area[begin : begin + ref.region.size].reshape(ref.region.shape)
 
     def result_part(self, region: Region) -> NDArray[Any]:
-        """The part of this rank's C, in its final type, that holds `region`."""
+        """Return the part of this rank's C, in its final type, that holds `region`."""
         where = self.schedule.home("C", self.rank).locate(region)
         return self.memory.result[tuple(span.as_slice() for span in where)]
 

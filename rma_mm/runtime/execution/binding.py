@@ -76,7 +76,7 @@ class Setup:
     channels: list[Channel]
     total_work: float = 0.0
     trace: Trace | None = None  # where to note what is done when
-    machine: Machine | None = None  # what transfers are held against
+    machine: Machine | None = None  # what transfers are compared with
     closings: EpilogueBinder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Binding:
         return transfer_noted(self.setup.trace, self.watched(labelled(transfer, op), op), op, self.places, part)
 
     def watched(self, transfer: Transfer, op: Op) -> Transfer:
-        """The transfer, timed for the metrics unless it stays within this rank's memory."""
+        """Return the transfer, timed for the metrics unless it stays within this rank's memory."""
         mesh, machine = self.setup.mesh, self.setup.machine
         if isinstance(op, ops.Copy) and op.src.rank == self.rank:
             return transfer
@@ -197,7 +197,7 @@ class Binding:
         return Unpacked(self.noted(inner, op), landing, place)
 
     def transfer(self, op: ops.OneSidedOp, local: Box) -> Transfer:
-        """A get (or accumulate) between a home and memory of this node, in the home's own orientation."""
+        """Return a get (or accumulate) between a home and memory of this node, in the home's own orientation."""
         schedule, remote = self.places.schedule, op.remote
         assert isinstance(remote.buffer, str)
         where, (origin, here) = schedule.holds(remote).locate(remote.region), local
@@ -257,7 +257,7 @@ class Binding:
             self.begin(self.noted(bound.transfer, op, part), *bound.during)
 
     def channel(self, group: tuple[int, ...]) -> Channel:
-        """The channel of some ranks, which the plan has made."""
+        """Return the channel of some ranks, which the plan has made."""
         found = self.setup.mesh.channel(group)
         if found not in self.setup.channels:
             self.setup.channels.append(found)
@@ -272,7 +272,7 @@ class Binding:
         return self.places.memory.node_scratch
 
     def fetch(self, slot: Slot) -> Fetch:
-        """The fetch of a slice, held back by what was awaited just before it."""
+        """Return the fetch of a slice, held back by what was awaited just before it."""
         if slot.name not in self.fetches:
             self.fetches[slot.name] = Fetch(self.node_scratch, [self.node_scratch.is_due(op) for op in self.gates])
             self.gates = []

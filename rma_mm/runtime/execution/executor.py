@@ -118,7 +118,7 @@ class Executable:
             window.sync()
 
     def traffic(self) -> tuple[int, int, int, int]:
-        """All that this rank ever caused through these windows, in the order of the fields of `Counters`."""
+        """Return all that this rank ever caused through these windows, in the order of the fields of `Counters`."""
         intra = inter = messages = messages_inter = 0
         movers: list[Window | Channel] = [*self.windows, *self.setup.channels]
         for mover in movers:
@@ -168,7 +168,7 @@ class Executable:
         tickets.first += pool.tasks + self.schedule.mesh.size
 
     def next_task(self, tickets: Tickets) -> int:
-        """A ticket; where asking for one fails at once it is asked for again."""
+        """Return a ticket; where asking for one fails at once it is asked for again."""
         try:
             return tickets.next_task()
         except FAULTS as fault:
@@ -193,7 +193,7 @@ def under_way(mesh: Mesh, kept: object) -> Iterator[None]:
     except Exception as error:
         raise abort_product(mesh.group, error, kept) from error
     except BaseException as error:
-        poison_job(f"rank {mesh.rank} left a product in its midst ({type(error).__name__})", kept)
+        poison_job(f"rank {mesh.rank} aborted during a product ({type(error).__name__})", kept)
         mesh.group.announce_abort((type(error).__name__, str(error)))
         raise
 

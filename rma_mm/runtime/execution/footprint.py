@@ -13,7 +13,7 @@ from rma_mm.schedule.schedule import STAGE, Schedule, expand
 
 
 def peak_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
-    """Bytes that this rank holds at most while the plan runs: tiles, what the plan adds, scratch."""
+    """Return bytes that this rank holds at most while the plan runs: tiles, what the plan adds, scratch."""
     ops = all_ops(schedule, mesh)
     return standing_bytes(mesh, schedule, operands) + scratch_used(mesh, schedule, operands, ops)
 
@@ -39,7 +39,7 @@ def standing_bytes(mesh: Mesh, schedule: Schedule, operands: Operands) -> int:
 
 
 def scratch_used(mesh: Mesh, schedule: Schedule, operands: Operands, ops: list[Op]) -> int:
-    """Bytes that this rank's operations, `ops`, need beside that."""
+    """Return bytes that this rank's operations, `ops`, need beside that."""
     frames = frame_sizes(ops, mesh.rank)
     total = sum(size * frame_dtype(operands, schedule, frame).itemsize for frame, size in frames.items())
     return total + max((_kernel_bytes(op, operands) for op in ops), default=0)

@@ -34,7 +34,7 @@ class NodeScratch:
         mine = {x: sum(n for (holder, f), n in sizes.items() if holder == mesh.rank and f[0] == x) for x in "AB"}
         told = mesh.comm.allgather(mine)
         self.frames: dict[tuple[int, str], NDArray[Any]] = {}
-        """(holder, frame) → its memory, flat; empty where shared memory turned out too small."""
+        """(holder, frame) → its memory, flat; empty if shared memory turned out too small."""
         self.blocks: list[Block] = []
         for x in "AB":
             if any(each[x] for each in told):

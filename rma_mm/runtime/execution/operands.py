@@ -32,11 +32,11 @@ class Operand:
     shape: Any  # (rows, columns); of a batch its own extents before these
     dtype: np.dtype[Any]
     layout: Layout | None = None
-    in_place: bool | None = None  # true if node-mates can read its memory; None where it will be the mesh's
+    in_place: bool | None = None  # true if node-mates can read its memory; None if it will be the mesh's
     chunks: tuple[int, int] | None = None
     """Rows and columns of the chunks of an operand that stays in a file; None for one in memory."""
     reading: float = field(default=0.0, compare=False)  # seconds in which a byte of it is read from its file
-    window: str = ""  # the flavour of the windows that it lies in; empty where that is not known yet
+    window: str = ""  # the flavour of the windows that it lies in; empty if that is not known yet
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,19 @@ class ProductOptions:
     """Dimensions among m, n and k of batches that combine several, with their extents; each is cut by itself."""
 
     def normalised(self) -> ProductOptions:
-        """The same in one form for all that say the same. Raises DtypeError, OptionError."""
+        """Return the same in one form for all that say the same. Raises DtypeError, OptionError."""
         compute = None if self.compute_dtype is None else as_dtype(self.compute_dtype).name
         flags: dict[str, Any] = {name: self.is_so(name) for name in FLAGS}
         prefer = None if self.prefer is None else check_preference(self.prefer)
         return replace(self, compute_dtype=compute, check=self._checked(), prefer=prefer, **flags)
 
     def _checked(self) -> str:
-        """Which products are verified: "every=N", empty where none is. Raises OptionError."""
+        """Which products are verified: "every=N", empty if none is. Raises OptionError."""
         check = self.check
         if isinstance(check, bool | np.bool_):
             check = "every=1" if check else ""
         if not isinstance(check, str) or not re.fullmatch(r"(every=0*[1-9]\d{,17})?", check):
-            raise OptionError(f'check: got {quoted(check)}; it is True, False, or "every=N" for each N-th product')
+            raise OptionError(f'check: got {quoted(check)}; must be True, False, or "every=N" for each N-th product')
         return check
 
     @property
@@ -87,7 +87,7 @@ class ProductOptions:
         return int(self.check.removeprefix("every=") or 0)
 
     def is_so(self, name: str) -> bool:
-        """A flag, whatever says it. Raises OptionError for what says neither."""
+        """Return a flag, whatever says it. Raises OptionError for what says neither."""
         return flag(name, getattr(self, name))
 
 
@@ -96,7 +96,7 @@ def flag(name: str, value: object) -> bool:
     try:
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
-        raise OptionError(f"{name}: got {value!r}; it is True or False") from None
+        raise OptionError(f"{name}: got {value!r}; must be True or False") from None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def prove(mesh: Mesh, schedule: Schedule, what: str) -> None:
 
 
 def prove_once(mesh: Mesh, schedule: Schedule, what: str, key: object) -> None:
-    """As `prove`, but for a schedule that was shown before; `key`, the same on all ranks, tells them apart."""
+    """As `prove`, except for a schedule that was shown before; `key`, the same on all ranks, tells them apart."""
     if key in mesh.proved:
         return
     prove(mesh, schedule, what)

@@ -54,7 +54,7 @@ class Trace:
             self.calls.insert(before, TraceEvent("wait", "wait", start, begun, {"for": "all ranks to begin"}))
 
     def call(self, call: Callable[[], T], name: str, facts: Facts) -> Callable[[], T]:
-        """The call, noted. Such calls must not be made within each other."""
+        """Return the call, noted. Such calls must not be made within each other."""
 
         def noted() -> T:
             start = clock()
@@ -123,7 +123,7 @@ def op_noted(
 
 
 def transfer_noted(trace: Trace | None, transfer: Transfer, op: Op, places: Places, part: int = 0) -> Transfer:
-    """The transfer that an operation (of a Reduce, one part) has become, noted where there is a trace."""
+    """Return the transfer that an operation (of a Reduce, one part) has become, noted where there is a trace."""
     if trace is None:
         return transfer
     kind = op.kind
@@ -136,7 +136,7 @@ def transfer_noted(trace: Trace | None, transfer: Transfer, op: Op, places: Plac
 
 
 def call_facts(op: Op, places: Places) -> Facts:
-    """The operation as maths; of a product its multiply-adds too, and what it reads in place of other ranks."""
+    """Return the operation as maths; of a product its multiply-adds too, and what it reads instead of other ranks."""
     facts: Facts = {"operation": str(op), "step": op.step}
     if isinstance(op, Multiply):
         viewed = [ref for ref in (op.a, op.b) if ref.rank != places.rank]
@@ -170,7 +170,7 @@ def transfer_facts(op: Op, places: Places) -> Facts:
 
 
 def itemsize(op: Op, ref: Ref, places: Places) -> int:
-    """Bytes of an element on its way: of what is added, those of the sum."""
+    """Return bytes of an element on its way: of what is added, those of the sum."""
     if isinstance(op, Accumulate):
         assert isinstance(op.dst.buffer, str)
         block, _ = places.block(op.dst.buffer, summing=True)
@@ -182,7 +182,7 @@ def itemsize(op: Op, ref: Ref, places: Places) -> int:
 
 
 def words_of(op: Op, places: Places) -> dict[str, int]:
-    """Words of this operation as the report counts them."""
+    """Return words of this operation as the report counts them."""
     nodes, words = places.schedule.mesh.node_of_rank, {"intra_node": 0, "inter_node": 0}
     for other, size, _ in foreign(op, places.rank):
         words["intra_node" if nodes[other] == nodes[places.rank] else "inter_node"] += size

@@ -43,7 +43,7 @@ def is_packed(schedule: Schedule, op: Copy, in_reach: bool, is_cast: bool) -> bo
 
 
 def landing_size(mesh: Mesh, schedule: Schedule, in_reach: Callable[[Copy], bool], is_cast: bool) -> int:
-    """Elements of this rank that land apart."""
+    """Return elements of this rank that land apart."""
     ops = schedule.program(mesh.rank) if mesh.is_member else []
     copies = [op for op in ops if isinstance(op, Copy)]
     return sum(op.dst.region.size for op in copies if is_packed(schedule, op, in_reach(op), is_cast))

@@ -26,7 +26,7 @@ SMALL_BOX = 256  # elements below which a box of a many-run region is not worth 
 
 @dataclass(frozen=True)
 class DenseFile:
-    """A matrix in a file whose header has been checked: what a `Source` does, but for `again`."""
+    """A matrix in a file whose header has been checked: what a `Source` does, except for `again`."""
 
     path: str  # as the user gave it
     shape: tuple[int, int]  # rows and columns
@@ -47,7 +47,7 @@ class DenseFile:
         return facts | {"offset": self.offset}
 
     def check_size(self) -> None:
-        """Raise FileFormatError where the file has too few bytes, or the matrix is larger than any can be."""
+        """Raise FileFormatError if the file has too few bytes, or the matrix is larger than any can be."""
         name, size = display_path(self.path), self.version.size
         needed = self.offset + prod(self.shape) * self.stored.itemsize
         if size < needed:
@@ -61,7 +61,7 @@ class DenseFile:
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (region.shape, `dtype`) with the part of the matrix in `region`; the file is never mapped.
 
-        Raises FileFormatError where the file changed since its header was read.
+        Raises FileFormatError if the file changed since its header was read.
         """
         if not region:
             return
@@ -82,7 +82,7 @@ class DenseFile:
 
 @dataclass(frozen=True)
 class DenseSink:
-    """A file in the making that holds a matrix by rows: what a `Sink` does, but for `source`."""
+    """A file in the making that holds a matrix by rows: what a `Sink` does, except for `source`."""
 
     path: str  # the final name, links followed
     temporary: str  # where the parts go until then
@@ -97,7 +97,7 @@ class DenseSink:
         cls, path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], stored: np.dtype[Any],
         header: bytes = b"",
     ) -> Self:
-        """The whole file under a temporary name, so that what can fail fails before the multiplication.
+        """Return the whole file under a temporary name, so that what can fail fails before the multiplication.
 
         Raises FileFormatError naming the path and why it cannot be written.
         """
@@ -106,7 +106,7 @@ class DenseSink:
         return cls(held.path, held.temporary, shape, dtype, stored, len(header), held)
 
     def check(self) -> None:
-        """Raise FileFormatError where this rank cannot write, say because its node does not see the directory."""
+        """Raise FileFormatError if this rank cannot write, say because its node does not see the directory."""
         try:
             with _to_write(self.temporary):
                 pass

@@ -64,7 +64,7 @@ class Source(Readable, Protocol):
         """Raise where the file is no longer the one that was opened."""
 
     def again(self) -> Readable:
-        """The same file opened once more to check a result, to be read by other code where there is any.
+        """Return the same file opened once more to check a result, to be read by other code where there is any.
 
         This, and reading it, may also raise OSError and ValueError.
         """
@@ -112,7 +112,7 @@ class Format:
     create: Callable[..., Sink]
     """(path, shape, element type, options by name) → a file with room for all of the matrix. Local; FileFormatError."""
     open_array: Callable[[Path, Any], Source] | None = None
-    """As `open`, for arrays of any number of dimensions, which `create` then makes, too; None where it has none.
+    """As `open`, for arrays of any number of dimensions, which `create` then makes, too; None if it has none.
 
     Such a source, and a sink, deals with the matrix that the array is kept as. The source has `array`, the shape in its
     own dimensions, or () for a matrix; and `is_reversed`, whether they lie in reverse order.
@@ -148,19 +148,19 @@ def register_format(kind: Format) -> None:
         if suffix in FORMATS:
             raise OptionError(f"register_format: got the suffix {quoted(suffix)}, which another format has")
         if not re.fullmatch(r"(\.[^./A-Z\s]+)*", suffix):
-            raise OptionError(f"register_format: got the suffix {quoted(suffix)}; it is in small letters, as '.npy'")
+            raise OptionError(f"register_format: got the suffix {quoted(suffix)}; must be in small letters, as '.npy'")
     FORMATS.update(dict.fromkeys(kind.suffixes, kind))
 
 
 def format_of(path: Path, kind: str | None = None) -> Format:
-    """The format of a file by its name: that of the longest suffix which it ends with; or the one called `kind`.
+    """Return the format of a file by its name: that of the longest suffix which it ends with; or the one called `kind`.
 
-    Raises OptionError where no format is called so.
+    Raises OptionError if no format is called so.
     """
     if kind is not None:
         if f".{kind}" not in FORMATS:
             known = ", ".join(sorted(suffix[1:] for suffix in FORMATS if suffix))
-            raise OptionError(f"format: got {quoted(kind)}; it is one of {known}")
+            raise OptionError(f"format: got {quoted(kind)}; must be one of {known}")
         return FORMATS[f".{kind}"]
     name = os.path.basename(os.fspath(path).rstrip(os.sep)).lower()
     return FORMATS[max((suffix for suffix in FORMATS if name.endswith(suffix)), key=len)]
@@ -179,7 +179,7 @@ def named_in(path: Path, kind: str | None = None) -> tuple[Name, Format]:
 
 
 def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
-    """The type of elements once read, of those in a file that a library reads. Raises FileFormatError.
+    """Return the type of elements once read, of those in a file that a library reads. Raises FileFormatError.
 
     said: what the user says that it is, or None.
     """
@@ -194,14 +194,14 @@ def element_type(name: str, kind: np.dtype[Any], said: Any) -> np.dtype[Any]:
 
 
 def check_shape(name: str, shape: tuple[int, ...], is_matrix: bool) -> None:
-    """Raise FileFormatError where a shape is not that of a matrix; where one will do, of an array."""
+    """Raise FileFormatError if a shape is not that of a matrix; where one will do, of an array."""
     if len(shape) != 2 and (is_matrix or not shape):
         fix = "x[:, None] makes a column of it" if len(shape) == 1 else "reshape it to (rows, columns)"
         raise FileFormatError(f"{name}: has shape {truncate(shape)}, {len(shape)} dimensions; a matrix has 2: {fix}")
 
 
 def check_extents(name: str, shape: tuple[int, ...]) -> None:
-    """Raise FileFormatError where a matrix, or an array, is larger than any can be."""
+    """Raise FileFormatError if a matrix, or an array, is larger than any can be."""
     if reason := too_large(as_matrix(shape)):
         raise FileFormatError(f"{name}: has shape {truncate(shape)}; {reason}")
 
@@ -214,7 +214,7 @@ def unwritable(path: str, why: str) -> FileFormatError:
 
 
 def check_said(name: str, held: np.dtype[Any], said: Any) -> None:
-    """Raise FileFormatError where a file holds another element type than its user says; DtypeError where that is none.
+    """Raise FileFormatError if a file holds another element type than its user says; DtypeError if that is none.
 
     Bfloat16 may be said of any: it is meant for other files, which hold it as |V2.
     """
@@ -226,6 +226,6 @@ def check_said(name: str, held: np.dtype[Any], said: Any) -> None:
 
 
 def check_dimensions(path: Path, shape: tuple[int, ...], kind: str | None = None) -> None:
-    """Raise FileFormatError where the format of a file keeps matrices alone, and `shape` is none's."""
+    """Raise FileFormatError if the format of a file keeps matrices alone, and `shape` is none's."""
     if len(shape) != 2 and named_in(path, kind)[1].open_array is None:
         raise FileFormatError(f"{display_path(path)}: its format keeps matrices, not arrays of shape {shape}; use .npy")

@@ -72,7 +72,7 @@ def _fill(out: NDArray[Any], rows: NDArray[np.int64], cols: NDArray[np.int64], w
 
 
 def _key(words: tuple[int, ...]) -> NDArray[np.uint64]:
-    """One 64-bit key of several numbers."""
+    """Return one 64-bit key of several numbers."""
     key = np.zeros(1, np.uint64)
     for word in words:
         key = _mixed(key + _GOLDEN + np.array([word], np.uint64))
@@ -80,7 +80,7 @@ def _key(words: tuple[int, ...]) -> NDArray[np.uint64]:
 
 
 def _mixed(state: Words) -> Words:
-    """A new array with every word mixed as splitmix64 does."""
+    """Return a new array with every word mixed as splitmix64 does."""
     state = state.copy()
     spare = np.empty_like(state)
     _shuffle(state, spare)
@@ -90,7 +90,7 @@ def _mixed(state: Words) -> Words:
 
 
 def _shuffle(state: Words, spare: Words) -> None:
-    """splitmix64's mixing in place, but for its last step, which only improves bits that are not used here."""
+    """splitmix64's mixing in place, except for its last step, which only improves bits that are not used here."""
     np.right_shift(state, np.uint64(30), out=spare)
     state ^= spare
     state *= _MIX_1

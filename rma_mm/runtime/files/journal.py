@@ -36,7 +36,7 @@ class Journal:
 
     @staticmethod
     def begin(final: str, facts: Mapping[str, Any]) -> Journal:
-        """A new one for the output of this name, on the disk. Raises FileFormatError, where one is there too."""
+        """Return a new one for the output of this name, on the disk. Raises FileFormatError, where one is there too."""
         made = Journal(final + JOURNAL, {"version": VERSION, **facts})
         file = Unfinished(f"journal {display_path(made.path)}", made.path)
         try:
@@ -66,7 +66,7 @@ class Journal:
                 raw = file.read()
         except OSError as error:
             raise FileFormatError(
-                f"journal {display_path(path)}: there is nothing to go on with: {error.strerror}"
+                f"journal {display_path(path)}: there is nothing to resume: {error.strerror}"
             ) from None
         lines, length = [], 0
         for line in raw.splitlines(keepends=True):
@@ -81,20 +81,20 @@ class Journal:
                 if lines
                 else "has no first line"
             )
-            raise FileFormatError(f"journal {display_path(path)}: {said}; remove it to begin anew")
+            raise FileFormatError(f"journal {display_path(path)}: {said}; remove it to start again")
         if length < len(raw):
             os.truncate(path, length)
         return Journal(path, lines[0], {line["block"]: line["sum"] for line in lines[1:]})
 
     def require(self, facts: Mapping[str, Any]) -> None:
-        """Raise FileFormatError where what is to be computed now is not what was begun."""
+        """Raise FileFormatError if what is to be computed now is not what was begun."""
         for name, now in facts.items():
             was = self.facts.get(name)
             if was != json.loads(json.dumps(now)):
                 raise FileFormatError(
-                    f"journal {display_path(self.path)}: it was begun with {name} {truncate(was)}, "
-                    f"and now that is {truncate(now)}; "
-                    f"finish it as it was begun, or remove it to begin anew"
+                    f"journal {display_path(self.path)}: it was started with {name} {truncate(was)}, "
+                    f"but now that is {truncate(now)}; "
+                    f"finish it with the old value, or remove it to start again"
                 )
 
     def note(self, block: int, checksum: int) -> None:
@@ -134,13 +134,13 @@ def interrupted(final: str) -> str:
     done = "" if (known := _count(final + JOURNAL)) is None else f", with {known} blocks that are done"
     return (
         f"output {display_path(final)}: a job that was ended left {display_path(final + JOURNAL)}{done}; "
-        f"--resume goes on with it, "
-        f"or remove it to begin anew"
+        f"--resume continues it, "
+        f"or remove it to start again"
     )
 
 
 def _count(path: str) -> int | None:
-    """Blocks that are done; None where the journal cannot be read."""
+    """Blocks that are done; None if the journal cannot be read."""
     try:
         with open(path, "rb") as file:
             return sum(_read(line) is not None for line in file) - 1
@@ -149,7 +149,7 @@ def _count(path: str) -> int | None:
 
 
 def checksum(region: Region, tile: NDArray[Any]) -> int:
-    """The sum, modulo 2^64, of the bits of elements, each times a number that its place gives.
+    """Return the sum, modulo 2^64, of the bits of elements, each times a number that its place gives.
 
     Of parts of a matrix these add up to that of the whole, whoever has which part.
     """

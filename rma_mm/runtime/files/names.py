@@ -23,12 +23,12 @@ class Name:
 
     text: str  # all of it, as it was given
     path: str  # the file, or folder
-    inner: str = ""  # which matrix of several in the file; empty where none is named
+    inner: str = ""  # which matrix of several in the file; empty if none is named
     part: tuple[slice, slice] | None = None  # its rows and columns; None for all
 
     @staticmethod
     def of(given: str | os.PathLike[str], folders: Collection[str] = ()) -> Name:
-        """The name in a text. A file that is there under the whole text has that for its path.
+        """Return the name in a text. A file that is there under the whole text has that for its path.
 
         folders: suffixes of files that hold several matrices, through which a path may lead. Raises FileFormatError
         where the part is none.
@@ -80,7 +80,7 @@ def no_matrix(
 
 
 def listed(found: Mapping[str, str]) -> str:
-    """The matrices in a file, for a message: name → shape and type.
+    """Return the matrices in a file, for a message: name → shape and type.
 
     >>> listed({"/A": "(2, 3) of float64", "/B": "(3, 2) of int8"})
     '/A: (2, 3) of float64, /B: (3, 2) of int8'
@@ -101,7 +101,7 @@ def _through(text: str, folders: Collection[str]) -> tuple[str, str]:
 
 
 def _part(text: str, words: str) -> tuple[slice, slice]:
-    """Rows and columns of what stands in the brackets."""
+    """Return rows and columns of what stands in the brackets."""
     parts = [_slice(word.strip()) for word in words.split(",")]
     if len(parts) > 2 or None in parts:
         raise FileFormatError(
@@ -115,6 +115,6 @@ def _part(text: str, words: str) -> tuple[slice, slice]:
 
 
 def _slice(word: str) -> slice | None:
-    """A slice of steps of 1; None where the word is none."""
+    """Return a slice of steps of 1; None if the word is none."""
     found = re.fullmatch(r"(-?\d{1,18})?\s*:\s*(-?\d{1,18})?\s*(:\s*1?)?", word)
     return slice(*(None if n is None else int(n) for n in found.groups()[:2])) if found else None

@@ -55,7 +55,7 @@ def read_array(path: str | os.PathLike[str], dtype_override: Any = None) -> NpyF
 
 
 def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_matrix: bool = True) -> NpyFile:
-    """The header of the matrix in `path`, checked; no element is read and nothing is ever unpickled.
+    """Return the header of the matrix in `path`, checked; no element is read and nothing is ever unpickled.
 
     `dtype_override` is what the user says the file holds: bfloat16 makes |V2 readable, other types must be the
     file's own. Raises FileFormatError for anything that is not a matrix of a supported type.
@@ -78,7 +78,7 @@ def read_header(path: str | os.PathLike[str], dtype_override: Any = None, is_mat
 
 
 def _parsed(name: str, head: bytes, size: int) -> tuple[dict[str, Any], int]:
-    """The header as a dict, and the offset of the first element."""
+    """Return the header as a dict, and the offset of the first element."""
     if not head:
         raise FileFormatError(f"{name}: is empty; a .npy file is needed")
     if not head.startswith(MAGIC):
@@ -125,7 +125,7 @@ def _stored_type(name: str, descr: Any) -> np.dtype[Any]:
 
 
 def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) -> np.dtype[Any]:
-    """The element type in memory for what is stored, given what the user said it is."""
+    """Return the element type in memory for what is stored, given what the user said it is."""
     if stored.hasobject:
         raise FileFormatError(f"{name}: holds pickled objects, which are never loaded; save it with .astype(float)")
     if stored == np.dtype("V2") and BFLOAT16 is not None:
@@ -140,7 +140,7 @@ def _element_type(name: str, stored: np.dtype[Any], said: np.dtype[Any] | None) 
 
 
 def _shape(name: str, shape: Any, is_matrix: bool) -> tuple[int, ...]:
-    """The shape in a header, if it is that of a matrix, or of an array where one will do."""
+    """Return the shape in a header, if it is that of a matrix, or of an array where one will do."""
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise FileFormatError(f"{name}: has a damaged .npy header: {truncate(shape)} is no shape")
     check_shape(name, shape, is_matrix)
@@ -148,7 +148,7 @@ def _shape(name: str, shape: Any, is_matrix: bool) -> tuple[int, ...]:
 
 
 def _header(shape: tuple[int, ...], stored: np.dtype[Any]) -> bytes:
-    """A .npy header of format version 1.0, padded as NumPy pads."""
+    """Return a .npy header of format version 1.0, padded as NumPy pads."""
     text = io.BytesIO()
     fields = {"descr": stored.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(text, fields)

@@ -66,7 +66,7 @@ class NpyAgain:
 
 
 def reread_vector(path: str, like: NDArray[Any]) -> NDArray[Any]:
-    """The vector in a file, of the type and length of `like`. Raises OSError, ValueError."""
+    """Return the vector in a file, of the type and length of `like`. Raises OSError, ValueError."""
     with open(path, "rb") as file:
         stored, _, shape = _header(file)
         if shape != like.shape:

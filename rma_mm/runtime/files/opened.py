@@ -91,7 +91,7 @@ class Opened:
         return out
 
     def part(self, rows: Span, cols: Span) -> Opened:
-        """Some rows and columns of it, contiguous ones, as a matrix in the same file."""
+        """Return some rows and columns of it, contiguous ones, as a matrix in the same file."""
         made = copy(self)
         made._part = self._within(Region((rows, cols)))
         made.shape = len(rows), len(cols)
@@ -107,7 +107,7 @@ class Opened:
         return self is other or mine == others
 
     def check(self) -> None:
-        """Raise FileFormatError where the file is no longer the one that was opened."""
+        """Raise FileFormatError if the file is no longer the one that was opened."""
         self._live.check()
 
     def again(self) -> Readable:
@@ -145,11 +145,11 @@ class Opened:
             return region
         with suppress(TypeError, AttributeError, ValueError):
             return _box(region, self.shape)
-        raise ShapeError(f"region: got {region!r}; it is two slices in steps of 1, or a Region")
+        raise ShapeError(f"region: got {region!r}; must be two slices in steps of 1, or a Region")
 
 
 def _box(slices: tuple[slice, slice], shape: Shape) -> Region:
-    """The region of two slices. Raises ValueError where one has steps; TypeError, AttributeError for what is none."""
+    """The region of two slices. Raises ValueError if one has steps; TypeError, AttributeError for what is none."""
     found = [cut.indices(extent) for cut, extent in zip(slices, shape, strict=True)]
     if any(step != 1 for *_, step in found):
         raise ValueError("it has steps")

@@ -55,17 +55,17 @@ class Saving:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Saving:
-        """The options of `save`, checked. Raises OptionError."""
+        """Return the options of `save`, checked. Raises OptionError."""
         for key, got in options.items():
             if key not in KINDS:
-                raise OptionError(f"save: got the option {quoted(key)}; it takes {', '.join(KINDS)}")
+                raise OptionError(f"save: got the option {quoted(key)}; needs {', '.join(KINDS)}")
             rule, fits = KINDS[key]
             if got is not None and not fits(got):
-                raise OptionError(f"{key}: got {quoted(got)}; it is {rule}")
+                raise OptionError(f"{key}: got {quoted(got)}; must be {rule}")
         return Saving(**options)
 
     def create(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Sink:
-        """A file in the making. Local; raises FileFormatError, OptionError."""
+        """Return a file in the making. Local; raises FileFormatError, OptionError."""
         name, form = named_in(path, self.format)
         if name.part is not None:
             raise FileFormatError(f"output {display_path(name.text)}: names a part of a matrix; a whole one is written")
@@ -99,7 +99,7 @@ class Output:
     def begin(
         comm: MPI.Intracomm, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], how: Saving = Saving()
     ) -> Output:
-        """A file in the format of its name, made on rank 0. Collective. Raises FileFormatError on every rank."""
+        """Return a file in the format of its name, made on rank 0. Collective. Raises FileFormatError on every rank."""
         with agreed(comm):
             made = how.create(path, shape, dtype) if comm.rank == 0 else None
         told = comm.bcast(made, 0)
@@ -167,7 +167,7 @@ class Output:
 
     @property
     def unit(self) -> Shape | None:
-        """Rows and columns of the pieces of which each is written by one rank; None where any part may be."""
+        """Rows and columns of the pieces of which each is written by one rank; None if any part may be."""
         unit: Shape | None = getattr(self.sink, "unit", None)
         return unit
 
@@ -190,7 +190,7 @@ def is_resumable(path: Path, how: Saving) -> bool:
 
 
 def _again(path: Path, how: Saving, facts: Mapping[str, Any]) -> Sink:
-    """The sink that has these facts. Raises FileFormatError."""
+    """Return the sink that has these facts. Raises FileFormatError."""
     kind = named_in(path, how.format)[1].sink
     assert kind is not None
     said: dict[str, Any] = {}

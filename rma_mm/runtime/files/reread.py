@@ -65,7 +65,7 @@ def reread(
     comm: MPI.Intracomm, path: str, again: Callable[[], Readable], dtype: np.dtype[Any], shape: tuple[int, int],
     failures: list[Exception] | None = None,
 ) -> Strips:
-    """The matrix in a file, of which `dtype` and `shape` are known. `again` opens it. Collective.
+    """Return the matrix in a file, of which `dtype` and `shape` are known. `again` opens it. Collective.
 
     failures: where it is to stay in its file, and be read as it is looked at, what then goes wrong. Raises
     FileFormatError on every rank where the file holds anything else by now.
@@ -136,7 +136,7 @@ class LazyTile:
         return np.asarray(self[:], dtype)
 
     def __getitem__(self, key: Index | tuple[Index, Index]) -> Any:
-        """An array of some rows and columns; of all rows and a slice of columns, a part that is not read yet."""
+        """Return an array of some rows and columns; of all rows and a slice of columns, a part that is not read yet."""
         rows, cols = key if isinstance(key, tuple) else (key, slice(None))
         is_later = isinstance(key, tuple) and isinstance(cols, slice) and rows == slice(None)
         if self.is_turned:
@@ -176,7 +176,7 @@ class LazyTile:
 
 
 def _positions(span: Span, index: Index) -> tuple[Span, NDArray[np.int64] | None]:
-    """The indices of a span at some positions, and in what order they are wanted where that is not theirs."""
+    """Return the indices of a span at some positions, and in what order they are wanted where that is not theirs."""
     if isinstance(index, slice):
         start, stop, step = index.indices(len(span))
         at = Span.range(start, max(start, stop)) if step == 1 else Span((n, n + 1) for n in range(start, stop, step))

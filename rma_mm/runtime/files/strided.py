@@ -83,7 +83,7 @@ def _announce(descriptor: int, begin: int, length: int) -> None:
 
 @cache
 def _copying() -> Callable[..., int] | None:
-    """The system's call; None where it has none, or does not let a process use it on itself."""
+    """Return the system's call; None if it has none, or does not let a process use it on itself."""
     try:
         call: Any = ctypes.CDLL(None).process_vm_readv
     except (OSError, AttributeError):

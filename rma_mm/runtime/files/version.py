@@ -21,7 +21,7 @@ class Version:
 
     @staticmethod
     def of(path: str) -> Version | None:
-        """That of a file as it is now; None where there is none."""
+        """That of a file as it is now; None if there is none."""
         try:
             return Version(path, identity_of(os.stat(path)))
         except (OSError, ValueError):  # ValueError: a null character
@@ -32,7 +32,7 @@ class Version:
         return self.identity[2]
 
     def check(self, descriptor: int | None = None) -> None:
-        """Raise FileFormatError where the file, or the one that is open, is another one by now."""
+        """Raise FileFormatError if the file, or the one that is open, is another one by now."""
         try:
             found = identity_of(os.stat(self.path) if descriptor is None else os.fstat(descriptor))
         except OSError as error:

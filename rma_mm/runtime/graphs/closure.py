@@ -136,7 +136,7 @@ def _start(
 
 
 def _type_of(dtype: np.dtype[Any], semiring: str) -> np.dtype[Any]:
-    """The element type of the matrix that is made of a sparse one, which need not say that there is no edge."""
+    """Return the element type of the matrix that is made of a sparse one, which need not say that there is no edge."""
     if semiring == OR_AND.name:
         return np.dtype(bool)
     return np.dtype(np.float64) if semiring == MIN_PLUS.name and dtype.kind in "iub" else dtype
@@ -150,7 +150,7 @@ def _check_square(shape: tuple[int, ...]) -> None:
 def _check(array: NDArray[Any], place: Layout, ring: Semiring) -> None:
     """Raise where a graph's matrix is none of this semiring's."""
     if place.partial:
-        raise LayoutError(f"D: it is placed as {place}, in summands; redistribute it first")
+        raise LayoutError(f"D: it is placed as {place}, as partial sums; redistribute it first")
     if ring.name == MIN_PLUS.name and array.dtype.kind in "iu":
         raise DtypeError(f"D: got {array.dtype.name}; min_plus wants floats, with inf where there is no edge")
     check_semiring(ring, array.dtype, 1, 0, False)
@@ -159,7 +159,7 @@ def _check(array: NDArray[Any], place: Layout, ring: Semiring) -> None:
     wide = array.astype(np.promote_types(array.dtype, np.float32), copy=False)
     if np.isnan(wide).any() or (ring.name == MIN_PLUS.name and np.isneginf(wide).any()):
         got = "NaN" if np.isnan(wide).any() else "-inf"
-        raise OptionError(f"D: got {got}; a weight is a number, and where there is no edge inf (-inf for max_min)")
+        raise OptionError(f"D: got {got}; a weight must be a number, and where there is no edge inf (-inf for max_min)")
 
 
 def _greatest(dtype: np.dtype[Any]) -> Any:
@@ -236,7 +236,7 @@ def _eps(dtype: np.dtype[Any]) -> float:
 
 
 def _predecessors(matrix: DistMatrix, edges: Edges, n: int, semiring: str, exact_below: float) -> DistMatrix:
-    """The vertex before the last on a best path between any two, placed as the matrix is. Collective.
+    """Return the vertex before the last on a best path between any two, placed as the matrix is. Collective.
 
     exact_below: the length up to which lengths were not rounded.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def linear_operator(matrix: Any) -> LinearOperator:
-    """A DistMatrix as `DistMatrix.aslinearoperator` says. Raises OptionError where SciPy is not installed."""
+    """Return a DistMatrix as `DistMatrix.aslinearoperator` says. Raises OptionError if SciPy is not installed."""
     try:
         from scipy.sparse.linalg import LinearOperator
     except ImportError:
@@ -31,7 +31,7 @@ def linear_operator(matrix: Any) -> LinearOperator:
 
 
 def _product(matrix: Any, x: NDArray[Any]) -> NDArray[Any]:
-    """The product with x, a vector or several, on every rank. Collective."""
+    """Return the product with x, a vector or several, on every rank. Collective."""
     columns = x if x.ndim == 2 else x[:, None]
     whole: NDArray[Any] = (matrix @ columns).to_numpy()
     return whole if x.ndim == 2 else whole.ravel()

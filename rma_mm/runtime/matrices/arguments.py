@@ -31,7 +31,7 @@ def default_layout(mesh: Mesh) -> Layout:
 
 
 def default_split(mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    """An array of `shape` cut from its first dimension on, by as many axes of the mesh as that has indices for.
+    """Return an array of `shape` cut from its first dimension on, by as many axes of the mesh as that has indices for.
 
     So a batch is cut over all ranks where it can be, and nothing moves when it is multiplied.
     """
@@ -123,7 +123,7 @@ def checked_shape(shape: Any) -> Shape:
 
 
 def sliced(x: Any, box: Region, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """x[a:b, c:d], the elements of `x` in a box. Raises ShapeError where they are not what x.shape and x.dtype say."""
+    """x[a:b, c:d], the elements of `x` in a box. Raises ShapeError if they are not what x.shape and x.dtype say."""
     part = np.asarray(x[box.selector()])
     if part.shape != box.shape or part.dtype.newbyteorder("=") != dtype:
         rows, cols = box
@@ -148,7 +148,7 @@ def checked_array(x: Any, is_matrix: bool = True) -> NDArray[Any]:
 
 
 def checksum(x: NDArray[Any]) -> str:
-    """A hash of an array's elements, each by its position, that reads them once; the same wherever they are.
+    """Return a hash of an array's elements, each by its position, that reads them once; the same wherever they are.
 
     Lines of 64 words are summed with a random weight for each half of a word, modulo 2^64 (multilinear hashing), and
     the sums are hashed in their order.
@@ -170,7 +170,7 @@ def _weights() -> NDArray[np.uint64]:
 
 
 def exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[Any] | None:
-    """The caller's array, if it can be exposed as a local array of shape `wanted`."""
+    """Return the caller's array, if it can be exposed as a local array of shape `wanted`."""
     if array is None and 0 in wanted:
         return None
     if not isinstance(array, np.ndarray) or array.shape != wanted:
@@ -186,7 +186,7 @@ def exposable(array: NDArray[Any] | None, wanted: tuple[int, ...]) -> NDArray[An
 
 
 def common_dtype(mesh: Mesh, array: NDArray[Any] | None) -> np.dtype[Any]:
-    """The element type of all ranks' arrays. Collective; raises DisagreementError where they differ."""
+    """Return the element type of all ranks' arrays. Collective; raises DisagreementError if they differ."""
     names = mesh.comm.allgather(array.dtype.name if array is not None else "")
     first = next((name for name in names if name), "float64")
     mine = array.dtype.name if array is not None else first

@@ -44,7 +44,7 @@ class DistArray(Distributed):
 
     @classmethod
     def allocated(cls, mesh: Mesh, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout) -> Self:
-        """An array on new memory of the arena, everything agreed already. Collective."""
+        """Return an array on new memory of the arena, everything agreed already. Collective."""
         folded = DistMatrix.allocated(mesh, as_matrix(shape), dtype, layout.folded(shape))
         return cls(folded, shape, layout)
 
@@ -144,9 +144,9 @@ class DistArray(Distributed):
         return self.folded.facts
 
     def reshaped(self, shape: tuple[int, ...], layout: Layout) -> DistArray | None:
-        """The same memory as an array of another shape, whose parts lie in the same order as this one's.
+        """Return the same memory as an array of another shape, whose parts lie in the same order as this one's.
 
-        None where some rank's part is not dense. Local.
+        None if some rank's part is not dense. Local.
         """
         folded, mesh = self.folded, self.mesh
         flat, place = as_matrix(shape), layout.folded(shape)

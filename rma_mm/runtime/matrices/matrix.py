@@ -69,7 +69,7 @@ class Multiplicand:
             self.tile[...] = 0
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """All of it where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
+        """Return all of it where this rank alone is the mesh; elsewhere OptionError: to gather is a collective call."""
         if self.mesh.size > 1:
             raise OptionError(
                 f"matrix of {self.shape} over {self.mesh.size} ranks: to gather it into an array is collective, which "
@@ -86,7 +86,7 @@ class Distributed(Multiplicand):
 
     @classmethod
     def allocated(cls, mesh: Mesh, shape: Any, dtype: np.dtype[Any], layout: Layout) -> Self:
-        """One on new memory of the arena, everything agreed already. Collective."""
+        """Return one on new memory of the arena, everything agreed already. Collective."""
         raise NotImplementedError
 
     @property
@@ -230,7 +230,7 @@ class Distributed(Multiplicand):
         return checked_shape(shape) if cls.is_matrix else checked_extents(shape)
 
     def redistribute(self, layout: str | Layout) -> Self:
-        """The same elements placed by `layout`. Collective. Raises LayoutError."""
+        """Return the same elements placed by `layout`. Collective. Raises LayoutError."""
         raise NotImplementedError
 
 
@@ -467,7 +467,7 @@ def overlap(one: DistMatrix, other: DistMatrix) -> bool:
 def check_memory(
     A: DistMatrix, B: DistMatrix, out: DistMatrix | None, c: DistMatrix | None, own: DistMatrix | None
 ) -> None:
-    """Raise LayoutError where a result, or what is added to it, is memory that a product must leave as it is.
+    """Raise LayoutError if a result, or what is added to it, is memory that a product must leave as it is.
 
     own: where the result goes if `out` is None, if it is there already.
     """
@@ -475,7 +475,7 @@ def check_memory(
         raise LayoutError("out: it shares memory with an operand; a product cannot overwrite what it reads")
     place = out if out is not None else own
     if c is not None and place is not None and overlap(c, place):
-        raise LayoutError("c: it shares memory with out, which would not leave it as it was; pass it as out alone")
+        raise LayoutError("c: it shares memory with out, so the product would overwrite it; pass it as out only")
 
 
 def copy_in(name: str, x: NDArray[Any], made: Any) -> None:
@@ -524,6 +524,6 @@ def check_matrix(
             )
     if in_place and not matrix.in_place:
         raise LayoutError(
-            f"{name}: its memory is the caller's own, or private, which node-mates cannot read in place as this "
+            f"{name}: other ranks cannot read its memory in place, as this "
             f"{what} does; make a {what} for it"
         )

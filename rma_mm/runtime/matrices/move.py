@@ -67,7 +67,7 @@ class Redistribution:
             self.executable(source).run()
 
     def executable(self, source: Stored) -> Executable:
-        """The operations on this source, bound when first wanted. Local."""
+        """Return the operations on this source, bound when first wanted. Local."""
         key = (*source.block.key, source.flipped)
         if key not in self.bound:
             if len(self.bound) >= BOUND:
@@ -105,7 +105,7 @@ class Redistribution:
 
 
 def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout, target: Layout) -> int:
-    """Bytes that this rank takes for a `Redistribution` beside its part of the result."""
+    """Return bytes that this rank takes for a `Redistribution` beside its part of the result."""
     schedule = redistribution(mesh.grid, shape, source, target)
     arrives = accumulator(dtype) if source.partial else dtype
     loads = mesh.granted(mesh.flavour).loads_on_node
@@ -119,7 +119,7 @@ def scratch_bytes(mesh: Mesh, shape: Shape, dtype: np.dtype[Any], source: Layout
 
 
 def collected(source: Stored, root: int | None) -> NDArray[Any] | None:
-    """The whole matrix on every rank of the communicator, or on `root`. Collective."""
+    """Return the whole matrix on every rank of the communicator, or on `root`. Collective."""
     mesh = source.mesh
     with agreed(mesh.comm, "to_numpy", root=root) as facts:
         facts["matrix"] = source.facts

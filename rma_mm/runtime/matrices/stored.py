@@ -33,7 +33,7 @@ class Stored:
 
     @classmethod
     def allocated(cls, mesh: Mesh, shape: Shape, dtype: np.dtype[Any], layout: Layout) -> Self:
-        """A matrix on new memory of the arena, everything agreed already. Collective."""
+        """Return a matrix on new memory of the arena, everything agreed already. Collective."""
         shapes = [layout.region(shape, mesh.grid, rank).shape for rank in range(mesh.size)]
         block = mesh.arena.allocate([(rows, cols) for rows, cols in shapes], dtype)
         return cls(mesh, shape, dtype, layout, block)

@@ -39,7 +39,7 @@ class FileMatrix(DistMatrix):
 
     @classmethod
     def of(cls, name: str, x: Opened, mesh: Mesh, known: dict[str, float] | None = None) -> FileMatrix:
-        """An opened matrix as operand `name`. Collective. Raises FileFormatError, DisagreementError.
+        """Return an opened matrix as operand `name`. Collective. Raises FileFormatError, DisagreementError.
 
         known: operand → what was measured of its file, of which this is a part; alike on all ranks.
         """
@@ -195,7 +195,7 @@ def read_again(*matrices: Any) -> Iterator[list[Any]]:
 
 
 def as_operands(A: Any, B: Any, mesh: Mesh) -> tuple[Any, Any]:
-    """A and B as products take them: each in a file as a `FileMatrix`, all others as they are. Collective.
+    """Return A and B as products take them: each in a file as a `FileMatrix`, all others as they are. Collective.
 
     The same matrix of a file is one twice, so that a product knows it, and reads it once where it can.
     """

@@ -31,7 +31,7 @@ class Adaptation:
     def __init__(self, mesh: Mesh, choice: PlanChoice) -> None:
         self.mesh = mesh
         seconds = choice.predicted_seconds
-        self._watch: Watch | None = None  # None where nothing is to change
+        self._watch: Watch | None = None  # None if nothing is to change
         options = choice.spec.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(choice.chosen)
@@ -76,7 +76,7 @@ class Adaptation:
         return self._late(self._set_aside, watch) if watch.should_return() else None
 
     def _late(self, other: PlanChoice | None, watch: Watch) -> PlanChoice | None:
-        """Go over to `other` as what is in force is late; where there is none, keep that for good."""
+        """Go over to `other` as what is in force is late; if there is none, keep that for good."""
         if other is None:
             self._watch = None
             return None
@@ -112,7 +112,7 @@ class Adaptation:
         return replace(other, instead=text) if seconds > WORTH * other.chosen.seconds else None
 
     def _other(self, now: PlanChoice, kind: str = "") -> PlanChoice | None:
-        """The best on the placements of `now`, of one `kind` if given; None where there is none. Collective."""
+        """Return the best on the placements of `now`, of one `kind` if given; None if there is none. Collective."""
         try:
             other = choose_plan(self.mesh, now.placed, kind)
         except (AlgorithmError, MemoryLimitError):

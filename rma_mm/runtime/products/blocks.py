@@ -46,7 +46,7 @@ class BlockedProduct:
 
     A, B: matrices in files. before: C0, in a file, where beta is not 0. unit: rows and columns that the output keeps
     together, of which no block has a part. cut: as it was chosen before, or None. options: those of `make_plan`; of a
-    limit each block is held against it. Raises MemoryLimitError where no block fits, and as `make_plan`.
+    limit each block is compared with it. Raises MemoryLimitError if no block fits, and as `make_plan`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BlockedProduct:
         return k * (m * cols * a + n * rows * b)
 
     def multiply(self, region: Region, progress: Progress | None = None) -> DistMatrix:
-        """A block of C, in memory that the next of its shape takes again. Collective."""
+        """Return a block of C, in memory that the next of its shape takes again. Collective."""
         plan = self._plan(region)
         a, b = self._operand("A", region), self._operand("B", region)
         if self._result is None:
@@ -131,7 +131,7 @@ class BlockedProduct:
         return self._kept
 
     def _made(self, region: Region) -> Plan:
-        """A plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
+        """Return a plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
         options, shape = dict(self.options) | {"deterministic": True}, region.shape
         options["symmetric"] = False  # a block on the diagonal may be, and no other
         epilogue: Epilogue | None = options.get("epilogue")
@@ -143,7 +143,7 @@ class BlockedProduct:
         return make_plan(a, b, self.mesh, layout=layout, **options)
 
     def _chosen(self) -> Cut:
-        """The cut that reads least, of those whose blocks fit the limit. Collective."""
+        """Return the cut that reads least, of those whose blocks fit the limit. Collective."""
         failure, limit = MemoryLimitError("memory_limit: no block of C fits"), self.options["memory_limit"]
         for spared, self._heeds_chunks in product((min(BESIDE, limit // 12), 0), (True, False)):
             self.options = {**self.options, "memory_limit": limit - spared}
@@ -158,7 +158,7 @@ class BlockedProduct:
         raise failure
 
     def _evenly(self, counts: tuple[int, int]) -> Cut:
-        """Return the starts of so many rows and columns of blocks, at multiples of chunks; the first is largest."""
+        """Return the starts of the rows and columns of blocks, at multiples of chunks; the first is largest."""
         starts = []
         for extent, count, grain in zip(self.shape, counts, self._grains, strict=False):
             step = max(1, ceil(ceil(extent / count) / grain) * grain)

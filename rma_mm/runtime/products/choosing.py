@@ -18,10 +18,10 @@ from rma_mm.windows.waiting import largest
 
 
 def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
-    """The best on the memory that the mesh has now; of candidates of one `kind` only, if given. Collective.
+    """Return the best on the memory that the mesh has now; of candidates of one `kind` only, if given. Collective.
 
-    Alike on all ranks, which have agreed on everything that it rests on. Raises AlgorithmError where none can serve,
-    MemoryLimitError where none fits.
+    Alike on all ranks, which have agreed on everything that it rests on. Raises AlgorithmError if none can serve,
+    MemoryLimitError if none fits.
     """
     trials = memory_trials_of(mesh, operands, kind)
     with using_threads(mesh.threads):  # of which each has scratch
@@ -29,12 +29,12 @@ def choose_plan(mesh: Mesh, operands: Operands, kind: str = "") -> PlanChoice:
 
 
 def memory_trials_of(mesh: Mesh, operands: Operands, kind: str = "") -> list[MemoryTrial]:
-    """The candidates of a product, whose memory is still to be looked at. As `settle`."""
+    """Return the candidates of a product, whose memory is still to be looked at. As `settle`."""
     request = request_of(mesh, operands, cost_model_of(mesh, operands))
     found = choose(request, _priced_by(mesh, request))
     able = [each for each in found if kind in ("", each.kind)]
     if not able:
-        raise AlgorithmError(f"no {kind} plan can serve")
+        raise AlgorithmError(f"no {kind} plan is possible")
     with using_threads(mesh.threads):
         return memory_trials(mesh, operands, request, found, able)
 
@@ -50,7 +50,7 @@ def _priced_by(mesh: Mesh, request: Request) -> Each | None:
 
 
 def request_of(mesh: Mesh, operands: Operands, cost_model: CostModel) -> Request:
-    """The question to the planner, in terms of op(A), op(B) and C."""
+    """Return the question to the planner, in terms of op(A), op(B) and C."""
     o = operands.options
     a, b = operands.a.layout, operands.b.layout
     layouts = (a.T if a and o.transpose_a else a, b.T if b and o.transpose_b else b, operands.c.layout)

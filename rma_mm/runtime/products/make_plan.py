@@ -109,7 +109,7 @@ def planned(
         a, b = operand_of("A", A, mesh), operand_of("B", B, mesh)
         request = _batch_of(a, b, mesh, layout, options) if max(len(a.shape), len(b.shape)) > 2 else None
         if request and workspace is not None:
-            raise OptionError("workspace: a product of batches takes none; leave it out")
+            raise OptionError("workspace: is not supported for batches; leave it out")
         operands = request.operands if request else operands_of(a, b, mesh, layout, options)
     if operands.options.epilogue is not None:  # the plan's own: it may be given another bias
         own = operands.options.epilogue.apart()
@@ -134,7 +134,7 @@ def _batch_of(
 
 
 def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
-    """The plan that is best on the memory that the mesh has now. Collective."""
+    """Return the plan that is best on the memory that the mesh has now. Collective."""
     choice = choose_plan(mesh, operands)
     if before is not None and choice.is_like(before.choice):
         return before
@@ -142,7 +142,7 @@ def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArra
 
 
 def plan_of(mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> Plan:
-    """The plan of a product as it was settled. Collective."""
+    """Return the plan of a product as it was settled. Collective."""
     require_memory(mesh, choice)
     operands, later = choice.spec, []
     for x, operand in (("A", operands.a), ("B", operands.b)):
@@ -155,14 +155,14 @@ def plan_of(mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None 
 
 
 def with_kernel(mesh: Mesh, operands: Operands) -> Operands:
-    """The same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
+    """Return the same with rank 0's choice of the kernel, which rests on its own measurements. Collective."""
     choice = np.array([NAMES.index(operands.kernel)])
     wait(mesh.comm.Ibcast(choice))
     return replace(operands, kernel=NAMES[choice[0]])
 
 
 def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
-    """The mesh that was given, or the one that an operand lives on. Raises MeshError."""
+    """Return the mesh that was given, or the one that an operand lives on. Raises MeshError."""
     on_meshes = (x.mesh for x in operands if isinstance(x, DistMatrix | DistArray))
     found = mesh if mesh is not None else next(on_meshes, None)
     if not isinstance(found, Mesh):
@@ -171,7 +171,7 @@ def common_mesh(mesh: Mesh | None, *operands: object) -> Mesh:
 
 
 def describe(x: object) -> str:
-    """An operand in a few words, equal on every rank when the operand is."""
+    """Return an operand in a few words, equal on every rank when the operand is."""
     if isinstance(x, DistMatrix | DistArray):
         return f"{x!r}, matrix {x.facts}"
     if isinstance(x, np.ndarray):
@@ -180,7 +180,7 @@ def describe(x: object) -> str:
 
 
 def operand_of(name: str, x: Given, mesh: Mesh) -> Operand:
-    """An operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
+    """Return an operand as it lies, or is to lie. Raises MeshError, ShapeError, LayoutError, DtypeError."""
     if isinstance(x, Operand):
         if x.shape == ():
             raise ShapeError(f"{name}: got a number; matmul takes matrices and batches of them")
@@ -234,7 +234,7 @@ def operands_of(a: Operand, b: Operand, mesh: Mesh, layout: str | Layout | None,
 def check_limit(limit: object) -> None:
     """Raise OptionError for what is no memory limit."""
     if limit is not None and (not isinstance(limit, Integral) or limit < 0):
-        raise OptionError(f"memory_limit: got {limit!r}; it is a whole number of bytes, at least 0")
+        raise OptionError(f"memory_limit: got {limit!r}; must be a whole number of bytes, at least 0")
 
 
 def _check_semiring(operands: Operands) -> None:
@@ -244,13 +244,14 @@ def _check_semiring(operands: Operands) -> None:
     for name, x in zip("ABC", (operands.a, operands.b, operands.c), strict=True):
         if not semiring.is_arithmetic and x.layout is not None and x.layout.partial:
             raise LayoutError(
-                f"{name}: it is placed as {x.layout}, in summands; semiring {semiring.name} does not add, so place it "
+                f"{name}: it is placed as {x.layout}, as partial sums; semiring {semiring.name} does not add, so "
+                "place it "
                 f"without sum ({name}.redistribute does)"
             )
 
 
 def _with_epilogue(operands: Operands) -> Operands:
-    """The operands with C in the type that the epilogue gives it.
+    """Return the operands with C in the type that the epilogue gives it.
 
     Raises OptionError, ShapeError and DtypeError, and LayoutError for a C in summands.
     """
@@ -262,7 +263,8 @@ def _with_epilogue(operands: Operands) -> Operands:
         raise OptionError(f"epilogue: got semiring={o.semiring!r}; an epilogue follows a product by + and ×")
     if c.layout is not None and c.layout.partial:
         raise LayoutError(
-            f"layout: C is placed as {c.layout}, in summands; an epilogue needs whole elements, so place C without sum"
+            f"layout: C is placed as {c.layout}, as partial sums; an epilogue needs complete elements, so place C "
+            "without sum"
         )
     if o.beta != 0:
         check_cast(stored, operands.accum_dtype, "C, which beta adds,", "the sum")

@@ -212,7 +212,7 @@ def _place(
 ) -> str | Layout | None:
     """C's placement, as far as the caller says, by `layout` and by a matrix. Raises LayoutError."""
     if out is not None and not isinstance(out, DistMatrix | DistArray):
-        raise LayoutError(f"{name}: got {type(out).__name__}; it is a DistMatrix, of batches a DistArray")
+        raise LayoutError(f"{name}: got {type(out).__name__}; must be a DistMatrix, of batches a DistArray")
     if layout is not None and not isinstance(layout, str | Layout):
         raise LayoutError(f"layout: got {layout!r}; write text as \"P('i', 'j')\", or pass a Layout")
     if out is None:

@@ -37,14 +37,14 @@ READ_AT_ONCE = 2**22
 """Elements of a panel of A and one of B together, as wide as they are made where they come from files."""
 PANELS = 512
 """A rank's panels, those of all tasks that may fall to it, up to which they are made narrower to save memory."""
-CHECKED = 2**30  # bytes of all ranks from which on a product is held against the memory that is free
+CHECKED = 2**30  # bytes of all ranks from which on a product is compared with the memory that is free
 WORK = 256  # panels that are looked at, in all, to say how much the leanest plan needs
 
 
 def memory_trials(
     mesh: Mesh, operands: Operands, request: Request, found: list[Candidate], able: list[Candidate]
 ) -> list[MemoryTrial]:
-    """A product by each candidate that can serve. Collective over all of the mesh.
+    """Return a product by each candidate that can serve. Collective over all of the mesh.
 
     found: all candidates; able: those of them that may be taken.
     """
@@ -61,7 +61,7 @@ def fit_memory(trials: list[MemoryTrial], limit: int | None) -> PlanChoice:
 
     limit: bytes, at most the limit that the trials were made with. What is found out of them is kept for other limits.
 
-    Raises MemoryLimitError with what the leanest plan needs, AlgorithmError where none does as it is asked for.
+    Raises MemoryLimitError with what the leanest plan needs, AlgorithmError if none does as it is asked for.
     """
     for trial in trials:
         chosen = trial.first(limit)
@@ -108,7 +108,7 @@ def require_memory(mesh: Mesh, choice: PlanChoice) -> None:
 
 
 def require_free(comm: MPI.Intracomm, node_of: Sequence[int], own: int) -> None:
-    """The same for so many bytes that this rank needs. Collective."""
+    """The same for the given number of bytes that this rank needs. Collective."""
     told = comm.allgather((own, memory_free()))
     for node in dict.fromkeys(node_of):
         mates = [rank for rank, each in enumerate(node_of) if each == node]
@@ -135,7 +135,7 @@ class MemoryTrial:
     least: dict[Tuning, int] = field(init=False, default_factory=dict)
     """Bytes that a tuning needs at least, on the fullest rank."""
     seen: set[Tuning] = field(init=False, default_factory=set)  # tunings that were looked at: they need just that
-    unfit: str = field(init=False, default="")  # why its operations are none that may be done; empty where they are
+    unfit: str = field(init=False, default="")  # why its operations are none that may be done; empty if they are
 
     def __post_init__(self) -> None:
         layouts, width = self.candidate.layouts, self.candidate.width
@@ -162,7 +162,7 @@ class MemoryTrial:
         return self.tasks * ceil(self.walked / width)
 
     def first(self, limit: int | None) -> PlanChoice | None:
-        """The hungriest tuning that fits, None where none does. Collective."""
+        """Return the hungriest tuning that fits, None if none does. Collective."""
         for tuning in self.tunings:
             if limit is not None and self.least[tuning] <= limit and tuning.width not in {t.width for t in self.seen}:
                 self.look(Tuning(tuning.width, DEPTHS[-1]))  # it says the most of all the others
@@ -198,7 +198,7 @@ class MemoryTrial:
         if pushed and not self.request.pushes:
             self.unfit = f"accumulates here, and {NO_PUSHES}"
         elif pushed and self.operands.needs_order:
-            self.unfit = "accumulates in no fixed order here, and deterministic=True excludes that"
+            self.unfit = "accumulates in no fixed order here, which deterministic=True excludes"
         return schedule, not pushed
 
     def far(self, schedule: Schedule, ops: list[Op]) -> int:

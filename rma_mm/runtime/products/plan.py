@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def adapt(self) -> bool:
-        """True if it may go over to another way of doing the same; to be set alike on all ranks."""
+        """True if it may switch to another way of doing the same; to be set alike on all ranks."""
         return self._adapt
 
     @adapt.setter
@@ -125,12 +125,12 @@ class Plan:
 
     @property
     def node_scratch(self) -> NodeScratch | None:
-        """Scratch for what ranks of a node fetch together; None where nothing is."""
+        """Scratch for what ranks of a node fetch together; None if nothing is."""
         return self.prepared.node_scratch
 
     @property
     def algorithm(self) -> str:
-        """Name of the row."""
+        """Name of the algorithm in use."""
         return self.choice.chosen.algorithm.name
 
     @property
@@ -284,7 +284,7 @@ class Plan:
     def opening(self, *operands: DistMatrix) -> tuple[int, ...]:
         """Return the facts for a caller's ballot that is to open the next execution on these operands. Local.
 
-        Nothing where an execution must take its own, as before the first and where the plan may change; alike on all
+        Nothing if an execution must take its own, as before the first and where the plan may change; alike on all
         ranks that have executed it alike.
         """
         if self._is_closed or self._may_adapt != self._adapt or (self._adapt and self._adaptation.is_due(self.watch)):
@@ -335,7 +335,7 @@ class Plan:
     def _agreed(
         self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: Told = None
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
-        """The operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
+        """Return the operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
         facts: tuple[object, ...] = ()
@@ -424,7 +424,7 @@ class Plan:
         self.watch = ProductWatch(self.mesh.metrics, self.spec.kind)
 
     def _put(self, choice: PlanChoice) -> None:
-        """Prepare `settled` in place of what was prepared, whose memory may be needed. Collective."""
+        """Prepare `settled` instead of what was prepared, whose memory may be needed. Collective."""
         while True:
             self._latest = None
             self.prepared.close()
@@ -459,20 +459,20 @@ class Plan:
     # -- preparing --------------------------------------------------------------------------------
 
     def _c(self) -> DistMatrix:
-        """The plan's own C, made when first wanted. Collective then."""
+        """Return the plan's own C, made when first wanted. Collective then."""
         if self._own_c is None:
             self._own_c = self._allocated("C")
             self._own_c.tile[...] = 0
         return self._own_c
 
     def _allocated(self, name: str) -> DistMatrix:
-        """A new matrix for an operand, or for C. Collective."""
+        """Return a new matrix for an operand, or for C. Collective."""
         x = self.choice.operands[name]
         assert x.layout is not None
         return DistMatrix.allocated(self.mesh, x.shape, x.dtype, x.layout)
 
     def _staged_input(self, name: str, x: Given) -> DistMatrix:
-        """An operand given as an array, copied into the plan's own matrix."""
+        """Return an operand given as an array, copied into the plan's own matrix."""
         if isinstance(x, DistMatrix | Opened):
             assert isinstance(x, DistMatrix)
             return x

@@ -29,13 +29,13 @@ class PlanChoice:
     request: Request
     candidates: list[Candidate]  # every candidate, best first
     chosen: Candidate
-    problem: PlacedProblem  # what the chosen row is lowered for
+    problem: PlacedProblem  # the problem that the chosen algorithm is lowered for
     schedule: Schedule
     tuning: Tuning
     peak_bytes: int  # what the fullest rank holds while the product runs
     is_ordered: bool  # true if no rank adds to another's memory, where sums come in any order
     flavour: Flavour  # of the windows that the mesh had
-    instead: str = ""  # why it took over from another plan; empty where it did not
+    instead: str = ""  # why it took over from another plan; empty if it did not
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -60,7 +60,7 @@ class PlanChoice:
         return self.chosen.seconds if is_known(self.request.cost_model, self.spec) else None
 
     def is_like(self, other: PlanChoice) -> bool:
-        """True if another one is the same but for prices."""
+        """True if another one is the same except for prices."""
         mine, theirs = ((x.chosen.algorithm.name, x.problem.layouts, x.problem.copied, x.tuning) for x in (self, other))
         return mine == theirs
 

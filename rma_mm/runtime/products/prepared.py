@@ -33,7 +33,7 @@ OWN = "the plan's own C"  # text that ranks compare if no result matrix is passe
 
 
 class Prepared:
-    """A settled product on a mesh. Collective to make; raises ScheduleError where it would not be right."""
+    """A settled product on a mesh. Collective to make; raises ScheduleError if it would not be right."""
 
     def __init__(self, mesh: Mesh, choice: PlanChoice, workspace: NDArray[np.uint8] | None = None) -> None:
         """workspace: the caller's memory for what this rank needs beside its matrices, and shares with no other."""
@@ -46,7 +46,7 @@ class Prepared:
         self.bound: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         self._added: dict[str, DistMatrix] = self._allocate()
         self.node_scratch = NodeScratch(mesh, choice.schedule, choice.spec) if choice.fetches_together else None
-        """Scratch for what ranks of a node fetch together; None where nothing is."""
+        """Scratch for what ranks of a node fetch together; None if nothing is."""
         self.frames = split_frames(sizes, workspace)
         self.tickets = Tickets(self._added["ticket"].block) if choice.schedule.pool else None
         if self.node_scratch and self.node_scratch.blocks and choice.spec.files:
@@ -144,11 +144,11 @@ class OnMemory(Protocol):
 
     @property
     def block(self) -> Block:
-        """The memory under it. Raises ClosedError where it is closed."""
+        """The memory under it. Raises ClosedError if it is closed."""
 
     @property
     def block_or_none(self) -> Block | None:
-        """The memory under it; None where it is closed."""
+        """The memory under it; None if it is closed."""
 
 
 M = TypeVar("M", bound=OnMemory)
@@ -170,7 +170,7 @@ class BoundOperands(Generic[M, E]):
         self._is_own = facts[-1] == OWN
 
     def names(self, A: object, B: object, out: object, c: object) -> bool:
-        """True if these are the same matrices, still open; `out` is None where the plan's own C was meant."""
+        """True if these are the same matrices, still open; `out` is None if the plan's own C was meant."""
         if (out is None) != self._is_own or (c is None) != (len(self._known) == 3):
             return False
         given = (A, B, self._known[2][0]() if out is None else out, *(() if c is None else (c,)))

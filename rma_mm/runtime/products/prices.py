@@ -53,7 +53,7 @@ def cost_model_of(mesh: Mesh, operands: Operands) -> CostModel:
 def _with(machine: Machine | None, speeds: tuple[float, ...] | None, factors: tuple[float, ...] = ()) -> Machine:
     """The machine, or what is typical, on which ranks have the speeds that were given, and some have become slow.
 
-    factors: of each rank of the grid, what is left of its speed; empty where all of it is.
+    factors: of each rank of the grid, what is left of its speed; empty if all of it is.
     """
     machine = machine or TYPICAL
     if speeds is not None:
@@ -68,7 +68,7 @@ def best_grid(
     comm: MPI.Intracomm, shape: tuple[int, int, int], dtype: DTypeLike, algorithm: str = "auto",
     threads: int | None = None, prefer: str | None = None, speeds: tuple[float, ...] | None = None,
 ) -> tuple[int, ...]:
-    """The grid of all ranks on which a product of two matrices of this type is fastest. Collective.
+    """Return the grid of all ranks on which a product of two matrices of this type is fastest. Collective.
 
     speeds: of all ranks, where they are not those of the machine. Measures the machine where that is still to be done,
     and no algorithm is named. Rank 0 decides. Raises AlgorithmError, MachineError, OptionError.
@@ -93,7 +93,7 @@ def best_grid(
 
 
 def flavour_of(mesh: Mesh, operand: Operand) -> str:
-    """The windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
+    """Return the windows that transfers of an operand go through: a caller's own array is exposed as it lies."""
     if operand.window and operand.in_place is not None:
         return operand.window
     flavour = mesh.granted(mesh.flavour)

@@ -16,7 +16,7 @@ HERMITIAN = "hermitian"  # what says so of a complex C
 
 
 def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: bool = False) -> ProductOptions:
-    """The options with what is known of C in place of what was said of it. Raises OptionError.
+    """Return the options with what is known of C instead of what was said of it. Raises OptionError.
 
     One matrix times its own transpose is recognised: of a complex one, with one side conjugated, as Hermitian. Not
     where C's old value enters, or a bias, for these need not be symmetric. may_change: whether other matrices may come
@@ -26,9 +26,9 @@ def with_symmetry(options: ProductOptions, A: object, B: object, *, may_change: 
     if isinstance(said, np.bool_):
         said = bool(said)
     if not (said is None or isinstance(said, bool) or (isinstance(said, str) and said == HERMITIAN)):
-        raise OptionError(f'symmetric: got {quoted(said)}; it is True, False, None, or "{HERMITIAN}"')
+        raise OptionError(f'symmetric: got {quoted(said)}; must be True, False, None, or "{HERMITIAN}"')
     if not (isinstance(fill, str) and fill in FILLS):
-        raise OptionError(f'fill: got {quoted(fill)}; it is "both", or "lower" for zeros above the diagonal')
+        raise OptionError(f'fill: got {quoted(fill)}; must be "both", or "lower" for zeros above the diagonal')
     found = own_product(options, A, B) if said is not False else None
     known: Symmetry | None = None
     if said:
@@ -77,9 +77,9 @@ def _is_real(x: Any) -> bool:
 
 
 def checked_symmetry(operands: Operands) -> Operands:
-    """The operands, of which a Hermitian C of real elements is symmetric.
+    """Return the operands, of which a Hermitian C of real elements is symmetric.
 
-    Raises OptionError where C cannot be symmetric as it is said to be.
+    Raises OptionError if C cannot be symmetric as it is said to be.
     """
     o, known = operands.options, operands.options.symmetric
     if known is None:
@@ -98,7 +98,7 @@ def checked_symmetry(operands: Operands) -> Operands:
 
 
 def check_own(options: ProductOptions, A: DistMatrix, B: DistMatrix) -> None:
-    """Raise OptionError where a plan for a matrix and its transpose is given others."""
+    """Raise OptionError if a plan for a matrix and its transpose is given others."""
     known = options.symmetric
     if known is not None and known.is_own and own_product(options, A, B) is None:
         raise OptionError(

@@ -29,14 +29,14 @@ SHAPES = ((1000, 900, 800), (330, 330, 330), (280, 360, 5000), (1700, 1300, 90),
 ALGORITHMS = (
     "stationary_c", "stationary_a", "srumma", "summa_c", "cannon", "row_parallel", "gemm_scatter:pull", "cosma",
 )
-"""Rows that move operands in all the ways there are."""
+"""Algorithms that together move operands in every way there is."""
 ROUNDS, WARM = 8, 3  # number of timed repetitions, and of those that warm up
 SAMPLE, MOST = 5e-3, 20
 """Seconds that a sample takes at least: so many products, but no more than MOST, are timed together."""
 
 
 def tried(mesh: Mesh, machine: Machine, seconds: float) -> tuple[Machine, Factors]:
-    """The machine with its figures put right by whole products, and by how much. Collective; alike on all ranks.
+    """Return the machine with its figures put right by whole products, and by how much. Collective; alike on all ranks.
 
     seconds: after which no products of another shape are begun.
     """

@@ -100,13 +100,13 @@ def verify(
 def _given(
     A: DistMatrix, B: DistMatrix, C: DistMatrix, C0: DistMatrix | None, mesh: Mesh, options: ProductOptions
 ) -> Operands:
-    """The operands of such a product. Raises what `verify` does."""
+    """Return the operands of such a product. Raises what `verify` does."""
     each: dict[str, DistMatrix] = {"A": A, "B": B, "C": C} | ({} if C0 is None else {"C0": C0})
     for name, x in each.items():
         if not isinstance(x, DistMatrix):
             raise LayoutError(f"{name}: got {type(x).__name__}; verify takes DistMatrix")
     if options.beta != 0 and C0 is None:
-        raise OptionError(f"beta: got {options.beta}; it is checked against C as it was, so pass C0")
+        raise OptionError(f"beta: got {options.beta}; must be checked against C as it was, so pass C0")
     given = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, C.layout, options)
     for name, x in each.items():
         if name in ("C", "C0"):

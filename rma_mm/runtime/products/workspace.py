@@ -22,7 +22,7 @@ Frames = dict[str, tuple[int, np.dtype[Any]]]  # frame → its elements and thei
 
 
 def frames(mesh: Mesh, choice: PlanChoice) -> Frames:
-    """The frames of this rank: of its slots, and of summands that are cast before they are added up."""
+    """Return the frames of this rank: of its slots, and of summands that are cast before they are added up."""
     given, schedule = choice.spec, choice.schedule
     found = {frame: (n, frame_dtype(given, schedule, frame)) for frame, n in frames_of(schedule, mesh).items()}
     for x in "AB":
@@ -36,7 +36,7 @@ def nbytes(sizes: Frames) -> int:
 
 
 def split_frames(sizes: Frames, workspace: NDArray[np.uint8] | None) -> dict[str, NDArray[Any]]:
-    """The frames, flat, in the workspace, or each in memory of its own."""
+    """Return the frames, flat, in the workspace, or each in memory of its own."""
     if workspace is None:
         return {frame: np.empty(n, dtype) for frame, (n, dtype) in sizes.items()}
     return dict(_parts(sizes, workspace))
@@ -68,7 +68,7 @@ def check_workspace(workspace: object) -> None:
 
 
 def check_room(needed: int, workspace: NDArray[np.uint8], rank: int) -> None:
-    """Raise OptionError where a workspace has fewer bytes."""
+    """Raise OptionError if a workspace has fewer bytes."""
     if workspace.size < needed:
         raise OptionError(
             f"workspace: got {workspace.size} bytes on rank {rank}; this plan needs {needed} there, as "
@@ -77,7 +77,7 @@ def check_room(needed: int, workspace: NDArray[np.uint8], rank: int) -> None:
 
 
 def check_apart(workspace: NDArray[np.uint8] | None, **matrices: DistMatrix | None) -> None:
-    """Raise LayoutError where a matrix lies in the workspace."""
+    """Raise LayoutError if a matrix lies in the workspace."""
     for name, matrix in matrices.items():
         if workspace is not None and matrix is not None and np.may_share_memory(workspace, matrix.block.local):
             raise LayoutError(f"{name}: it shares memory with the plan's workspace, which the product overwrites")

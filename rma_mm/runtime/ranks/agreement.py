@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def digest(*facts: object) -> int:
-    """A 62-bit hash of the text of some facts, the same on every rank and in every process."""
+    """Return a 62-bit hash of the text of some facts, the same on every rank and in every process."""
     raw = blake2b(repr(facts).encode(), digest_size=8).digest()
     return int.from_bytes(raw, "little") >> 2
 
@@ -65,7 +65,7 @@ class Ballot:
     def cast(self, value: int, failed: bool = False, told: Sequence[int] = ()) -> bool:
         """True if every rank brought the same value and none failed. Collective.
 
-        Raises DisagreementError where ranks wait for one another in calls of meshes that share some of them only.
+        Raises DisagreementError if ranks wait for one another in calls of meshes that share some of them only.
         """
         require_usable()
         if self.slot is not None:
@@ -192,14 +192,14 @@ def abort_product(group: ProcessGroup, error: Exception, kept: object) -> Except
 
 
 def describe(error: Exception | None) -> tuple[str, str] | None:
-    """The class and text of an error, to be sent."""
+    """Return the class and text of an error, to be sent."""
     if isinstance(error, MemoryError) and not isinstance(error, RmaError):  # NumPy raises one of a class of its own
         return errors.MemoryLimitError.__name__, f"memory: {str(error) or 'none is left'}"
     return (type(error).__name__, str(error)) if error is not None else None
 
 
 def common_error(failures: dict[int, tuple[str, str]], size: int) -> Exception:
-    """The error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
+    """Return the error of the lowest rank, in its own class where that is one of ours; it says whose it was."""
     name, text = next(iter(failures.values()))
     kind = getattr(errors, name, None)
     if len(failures) < size:

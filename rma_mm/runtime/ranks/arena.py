@@ -34,7 +34,7 @@ MANY = 64  # slabs from which on new ones grow
 
 @dataclass(frozen=True)
 class Fallback:
-    """Windows that are opened in place of others, from when these could not be had."""
+    """Windows that are opened instead of others, from when these could not be had."""
 
     what: Flavour
     instead: Flavour
@@ -78,7 +78,7 @@ class Ranks(Protocol):
         """Return the flavour that windows of a flavour are opened as now."""
 
     def next_serial(self) -> int:
-        """A number that is the same on every rank."""
+        """Return a number that is the same on every rank."""
 
     def require_progress(self, flavour: Flavour) -> None:
         """Have MPI called while this rank multiplies, if transfers of windows of a flavour wait for that."""
@@ -93,7 +93,7 @@ class Slab:
     free: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of `nbytes` free bytes, first fit; None where there are none."""
+        """Return the offset of `nbytes` free bytes, first fit; None if there are none."""
         for n, (start, stop) in enumerate(self.free):
             if stop - start >= nbytes:
                 self.free[n : n + 1] = [(start + nbytes, stop)] if start + nbytes < stop else []
@@ -144,7 +144,7 @@ class Block:
         return self.window, self.offset
 
     def unheld(self) -> Block:
-        """The same block, without keeping it alive: what is bound to it is used only while its matrix is."""
+        """Return the same block, without keeping it alive: what is bound to it is used only while its matrix is."""
         itemsize = self.dtype.itemsize
         strides = tuple(stride // itemsize for stride in self.local.strides)
         raw = self.window.view(self.rank, self.offset, self.local.shape, strides, self.dtype)
@@ -168,7 +168,7 @@ class Arena:
         self.blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # what is named on this rank
 
     def allocate(self, shapes: list[tuple[int, int]], dtype: np.dtype[Any]) -> Block:
-        """A block of row-major arrays; `shapes` by rank of the communicator. Collective."""
+        """Return a block of row-major arrays; `shapes` by rank of the communicator. Collective."""
         self.collect()
         sizes = [rows * cols * dtype.itemsize for rows, cols in shapes]
         place: Slab | Window
@@ -188,7 +188,7 @@ class Arena:
         return self._block(window, offset, strides, raw, serial)
 
     def adopt(self, array: NDArray[Any], flavour: Flavour) -> Block:
-        """A block on the caller's own array, exposed where it is, without a copy. Collective."""
+        """Return a block on the caller's own array, exposed where it is, without a copy. Collective."""
         self.collect()
         window = self._opened(flavour, lambda _: array)
         serial = self.mesh.next_serial()
@@ -198,7 +198,7 @@ class Arena:
         return self._block(window, 0, strides, array, serial)
 
     def reshaped(self, block: Block, shapes: list[tuple[int, int]]) -> Block:
-        """The same memory as a block of other row-major arrays of as many elements; `shapes` by rank. Local."""
+        """Return the same memory as a block of other row-major arrays of as many elements; `shapes` by rank. Local."""
         strides = tuple((max(1, cols), 1) for _, cols in shapes)
         made = replace(block, strides=strides, local=block.local.reshape(shapes[self.mesh.rank]))
         self.blocks.add(made)
@@ -207,7 +207,7 @@ class Arena:
     def _block(
         self, window: Window, offset: int, strides: tuple[tuple[int, int], ...], raw: NDArray[Any], serial: int
     ) -> Block:
-        """A block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
+        """Return a block on `raw`, through a handle that marks it as dropped when the last array on it is gone."""
         handle = Handle(raw, self.dropped, serial)
         local = np.asarray(handle).view(raw.dtype)  # the interface has no name for bfloat16
         block = Block(window, offset, raw.dtype, strides, local, self.mesh.rank, serial)
@@ -230,12 +230,12 @@ class Arena:
         return slab, offset
 
     def _open(self, size: int) -> Slab:
-        """A new window of `size` bytes on every rank of the grid; private memory where shared is too small."""
+        """Return a new window of `size` bytes on every rank of the grid; private memory where shared is too small."""
         size = -(-size // GRAIN) * GRAIN
         return Slab(self._alone(size if self.mesh.is_member else 0), size, [(0, size)])
 
     def _alone(self, mine: int) -> Window:
-        """A window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
+        """Return a window of `mine` bytes on this rank. Collective. Raises MemoryLimitError on every rank."""
 
         def memory(flavour: Flavour) -> int | NDArray[np.uint8]:
             granted = self._memory(mine)
@@ -246,14 +246,16 @@ class Arena:
     def _memory(self, mine: int) -> NDArray[np.uint8]:
         """Private memory, not touched. Collective. Raises MemoryLimitError on every rank where one is granted none.
 
-        MPI libraries die of sizes that the system does not grant, or wait for ever for the rank that it refused.
+        MPI libraries die of sizes that the system does not grant, or wait forever for the rank that it refused.
         """
         with agreed(self.comm):
             try:
                 memory = np.empty(mine, np.uint8)
             except MemoryError:
                 host = os.uname().nodename
-                raise MemoryLimitError(f"memory: {host} grants a rank no {mine} bytes; use more ranks") from None
+                raise MemoryLimitError(
+                    f"memory: {host} cannot allocate {mine} bytes for a rank; use more ranks"
+                ) from None
         return memory
 
     def _opened(self, wanted: Flavour, memory: Callable[[Flavour], int | NDArray[Any]]) -> Window:

@@ -37,7 +37,7 @@ class Wait:
         self._passed_on: set[tuple[int, int]] = set()
 
     def look(self) -> None:
-        """Ask, and pass questions on; raise DisagreementError where ranks wait for one another."""
+        """Ask, and pass questions on; raise DisagreementError if ranks wait for one another."""
         receive()
         if len(GROUPS) > 1 and not self._has_asked:
             self._has_asked = True
@@ -88,7 +88,7 @@ def receive() -> None:
 
 
 def _hear() -> None:
-    """Raise DisagreementError where another rank has left a product, which this one waits for."""
+    """Raise DisagreementError if another rank has left a product, which this one waits for."""
     receive()
     _require_all()
 
@@ -98,7 +98,7 @@ def _require_all() -> None:
         raise DisagreementError(broken())
     for group in GROUPS:
         for rank in group.aborted:
-            raise DisagreementError(f"rank {rank} left a product in its midst")
+            raise DisagreementError(f"rank {rank} aborted during a product")
 
 
 WHEN_LATE.append(_hear)

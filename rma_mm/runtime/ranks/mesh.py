@@ -267,11 +267,11 @@ class Mesh:
             self._channels[group] = Channel(comm, group, self.node_of)
 
     def channel(self, group: tuple[int, ...]) -> Channel:
-        """The channel of a group that was made before."""
+        """Return the channel of a group that was made before."""
         return self._channels[group]
 
     def next_serial(self) -> int:
-        """A number for a new matrix or plan, the same on every rank."""
+        """Return a number for a new matrix or plan, the same on every rank."""
         self._serial += 1
         return self._serial
 
@@ -414,7 +414,7 @@ def _free(mesh: Mesh) -> None:
 
 
 def ranks_beside(comm: MPI.Intracomm, node_of: Sequence[int]) -> int:
-    """Ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
+    """Return ranks that share this rank's cores, among those of its node, or of its host where nodes are pretended.
 
     Open MPI binds ranks to cores, or to parts of a node: those elsewhere take nothing away. Collective.
     """

@@ -95,7 +95,7 @@ class Metrics:
 
     @serialized
     def collect(self) -> Totals | None:
-        """The counts of all ranks, on rank 0; None on the others. Collective."""
+        """Return the counts of all ranks, on rank 0; None on the others. Collective."""
         agree(self._comm, "metrics.collect", {})
         return self._gathered()
 
@@ -104,7 +104,7 @@ class Metrics:
         """Write the file, which is written again every 5 s at most while products go on, and when the mesh is closed.
 
         In Prometheus' text format, for its textfile collector; whole or not at all. Collective. Raises OptionError
-        without prometheus_client, FileFormatError where it cannot be written. What fails later is said once.
+        without prometheus_client, FileFormatError if it cannot be written. What fails later is said once.
         """
         with agreed(self._comm, "metrics.write", path=os.fspath(path)):
             require_client()
@@ -219,7 +219,7 @@ class Metrics:
             self.mesh.fallbacks.append(text)
 
     def _gathered(self) -> Totals | None:
-        """The counts of all ranks, on rank 0. Collective, among ranks that have agreed."""
+        """Return the counts of all ranks, on rank 0. Collective, among ranks that have agreed."""
         tallies = self._comm.gather(self.tally)
         return None if tallies is None else Totals(tallies, self.mesh.hosts, self.mesh.grid.size)
 

@@ -64,14 +64,14 @@ class ProcessGroup:
 
     @staticmethod
     def on(parent: MPI.Intracomm) -> ProcessGroup | None:
-        """The group that has the ranks of `parent` in the same order, if there is one. Local."""
+        """Return the group that has the ranks of `parent` in the same order, if there is one. Local."""
         from mpi4py import MPI
 
         alike = (MPI.IDENT, MPI.CONGRUENT)
         return next((group for group in GROUPS if MPI.Comm.Compare(parent, group.comm) in alike), None)
 
     def admit(self, shape: object) -> MPI.Intracomm:
-        """A communicator for a new mesh. Collective."""
+        """Return a communicator for a new mesh. Collective."""
         comm = self.comm.Dup()
         self.made += 1
         self.open += 1
@@ -95,7 +95,7 @@ class ProcessGroup:
                 self.sent[rank] += 1
 
     def announce_abort(self, failure: tuple[str, str] | None) -> None:
-        """Tell the others that this rank has left a product in its midst."""
+        """Tell the others that this rank has aborted during a product."""
         self.aborted[self.comm.rank] = failure
         self.tell(AbortNotice(self.comm.rank, failure))
 
@@ -123,7 +123,7 @@ class ProcessGroup:
 
 
 def mesh_slot_of(comm: MPI.Intracomm) -> MeshSlot | None:
-    """The mesh that `comm` was made for; None for a communicator that is not of this package."""
+    """Return the mesh that `comm` was made for; None for a communicator that is not of this package."""
     found: Any = comm.Get_attr(_keyval())
     return found if isinstance(found, MeshSlot) else None
 
@@ -142,7 +142,7 @@ ALONE = MemoryError, KeyboardInterrupt  # exceptions that come at any place, and
 
 
 def serialized(call: Callable[P, R]) -> Callable[P, R]:
-    """A collective call that waits until no other thread of this process is in one.
+    """Return a collective call that waits until no other thread of this process is in one.
 
     Threads whose order differs between ranks meet other calls there, and all of them raise DisagreementError.
     """
@@ -182,7 +182,7 @@ def broken() -> str:
 
 
 def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
-    """This rank left a call in its midst, or waits for ever: nothing can be agreed on any more.
+    """This rank left a call midway, or waits forever: nothing can be agreed on any more.
 
     kept: what transfers under way may still write to. is_told: whether all ranks raise the same, and need not hear it.
     """
@@ -195,7 +195,7 @@ def require_usable() -> None:
     if _state.broken:
         raise DisagreementError(_state.broken)
     if _state.within:
-        raise OptionError(f"{_state.within}: it calls rma_mm, whose ranks are in the midst of a call; call it later")
+        raise OptionError(f"{_state.within}: it calls rma_mm, whose ranks are inside another call; call it later")
 
 
 def within(what: str) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rma_mm.runtime.verification.parts import Array, Part, allreduce_sums
 from rma_mm.runtime.verification.rows import Indices
 
-COUNTS = np.dtype(np.uint16)  # in which the parts of such matrices work: so many ranks may hold a summand
+COUNTS = np.dtype(np.uint16)  # in which the parts of such matrices work: the given number of ranks may hold a summand
 BITS = 8  # terms of one look
 
 

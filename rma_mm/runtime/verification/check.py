@@ -1,8 +1,8 @@
 """Is C = alpha · op(A) @ op(B) + beta · C0? Checked on the distributed matrices, without gathering any.
 
-Floats: the rows that look wrong by Freivalds' check are computed again, and each of their elements is held against what
-rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Other semirings, and
-what an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
+Floats: the rows that look wrong by Freivalds' check are computed again, and each of their elements is compared with
+what rounding does. Integers: Freivalds' check, exact modulo 2^w. Bool: all is computed again. Other semirings, and what
+an activation follows: all of a small product, rows of a large one. Replicas of C must be equal.
 """
 
 from __future__ import annotations
@@ -21,24 +21,19 @@ from rma_mm.runtime.verification.epilogue import EpilogueProduct, wrong_closed
 from rma_mm.runtime.verification.floats import LARGE, FloatProduct, inverse, narrow_type, rounding, scan_values
 from rma_mm.runtime.verification.parts import Array, MatrixView, Part, allreduce_sums, whole
 from rma_mm.runtime.verification.rows import chosen_rows, how_many, wrong_floats
-from rma_mm.runtime.verification.screen import NEIGHBOURS, PASSED, looks_right
+from rma_mm.runtime.verification.screen import PASSED, looks_right
 from rma_mm.runtime.verification.semirings import wrong_semiring
-from rma_mm.runtime.verification.sketch import FOUND, WIDTH
+from rma_mm.runtime.verification.sketch import FOUND
 
 VECTORS = 20  # random vectors for integers: a wrong C passes with a chance of at most 2^-20
 WHOLE = "every element computed again"
 SOME = "{} of {} rows computed again, {}"
-SUSPECTED = (
-    f"the most suspicious by the sums of {WIDTH} neighbours with random signs; "
-    f"one wrong element may pass if it is off by less than {FOUND} standard deviations of its neighbours' rounding"
-)
-SCREENED = (
-    f"every row by sums of {NEIGHBOURS} neighbours with random weights; "
-    f"one wrong element may pass if it is off by less than {PASSED} standard deviations of its neighbours' rounding"
-)
-ORDERED = "of the others extreme elements of 64 groups of rows and of columns; one wrong element may pass"
-GROUPED = "of the others sums of 64 groups of rows and of columns; one wrong element may pass"
-UNSEEN = "one in each part of the matrix; of the others none was looked at, and one wrong element may pass"
+FINDS = "finds one wrong element that is off by {} standard deviations of its rounding error or more"
+SUSPECTED = "all compared by random sums", FINDS.format(FOUND)
+SCREENED = "every row compared by random sums", FINDS.format(PASSED)
+ORDERED = "extreme elements of 64 groups of the other rows and columns compared", "one wrong element may go unseen"
+GROUPED = "sums of 64 groups of the other rows and columns compared", "one wrong element may go unseen"
+UNSEEN = "one in each part of the matrix, the other rows not compared", "one wrong element may go unseen"
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,8 @@ class Verdict:
     """Floats: the largest error found, in units of what rounding allows. Exact types: 0. None: no figure."""
     reason: str = ""  # where and how C is wrong
     rows: int | None = None  # number of rows that were computed again; None if none had to be
-    how: str = ""  # what was looked at, for people
+    how: str = ""  # what was compared, for people
+    odds: str = ""  # the errors that this finds, for people; empty if it finds every one
 
 
 def verify(
@@ -90,27 +86,28 @@ def verify(
     return shared
 
 
-def _others(semiring: Semiring) -> str:
+def _others(semiring: Semiring) -> tuple[str, str]:
     """Return how rows that are not computed again are checked."""
     if semiring.distributes is Distributes.NOT_KNOWN:
         return UNSEEN
     return ORDERED if semiring.reduction.order else GROUPED
 
 
-def _exact(reason: str, rows: int, m: int, others: str) -> Verdict:
-    return Verdict(not reason, None if reason else 0.0, reason, rows, _how(rows, m, others))
+def _exact(reason: str, rows: int, m: int, others: tuple[str, str]) -> Verdict:
+    return Verdict(not reason, None if reason else 0.0, reason, rows, *_how(rows, m, others))
 
 
-def _how(rows: int, m: int, others: str) -> str:
-    return WHOLE if rows == m else SOME.format(rows, m, others)
+def _how(rows: int, m: int, others: tuple[str, str]) -> tuple[str, str]:
+    """Return what was compared and which errors that finds. others: the same of rows that are not computed again."""
+    return (WHOLE, "") if rows == m else (SOME.format(rows, m, others[0]), others[1])
 
 
 def _floats(closed: EpilogueProduct, seed: int, quick: bool) -> Verdict:
-    """The check for real and complex types. Collective."""
+    """Return the check for real and complex types. Collective."""
     p = product_of(closed)
     m, n, k = *p.c.shape, p.a.shape[1]
     if quick and how_many(m, n, k) < m and looks_right(p, seed):
-        return Verdict(True, None, how=SCREENED)
+        return Verdict(True, None, "", None, *SCREENED)
     touched = scan_values(p)
     if touched.impossible:
         return Verdict(False, None, f"{touched.impossible} elements of C are not finite, and no operand explains it")
@@ -120,11 +117,11 @@ def _floats(closed: EpilogueProduct, seed: int, quick: bool) -> Verdict:
     rows = chosen_rows(p, touched, seed)
     reason, worst = wrong_floats(p, rows)
     others = SUSPECTED if p.activation is None else UNSEEN
-    return Verdict(not reason, worst, reason, len(rows), _how(len(rows), p.c.shape[0], others))
+    return Verdict(not reason, worst, reason, len(rows), *_how(len(rows), p.c.shape[0], others))
 
 
 def product_of(closed: EpilogueProduct) -> FloatProduct:
-    """The parts of a product of floats to compute with."""
+    """Return the parts of a product of floats to compute with."""
     c, kept = closed.c, closed.epilogue
     working = np.dtype(np.complex128 if closed.product.kind == "c" else np.float64)
     a, b, _ = closed.parts(working)
@@ -142,7 +139,7 @@ def product_of(closed: EpilogueProduct) -> FloatProduct:
 def _integers(
     a: MatrixView, b: MatrixView, c: MatrixView, before: MatrixView | None, alpha: int, beta: int, seed: int
 ) -> Verdict:
-    """The check for integers: random vectors over all 2^64 words, results modulo 2^w. Collective."""
+    """Return the check for integers: random vectors over all 2^64 words, results modulo 2^w. Collective."""
     working = np.dtype(np.uint64)
     x = np.random.default_rng(seed).integers(0, 2**64, (c.shape[1], VECTORS), np.uint64)
     error = _times(Part(c, working), x)
@@ -155,7 +152,7 @@ def _integers(
     wrong = np.flatnonzero(total.any(axis=1))
     if not wrong.size:
         bits = 8 * c.dtype.itemsize
-        return Verdict(True, 0.0, how=f"every row by {VECTORS} random sums modulo 2^{bits}")
+        return Verdict(True, 0.0, how=f"every row compared by {VECTORS} random sums modulo 2^{bits}")
     return Verdict(False, None, f"{wrong.size} rows of C are wrong, the first is row {wrong[0]}")
 
 

@@ -66,7 +66,7 @@ Compare = tuple[Callable[[NDArray[np.int64]], tuple[Array, ...]], Callable[[Arra
 
 
 def _by_bits(source: MatrixView) -> Compare:
-    """Elements as bytes, each from the one rank that answers for it."""
+    """Return elements as bytes, each from the one rank that answers for it."""
     mine = answers(source)
     rows, cols = (span.indices for span in source.region) if mine else (np.empty(0, np.int64),) * 2
 

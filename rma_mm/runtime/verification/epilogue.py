@@ -80,7 +80,7 @@ def _converted(x: Array, working: np.dtype[Any]) -> Array:
 
 
 def _whole(p: EpilogueProduct, rows: Indices) -> Array:
-    """The rows of a product of integers, which wrap around."""
+    """Return the rows of a product of integers, which wrap around."""
     comm = p.c.mesh.comm
     a, b, before = p.parts(np.dtype(np.uint64))
     total = np.zeros((len(rows), p.c.shape[1]), np.uint64)

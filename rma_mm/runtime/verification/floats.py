@@ -26,13 +26,13 @@ class Rounding:
     depth: int  # terms that are summed one after the other, at the most
     panels: int  # how often such a sum is added to C
     acc: float  # unit roundoff of the type in which C is summed
-    final: float  # unit roundoff of the type in which C is stored; 0 where that is the same type
+    final: float  # unit roundoff of the type in which C is stored; 0 if that is the same type
     largest: float  # largest finite number of C's type
     acc_largest: float  # largest finite number of the type in which C is summed
     tiny: float  # what underflow may lose in one element of C
 
     def deviation(self, squares: Array, reach: Array, start: Array | float = 0.0) -> Array:
-        """The standard deviation of the rounding error of sums, element by element.
+        """Return the standard deviation of the rounding error of sums, element by element.
 
         squares: Σ|a·b|² of its terms; reach: the largest partial sum seen; start: |beta·C0|, onto which they are added.
 
@@ -48,7 +48,7 @@ class Rounding:
 
 
 def rounding(product: np.dtype[Any], stored: np.dtype[Any], sizes: tuple[int, int, int], ranks: int) -> Rounding:
-    """The rounding of a product of type `product` and (m, n, k), stored as `stored`."""
+    """Return the rounding of a product of type `product` and (m, n, k), stored as `stored`."""
     m, n, k = sizes
     summed_in = accumulator(product)
     acc: Any = np.finfo(summed_in)

@@ -65,7 +65,7 @@ class Movable(MatrixView, Protocol):
     """A matrix that may lie in summands; what is read from a file holds each element once."""
 
     def redistribute(self, layout: Layout) -> MatrixView:
-        """The same matrix placed by `layout`. Collective."""
+        """Return the same matrix placed by `layout`. Collective."""
 
 
 class Part:
@@ -80,7 +80,7 @@ class Part:
         self.conjugate = conjugate and matrix.dtype.kind == "c"
         self.is_partial = bool(matrix.layout.partial)
         self.nonfinite = False  # true if NaN or infinities were found in it
-        self.zero_nonfinite = False  # true if 0 is read in place of them
+        self.zero_nonfinite = False  # true if 0 is read instead of them
         self.down: Array | None = None  # (rows of the matrix,): what each is multiplied by where it is read
         self.across: Array | None = None  # (columns of the matrix,): the same for columns
         if answers(matrix):
@@ -99,14 +99,14 @@ class Part:
         return turned
 
     def as_type(self, working: np.dtype[Any]) -> Part:
-        """The same, read as another type; without scales, and with 0 in place of NaN and infinities that were found."""
+        """The same, read as another type; without scales, and with 0 instead of NaN and infinities that were found."""
         other = copy(self)
         other.working, other.down, other.across = working, None, None
         other.zero_nonfinite = self.nonfinite
         return other
 
     def within(self, first: int, last: int) -> Part:
-        """Some columns of the matrix only."""
+        """Return some columns of the matrix only."""
         some = copy(self)
         lo, hi = np.searchsorted(self.cols, (first, last))
         some.cols, some.tile = self.cols[lo:hi], self.tile[:, lo:hi]
@@ -206,7 +206,7 @@ def answers(matrix: MatrixView) -> bool:
 
 
 def allreduce_sums(comm: Any, *arrays: Array) -> list[Array]:
-    """Each array summed over all ranks. Collective; every rank gets the same bits as rank 0 where it matters."""
+    """Return each array summed over all ranks. Collective; every rank gets the same bits as rank 0 if it matters."""
     totals = []
     for array in arrays:
         total = np.empty_like(array)

@@ -1,4 +1,4 @@
-"""Some rows of a product of floats computed again in float64, each element held against what rounding does.
+"""Some rows of a product of floats computed again in float64, each element compared with what rounding does.
 
 The rows are the most suspicious ones, some that NaN, infinities or overflow touch, and some drawn at random; all rows
 of a product that is small enough. Rounding errors of sums have a standard deviation (`Rounding.deviation`); `SURE` of
@@ -21,7 +21,8 @@ from rma_mm.runtime.verification.sketch import suspicion
 
 ROWS = 64  # rows computed again (all where there are fewer)
 SHARE = 128
-"""One of so many rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another type."""
+"""One of the given number of rows of floats, from `ROWS` / 4 to `ROWS` of them: a small part of the product, in another
+type."""
 TERMS = 1 << 28
 """Products of elements that may always be formed again: so small a product is computed again as a whole."""
 SLOWER = 4  # times that a term takes where no BLAS does it
@@ -81,7 +82,7 @@ def differing(names: Sequence[str], actual: Array, exact: Array, wrong: Array) -
 
 
 def chosen_rows(p: FloatProduct, touched: ScannedValues, seed: int) -> Indices:
-    """The rows to compute again, ascending; the same on every rank. Collective."""
+    """Return the rows to compute again, ascending; the same on every rank. Collective."""
     m, n, k = *p.c.shape, p.a.shape[1]
     count = how_many(m, n, k)
     if count == m:
@@ -151,7 +152,7 @@ def _undone(scale: Array | None, at: Indices) -> Array:
 
 
 def _sums(p: FloatProduct, a_rows: Array) -> tuple[Array, Array, Array]:
-    """Rows of A times B, the squares of the terms, and the largest partial sums; NaN stay in the first alone."""
+    """Return rows of A times B, the squares of the terms, and the largest partial sums; NaN stay in the first alone."""
     b = p.b
     needs_low = p.rounding.acc < 2.0**-40  # else sums in double are exact enough
     finite_rows = squared(np.where(np.isfinite(a_rows), a_rows, 0))
@@ -224,7 +225,7 @@ def _compare(p: FloatProduct, made: Rows) -> tuple[str, float]:
 
 
 def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Array, Array]:
-    """The rows as they should be stored, and |C − them| over what is allowed: `times` what rounding does.
+    """Return the rows as they should be stored, and |C − them| over what is allowed: `times` what rounding does.
 
     0 for what is not finite where sums may have overflown on the way, infinity where a pattern differs.
     """
@@ -252,7 +253,7 @@ def _ratio(p: FloatProduct, made: Rows, actual: Array, times: float) -> tuple[Ar
 
 
 def _activated(activation: str | None, x: Array, lost: Array, unit: float) -> tuple[Array, Array]:
-    """The activation of `x`, which may be off by `lost`, and how far it may be off itself."""
+    """Return the activation of `x`, which may be off by `lost`, and how far it may be off itself."""
     if activation == "relu":
         return np.maximum(x, 0), lost
     if activation == "gelu":
@@ -307,14 +308,14 @@ def _errors(terms: Array, unit: float, depth: int) -> Array:
 
 
 def _summing_type(working: np.dtype[Any], unit: float) -> np.dtype[Any]:
-    """The type with this unit roundoff, complex where `working` is."""
+    """Return the type with this unit roundoff, complex where `working` is."""
     if unit > 2.0**-40:
         return np.dtype(np.complex64 if working.kind == "c" else np.float32)
     return working
 
 
 def _exact_sum(x: Array) -> complex | float:
-    """The sum of a vector, rounded once; NaN where it has none."""
+    """Return the sum of a vector, rounded once; NaN if it has none."""
     if not np.isfinite(x).all():
         return math.nan
     return math.fsum(x.real) if x.dtype.kind != "c" else complex(math.fsum(x.real), math.fsum(x.imag))

@@ -1,6 +1,6 @@
 """Does a large product of floats look right? Cheap enough to go with each: a few per cent of it, one look at a matrix.
 
-The sums of `sketch`, of more neighbours and by rows alone, with weights that are near 1 in place of vectors over all
+The sums of `sketch`, of more neighbours and by rows alone, with weights that are near 1 instead of vectors over all
 columns: what cancels among neighbours with signs does not with weights of their own. What looks wrong is not judged
 here, nor what holds NaN, infinities or numbers whose squares are none.
 """

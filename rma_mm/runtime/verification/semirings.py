@@ -89,7 +89,7 @@ def _grouped(comm: Any, part: Part, group_of: Indices, semiring: Semiring) -> Ar
 def _compared(
     comm: Any, lines: list[Any], b: Part, semiring: Semiring, dtype: np.dtype[Any], names: list[str]
 ) -> tuple[str, float]:
-    """Rows of C and rows of A times B, as `first_wrong` asks; `lines`: those of A, C and C0. Collective."""
+    """Return rows of C and rows of A times B, as `first_wrong` asks; `lines`: those of A, C and C0. Collective."""
     a_rows, actual, old = lines
     exact = _recompute_rows(comm, a_rows, b, semiring)
     if old is not None:
@@ -113,14 +113,14 @@ def _recompute_rows(comm: Any, a_rows: Array, b: Part, semiring: Semiring) -> Ar
 
 
 def _known(comm: Any, x: Array) -> Array:
-    """An array of which every element is 0 but on one rank, known everywhere. Collective."""
+    """Return an array of which every element is 0 but on one rank, known everywhere. Collective."""
     if x.dtype.kind != "b":
         return allreduce_sums(comm, x)[0]
     return allreduce_sums(comm, x.view(np.uint8))[0].view(np.bool_)  # MPI has no sum of truth values
 
 
 def _reduced(comm: Any, x: Array, semiring: Semiring) -> Array:
-    """The ⊕ of all ranks' arrays, made of x. Collective."""
+    """Return the ⊕ of all ranks' arrays, made of x. Collective."""
     reduction = semiring.reduction
     if not (reduction.order and has_keys(x.dtype)):
         return _met(comm, x, reduction)
@@ -131,7 +131,7 @@ def _reduced(comm: Any, x: Array, semiring: Semiring) -> Array:
 
 
 def _met(comm: Any, x: Array, reduction: Reduction) -> Array:
-    """The same of what MPI may do it with; else each rank joins a share of all ranks' elements. Collective."""
+    """Return the same of what MPI may do it with; else each rank joins a share of all ranks' elements. Collective."""
     from mpi4py import MPI
 
     total: NDArray[Any] = np.empty_like(x)

@@ -1,7 +1,8 @@
 """Reduce the share of a slow rank until it keeps up, and restore it later. No MPI here. No MPI here.
 
 The one place where that is decided, from every rank's pace: what its multiplies take, by multiply-add, over what they
-take as a rule (`slowness.Slowness.pace`). Paces are held against the smallest ones: what slows all ranks moves no work.
+take as a rule (`slowness.Slowness.pace`). Paces are compared with the smallest ones: what slows all ranks moves no
+work.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Relief:
         return not self._rest and (is_slow or any(self.steps))
 
     def follow(self, told: Sequence[tuple[float, bool]]) -> None:
-        """Take each rank a step further, or none. told: its pace, 0 where it is not known, and whether it is slow."""
+        """Take each rank a step further, or none. told: its pace, 0 if it is not known, and whether it is slow."""
         self._rest = REST
         known = sorted(pace for pace, _ in told if pace)
         if known:
@@ -45,7 +46,7 @@ class Relief:
 
 
 def _next(steps: int, pace: float, is_slow: bool) -> int:
-    """The steps by which a rank's share is to be shrunk next. Only a slow rank begins.
+    """Return the steps by which a rank's share is to be shrunk next. Only a slow rank begins.
 
     So the last step back can be taken as soon as it would not be late with its whole share.
     """

@@ -20,7 +20,7 @@ WITHIN = 5.0  # seconds after the first failure in which it is
 def retry(fault: Exception, attempt: Callable[[], T], what: str, tally: Tally, repeats: bool = False) -> T:
     """Try again what has just failed. repeats: whether it may be repeated where it had begun, as a get may.
 
-    Raises WindowError where it may not, or keeps failing.
+    Raises WindowError if it may not, or keeps failing.
     """
     begun, times = time.monotonic(), 1
     for pause in PAUSES:

@@ -12,13 +12,13 @@ from collections import deque
 from math import fsum, inf, sqrt
 from statistics import fmean, median
 
-SEEN = 20  # products that the next is held against
+SEEN = 20  # products that the next is compared with
 SIGMAS, LEAST = 2.0, 1.3
 """Limits beyond which a product is late: standard deviations above the mean, and at least this multiple of the mean."""
 BESIDE = 1.4  # multiple of the smallest slowdown of any rank beyond which a rank is slow
 RUN = 6  # late products, less those between them that were not, that make a rank slow; and the other way round
 BACK = 2  # late products that one other product takes back
-PACES = 10  # products of which a rank's pace is the mean, but for the two fastest and the two slowest
+PACES = 10  # products of which a rank's pace is the mean, except for the two fastest and the two slowest
 LASTING = 0.3  # seconds that this lasts at least: the system may take a core away for several short products
 POOR, LONG = 0.5, 20  # share of the calibrated bandwidth, and products in a row below it, that make a link slow
 
@@ -76,7 +76,7 @@ class Slowness:
         return own / self.seen.mean if self.seen.mean else 0.0
 
     def note(self, own: float, least: float, seconds: float = LASTING) -> None:
-        """A product of so many seconds took so long for a multiply-add; least: the smallest `relative` of any rank."""
+        """Record a product's time for a multiply-add; least: the smallest `relative` of any rank."""
         relative = self.relative(own)
         if not relative:  # of a kind that is new to a rank that is slow: as it would be else
             self.seen.add(own / self.pace if self.is_slow else own)

@@ -32,7 +32,7 @@ class Histogram:
         self.total += other.total
 
     def quantile(self, share: float) -> float:
-        """Seconds that this share of them took at most, right within a factor √2; 0 where there are none.
+        """Return seconds that this share of them took at most, right within a factor √2; 0 if there are none.
 
         >>> histogram = Histogram()
         >>> for microseconds in (1, 1, 1, 1000):

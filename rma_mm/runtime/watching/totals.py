@@ -47,7 +47,7 @@ class Totals:
         return joined
 
     def bandwidth(self, link: str) -> float | None:
-        """Achieved over calibrated bandwidth of large gets on a class of link; None where that is not known."""
+        """Achieved over calibrated bandwidth of large gets on a class of link; None if that is not known."""
         used = [tally.links[link] for tally in self.tallies]
         busy = sum(each.busy for each in used)
         return sum(each.expected for each in used) / busy if busy else None
@@ -66,7 +66,7 @@ class Totals:
         return dict(zip(FAR_LINKS, counts, strict=True))
 
     def text(self) -> str:
-        """All of it in Prometheus' text format. Raises OptionError without prometheus_client."""
+        """Return all of it in Prometheus' text format. Raises OptionError without prometheus_client."""
         require_client()
         from prometheus_client import CollectorRegistry, generate_latest
 
@@ -86,7 +86,7 @@ class _Families:
 
 
 def require_client() -> None:
-    """Raise OptionError where metrics cannot be written as text."""
+    """Raise OptionError if metrics cannot be written as text."""
     if find_spec("prometheus_client") is None:
         raise OptionError(
             "metrics: writing them needs prometheus_client, which is not installed: pip install prometheus_client"
@@ -94,7 +94,7 @@ def require_client() -> None:
 
 
 def _families(totals: Totals) -> Iterator[Any]:
-    """The metrics, by the names that docs/metrics.md lists."""
+    """Yield the metrics, by the names that docs/metrics.md lists."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     counts = {

@@ -62,7 +62,7 @@ show(0);
 
 
 def page(schedule: Schedule, title: str) -> str:
-    """The schedule as one HTML page of at most about 3 MB, for meshes of up to RANKS ranks."""
+    """Return the schedule as one HTML page of at most about 3 MB, for meshes of up to RANKS ranks."""
     labels = Labels(schedule)
     parts = [*_paragraphs(heading(schedule, labels))]
     if schedule.mesh.size > RANKS:
@@ -116,7 +116,7 @@ def _key(labels: Labels) -> str:
 
 
 def _colour(k: Span, labels: Labels, lightness: int = 80) -> str:
-    """The colour of indices of k: where they begin, or, if they go round the end, where they go on from."""
+    """Return the colour of indices of k: where they begin, or, if they go round the end, where they go on from."""
     extent = labels.extents[2]
     if not k or (len(k) == extent and len(labels.parts[2]) > 1):
         return GREY
@@ -125,7 +125,7 @@ def _colour(k: Span, labels: Labels, lightness: int = 80) -> str:
 
 
 def _along_k(name: str, region: Region, labels: Labels) -> Span:
-    """The indices of k of a box of a matrix; none for C."""
+    """Return the indices of k of a box of a matrix; none for C."""
     dims = labels.dims(name)
     return region[dims.index(2)] if 2 in dims else Span()
 
@@ -164,7 +164,7 @@ def _pictures(schedule: Schedule, labels: Labels, found: Sequence[Scene]) -> Ite
 
 
 def _lines(cell: Cell, rank: int, labels: Labels) -> list[Line]:
-    """A cell in words and colours, in the order of time."""
+    """Return a cell in words and colours, in the order of time."""
 
     def moved(move: TransferSpec) -> Line:
         words = labels.move(move, rank)
@@ -219,7 +219,7 @@ def _cell(name: str, sizes: _Sizes, rank: int, lines: Sequence[Line]) -> str:
 
 
 def _arrows(scene: Scene, sizes: _Sizes, labels: Labels) -> list[str]:
-    """An arrow for each pair of ranks between which something moves, in the colour of the first of it."""
+    """Return an arrow for each pair of ranks between which something moves, in the colour of the first of it."""
     first: dict[tuple[int, int], tuple[TransferSpec, str]] = {}
     for cell in scene.cells:
         for kind, moves in (("arrives", cell.arrives), ("leaves", cell.leaves)):
@@ -234,7 +234,7 @@ def _arrows(scene: Scene, sizes: _Sizes, labels: Labels) -> list[str]:
 
 
 def _curve(sizes: _Sizes, source: int, to: int) -> str:
-    """A bent line from the edge of one cell to that of another."""
+    """Return a bent line from the edge of one cell to that of another."""
     (x, y), (to_x, to_y), (width, height) = sizes.at[source], sizes.at[to], sizes.cell
     dx, dy = to_x - x, to_y - y
     inside = min(width / abs(dx) if dx else 9, height / abs(dy) if dy else 9) / 2
@@ -251,7 +251,7 @@ def _curve(sizes: _Sizes, source: int, to: int) -> str:
 
 
 def _operations(schedule: Schedule, rank: int) -> str:
-    """A rank's operations as text, each behind the number of its step."""
+    """Return a rank's operations as text, each behind the number of its step."""
     ops = expand(schedule, rank)
     left = OPERATIONS // schedule.mesh.size
     lines: list[str] = []

@@ -85,7 +85,7 @@ class Labels:
         return f"{met[0]}…{met[-1]}" if is_run else "+".join(map(str, met))
 
     def block(self, name: str, region: Region) -> str:
-        """The name of a box of the matrix `name`, as A12 or A(1,0+1)."""
+        """Return the name of a box of the matrix `name`, as A12 or A(1,0+1)."""
         rows, cols = (self.part(dim, span) for dim, span in zip(self.dims(name), region, strict=True))
         return f"{name}{rows}{cols}" if len(rows) == len(cols) == 1 else f"{name}({rows},{cols})"
 
@@ -93,7 +93,7 @@ class Labels:
         return self.block(ref.operand, ref.region)
 
     def product(self, op: Multiply) -> str:
-        """A Multiply, with its indices of k on one line."""
+        """Return a Multiply, with its indices of k on one line."""
         c, a, b = map(self.ref, (op.c, op.a, op.b))
         b, lower = b + "ᵀ" * op.b_is_transposed_a, "  lower half" * op.half
         return f"{c} {':=' if op.first else '+='} {a}·{b}  k\N{NO-BREAK SPACE}{op.a.region[1]}{lower}"
@@ -142,7 +142,7 @@ def step_numbers(ops: Sequence[Op]) -> list[int]:
 
 
 def scenes(schedule: Schedule) -> list[Scene]:
-    """The whole schedule; a pool's tasks dealt out in turn."""
+    """Return the whole schedule; a pool's tasks dealt out in turn."""
     acts = [_Acts(expand(schedule, rank), rank) for rank in schedule.mesh.ranks]
     count = max(act.step_count for act in acts)
     found = []
@@ -204,7 +204,7 @@ class _Acts:
 
 
 def lines_of(cell: Cell, rank: int, labels: Labels) -> list[str]:
-    """A cell in words, in the order of time."""
+    """Return a cell in words, in the order of time."""
     before = [labels.move(move, rank) for move in cell.arrives]
     after = [labels.move(move, rank) for move in cell.leaves]
     return [*before, *map(labels.product, cell.products), *after]
@@ -229,7 +229,7 @@ def heading(schedule: Schedule, labels: Labels) -> list[str]:
 
 
 def idle(schedule: Schedule, found: Sequence[Scene]) -> list[str]:
-    """The ranks that multiply nothing, in words."""
+    """Return the ranks that multiply nothing, in words."""
     ranks = [rank for rank in schedule.mesh.ranks if not any(scene.cells[rank].products for scene in found)]
     names = " ".join(place(schedule.mesh, rank) for rank in ranks)
     return [f"These ranks multiply nothing: {names}"] if ranks and schedule.shape else []
@@ -241,7 +241,7 @@ def meeting(scene: Scene) -> list[str]:
 
 
 def drawn(schedule: Schedule) -> str:
-    """The schedule as text: where things lie, then a grid of the ranks for every turn.
+    """Return the schedule as text: where things lie, then a grid of the ranks for every turn.
 
     Of more than RANKS ranks or TURNS turns it says only how large it is; `page.page` draws those.
     """
@@ -284,7 +284,7 @@ def _grid(mesh: MeshShape, cells: Sequence[list[str]]) -> list[str]:
 
 
 def _boxes(rows: list[list[int]], names: Sequence[str], cells: Sequence[list[str]], width: int) -> list[str]:
-    """Rows of ranks as boxes with their names in the upper edge."""
+    """Return rows of ranks as boxes with their names in the upper edge."""
     text = []
     across = max(map(len, rows))
     for n, row in enumerate(rows):

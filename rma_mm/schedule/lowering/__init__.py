@@ -1,1 +1,1 @@
-"""From a row and a problem to operations: how boxes are cut, walked and fetched, alone, by node and by group."""
+"""Lowering: cut a rank's boxes, walk them, and fetch their operands alone, by node or in groups."""

@@ -29,7 +29,7 @@ class Boxes:
     # -- where operands lie -----------------------------------------------------------------------
 
     def owners_asked(self, rank: int, x: str, region: Region) -> list[tuple[int, Region]]:
-        """The owners of `region` of operand `x`, as `rank` asks them."""
+        """Return the owners of `region` of operand `x`, as `rank` asks them."""
         problem = self.decisions.read
         return self.decisions.layout(x).overlapping(problem.extent(x), problem.mesh, region, rank)
 
@@ -58,7 +58,7 @@ class Boxes:
         )
 
     def repacked(self, rank: int, box: Region) -> str:
-        """The operands in reach that are better copied together than multiplied in parts, where they lie."""
+        """Return the operands in reach that are better copied together than multiplied in parts, where they lie."""
         if not self.decisions.may_repack:
             return ""
         spans = {(x, dim): self.owner_spans(rank, x, box, dim) for x in "AB" for dim in OPERAND_DIMS[x]}
@@ -76,13 +76,13 @@ class Boxes:
     # -- panels and boxes -------------------------------------------------------------------------
 
     def parts(self, rank: int, box: Region, dim: int, operands: str) -> list[Span]:
-        """A dimension of a box, cut where owners of operands change that are not copied together."""
+        """Return a dimension of a box, cut where owners of operands change that are not copied together."""
         repacked = self.repacked(rank, box)
         cutters = [x for x in operands if self.decisions.cuts(x, dim) and x not in repacked]
         return reduce(refine, (self.owner_spans(rank, x, box, dim) for x in cutters), [box[dim]])
 
     def panels(self, rank: int, box: Region) -> list[Span]:
-        """The walked dimension cut where owners change, fused where narrow, cut again where wide.
+        """Return the walked dimension cut where owners change, fused where narrow, cut again where wide.
 
         Where C is multiplied into, and a part would be scattered there, it is not cut by owner.
         """
@@ -129,7 +129,7 @@ class Boxes:
         return ops
 
     def cuts(self, rank: int, box: Region, dim: int, c_holds: Region) -> list[Span]:
-        """The span of a dimension, cut by owner where each piece is wide and stays dense in C."""
+        """Return the span of a dimension, cut by owner where each piece is wide and stays dense in C."""
         parts = self.parts(rank, box, dim, "AB")
         is_dense = _are_dense(parts, dim, c_holds)
         return parts if is_dense and min(map(len, parts)) >= limits.NARROW else [box[dim]]
@@ -149,7 +149,7 @@ def _are_dense(parts: Sequence[Span], dim: int, c_holds: Region) -> bool:
 
 
 def from_multiples(span: Span, width: int) -> list[Span]:
-    """A span cut at the multiples of `width`: chunks of a file begin there."""
+    """Return a span cut at the multiples of `width`: chunks of a file begin there."""
     cuts = range(span.start // width * width, span.stop, width) if span else ()
     return [piece for at in cuts if (piece := span & Span.range(at, at + width))]
 
@@ -163,7 +163,7 @@ def with_dim(box: Region, dim: int, span: Span) -> Region:
 
 
 def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:
-    """Every non-empty intersection, in order of first index; cutters are disjoint."""
+    """Return every non-empty intersection, in order of first index; cutters are disjoint."""
     if len(cutters) == 1:
         return [common for part in parts if (common := part & cutters[0])]
     found = [common for part in parts for cutter in cutters if (common := part & cutter)]
@@ -171,7 +171,7 @@ def refine(parts: list[Span], cutters: list[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """The atoms into which overlapping spans cut their union."""
+    """Return the atoms into which overlapping spans cut their union."""
     atoms: list[Span] = []
     for span in dict.fromkeys(spans):
         rest = span

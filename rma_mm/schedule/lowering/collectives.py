@@ -24,7 +24,7 @@ Calls = dict[int, list[tuple[tuple[Ref, ...], tuple[int, ...]]]]
 
 
 def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) -> Pass | None:
-    """The pass that moves operand `x` by broadcasts, or else by shifts; None where neither is proved.
+    """Return the pass that moves operand `x` by broadcasts, or else by shifts; None if neither is proved.
 
     at_once: what several members own and all want at one step is one all-gather, and not a broadcast from each.
     """
@@ -44,7 +44,7 @@ def pulls(member: Member, group: Sequence[int], x: str, at_once: bool = True) ->
 
 
 def joins(member: Member, group: Sequence[int], x: str) -> Pass | None:
-    """The pass by which owners beside a group send it what all its members want of operand `x`; None where none can.
+    """The pass by which owners beside a group send it what all its members want of operand `x`; None if none can.
 
     It is for the members, and for those owners: who sends walks through the same steps in the same order.
     """
@@ -61,7 +61,7 @@ def joins(member: Member, group: Sequence[int], x: str) -> Pass | None:
 def pushes(
     member: Member, group: Sequence[int], x: str = "C", is_dense: Callable[[Ref], bool] = lambda _: True
 ) -> Pass | None:
-    """The pass that sums C by reductions, or else round a ring; None where neither is proved.
+    """Return the pass that sums C by reductions, or else round a ring; None if neither is proved.
 
     is_dense: whether a box is one part of its owner's array, as reductions want it.
     """
@@ -85,7 +85,7 @@ def fills(ref: Ref) -> bool:
 
 
 def _ring(wanted: list[list[Ref]], group: Sequence[int]) -> int:
-    """Slices that a rank gets from its neighbour's home before it gets what that one had; 0 where there is no ring.
+    """Slices that a rank gets from its neighbour's home before it gets what that one had; 0 if there is no ring.
 
     wanted: what each member takes from others, in order.
     """
@@ -104,7 +104,7 @@ def _ring(wanted: list[list[Ref]], group: Sequence[int]) -> int:
 
 
 def _summing_ring(targets: list[list[Ref]], group: Sequence[int]) -> int:
-    """Slices that each member adds to its own C, the last of its walk; 0 where there is no ring."""
+    """Slices that each member adds to its own C, the last of its walk; 0 if there is no ring."""
     size = len(group)
     if size < 2 or not targets[0]:
         return 0
@@ -119,7 +119,7 @@ def _summing_ring(targets: list[list[Ref]], group: Sequence[int]) -> int:
 
 
 def _multicast(member: Member, group: Sequence[int], copies: dict[int, list[Copy]]) -> Parts:
-    """The slices that every member but their owner copies at the same step, into one buffer."""
+    """Return the slices that every member but their owner copies at the same step, into one buffer."""
     wanted = {}
     for q in group:
         found: dict[int, list[Ref]] = {}
@@ -201,7 +201,7 @@ def _broadcasting(ops: list[Op], rank: int, x: str, calls: Calls) -> list[Op]:
 
 
 def _room(places: list[Ref]) -> Ref | None:
-    """The slot, or the box of a home, that several places are parts of."""
+    """Return the slot, or the box of a home, that several places are parts of."""
     if not places:
         return None
     buffer = places[0].buffer
@@ -243,6 +243,6 @@ def _shifting_sums(ops: list[Op], rank: int, group: tuple[int, ...], lag: int) -
 
 
 def _neighbours(rank: int, group: tuple[int, ...]) -> tuple[int, int]:
-    """The members before and behind a rank on the ring."""
+    """Return the members before and behind a rank on the ring."""
     at = group.index(rank)
     return group[at - 1], group[(at + 1) % len(group)]

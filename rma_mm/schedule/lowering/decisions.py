@@ -1,4 +1,4 @@
-"""A row on a problem: every decision of lowering, taken once, and read by lowering and by prices.
+"""Decisions of lowering an algorithm on a problem: made once, and read by lowering and by the cost model.
 
 Lowering asks for one rank, exactly, and prices for all ranks at once, in NumPy: what takes figures here takes either.
 """
@@ -34,7 +34,7 @@ Figure = TypeVar("Figure", int, NDArray[np.float64])  # of one rank, or of each 
 
 @dataclass(frozen=True, eq=False)
 class LoweringDecisions:
-    """A row on a problem: what is settled before any operation is made."""
+    """Everything that is decided for an algorithm on a problem before operations are generated."""
 
     algorithm: Algorithm
     problem: PlacedProblem  # as it was asked, with where replicas of C compute it
@@ -145,7 +145,7 @@ class LoweringDecisions:
     # -- who moves the same -----------------------------------------------------------------------
 
     def group_axes(self, x: str) -> tuple[str, ...]:
-        """The axes along which ranks work on the same slices of A or B, or add to the same part of C."""
+        """Return the axes along which ranks work on the same slices of A or B, or add to the same part of C."""
         mesh, layout = self.problem.mesh, self.layout(x)
         grid = self.work.mesh(mesh)
         if layout.mesh(mesh) != grid:
@@ -205,7 +205,7 @@ class LoweringDecisions:
     # -- how large --------------------------------------------------------------------------------
 
     def next_halved(self, counts: Sequence[int], widths: Sequence[int]) -> int | None:
-        """Along which of m, n and k the queue's tasks are cut in two next; None where there are enough of them.
+        """Along which of m, n and k the queue's tasks are cut in two next; None if there are enough of them.
 
         counts: tasks along each. widths: of the widest.
         """
@@ -237,7 +237,7 @@ def longest_piece(box: Region, dim: int) -> int:
 
 
 def placed_for(algorithm: Algorithm, problem: PlacedProblem) -> tuple[PlacedProblem, dict[str, Layout]]:
-    """The problem with A and B placed as the multiplies of `row` read them, and the placements they are brought to."""
+    """Return the problem with A and B placed as the multiplies read them, and the placements they are staged to."""
     staged = {x: problem.layout(x) for x in problem.copied if x in algorithm.operands}
     if staged:
         problem = replace(problem, in_place="".join(x for x in "AB" if x in problem.in_place or x in staged))

@@ -1,7 +1,7 @@
 """Cyclic designs: blocks of rows shared out so that every two blocks meet on some rank, and each rank has few of them.
 
 A set D of residues modulo P whose differences are all residues gives rank p the blocks p + d. It has √P of them at
-least; as many as q + 1 where P = q² + q + 1 and there is a projective plane of order q (Singer 1938).
+least; as many as q + 1 if P = q² + q + 1 and there is a projective plane of order q (Singer 1938).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a row and a problem to a schedule: each rank's work as operations, in phases.
+"""Lower an algorithm and a problem to a schedule: each rank's work as operations, in phases.
 
 Operands are summed or staged first, where that is needed; then the rank walks its box, and multiplies into C or pushes
 what it made; a replicated C is gathered at the end. Phases hold no barrier inside, so passes rewrite one at a time.
@@ -38,16 +38,16 @@ class Tuning:
 
 
 def lower(algorithm: Algorithm, problem: PlacedProblem, tuning: Tuning | None = None) -> Schedule:
-    """The schedule of `row` for `problem`. Pure: the operations of a rank cost O(its own steps).
+    """Return the schedule of `algorithm` for `problem`. Pure: the operations of a rank cost O(its own steps).
 
-    Where the row moves operands by groups, they cost O(the steps of the groups that it belongs to).
+    If the algorithm moves data in groups, they cost O(the steps of the groups that the rank belongs to).
     """
     tuning = tuning or Tuning()
     return _Lowering(LoweringDecisions.of(algorithm, problem, tuning.width), tuning.depth).schedule()
 
 
 class _Lowering:
-    """One row applied to one problem."""
+    """The lowering of one algorithm on one problem."""
 
     def __init__(self, decisions: LoweringDecisions, depth: int) -> None:
         self.decisions, self.depth = decisions, depth
@@ -165,14 +165,14 @@ class _Lowering:
         return [line for line in self.lines[x] if rank in line or side(self.box(line[0]), x) & mine]
 
     def along(self, layout: Layout, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-        """A rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
+        """Return a rank and those beside it along axes of a placement, in ring order; none beyond its grid."""
         grid, at = layout.mesh(self.mesh), layout.coords(self.mesh, rank)
         return tuple(grid.rank(to) for to in grid.along(axes, at)) if at is not None else ()
 
     # -- before and after the product -------------------------------------------------------------
 
     def copied(self, x: str, to: Layout, source: Layout, rank: int) -> list[Op]:
-        """A rank's part of an operand copied to where it belongs, by group operations where the row moves it so."""
+        """Copy a rank's part of an operand to its new place, by group operations if the algorithm moves it so."""
         group = self.along(to, self.decisions.copy_axes(x, to, source), rank)
         member = partial(self.copies, x, to, source)
         ops = self.by_group(member(rank), rank, ("copies", x, group), member, pulls)
@@ -193,7 +193,7 @@ class _Lowering:
     # -- what a rank walks over in time -----------------------------------------------------------
 
     def box(self, rank: int) -> Region:
-        """The box of (m, n, k) that a rank multiplies, or of which it does."""
+        """Return the box of (m, n, k) that a rank multiplies, or of which it does."""
         if self.halves:
             return self.halves.work(rank, self.problem.shape[2])
         return self.work.region(self.problem.shape, self.mesh, rank)
@@ -222,7 +222,7 @@ class _Lowering:
         return sum((at[axis] + ahead) * extent // grid.axis_size(axis) for axis in self.decisions.start_axes) % extent
 
     def panelled(self, rank: int, box: Region) -> Iterator[Op]:
-        """The walk in panels that all operands share."""
+        """Yield the walk in panels that all operands share."""
         dim = self.decisions.dim
         if not box:
             return
@@ -239,7 +239,7 @@ class _Lowering:
                 yield from self.pushed([Ref(rank, slot, slot.region)], ops, panel.start)
 
     def chunked(self, rank: int, box: Region) -> Iterator[Op]:
-        """The walk in which every operand moves at its own grain, and C's sums leave when they are complete."""
+        """Yield the walk in which every operand moves at its own grain, and C's sums leave when they are complete."""
         dim, is_here = self.decisions.dim, self.decisions.is_here
         face = side(box, "C")
         if not face:
@@ -326,7 +326,7 @@ class _Lowering:
         return [Region(box) for box in product(*spans)]
 
     def task(self, number: int, rank: int) -> list[Op]:
-        """The operations of one task when `rank` runs it: its panels of k into one slot, then one push."""
+        """Return the operations of one task when `rank` runs it: its panels of k into one slot, then one push."""
         box = self.tasks[number]
         slot = Slot(f"C.{number}", side(box, "C"))
         ops: list[Op] = []

@@ -14,7 +14,7 @@ from rma_mm.schedule.symmetry import FINISHED, Symmetry
 
 
 def mirrored(halves: Halves, symmetry: Symmetry, rank: int, width: int, depth: int) -> list[Op]:
-    """A rank's part of C completed, once all ranks have multiplied: by its own boxes transposed, and by others'.
+    """Return a rank's part of C completed, once all ranks have multiplied: by its own boxes transposed, and by others'.
 
     Others' come first, as their Copies go on while the rank transposes its own. width, depth: of panels, for which
     there is room.
@@ -37,7 +37,7 @@ def mirrored(halves: Halves, symmetry: Symmetry, rank: int, width: int, depth: i
 
 
 def _pieces(box: Region, most: int) -> Iterator[Region]:
-    """A box in parts of its rows, of so many elements at most if a row has no more."""
+    """Yield a box in parts of its rows, of the given number of elements at most if a row has no more."""
     rows, cols = box
     for part in rows.pieces(most // max(1, len(cols))):
         yield Region((part, cols))

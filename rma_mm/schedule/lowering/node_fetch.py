@@ -71,7 +71,7 @@ def all_shared(ops: list[Op], rank: int, decisions: LoweringDecisions, found: Sh
 
 
 def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
-    """True if no rank waits for ever for what others post, or for their summands."""
+    """True if no rank waits forever for what others post, or for their summands."""
     left = {q: deque(ops) for q, ops in programs.items()}
     groups = {(q, _event(op)): op.group for q, ops in programs.items() for op in ops if isinstance(op, Reduce)}
 
@@ -95,7 +95,7 @@ def _flows(programs: Mapping[int, Sequence[Op]]) -> bool:
 
 
 def _event(op: Post | Reduce) -> str:
-    """The name under which it is counted: for a sum, that of the slot."""
+    """Return the name under which it is counted: for a sum, that of the slot."""
     if isinstance(op, Post):
         return op.event
     buffer = op.dsts[0].buffer
@@ -138,7 +138,7 @@ def fetch_together(ops: list[Op], rank: int, decisions: LoweringDecisions, x: st
 
 
 def _wanted(ops: Sequence[Op], x: str, decisions: LoweringDecisions, rank: int) -> dict[Slot, list[Copy]]:
-    """The slots of `x` that take something from afar, in order, with all Copies into each."""
+    """Return the slots of `x` that take something from afar, in order, with all Copies into each."""
     found: dict[Slot, list[Copy]] = {}
     for op in ops:
         if isinstance(op, Copy) and isinstance(op.dst.buffer, Slot) and op.dst.operand == x:
@@ -169,7 +169,7 @@ def _last_uses(ops: Sequence[Op], slots: list[Slot]) -> list[int]:
 
 
 def _reading(op: Multiply, number: dict[Slot, int], places: list[Ref]) -> tuple[Multiply, int]:
-    """The product with shared slots in place of the rank's own, and the latest of them; −1 where it reads none."""
+    """The product with shared slots instead of the rank's own, and the latest of them; −1 if it reads none."""
     newest = -1
     for side, ref in (("a", op.a), ("b", op.b)):
         n = number.get(ref.buffer) if isinstance(ref.buffer, Slot) else None

@@ -54,7 +54,7 @@ def _sums(region: Region, number: int, group: tuple[int, ...]) -> list[Ref]:
 
 
 def _pushed(ops: Sequence[Op]) -> dict[Slot, list[Accumulate]]:
-    """The slots of C that are pushed, in order, with all pushes of each."""
+    """Return the slots of C that are pushed, in order, with all pushes of each."""
     found: dict[Slot, list[Accumulate]] = {}
     for op in ops:
         if isinstance(op, Accumulate) and isinstance(op.src.buffer, Slot):

@@ -15,7 +15,7 @@ from rma_mm.schedule.schedule import STAGE, Home, Schedule, home_region
 
 
 def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, target: Layout) -> Schedule:
-    """The schedule that fills C (placed by `target`) with A (placed by `source`).
+    """Return the schedule that fills C (placed by `target`) with A (placed by `source`).
 
     A partial target gets the matrix as one of its summands, the others are zero.
     """
@@ -38,7 +38,7 @@ def redistribution(mesh: MeshShape, shape: tuple[int, int], source: Layout, targ
 
 
 def sum_partial(mesh: MeshShape, shape: tuple[int, int], x: str, layout: Layout, rank: int) -> Iterator[Op]:
-    """The operations that sum the partial matrix `x` into `x+`, which holds each element once."""
+    """Yield the operations that sum the partial matrix `x` into `x+`, which holds each element once."""
     single = layout.single(mesh)
     mine = home_region(single, shape, mesh, rank)
     if mine:

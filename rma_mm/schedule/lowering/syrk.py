@@ -48,12 +48,12 @@ class Halves:
         return self.computed(rank)
 
     def work(self, rank: int, k: int) -> Region:
-        """The least box of (m, n, k) that holds these products, over all of k."""
+        """Return the least box of (m, n, k) that holds these products, over all of k."""
         spans = [Span(run for box in self.multiplied(rank) for run in box[dim].runs) for dim in (0, 1)]
         return Region((*spans, Span.range(0, k)))
 
     def computed(self, rank: int) -> Boxes:
-        """The boxes of a rank's C that are multiplied, each dense in its memory: it opens and finishes them."""
+        """Return the boxes of a rank's C that are multiplied, each dense in its memory: it opens and finishes them."""
         if rank not in self.boxes_of_rank:
             found = (box for other, mine in self.mirror_partners(rank) for box in self.split(rank, other, mine)[0])
             self.boxes_of_rank[rank] = [part for box in found for part in _dense_parts(self.home(rank), box)]
@@ -91,7 +91,7 @@ class Halves:
         return (first, second) if rank < other else ([box.T for box in second], [box.T for box in first])
 
     def triangle(self, rank: int, span: Span) -> Iterator[Region]:
-        """The boxes on and below the diagonal of a square that a rank holds."""
+        """Yield the boxes on and below the diagonal of a square that a rank holds."""
         square = Region((span, span))
         if self.home(rank).locate(square).is_contiguous:
             yield square
@@ -134,7 +134,7 @@ class Triangles(Halves):
         return Region((rows | cols, rows | cols, over))
 
     def diagonal(self, rank: int) -> Iterator[Region]:
-        """A rank's block on the diagonal as its owners have it, each part dense in A too."""
+        """Yield a rank's block on the diagonal as its owners have it, each part dense in A too."""
         square = Region((self.blocks[rank],) * 2)
         for owner in dict.fromkeys(owner for owner, _ in self.owners.overlapping(self.shape, self.mesh, square, rank)):
             for box in self.computed(owner):
@@ -177,7 +177,7 @@ class Summands(Triangles):
         return [Span.range(0, self.shape[0])]
 
     def multiplied(self, rank: int) -> Boxes:
-        """The lower halves of all owners' parts of C, cut so that each is dense in A too."""
+        """Return the lower halves of all owners' parts of C, cut so that each is dense in A too."""
         found = (box for owner in self.mesh.ranks for box in self.computed(owner))
         return [part for box in found for part in box.run_boxes()]
 
@@ -217,7 +217,7 @@ def _beside(numbers: list[int]) -> list[list[int]]:
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
-    """A span cut near its middle: between two runs where it has several."""
+    """Return a span cut near its middle: between two runs where it has several."""
     if span.is_contiguous:
         middle = len(span) // 2
     else:
@@ -227,7 +227,7 @@ def _halves(span: Span) -> tuple[Span, Span]:
 
 
 def _split_longer_side(box: Region) -> tuple[Region, Region]:
-    """A box cut in two along its longer side."""
+    """Return a box cut in two along its longer side."""
     rows, cols = box
     if len(rows) >= len(cols):
         one, two = (rows.take(part) for part in _even(len(rows)))

@@ -108,7 +108,7 @@ def _length(interval: Interval) -> int:
 
 
 def _shifted(span: Span, start: int, extent: int) -> list[tuple[int, int]]:
-    """The intervals of the walk that positions in the box make up."""
+    """Return the intervals of the walk that positions in the box make up."""
     runs = [(a - start, b - start) for a, b in span.runs]
     parts = [(a + extent, b + extent) if b <= 0 else (a, b) for a, b in runs if b <= 0 or a >= 0]
     for a, b in runs:
@@ -118,7 +118,7 @@ def _shifted(span: Span, start: int, extent: int) -> list[tuple[int, int]]:
 
 
 def _fused(edges: list[int]) -> list[int]:
-    """The edges that leave at least NARROW indices between them."""
+    """Return the edges that leave at least NARROW indices between them."""
     kept = edges[:1]
     for edge in edges[1:-1]:
         if edge - kept[-1] >= limits.NARROW and edges[-1] - edge >= limits.NARROW:

@@ -26,7 +26,7 @@ def covers_union(parts: list[Region], region: Region) -> bool:
 
 
 def products_of(schedule: Schedule, face: Region) -> Region:
-    """All points (m, n, k) of a box of C."""
+    """Return all points (m, n, k) of a box of C."""
     assert schedule.shape is not None
     return Region((*face, Span.range(0, schedule.shape[2])))
 

@@ -20,7 +20,7 @@ BASES = (1_094_861_636_275_290_733, 403_958_272_517_823_409, 1_887_209_563_901_4
 
 @lru_cache(maxsize=65536)
 def _power_sum(dim: int, span: Span) -> int:
-    """Σ x^i over a span, but for a factor that all spans of the dimension have."""
+    """Σ x^i over a span, except for a factor that all spans of the dimension have."""
     base = BASES[dim]
     return sum(pow(base, stop, PRIME) - pow(base, start, PRIME) for start, stop in span.runs) % PRIME
 

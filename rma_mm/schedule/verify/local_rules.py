@@ -51,7 +51,7 @@ def check_mirror(schedule: Schedule, rank: int, op: Mirror) -> None:
 
 
 def check_product(schedule: Schedule, rank: int, op: Multiply) -> Region:
-    """All its points (m, n, k). Its regions fit together, and what it takes to be symmetric is.
+    """Return all its points (m, n, k). Its regions fit together, and what it takes to be symmetric is.
 
     Where half is multiplied, it is of a square on the diagonal.
     """

@@ -35,7 +35,7 @@ class MessageLog:
                 self.expected[route].append(move.ref.region)
 
     def find(self, route: Route, region: Region) -> list[Region] | None:
-        """The products that came with `region`; None where it has not been sent yet."""
+        """Return the products that came with `region`; None if it has not been sent yet."""
         found = [products for what, products in self.sent[route] if what == region]
         return found[-1] if found else None
 
@@ -58,7 +58,7 @@ def _boxes(op: Broadcast | Reduce) -> list[tuple[int, str, Region]]:
 
 
 def balance(ops: Sequence[Op], rank: int) -> int:
-    """A number, modulo 2^64, whose sum over all ranks is 0 where what groups do matches; chance apart, only there.
+    """A number, modulo 2^64, whose sum over all ranks is 0 if what groups do matches; chance apart, only there.
 
     Each rank knows its own calls only, so this is how they can be compared in one sum.
     """
@@ -83,7 +83,7 @@ def balance(ops: Sequence[Op], rank: int) -> int:
 
 
 def _done_alike(op: Op) -> tuple[Any, ...]:
-    """(group, what): what all ranks of a group do alike, each once; empty where they do not."""
+    """(group, what): what all ranks of a group do alike, each once; empty if they do not."""
     if isinstance(op, Broadcast | Reduce):
         return (op.group, type(op).__name__, *_boxes(op))
     if isinstance(op, Await):

@@ -70,13 +70,13 @@ def conclude(schedule: Schedule, sums: Sequence[int], latest: Sequence[int]) -> 
     if (mirrors or is_halved) and mirrors != fingerprint(Region.whole(schedule.homes["C"].shape)):
         raise ScheduleError("not-once", "not every element of C is mirrored, or mirrors another, once")
     if _joined(sums, len(NAMES)) % PRIME or sums[-1]:
-        raise ScheduleError("unmatched", "what the ranks send each other does not match")
+        raise ScheduleError("unmatched", "the messages of the ranks do not match")
     if latest[-2] != -latest[-1]:
         raise ScheduleError("barriers", f"barriers do not match: ranks meet at {-latest[-1]} to {latest[-2]} of them")
     for n, name in enumerate(NAMES):
         opened, first_added, added, first_used, written, first_taken = latest[6 * n : 6 * n + 6]
         if opened >= -first_added or added >= -first_used or written >= -first_taken:
-            raise ScheduleError("race", f"{name} is opened, added to and read without a barrier in between")
+            raise ScheduleError("race", f"{name} is opened, added to and read without a barrier between these")
 
 
 def _joined(sums: Sequence[int], n: int) -> int:

@@ -268,7 +268,7 @@ class _RankEvidence:
     def evidence(self, program: Sequence[Op]) -> Evidence:
         """Return the evidence of this rank.
 
-        Raises ScheduleError where its homes or sums end otherwise than they should.
+        Raises ScheduleError if its homes or sums end otherwise than they should.
         """
         self.check_homes()
         for slot, scratch in self.slots.items():

@@ -52,7 +52,7 @@ class SlotState:
         return filled if filled and filled.slot == ref.buffer else None
 
     def occupant(self, ref: Ref) -> SlotContent:
-        """The slot behind `ref`, in place of what its frame held."""
+        """Return the slot behind `ref`, instead of what its frame held."""
         assert isinstance(ref.buffer, Slot)
         filled = self.find(ref)
         if filled is None:
@@ -93,7 +93,7 @@ class SlotState:
                         fill.landed = fill.landed or moment
 
     def contents(self, rank: int, op: Op, ref: Ref) -> list[Region]:
-        """The products that a slot holds; those of A and B hold none."""
+        """Return the products that a slot holds; those of A and B hold none."""
         if isinstance(ref.buffer, str):
             return []
         filled = self.find(ref)

@@ -1,6 +1,6 @@
 """Windows whose transfers are checked, for meshes that are made while RMA_MM_CHECK is 1.
 
-A get begins on a poisoned place; as soon as it says that it is over, what is there is held against what the target
+A get begins on a poisoned place; as soon as it says that it is over, what is there is compared with what the target
 holds, read by another way: in place, or line by line. What is accumulated is kept until the ranks meet, for the
 target to compare (`runtime.execution.checked_pushes`). None of this is counted. What differs is noted, and told to
 all ranks when an operation of the mesh ends.
@@ -46,7 +46,7 @@ class Checks:
         """True if the environment asks for checks. Raises OptionError."""
         value = os.environ.get(SWITCH, "")
         if value not in ("", "0", "1"):
-            raise OptionError(f"{SWITCH}: got {quoted(value)}; it is 1 to check every transfer and product, or 0")
+            raise OptionError(f"{SWITCH}: got {quoted(value)}; must be 1 to check every transfer and product, or 0")
         return value == "1"
 
 
@@ -180,7 +180,7 @@ class CheckedWindow:
 
 
 def labelled(transfer: Transfer, what: object) -> Transfer:
-    """The transfer, which says what it belongs to where it is checked."""
+    """Return the transfer, which says what it belongs to where it is checked."""
     if isinstance(transfer, CheckedTransfer):
         transfer.what = str(what)
     return transfer

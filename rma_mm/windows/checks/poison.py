@@ -16,7 +16,7 @@ PARTS = {"complex64": "float32", "complex128": "float64"}  # the type of the par
 
 
 def pattern(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The one element, shape (1,), that stands for nothing."""
+    """Return the one element, shape (1,), that stands for nothing."""
     bits = NANS.get(PARTS.get(dtype.name, dtype.name))
     raw = bytes.fromhex(bits)[::-1] if bits else b"\xa5"
     return np.frombuffer(raw * (dtype.itemsize // len(raw)), dtype)

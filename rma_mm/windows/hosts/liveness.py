@@ -68,14 +68,14 @@ def timeout_of(given: object, environment: Mapping[str, str]) -> float:
         seconds = float(value) if not isinstance(value, bool) else 0.0  # type: ignore[arg-type]
         if LEAST <= seconds < math.inf:
             return seconds
-    raise OptionError(f"{name}: got {quoted(value)}; it is a number of seconds, at least {LEAST:g}, as 20")
+    raise OptionError(f"{name}: got {quoted(value)}; must be a number of seconds, at least {LEAST:g}, as 20")
 
 
 # -- this process ---------------------------------------------------------------------------------
 
 
 def _made() -> tuple[int, mmap.mmap]:
-    """The file of a new page, -1 where no other process can map it, and the page."""
+    """Return the file of a new page, -1 if no other process can map it, and the page."""
     try:
         file = os.memfd_create("rma_mm")
         os.ftruncate(file, PAGE)
@@ -169,7 +169,7 @@ class PeerProcess:
     """Another process of this host, as this one sees it."""
 
     def __init__(self, identity: Identity) -> None:
-        """Raises OSError where its page cannot be mapped."""
+        """Raises OSError if its page cannot be mapped."""
         self.process = identity.process
         self.path = f"/proc/{identity.process}/fd/{identity.file}"
         file = os.open(self.path, os.O_RDWR)
@@ -201,9 +201,9 @@ class PeerProcess:
 
 
 def _state_of(process: int) -> tuple[str, int]:
-    """The state of a process, and the processor time that it has used; ("", 0) where that cannot be read."""
+    """Return the state of a process, and the processor time that it has used; ("", 0) where that cannot be read."""
     try:
-        text = Path(f"/proc/{process}/stat").read_bytes()  # its name may be cut in the midst of a character
+        text = Path(f"/proc/{process}/stat").read_bytes()  # its name may be cut inside a character
     except FileNotFoundError:
         return "X", 0
     except OSError:
@@ -213,7 +213,7 @@ def _state_of(process: int) -> tuple[str, int]:
 
 
 class NodeWatch:
-    """The ranks of a mesh that this process sees, looked after from here on until `end`."""
+    """The ranks of a mesh that this process sees, served from here on until `end`."""
 
     def __init__(
         self, rank: int, identities: Sequence[Identity], seen: Sequence[int], timeout: float,

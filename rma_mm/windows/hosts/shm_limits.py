@@ -24,7 +24,7 @@ UNLIMITED = 2**60  # bytes that mean no limit: version 1 of control groups repor
 
 
 def free_segment_bytes() -> int | None:
-    """Bytes that shared segments can still take on this node, None where that is unknown."""
+    """Return bytes that shared segments can still take on this node, None if that is unknown."""
     try:
         space = os.statvfs(SEGMENTS)
     except OSError:
@@ -33,13 +33,13 @@ def free_segment_bytes() -> int | None:
 
 
 def needed_segment_bytes(ranks: int, free: int) -> int:
-    """Bytes of shared segments that MPICH needs to start so many ranks on a host on which so many bytes are free."""
+    """Return the bytes of shared segments that MPICH needs to start these ranks, with so much free."""
     is_ucx = not (os.environ.get("UCX_TLS") or os.environ.get("MPIR_CVAR_CH4_NETMOD") or free < UCX_FROM)
     return int(max(BOOT * ranks, UCX_FIRST + UCX_EACH * (ranks - 1) if is_ucx else 0))
 
 
 def segment_problem() -> str:
-    """Why MPICH would end in a bus error here when it starts, with the remedies; empty where it would not.
+    """Why MPICH would end in a bus error here when it starts, with the remedies; empty if it would not.
 
     To be asked before MPI is initialised. Nothing is known of other libraries, or without a launcher.
     """
@@ -57,7 +57,7 @@ def segment_problem() -> str:
 
 
 def thread_problem() -> str:
-    """Why no thread can be started here, with the remedy; empty where one can."""
+    """Why no thread can be started here, with the remedy; empty if one can."""
     try:
         thread = threading.Thread(target=str)
         thread.start()
@@ -111,7 +111,7 @@ def _left(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None for another text, as max, and where it cannot be read."""
+    """Return the number in a file; None for another text, as max, and where it cannot be read."""
     with suppress(OSError):
         text = file.read_text().strip()
         return int(text) if re.fullmatch(r"\d+", text) else None

@@ -15,13 +15,13 @@ from rma_mm.unfinished import Unfinished
 
 @dataclass(frozen=True)
 class AddedSink(DenseSink):
-    """A file in the making that holds a matrix beside others: what a `Sink` does, but for `source`."""
+    """A file in the making that holds a matrix beside others: what a `Sink` does, except for `source`."""
 
     inner: str = ""  # the matrix's name in the file
     before: Version | None = field(default=None, compare=False)  # the file that was there
 
     def publish(self) -> None:
-        """Give the file its final name. Raises FileFormatError where another program has changed it meanwhile."""
+        """Give the file its final name. Raises FileFormatError if another program has changed it meanwhile."""
         if self.before is not None:
             self.before.check()
         elif os.path.lexists(self.path):

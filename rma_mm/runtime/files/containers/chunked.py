@@ -19,7 +19,7 @@ BAND = 2**22  # bytes that are read at a time, about: what they are read into is
 
 @dataclass(frozen=True)
 class ChunkedFile:
-    """A matrix that a library reads, in chunks or not: what a `Source` does, but for `again`."""
+    """A matrix that a library reads, in chunks or not: what a `Source` does, except for `again`."""
 
     path: str  # the file, or folder
     inner: str  # its name there
@@ -35,7 +35,7 @@ class ChunkedFile:
 
     @abstractmethod
     def reader(self) -> AbstractContextManager[Any]:
-        """A block with what gives the array of a part for slices. Errors inside are FileFormatError."""
+        """Return a block with what gives the array of a part for slices. Errors inside are FileFormatError."""
 
     @property
     def facts(self) -> Mapping[str, object]:
@@ -46,7 +46,7 @@ class ChunkedFile:
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (region.shape, `dtype`) with the part in `region`; each chunk it lies in is decompressed once.
 
-        Raises FileFormatError where the file changed since it was opened, or a chunk cannot be decompressed.
+        Raises FileFormatError if the file changed since it was opened, or a chunk cannot be decompressed.
         """
         if not region:
             return
@@ -80,7 +80,7 @@ def cuts_none(region: Region, shape: tuple[int, ...], step: tuple[int, ...]) -> 
 
 
 def _bands(span: Span, step: int, most: int) -> Iterator[Span]:
-    """A span in pieces: no two of them share a chunk of `step`, none goes over a chunk that it has nothing of."""
+    """Yield a span in pieces: no two of them share a chunk of `step`, none goes over a chunk that it has nothing of."""
     most = max(step, most // step * step)
     piece: list[tuple[int, int]] = []
     for start, stop in span.runs:

@@ -86,7 +86,7 @@ def _streams_over(codec: str, raw: Callable[[int, int], bytes], size: int, most:
 
 
 def _zstd_bytes(head: bytes, raw: Callable[[int, int], bytes], size: int) -> int:
-    """Bytes of frames of zstd (RFC 8878, 3.1.1): what the first says, or, if it says nothing, at most."""
+    """Return bytes of frames of zstd (RFC 8878, 3.1.1): what the first says, or, if it says nothing, at most."""
     at = total = 0
     while len(head) >= 6 and head[:4] == b"\x28\xb5\x2f\xfd":
         flags = head[4]

@@ -146,7 +146,7 @@ class _Checked:
 
 
 def _unshuffled(raw: NDArray[np.uint8], itemsize: int) -> NDArray[Any]:
-    """Elements whose first bytes lie together in `raw`, and so on with the next.
+    """Return elements whose first bytes lie together in `raw`, and so on with the next.
 
     >>> _unshuffled(np.frombuffer(b"acebdf", np.uint8), 2).tobytes()
     b'abcdef'
@@ -217,7 +217,7 @@ def open_dataset(path: Path, dtype: Any = None, is_matrix: bool = True, is_dense
 
 
 def by_library(file: str, inner: str, array: tuple[int, ...], allow_external: bool) -> Dataset:
-    """A dataset that is read through the library, wherever it lies. Raises FileFormatError."""
+    """Return a dataset that is read through the library, wherever it lies. Raises FileFormatError."""
     with allowing(allow_external):
         made: Dataset = open_dataset(joined(file, inner), is_matrix=not array, is_dense=False)
     return made
@@ -285,7 +285,7 @@ def _followed(file: str, inner: str) -> tuple[str, str]:
 
 
 def _only(held: Any, file: str) -> str:
-    """The name of the only matrix in a file. Raises FileFormatError."""
+    """Return the name of the only matrix in a file. Raises FileFormatError."""
     names = _matrices(held)
     if len(names) != 1:
         raise no_matrix(file, "", names)
@@ -293,7 +293,7 @@ def _only(held: Any, file: str) -> str:
 
 
 def _matrices(held: Any) -> dict[str, str]:
-    """The matrices in a file: name → shape and type."""
+    """Return the matrices in a file: name → shape and type."""
     import h5py
 
     found: dict[str, str] = {}
@@ -311,7 +311,7 @@ def _matrices(held: Any) -> dict[str, str]:
 
 
 def _shape(name: str, dataset: Any, is_matrix: bool) -> tuple[int, ...]:
-    """The shape, if it is that of a matrix, or of an array where one will do. Raises FileFormatError."""
+    """Return the shape, if it is that of a matrix, or of an array where one will do. Raises FileFormatError."""
     shape: tuple[int, ...] | None = dataset.shape
     if shape is None:
         raise FileFormatError(f"{name}: has no elements; a matrix is needed")
@@ -327,7 +327,7 @@ def _codec(name: str, dataset: Any) -> str:
 
 
 def _filters(dataset: Any) -> list[int]:
-    """The numbers of the filters that a dataset's chunks went through, in this order."""
+    """Return the numbers of the filters that a dataset's chunks went through, in this order."""
     plist = dataset.id.get_create_plist()
     return [plist.get_filter(n)[0] for n in range(plist.get_nfilters())]
 

@@ -36,7 +36,7 @@ def library_file(path: str) -> Iterator[Any]:
 
 
 def library(path: str) -> Any:
-    """h5py. Raises FileFormatError where it is not installed."""
+    """h5py. Raises FileFormatError if it is not installed."""
     return package("h5py", "hdf5", path)
 
 
@@ -164,7 +164,7 @@ def _blocks(name: str, file: str, pattern: str) -> Iterator[str]:
 
 
 def _numbered(pattern: str) -> Iterator[str]:
-    """A name, or those that a pattern with %b stands for."""
+    """Yield a name, or those that a pattern with %b stands for."""
     if "%b" not in pattern:
         yield pattern.replace("%%", "%")
         return

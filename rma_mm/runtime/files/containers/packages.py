@@ -11,7 +11,7 @@ LONGEST = 200  # characters of a package's own message that are repeated
 
 
 def package(module: str, extra: str, path: str) -> Any:
-    """A module that reads the file at `path`. Raises FileFormatError where it is not installed.
+    """Return a module that reads the file at `path`. Raises FileFormatError if it is not installed.
 
     extra: of rma_mm, with which it is.
     """
@@ -23,7 +23,7 @@ def package(module: str, extra: str, path: str) -> Any:
 
 
 def refused_by(package: str, what: str, error: Exception) -> FileFormatError:
-    """The error of a package that reads, or writes, `what`, in a line."""
+    """Return the error of a package that reads, or writes, `what`, in a line."""
     found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     brief = truncate(" ".join(found.split()) or type(error).__name__, LONGEST)
     return FileFormatError(f"{what}: cannot be read or written as {package}: {brief}")

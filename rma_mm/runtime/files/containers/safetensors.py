@@ -83,13 +83,13 @@ class Tensor(DenseFile):
         return {**super().facts, "tensor": self.inner, "file": self.path}
 
     def check(self) -> None:
-        """Raise FileFormatError where the file, or the index, is no longer the one that was opened."""
+        """Raise FileFormatError if the file, or the index, is no longer the one that was opened."""
         super().check()
         if self.index is not None:
             self.index.check()
 
     def again(self) -> Readable:
-        """The same by the package, where it is installed; else once more by this code."""
+        """Return the same by the package, where it is installed; else once more by this code."""
         self.check()
         made = replace(open_array(joined(self.path, self.inner)), index=self.index)
         return ByPackage(made) if _has_package() and not made.array else made
@@ -143,7 +143,7 @@ def open_array(path: Path, dtype: Any = None) -> Tensor:
 
 
 def open_tensor(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor:
-    """A tensor, its header checked; no element is read. The only matrix in the file where none is named.
+    """Return a tensor, its header checked; no element is read. The only matrix in the file where none is named.
 
     Raises FileFormatError.
     """
@@ -169,7 +169,7 @@ def _native(kind: str) -> np.dtype[Any]:
 
 
 def _only(file: str, header: Header, is_matrix: bool) -> str:
-    """The name of the only matrix, or else of the only array where one will do. Raises FileFormatError."""
+    """Return the name of the only matrix, or else of the only array where one will do. Raises FileFormatError."""
     found = list(header.matrices)
     if not found and not is_matrix:
         found = [name for name, x in header.tensors.items() if x["shape"]]
@@ -294,7 +294,7 @@ def _placed(tensors: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any
 
 
 def _header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes:
-    """All bytes before the elements, which begin at a multiple of 8."""
+    """Return all bytes before the elements, which begin at a multiple of 8."""
     said = {METADATA: metadata} if metadata is not None else {}
     text = json.dumps({**said, **tensors}, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -315,7 +315,7 @@ def _copy(old: Header, kept: Mapping[str, Any], said: Mapping[str, Any], held: U
 
 
 def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tensor:
-    """A tensor in one of several files, which an index beside them names. Raises FileFormatError."""
+    """Return a tensor in one of several files, which an index beside them names. Raises FileFormatError."""
     index, inner = split(path)
     files, version = read_index(index)
     if inner not in files:
@@ -324,7 +324,7 @@ def open_indexed(path: Path, dtype: Any = None, is_matrix: bool = True) -> Tenso
 
 
 def read_index(index: str) -> tuple[dict[str, Any], Version]:
-    """The file of each tensor as an index has it, unchecked, and the index's version. Raises FileFormatError."""
+    """Return the file of each tensor as an index has it, unchecked, and the index's version. Raises FileFormatError."""
     name = display_path(index)
     with examined(index, ".json") as (descriptor, version):
         if version.size > LONGEST_HEADER:

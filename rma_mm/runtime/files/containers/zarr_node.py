@@ -40,7 +40,7 @@ class ZarrNode:
 
     @staticmethod
     def of(folder: str) -> ZarrNode | None:
-        """That in a folder; None where it holds none. Raises FileFormatError where the metadata are damaged."""
+        """That in a folder; None if it holds none. Raises FileFormatError if the metadata are damaged."""
         for file in METADATA:
             path = os.path.join(folder, file)
             try:
@@ -148,7 +148,7 @@ class ZarrNode:
 
 
 def _compressors(codecs: Any) -> list[str]:
-    """The codecs among these that make much of little."""
+    """Return the codecs among these that make much of little."""
     every = [x for x in codecs if isinstance(x, dict)] if isinstance(codecs, list) else []
     names = (str(x.get("name", x.get("id"))).removeprefix("numcodecs.") for x in every)
     return [name for name in names if name in COMPRESSORS]
@@ -173,7 +173,7 @@ def name_of(store: str, inner: str) -> str:
 
 
 def array_of(store: str, inner: str) -> ZarrNode:
-    """The array of a name. Raises FileFormatError, which lists those there are."""
+    """Return the array of a name. Raises FileFormatError, which lists those there are."""
     folder = os.path.join(store, inner)
     check_unlinked(name_of(store, inner), store, folder)
     node = ZarrNode.of(folder)
@@ -193,7 +193,7 @@ def array_of(store: str, inner: str) -> ZarrNode:
 
 
 def _matrices(store: str) -> dict[str, str]:
-    """The matrices in a store: name → shape and type."""
+    """Return the matrices in a store: name → shape and type."""
     found: dict[str, str] = {}
     for folder, inside, _ in os.walk(store):
         try:
@@ -208,7 +208,7 @@ def _matrices(store: str) -> dict[str, str]:
 
 
 def open_folder(folder: str, mode: str) -> Any:
-    """An array by the package, which is the root of its store. Raises what that raises."""
+    """Return an array by the package, which is the root of its store. Raises what that raises."""
     package = library(folder)
     store = _removable(folder) if mode == "r+" else folder
     with package.config.set({"array.write_empty_chunks": True}):  # a file that is missing is a loss then
@@ -216,7 +216,7 @@ def open_folder(folder: str, mode: str) -> Any:
 
 
 def _removable(folder: str) -> Any:
-    """A store that stays removed: the package's own makes its folder again with the next chunk."""
+    """Return a store that stays removed: the package's own makes its folder again with the next chunk."""
     from zarr.storage import LocalStore
 
     class Removable(LocalStore):  # type: ignore[misc]
@@ -242,7 +242,7 @@ def _put(root: str, key: str, raw: Any) -> None:
 
 
 def library(path: str) -> Any:
-    """The zarr package. Raises FileFormatError where it is not installed."""
+    """Return the zarr package. Raises FileFormatError if it is not installed."""
     return package("zarr", "zarr", path)
 
 

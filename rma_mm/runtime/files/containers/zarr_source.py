@@ -132,7 +132,7 @@ class _Reader:
 
 
 def look(store: str, inner: str, said: Any, is_matrix: bool) -> ZarrArray:
-    """An array of a store, as `open_matrix` says. Raises FileFormatError."""
+    """Return an array of a store, as `open_matrix` says. Raises FileFormatError."""
     node, name = array_of(store, inner), name_of(store, inner)
     node.check(name)
     with zarr_errors(name):

@@ -50,7 +50,7 @@ class ZarrSink:
     before: Version | None = field(compare=False)  # the metadata of the array that it replaces
 
     def check(self) -> None:
-        """Raise FileFormatError where this rank cannot write, say because its node does not see the directory."""
+        """Raise FileFormatError if this rank cannot write, say because its node does not see the directory."""
         if ZarrNode.of(self._folder) is None or not os.access(self._folder, os.W_OK | os.X_OK):
             raise unwritable(self.path, "it does not see the folder, or may not write in it")
         library(self.path)
@@ -58,7 +58,7 @@ class ZarrSink:
     def write(self, region: Region, tile: NDArray[Any]) -> None:
         """Write `tile` (region.shape) as the part of the matrix in `region`, down to the disk.
 
-        Raises FileFormatError; ShapeError where the region has a part of a unit, of which the rest would be lost.
+        Raises FileFormatError; ShapeError if the region has a part of a unit, of which the rest would be lost.
         """
         if not cuts_none(region, self.shape, self.unit):
             raise ShapeError(f"output {display_path(self.path)}: {region} cuts a chunk of {self.unit}")
@@ -76,7 +76,7 @@ class ZarrSink:
         return look(os.path.join(self.temporary, NEW), self.inner, None, is_matrix=True)
 
     def publish(self) -> None:
-        """Give it its final name. Raises FileFormatError where a chunk is missing, or its place has changed."""
+        """Give it its final name. Raises FileFormatError if a chunk is missing, or its place has changed."""
         assert self.held is not None
         with zarr_errors(f"output {display_path(self.path)}"):
             array = open_folder(self._folder, "r")
@@ -106,7 +106,7 @@ class ZarrSink:
 
 
 def open_matrix(path: Path, dtype: Any = None) -> ZarrArray:
-    """A matrix in a store, its type and place checked; no element is read. Raises FileFormatError."""
+    """Return a matrix in a store, its type and place checked; no element is read. Raises FileFormatError."""
     return look(*place_of(path), dtype, is_matrix=True)
 
 
@@ -118,7 +118,7 @@ def create(
     path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Shape | None = None, shards: Shape | None = None,
     compress: str = "zstd",
 ) -> ZarrSink:
-    """An array in a new store, or added to the one that is there, where it may replace another array.
+    """Return an array in a new store, or added to the one that is there, where it may replace another array.
 
     Raises FileFormatError, OptionError.
     """
@@ -154,7 +154,7 @@ class _Destination:
 
     @staticmethod
     def of(what: str, store: str, inner: str) -> _Destination:
-        """For an array of this name in a store. Raises FileFormatError where there can be none."""
+        """For an array of this name in a store. Raises FileFormatError if there can be none."""
         folder, words, form, before = store, inner.split("/") if inner else [], 3, None
         while os.path.lexists(folder):
             if folder != store and os.path.islink(folder):

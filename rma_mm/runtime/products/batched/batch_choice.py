@@ -31,8 +31,8 @@ from rma_mm.windows.waiting import largest, reduced
 
 SHOWN = 5  # ways to cut a product that are told of beside the one that was taken
 UNSERVED = (
-    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every way to cut these products of a batch gets or accumulates; place "
-    f"A, B and C so that the same axes cut the batch of each, or leave more placements to the plan"
+    f"prefer: got {TWO_SIDED!r} (or {VARIABLE}); every partitioning of this batch needs one-sided transfers; "
+    "shard the batch dimensions of A, B and C over the same mesh axes, or leave more placements open"
 )
 """Message if every way moves data: batches move by gets and accumulates alone."""
 
@@ -50,7 +50,7 @@ class BatchRequest:
         return {"A": o.a, "B": o.b, "C": o.c}[x].dtype
 
     def moved_dtype(self, x: str) -> np.dtype[Any]:
-        """The same where it is moved: what is added to C is rounded once, behind that."""
+        """Return the same where it is moved: what is added to C is rounded once, behind that."""
         is_added = x == "C" and self.operands.options.beta != 0
         return self.operands.accum_dtype if is_added else self.dtype(x)
 
@@ -135,7 +135,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
         raise ShapeError(f"shapes: A is {a.shape}, B is {b.shape}, C would be {shape}; {reason}")
     if options.algorithm != "auto":
         raise AlgorithmError(
-            f"algorithm: got {options.algorithm!r} for a batch; how it is cut the planner finds: leave it out"
+            f"algorithm: got {options.algorithm!r} for a batch; the planner chooses how to cut batches: leave it out"
         )
     refused = {
         "epilogue": options.epilogue is not None,
@@ -144,7 +144,7 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
     }
     for name, given in refused.items():
         if given:
-            raise OptionError(f"{name}: a product of batches takes none; leave it out")
+            raise OptionError(f"{name}: is not supported for batches; leave it out")
     m, n, k = operands.shape
     rows = m * prod(shape[:-2])
     kernel = choose_kernel(options.kernel, operands.accum_dtype, rows, n, k, operands.semiring, operands.operand_dtype)
@@ -152,13 +152,15 @@ def batch_request(batch: Batch, a: Operand, b: Operand, layout: Layout | None, o
 
 
 def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
-    """The fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
+    """Return the fastest way to cut a product on the slowest rank, of those that fit and move as is preferred.
 
     Collective; raises AlgorithmError, OptionError, MemoryLimitError.
     """
     batch, operands, shape = request.batch, request.operands, mesh.grid
     if operands.needs_order and adds_in_any_order(shape, [request.layouts[x] for x in "AB"]):
-        raise AlgorithmError("batch: adds up summands of A or B in no fixed order, and deterministic excludes that")
+        raise AlgorithmError(
+            "batch: partial sums of A or B are added in no fixed order, which deterministic=True excludes"
+        )
     cost_model = cost_model_of(mesh, operands)
     dtypes = ({x: request.dtype(x) for x in "ABC"}, {x: request.moved_dtype(x) for x in "ABC"})
     sizes, moved = ({x: dtype.itemsize for x, dtype in each.items()} for each in dtypes)
@@ -185,7 +187,7 @@ def choose_batch(mesh: Mesh, request: BatchRequest) -> BatchChoice:
 def _fastest_that_fits(
     mesh: Mesh, request: BatchRequest, found: list[dict[str, Split]], shares: list[BatchLoad]
 ) -> BatchChoice:
-    """The fastest of the ways `found` that fits with its scratch memory, which is looked at where the rest fits.
+    """Return the fastest of the ways `found` that fits with its scratch memory, which is looked at where the rest fits.
 
     Collective; raises OptionError, MemoryLimitError.
     """

@@ -52,13 +52,13 @@ def checked_batch(
 
 
 def _by_rows(x: DistArray) -> DistArray:
-    """A copy whose matrices are cut by rows over all ranks. Collective."""
+    """Return a copy whose matrices are cut by rows over all ranks. Collective."""
     rows = Level(x.mesh.grid.names)
     return x.redistribute(Layout((*((),) * (len(x.shape) - 2), (rows,), ())))
 
 
 def _one(x: DistArray, index: Index, is_transposed: bool = False) -> LocalMatrix:
-    """One matrix of a batch that lies by rows, that for a product of C; transposed where it is stored so."""
+    """Return one matrix of a batch that lies by rows, that for a product of C; transposed where it is stored so."""
     own = index[len(index) - len(x.shape) + 2 :]
     at = tuple(0 if extent == 1 else n for n, extent in zip(own, x.shape[:-2], strict=True))
     layout = replace(x.layout, splits=x.layout.splits[-2:])

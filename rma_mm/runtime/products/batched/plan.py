@@ -49,7 +49,7 @@ class BoundBatch:
             window.sync()
 
     def traffic(self) -> tuple[int, int, int, int]:
-        """All that this rank ever caused through these windows, in the order of `Counters`."""
+        """Return all that this rank ever caused through these windows, in the order of `Counters`."""
         intra = inter = messages = messages_inter = 0
         for window in self.movers:
             counters = window.counters
@@ -126,7 +126,7 @@ class BatchPlan:
 
     @serialized
     def execute(self, A: Given, B: Given, out: DistArray | None = None, c: DistArray | None = None) -> DistArray:
-        """Multiply. Collective. Returns `out`, or the plan's own C. c: what beta multiplies in place of it.
+        """Multiply. Collective. Returns `out`, or the plan's own C. c: what beta multiplies instead of it.
 
         The operands must be placed as `layouts` says; arrays (for a plan that was made for arrays) must be equal on
         every rank, which is not checked here. Raises ShapeError, LayoutError, DtypeError, MeshError, OptionError,
@@ -158,7 +158,7 @@ class BatchPlan:
     def _agreed(
         self, A: Given, B: Given, out: DistArray | None, c: DistArray | None
     ) -> BoundOperands[DistArray | DistMatrix, BoundBatch]:
-        """The operands, checked and bound, once all ranks have brought the same ones. Collective."""
+        """Return the operands, checked and bound, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
         error: Exception | None = None
         facts: tuple[object, ...] = ()
@@ -230,7 +230,7 @@ class BatchPlan:
     # -- operands ---------------------------------------------------------------------------------
 
     def _staged_input(self, name: str, x: Given) -> DistArray | DistMatrix:
-        """An operand, checked; one that is given as an array is copied into the plan's own."""
+        """Return an operand, checked; one that is given as an array is copied into the plan's own."""
         if isinstance(x, DistArray | DistMatrix):
             self._check(name, x, name)
             return x
@@ -254,12 +254,12 @@ class BatchPlan:
                 )
 
     def _allocated(self, x: str) -> DistArray:
-        """A new array for an operand, or for C. Collective."""
+        """Return a new array for an operand, or for C. Collective."""
         dtype, shape, layout = self._wanted[x]
         return DistArray.allocated(self.mesh, shape, dtype, layout)
 
     def _c(self) -> DistArray:
-        """The plan's own C, made when first wanted. Collective then."""
+        """Return the plan's own C, made when first wanted. Collective then."""
         if self._own_c is None:
             self._own_c = self._allocated("C")
         return self._own_c
