@@ -50,7 +50,7 @@ class Unfinished:
         with self._named():
             remove_left_behind(self.path)  # which may put a folder back that it had replaced
             self.replaces = os.path.lexists(self.path)
-            self.temporary, self.descriptor = self._made()
+            self.temporary, self.descriptor = self._new_file()
             HELD.add(self.temporary)
         self.content = os.path.join(self.temporary, NEW) if is_folder else self.temporary
         """Path that gets the final name: the file, or the folder that its writer makes."""
@@ -64,7 +64,7 @@ class Unfinished:
             self.discard()
             raise FileFormatError(f"{self.what}: {doing}{error.strerror}") from None
 
-    def _made(self) -> tuple[str, int]:
+    def _new_file(self) -> tuple[str, int]:
         """Return a new file that nobody else opens, and that this process holds."""
         for turn in range(TRIES):
             token = f"{os.getpid()}-{secrets.token_hex(4)}" if turn else str(os.getpid())

@@ -75,7 +75,7 @@ class BatchJob:
             if o.dry_run:
                 return DONE
             require_free(comm, mesh.node_of, plan.peak_bytes if mesh.is_member else 0)
-            a, b = (self._made(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
+            a, b = (self._operand(mesh, plan, name, x) for name, x in zip("AB", operands, strict=True))
             c = DistArray.allocated(mesh, plan.c_shape, plan.c_dtype, plan.layouts["C"])
             seconds = self._execute(plan, a, b, c)
             verdict = self._is_right(a, b, c) if o.is_checked else None
@@ -123,7 +123,7 @@ class BatchJob:
         assert isinstance(plan, BatchPlan)
         return plan
 
-    def _made(self, mesh: Mesh, plan: BatchPlan, name: str, x: Operand) -> DistArray:
+    def _operand(self, mesh: Mesh, plan: BatchPlan, name: str, x: Operand) -> DistArray:
         """Return A or B, placed as the plan wants it, from its file or made up."""
         o = self.options
         if o.files:

@@ -91,7 +91,7 @@ def _seconds(text: str) -> float:
 def _flavours(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(FLAVOURS):
-        raise argparse.ArgumentTypeError(f"got {quoted(text)}; needs some of {','.join(FLAVOURS)}")
+        raise argparse.ArgumentTypeError(f"got {quoted(text)}; must be some of {','.join(FLAVOURS)}")
     return names
 
 

@@ -37,7 +37,7 @@ class Check:
     comm: MPI.Intracomm
     plan: Plan
     files: Mapping[str, Source]  # headers of those operands that came from files
-    made: Mapping[str, DistMatrix | None]  # A, B, C, and C0 as "before", as they are in memory
+    matrices: Mapping[str, DistMatrix | None]  # A, B, C, and C0 as "before", as they are in memory
     output: Output | None  # the file that C was written to
     failures: list[Exception] = field(default_factory=list)  # errors met while matrices were read to be checked
 
@@ -56,7 +56,7 @@ class Check:
         return found
 
     def _operand(self, name: str) -> Transposable:
-        made = self._read(name) if name in self.files else self.made[name]
+        made = self._read(name) if name in self.files else self.matrices[name]
         assert made is not None
         return made
 
@@ -78,7 +78,7 @@ class Check:
 
     def _c(self) -> MatrixView | Verdict:
         """Return the result: the file where there is one, once it holds what was computed, bit by bit."""
-        c = self.made["C"]
+        c = self.matrices["C"]
         assert c is not None
         if self.output is None:
             return c

@@ -64,7 +64,7 @@ class InBlocks:
                     f"--{name.replace('_', '-')}: is not supported if C is computed in blocks; leave it out"
                 )
         how, begun = Saving.of(o.saving), self._begun()
-        given = self._given()
+        given = self._operands()
         if o.metrics is not None:
             self.mesh.metrics.write(o.metrics)
         self.job.check_start(given.a.shape, given.b.shape, given.c.shape, given.c.dtype)
@@ -107,7 +107,7 @@ class InBlocks:
                 output.discard()
                 raise
             output.leave()
-            kept = f"{len(self.done)} of {len(blocks)} blocks are done: --resume goes on"
+            kept = f"{len(self.done)} of {len(blocks)} blocks are done: --resume continues"
             raise type(error)(f"{error}; {kept}") from error
         if verdict is None or verdict.ok:
             self._publish(output)
@@ -133,7 +133,7 @@ class InBlocks:
             "saving": {name: str(x) for name, x in o.saving.items()},
         }
 
-    def _given(self) -> Operands:
+    def _operands(self) -> Operands:
         """A, B and C as a whole. Raises what does not fit, on every rank."""
         names = {each.name for each in fields(ProductOptions)}
         how = self.job.how_to_multiply()
@@ -149,7 +149,7 @@ class InBlocks:
             if self.comm.rank == 0:
                 final = _journaled(o.output, o.format)
                 if o.resume:
-                    self.journal = Journal.found(final)
+                    self.journal = Journal.resume(final)
                     self.journal.require(self._request())
                     found = self.journal.facts, self.journal.blocks
                 elif os.path.lexists(final + JOURNAL):
@@ -244,7 +244,7 @@ class InBlocks:
     def _verdict(self, product: BlockedProduct, output: Output) -> Verdict:
         """True if the file holds the product, by what the files hold, which is read piece by piece."""
         o, files, failures = self.options, self.job.files, list[Exception]()
-        given = self._given()
+        given = self._operands()
         epilogue = given.options.epilogue
         if epilogue is not None and o.bias is not None:
             epilogue = replace(epilogue, bias=reread_bias(self.comm, o.bias, epilogue.bias, o.dtype, o.format))

@@ -143,7 +143,7 @@ def register_semiring(
             "them; leave f and c out of kinds"
         )
     if distributes is Distributes.UNLESS_SUMS_WRAP and multiply is not np.add:
-        raise OptionError(f"distributes: got {distributes}; must be for ⊗ = np.add, and ⊗ is {multiply!r}")
+        raise OptionError(f"distributes: got {distributes}; this holds only for ⊗ = np.add, and ⊗ is {multiply!r}")
     for dtype in dict.fromkeys(map(accumulator, made.types)):
         _check_laws(made, dtype)
     SEMIRINGS[name] = made

@@ -16,7 +16,7 @@ from rma_mm.runtime.matrices.matrix import DistMatrix
 from rma_mm.runtime.matrices.stored import Shape
 from rma_mm.runtime.products.make_plan import make_plan
 from rma_mm.runtime.products.plan import Plan
-from rma_mm.runtime.ranks.agreement import Told
+from rma_mm.runtime.ranks.agreement import AgreedVotes
 from rma_mm.torch.kept import KeptTensors
 from rma_mm.torch.pool import ResultPool
 from rma_mm.torch.tensors import array_of
@@ -130,7 +130,7 @@ class TorchProduct:
         plan = self.plans.get(_key(what, a, b))
         return () if plan is None else plan.opening(a, b)
 
-    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix, opened: Told) -> None:
+    def y(self, x: DistMatrix, w: DistMatrix, bias: torch.Tensor | None, out: DistMatrix, opened: AgreedVotes) -> None:
         """The product. opened: see `Plan.execute`. Collective."""
         plan = self.plan("y", x, w)
         if bias is not None:
@@ -138,7 +138,7 @@ class TorchProduct:
         plan.execute(x, w, out, opened=opened)
 
     def gradient(
-        self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix, opened: Told
+        self, what: str, dy: DistMatrix, x: DistMatrix, w: DistMatrix, out: DistMatrix, opened: AgreedVotes
     ) -> None:
         """The gradient of "x", "w" or "bias". Collective."""
         if what == "bias" and self.ones is None:

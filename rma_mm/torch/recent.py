@@ -48,12 +48,12 @@ class _Call:
     def __init__(
         self, asked: LinearRequest, tensors: Sequence[Any], product: TorchProduct, a: DistMatrix, b: DistMatrix
     ) -> None:
-        self.asked, self.product, self.matrices = asked, product, (ref(a), ref(b))
+        self.request, self.product, self.matrices = asked, product, (ref(a), ref(b))
         self.tensors = [None if each is None else (ref(each), _as_it_is(each)) for each in tensors]
 
     def known(self, asked: object, tensors: Sequence[Any]) -> Known | None:
         """Return the result, if nothing has changed since."""
-        if asked is not self.asked:
+        if asked is not self.request:
             return None
         for given, kept in zip(tensors, self.tensors, strict=True):
             if kept is not None and (kept[0]() is not given or kept[1] != _as_it_is(given)):

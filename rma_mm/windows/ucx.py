@@ -161,7 +161,7 @@ class UcxWindow(Reach):
         transfer = UcxTicket(self, rank, offset, value)
         transfer.start()
         transfer.wait()
-        return transfer.found
+        return transfer.ticket
 
     def peek(self, rank: int, starts: Sequence[int], out: NDArray[np.uint8]) -> None:
         self.require_open()
@@ -429,7 +429,7 @@ class UcxAccumulate(Locked):
 
 
 class UcxTicket(Locked):
-    found = 0
+    ticket = 0
 
     def __init__(self, window: UcxWindow, rank: int, offset: int, value: int) -> None:
         super().__init__(window, rank)
@@ -445,13 +445,13 @@ class UcxTicket(Locked):
         done = self.window.sure(self.rank, begin, address, peer.key, self.value, before)
         self.has_begun = True
         yield from ended(done)
-        self.found = before.value
+        self.ticket = before.value
 
     def local_add(self) -> Steps:
         held = np.zeros(1, np.int64)
         move = self.window.mover(self.rank, held, self.offset, one_run(8))
         yield from ended(move(False))
-        self.found = int(held[0])
+        self.ticket = int(held[0])
         held += self.value
         yield from ended(move(True))
 

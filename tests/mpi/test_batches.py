@@ -96,7 +96,7 @@ def test_the_command_conjugates_batches(tmp_path):
         (["--shape", "12,16,8,24", "--explain"], 0, "words       0 of the busiest rank"),
         (["--shape", "2,3,16,8,24", "--dtype", "bfloat16"], 0, "verified    right"),
         (["--shape", "3,16,8,24", "--semiring", "min_plus", "--dtype", "int32"], 0, "verified    right"),
-        (["--shape", "3,16,8,24", "--activation", "relu"], 2, "--activation: a product of batches takes none"),
+        (["--shape", "3,16,8,24", "--activation", "relu"], 2, "--activation: is not supported for batches"),
         (["--shape", "16,8"], 2, "BATCH,M,N,K"),
     ],
 )

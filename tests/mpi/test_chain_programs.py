@@ -270,8 +270,8 @@ def test_misuse_of_expressions(comm):
         refused(DtypeError, ["Y = gelu(X)"], "int64", X=((4, 4), "int64"))
         refused(OptionError, ["Y = X @ W"], "outputs, only", X=X, W=W, only=["Y"], outputs=["Y"])
         refused(OptionError, ["Y = out + 1"], "out: ", out=X)
-        refused(OptionError, ["Y = X @ W"], "lr: it is given", X=X, W=W, lr=0.5)
-        refused(LayoutError, ["Y = X + 1"], "Y", "summands", X=X, layouts={"Y": "P(None, None, i=sum)"})
+        refused(OptionError, ["Y = X @ W"], "lr: no step reads it", X=X, W=W, lr=0.5)
+        refused(LayoutError, ["Y = X + 1"], "Y", "partial sums", X=X, layouts={"Y": "P(None, None, i=sum)"})
         refused(DisagreementError, ["Y = X * lr"], "lr", "rank 1", X=X, lr=0.5 + comm.rank)
         with rma_mm.plan_chain(["Z = X @ W", "Y = 2 * Z - b"], mesh, X=X, W=W, b=((1, 4), float)) as chain:
             b = DistMatrix.from_numpy(numbers((1, 4)), mesh, chain.layouts["b"])

@@ -164,7 +164,7 @@ def test_what_cannot_be_checked(comm):
     with unchecked(), Mesh((2,), comm) as mesh, Mesh((1,), comm) as other:
         A, B, C = (DistMatrix.from_numpy(np.ones(shape), mesh) for shape in ((4, 6), (6, 3), (4, 3)))
         wide, far = (DistMatrix.from_numpy(np.ones((4, 3), t), on) for t, on in (("f4", mesh), ("f8", other)))
-        rule = r'it is True, False, or "every=N" for each N-th product'
+        rule = r'must be True, False, or "every=N" for each N-th product'
         for check in ("every=0", "every=-1", "each", 100, None, 0.5, "every=1e3"):
             with pytest.raises(OptionError, match=f"check: got .*; {rule}"):
                 rma_mm.matmul(A, B, check=check)
@@ -174,7 +174,7 @@ def test_what_cannot_be_checked(comm):
             (MeshError, "C: it lives on", (A, B, far), {}),
             (LayoutError, "A: got ndarray; verify takes DistMatrix", (np.ones((4, 6)), B, C), {}),
             (LayoutError, "C: got NoneType", (A, B, None), {}),
-            (OptionError, "beta: got 2; it is checked against C as it was, so pass C0", (A, B, C), {"beta": 2}),
+            (OptionError, "beta: got 2; C is checked against the old C, so pass C0", (A, B, C), {"beta": 2}),
             (ShapeError, "C0: got", (A, B, C), {"beta": 2, "C0": A}),
             (OptionError, "semiring", (A, B, C), {"semiring": "plus"}),
             (DisagreementError, "alpha", (A, B, C), {"alpha": comm.rank}),

@@ -44,7 +44,7 @@ def check_found(comm, body: Callable[[Mesh, pytest.MonkeyPatch], object], messag
         with pytest.raises(CheckError, match=message) as caught:
             body(mesh, patch)
         assert len(set(comm.allgather(str(caught.value)))) == 1
-        assert mesh.checks.found == []
+        assert mesh.checks.findings == []
 
 
 def drop(plan: Plan, rank: int, is_fault: Callable[[Op], bool]) -> None:
@@ -246,7 +246,7 @@ def test_checked_windows_are_windows(comm, case, flavour):
     )
     getattr(WindowConformance(), case)(world)
     if case != "case_counters":  # there ranks read what others add to
-        assert checks.found == []
+        assert checks.findings == []
 
 
 @parallel(ranks=(2,), env=("node",))

@@ -29,7 +29,7 @@ from tests.mpi.test_library import same_error
 
 def check_chain(comm, mesh):
     """Products of matrices are placed together, once for each kind of operands; by any semiring, and to any place."""
-    kept = Placements.of(mesh).found
+    kept = Placements.of(mesh).known
     numbers = np.random.default_rng(5)
     arrays = [numbers.integers(-3, 4, shape).astype("float32") for shape in ((12, 5), (7, 5), (7, 9), (9, 12))]
     text, before = "ij,kj,kl,lm->mi", len(kept)
@@ -92,7 +92,7 @@ def test_results_errors_and_what_moves(comm):
         assert np.array_equal(nan.to_numpy(), np.zeros(3))
         tall = DistMatrix.from_numpy(np.ones((3, 1)), mesh)
         refused = (
-            (LayoutError, lambda: rma_mm.einsum("ij->i", held, semiring="min_plus"), ("operand 0", "summands")),
+            (LayoutError, lambda: rma_mm.einsum("ij->i", held, semiring="min_plus"), ("operand 0", "partial sums")),
             (ShapeError, lambda: rma_mm.einsum("ii->i", tall), ("'i'", "3 and 1 in operand 0")),
             (ShapeError, lambda: rma_mm.einsum("bij,bjk", a, a), ("'j'", "5 in operand 0", "4 in operand 1")),
             (OptionError, lambda: rma_mm.einsum("bij->bb", a), ("'b'", "twice")),

@@ -69,7 +69,7 @@ def test_matmul_and_the_errors_that_all_ranks_raise(comm):
             (ShapeError, "8 values", {"epilogue": Epilogue(bias[:8], "row")}),
             (DtypeError, "gelu", {"epilogue": Epilogue(activation="gelu"), "compute_dtype": "complex128"}),
             (DtypeError, "int32", {"epilogue": Epilogue(dtype="int32")}),
-            (LayoutError, "summands", {"epilogue": Epilogue(activation="relu"), "layout": "P(None, None, i=sum)"}),
+            (LayoutError, "partial sums", {"epilogue": Epilogue(activation="relu"), "layout": "P(None, None, i=sum)"}),
         ]
         if comm.size > 1:
             mine = bias + (comm.rank == 2)

@@ -265,7 +265,7 @@ def test_too_little_memory_is_replaced_by_what_the_flavour_says(comm: MPI.Intrac
                 assert (plan.choice.request.in_place, plan.node_scratch) == ("", None)
         assert (mesh.window_flavour, mesh.flavour) == ("parcel", COMMON)
         assert [note[: note.index(":", 9)] for note in mesh.fallbacks] == ["window: parcel in place of common"]
-        with mock.patch.object(maker, "_made", wraps=maker._made) as choosing:
+        with mock.patch.object(maker, "_new_plan", wraps=maker._new_plan) as choosing:
             assert rma_mm.plan(small, small, mesh).choice.request.in_place == "AB"  # it still lies where it lay
         assert choosing.call_count == 1
     alone = replace(COMMON, when_too_small=None)

@@ -97,7 +97,7 @@ def test_sums_of_summands_are_not_called_reproducible(comm):
         A = DistMatrix.from_numpy(np.ones((4, 4)), mesh, "*, *, i=sum")
         B = DistMatrix.from_numpy(np.ones((4, 4)), mesh)
         assert not rma_mm.plan(A, B, mesh, algorithm="stationary_c").reproducible
-        with pytest.raises(AlgorithmError, match="summands of A or B"):
+        with pytest.raises(AlgorithmError, match="partial sums of A or B"):
             rma_mm.plan(A, B, mesh, deterministic=True)
         assert rma_mm.plan(B, B, mesh, deterministic=True).reproducible
 

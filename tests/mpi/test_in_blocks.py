@@ -140,7 +140,7 @@ def test_killed_at_any_moment_and_gone_on_with(here, path):
         known = blocks_of(here)
     else:
         done = mpirun(2, line, variables=typical, cwd=here)
-        assert done.returncode == 2 and "--resume goes on with it" in done.stderr
+        assert done.returncode == 2 and "--resume continues it" in done.stderr
         assert blocks_of(here) == known
         done = mpirun(2, [*line, "--resume", "--verify", "--json", "r.json"], variables=typical, cwd=here)
         assert done.returncode == 0, done.stderr
@@ -177,16 +177,16 @@ def test_what_is_wrong_with_a_journal(comm, here):
     with fails_in(3):
         done = command(comm, f"{LINE} -o C.npy", here)
     assert done.returncode == 1 and not (here / "C.npy").exists()
-    assert all(word in done.stderr for word in ("block 3 of", "No space left", "2 of", "--resume goes on")), done
+    assert all(word in done.stderr for word in ("block 3 of", "No space left", "2 of", "--resume continues")), done
     journal = here / "C.npy.journal"
     begun = journal.read_bytes()
     comm.Barrier()
     for change, line, words in (
-        (None, f"{LINE} -o C.npy", "with 2 blocks that are done; --resume goes on with it"),
-        (None, f"{LINE} -o C.npy --resume --alpha 2", "it was begun with options"),
+        (None, f"{LINE} -o C.npy", "with 2 blocks that are done; --resume continues it"),
+        (None, f"{LINE} -o C.npy --resume --alpha 2", "it was started with options"),
         (None, f"{LINE} -o D.npy --resume", "there is nothing to resume"),
-        (None, f"{LINE} -o C.npy --resume --trace t.json", "--trace: of C in blocks there is none"),
-        (None, f"{LINE} -o C.npy --resume --repeat 2", "--repeat: of C in blocks there is none"),
+        (None, f"{LINE} -o C.npy --resume --trace t.json", "--trace: is not supported if C is computed in blocks"),
+        (None, f"{LINE} -o C.npy --resume --repeat 2", "--repeat: is not supported if C is computed in blocks"),
         (b"{", f"{LINE} -o C.npy --resume", "has no first line; remove it to start again"),
     ):
         if change is not None and comm.rank == 0:
@@ -214,7 +214,7 @@ def test_inputs_that_have_changed_are_not_gone_on_with(comm, here):
     if comm.rank == 0:
         np.save(here / "A.npy", np.zeros((M, K), "f4"))
     comm.Barrier()
-    refused(command(comm, f"{LINE} -o C.npy --resume", here), "it was begun with inputs")
+    refused(command(comm, f"{LINE} -o C.npy --resume", here), "it was started with inputs")
     if comm.rank == 0:
         (here / "C.npy.journal").unlink()
     comm.Barrier()
@@ -242,13 +242,13 @@ def test_a_journal_that_is_there_is_not_begun_anew(tmp_path):
     journal.note(0, 2**63)
     with pytest.raises(FileFormatError, match="with 1 blocks that are done"):
         Journal.begin(str(tmp_path / "C.npy"), {})
-    found = Journal.found(str(tmp_path / "C.npy"))
+    found = Journal.resume(str(tmp_path / "C.npy"))
     assert found.blocks == {0: 2**63} and found.facts == {"version": 1, "shape": [1, 2]}
     with open(journal.path, "rb") as file:
         raw = file.read()
     with open(journal.path, "wb") as file:
         file.write(raw.replace(b'"sum": 9', b'"sum": 8'))
-    assert Journal.found(str(tmp_path / "C.npy")).blocks == {}
+    assert Journal.resume(str(tmp_path / "C.npy")).blocks == {}
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -268,7 +268,7 @@ def test_a_journal_is_never_seen_without_its_first_line(tmp_path, monkeypatch, l
     monkeypatch.setattr(os, "link", link)
     Journal.begin(final, {"shape": [1, 2]})
     assert seen[0] is False and seen[-1] is True
-    assert Journal.found(final).facts == {"version": 1, "shape": [1, 2]}
+    assert Journal.resume(final).facts == {"version": 1, "shape": [1, 2]}
     assert os.listdir(tmp_path) == ["C.npy.journal"]
 
 
@@ -282,5 +282,5 @@ def test_what_an_end_amid_the_beginning_leaves_goes_with_the_next_job(tmp_path):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len(os.listdir(tmp_path)) == 2
-    assert Journal.found(final).facts == {"version": 1, "shape": [1, 2]}
+    assert Journal.resume(final).facts == {"version": 1, "shape": [1, 2]}
     assert os.listdir(tmp_path) == ["C.npy.journal"]

@@ -88,21 +88,21 @@ def test_what_is_refused(comm):
     a = np.arange(64.0).reshape(8, 8)
     with Mesh((2, 2), comm) as mesh:
         A = placed(mesh, a, "P('i', 'j')")
-        excludes = r"gets or accumulates here, and prefer='two-sided' \(or RMA_MM_PREFER\) excludes that"
+        excludes = r"gets or accumulates here, which prefer='two-sided' \(or RMA_MM_PREFER\) excludes"
         for name in ("queue", "summa_c:pull", "srumma", "stationary_a"):
             with pytest.raises(AlgorithmError, match=f"^{name}: {excludes}"):
                 rma_mm.matmul(A, A, algorithm=name, prefer="two-sided")
         R = placed(mesh, a, "P(None, None)")
-        with pytest.raises(AlgorithmError, match="every algorithm that takes these placements gets or accumulates"):
+        with pytest.raises(AlgorithmError, match="every algorithm for these placements gets or accumulates"):
             rma_mm.matmul(R, A, layout=A.layout, prefer="two-sided")
-        with pytest.raises(OptionError, match="prefer: got 'rma'; it is 'auto' or 'two-sided'"):
+        with pytest.raises(OptionError, match="prefer: got 'rma'; must be 'auto' or 'two-sided'"):
             rma_mm.matmul(A, A, prefer="rma")
         with pytest.raises(DisagreementError, match="prefer"):
             rma_mm.matmul(A, A, prefer=("auto", "two-sided")[comm.rank % 2])
     with pytest.MonkeyPatch.context() as patch:
         for name, right, wrong, rule in (
-            ("RMA_MM_PREFER", ("auto", "two-sided"), "allreduce", "it is 'auto' or 'two-sided'"),
-            ("USE_ALLREDUCE", "01", "yes", "it is 1, as RMA_MM_PREFER=two-sided, or 0"),
+            ("RMA_MM_PREFER", ("auto", "two-sided"), "allreduce", "must be 'auto' or 'two-sided'"),
+            ("USE_ALLREDUCE", "01", "yes", "must be 1, as RMA_MM_PREFER=two-sided, or 0"),
         ):
             patch.setenv(name, wrong)
             with pytest.raises(OptionError, match=f"{name}: got '{wrong}'; {rule}"):

@@ -179,7 +179,7 @@ def test_limits_are_the_same_on_all_ranks(comm) -> None:
     with Mesh((2,), comm, timeout=7) as mesh:
         assert mesh.timeout == 7
     for wrong in (0, -3.0, float("nan"), "soon"):
-        with pytest.raises(OptionError, match=r"^timeout: got .*; it is a number of seconds, at least 1, as 20"):
+        with pytest.raises(OptionError, match=r"^timeout: got .*; must be a number of seconds, at least 1, as 20"):
             Mesh((2,), comm, timeout=wrong)
     with pytest.raises(DisagreementError, match="timeout"):
         Mesh((2,), comm, timeout=5 + comm.rank)
@@ -190,6 +190,6 @@ def test_limits_are_the_same_on_all_ranks(comm) -> None:
 
 @pytest.mark.parametrize("given", usually(1, ["0", "nan", "soon"]))
 def test_commands_refuse_other_limits(given: str) -> None:
-    with pytest.raises(OptionError, match=r"^argument --timeout: got '.*'; it is a number of seconds, at least 1"):
+    with pytest.raises(OptionError, match=r"^argument --timeout: got '.*'; must be a number of seconds, at least 1"):
         parse(["--timeout", given])
     assert parse(["--timeout", "2.5"]).timeout == 2.5

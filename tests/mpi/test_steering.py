@@ -154,9 +154,9 @@ def test_a_slow_rank_is_not_the_fault_of_transfers(comm):
         A = rma_mm.DistMatrix.from_numpy(np.eye(48), mesh, "i, j")
         plan, watch = rma_mm.plan(A, A, mesh, layout="i, j"), ProductWatch(mesh.metrics, "these")
         adaptation, watch.last_seconds = Adaptation(mesh, plan.choice), 1.0
-        for watch.heard, watch.was_slow in enumerate([True] * 3 * LOOKS + [False] * LOOKS, 1):
+        for watch.exchanges, watch.was_slow in enumerate([True] * 3 * LOOKS + [False] * LOOKS, 1):
             assert adaptation.next(plan.choice, watch) is None
-        watch.heard += 1
+        watch.exchanges += 1
         assert adaptation.next(plan.choice, watch).chosen.kind == "two-sided"
 
 

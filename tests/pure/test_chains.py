@@ -108,13 +108,13 @@ def brute_force(question: Question, may_convert: bool = True) -> float:
     """The least cost of all choices there are: a start for each free input, placements of every product's matrices."""
     options = question.options
     made = [step.result for step in question.steps]
-    free = [name for name in options if name not in question.given and name not in made]
+    free = [name for name in options if name not in question.input_layouts and name not in made]
     ways = [product(*(options[x] for x in (*(f.name for f in s.factors), s.result))) for s in question.steps]
     ways = [list(each) for each in ways]
     best = inf
     for starts in product(*(options[name] for name in free)):
         for choice in product(*ways):
-            there = {name: {layout} for name, layout in question.given.items()}
+            there = {name: {layout} for name, layout in question.input_layouts.items()}
             there |= {name: {layout} for name, layout in zip(free, starts, strict=True)}
             total = 0.0
             for number, (step, places) in enumerate(zip(question.steps, choice, strict=True)):
@@ -127,7 +127,9 @@ def brute_force(question: Question, may_convert: bool = True) -> float:
                 total += question.price(number, places)
                 there[step.result] = {places[-1]}
             else:
-                total += sum(_brought(question, there, name, place, True) for name, place in question.wanted.items())
+                total += sum(
+                    _brought(question, there, name, place, True) for name, place in question.result_layouts.items()
+                )
             best = min(best, total)
     return best
 
@@ -145,10 +147,10 @@ def replayed(question: Question, answer: placing.Answer) -> float:
     there = {name: {layout} for name, layout in answer.start.items()}
     made = [step.result for step in question.steps]
     assert set(there) == set(question.options) - set(made)
-    assert question.given.items() <= answer.start.items()
+    assert question.input_layouts.items() <= answer.start.items()
     total = 0.0
 
-    def convert(each: placing.Conversion) -> float:
+    def convert(each: placing.PricedConversion) -> float:
         assert each.source in there[each.name]
         assert each.target not in there[each.name]
         there[each.name].add(each.target)
@@ -165,7 +167,7 @@ def replayed(question: Question, answer: placing.Answer) -> float:
         assert placed.seconds == question.price(number, (*read[:count], c))
         total += placed.seconds
     total += sum(map(convert, answer.last))
-    assert all(place in there[name] for name, place in question.wanted.items())
+    assert all(place in there[name] for name, place in question.result_layouts.items())
     assert answer.seconds == pytest.approx(total)
     return total
 

@@ -119,12 +119,12 @@ def test_those_who_see_each_other() -> None:
 
 @pytest.mark.parametrize("given", [0, 0.99, -1, float("nan"), float("inf"), True, [], 10**400])
 def test_limits_that_are_none(given: object) -> None:
-    with pytest.raises(OptionError, match=r"^timeout: got .*; it is a number of seconds, at least 1, as 20$"):
+    with pytest.raises(OptionError, match=r"^timeout: got .*; must be a number of seconds, at least 1, as 20$"):
         timeout_of(given, {"RMA_MM_TIMEOUT": "5"})
 
 
 def test_limits() -> None:
     assert [timeout_of(x, {"RMA_MM_TIMEOUT": "5"}) for x in (1, 2.5, None)] == [1, 2.5, 5]
     assert timeout_of(None, {}) == timeout_of(None, {"RMA_MM_TIMEOUT": ""}) == 20
-    with pytest.raises(OptionError, match=r"^RMA_MM_TIMEOUT: got 'soon'; it is"):
+    with pytest.raises(OptionError, match=r"^RMA_MM_TIMEOUT: got 'soon'; must be"):
         timeout_of(None, {"RMA_MM_TIMEOUT": "soon"})

@@ -58,7 +58,7 @@ def test_too_few_nodes() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, -1), (1, 1, 1, 0)])
 def test_shapes_that_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(MeshError, match="axes of at least one rank each") as error:
+    with pytest.raises(MeshError, match="every axis needs at least one rank") as error:
         MeshShape(shape)
     assert str(shape) in str(error.value)
 

@@ -121,7 +121,7 @@ def test_names_and_formats():
     with pytest.raises(FileFormatError, match=r"A\.npy::x: such a file holds one matrix; leave ::x out"):
         named_in("A.npy::x")
     assert named_in("A.h5::x[1:]")[1] is format_of("b.hdf5") is named_in("A.data::x", "h5")[1]
-    with pytest.raises(OptionError, match="got 'csv'; it is one of"):
+    with pytest.raises(OptionError, match="got 'csv'; must be one of"):
         named_in("A.npy", "csv")
     assert listed({}) == "no matrix"
     assert listed({f"a{i}": "x" for i in range(11)}).endswith("a7: x and 3 more")

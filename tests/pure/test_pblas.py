@@ -147,9 +147,8 @@ def test_ranks_beyond_the_mesh_hold_nothing() -> None:
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ((-1, 2, 1, 1), "got M = -1; it is at least 0"),
-        ((1, 2, 1, 0), "got NB = 0; it is at least 1"),
-        ((1, 2, 1, 1, 0, -1), "got CSRC = -1; it is at least 0"),
+        ((-1, 2, 1, 1), "got M = -1; must be at least 0"), ((1, 2, 1, 0), "got NB = 0; must be at least 1"),
+        ((1, 2, 1, 1, 0, -1), "got CSRC = -1; must be at least 0"),
     ],
 )
 def test_numbers_that_are_refused(numbers: tuple[int, ...], words: str) -> None:

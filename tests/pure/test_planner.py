@@ -148,7 +148,7 @@ def requests(draw: st.DrawFn) -> Request:
 @given(requests())
 def test_what_is_chosen_is_cheapest_and_works(request: Request) -> None:
     if request.deterministic and adds_in_any_order(request.mesh, request.layouts):
-        with pytest.raises(AlgorithmError, match="summands of A or B in no fixed order"):
+        with pytest.raises(AlgorithmError, match="partial sums of A or B in no fixed order"):
             choose(request)
         return
     found = choose(request)

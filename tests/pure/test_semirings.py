@@ -209,8 +209,8 @@ def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("min_plus", np.minimum, np.add, "f"), "it is a new one"),
-        (("", np.minimum, np.add, "f"), "it is a new one"),
+        (("min_plus", np.minimum, np.add, "f"), "it must be new"),
+        (("", np.minimum, np.add, "f"), "it must be new"),
         (("mine", np.minimum, np.add, "fx"), "letters biufc"),
         (("mine", np.gcd, np.lcm, "u"), "Reduction(add, identity)"),
         (("mine", np.add, np.minimum, "f"), "depend on their order"),
@@ -218,7 +218,7 @@ def test_local_products_by_a_semiring_of_ones_own(name: str) -> None:
         (("mine", Reduction(np.lcm, zero), np.gcd, "u"), "identity"),
         (("mine", np.minimum, np.subtract, "f"), "⊗ is commutative"),
         (("mine", np.bitwise_or, np.bitwise_and, "f"), "do not go with float32"),
-        (("mine", np.maximum, np.multiply, "i", Distributes.UNLESS_SUMS_WRAP), "it is for ⊗ = np.add"),
+        (("mine", np.maximum, np.multiply, "i", Distributes.UNLESS_SUMS_WRAP), "only for ⊗ = np.add"),
         (("mine", np.bitwise_xor, np.bitwise_or, "u", Distributes.ALWAYS), "⊗ distributes over ⊕"),
     ],
 )

@@ -382,7 +382,7 @@ def test_the_planner_prices_it_beside_the_others() -> None:
     ("algorithm", "c", "known", "words"),
     [
         (SYRK, "i", None, "symmetric=True"),
-        *((algorithm, "*,*,i=sum", Symmetry(is_own=True), "summands") for algorithm in (SYRK, TRIANGLES)),
+        *((algorithm, "*,*,i=sum", Symmetry(is_own=True), "partial sums") for algorithm in (SYRK, TRIANGLES)),
         *((TRIANGLES, "i", known, "one matrix and its transpose") for known in (None, Symmetry())),
         (TRIANGLES, "P('i:cyclic(1)', None)", Symmetry(is_own=True), "dealt out"),
     ],

@@ -26,23 +26,23 @@ _RATES = {"": 1.0, **{f"{unit}/s": size for unit, size in _BYTES.items() if unit
 class Table:
     """A table of a file: what is asked for of it, and what is wrong with it."""
 
-    given: Mapping[str, Any]
+    entries: Mapping[str, Any]
     name: str  # its name in the file; empty for the file itself
     faults: list[str]  # shared by all tables of a file
-    asked: set[str] = field(default_factory=set)
+    read_keys: set[str] = field(default_factory=set)
 
     def fault(self, key: str, problem: str, fits: str) -> None:
         where = f"{self.name}.{key}" if self.name else key
         self.faults.append(f"{where} {problem}; {fits}")
 
     def names(self) -> list[str]:
-        self.asked |= set(self.given)
-        return list(self.given)
+        self.read_keys |= set(self.entries)
+        return list(self.entries)
 
     def table(self, key: str) -> Table:
         """Return a table within it; an empty one if there is none."""
-        self.asked.add(key)
-        found = self.given.get(key, {})
+        self.read_keys.add(key)
+        found = self.entries.get(key, {})
         if not isinstance(found, dict):
             self.fault(key, f"is {found!r}", f"it is a table, as [{key}] or {{ latency = …, bandwidth = … }}")
             found = {}
@@ -50,8 +50,8 @@ class Table:
 
     def tables(self, key: str) -> list[Table]:
         """Tables of one name, as [[group]]; none if there is none."""
-        self.asked.add(key)
-        found = self.given.get(key, [])
+        self.read_keys.add(key)
+        found = self.entries.get(key, [])
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             self.fault(key, f"is {found!r}", f"they are tables, each begun by [[{key}]]")
             return []
@@ -59,36 +59,36 @@ class Table:
 
     def figure(self, key: str, convert: Convert, default: float | None = None) -> float:
         """Return a figure; where it is not there and has no default, or is wrong, a fault is noted, and it is 1."""
-        self.asked.add(key)
+        self.read_keys.add(key)
         fits = _FITS[convert]
-        if key not in self.given:
+        if key not in self.entries:
             if default is None:
                 self.fault(key, "is missing", f"it is {fits}")
             return 1.0 if default is None else default
         try:
-            return convert(self.given[key])
+            return convert(self.entries[key])
         except (ValueError, OverflowError):
-            self.fault(key, f"is {self.given[key]!r}", f"it is {fits}")
+            self.fault(key, f"is {self.entries[key]!r}", f"it is {fits}")
             return 1.0
 
     def whole(self, key: str, convert: Convert) -> int | None:
-        return int(self.figure(key, convert)) if key in self.given else None
+        return int(self.figure(key, convert)) if key in self.entries else None
 
     def count(self, key: str, default: int | None = None) -> int:
         return int(self.figure(key, whole_number, default))
 
     def text(self, key: str, default: str) -> str:
-        self.asked.add(key)
-        found = self.given.get(key, default)
+        self.read_keys.add(key)
+        found = self.entries.get(key, default)
         if not isinstance(found, str):
             self.fault(key, f"is {found!r}", "it is a text")
         return str(found)
 
     def close(self) -> None:
         """Note entries that nobody asked for."""
-        for key in self.given:
-            if key not in self.asked:
-                self.fault(key, "is not known", f"known are {', '.join(sorted(self.asked))}")
+        for key in self.entries:
+            if key not in self.read_keys:
+                self.fault(key, "is not known", f"known are {', '.join(sorted(self.read_keys))}")
 
 
 def _measure(value: Any, units: Mapping[str, float]) -> float:

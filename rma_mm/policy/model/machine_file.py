@@ -199,7 +199,7 @@ class _Kinds:
         cls, groups: Sequence[Table], gflops: float, memory: int | None, latency: float, bandwidth: float
     ) -> _Kinds:
         """Return the figures of tables, some of which may omit them; report those that then all must give."""
-        is_said = memory is not None or any("memory" in group.given for group in groups)
+        is_said = memory is not None or any("memory" in group.entries for group in groups)
         return cls(
             [group.count("nodes") for group in groups],
             [group.figure("gflops", positive, gflops) / gflops for group in groups],
@@ -228,7 +228,7 @@ class _Kinds:
 
 def _joined(table: Table, groups: int) -> Cost | None:
     """Return the cost of the link that joins groups, if the file gives one; report it if there is nothing to join."""
-    if not table.given:
+    if not table.entries:
         return None
     if groups < 2:
         table.fault("bandwidth", f"joins {groups} groups", "it takes two at least, each begun by [[group]]")

@@ -36,8 +36,8 @@ class Question:
     steps: tuple[Step, ...]
     options: Mapping[str, tuple[Layout, ...]]
     """The placements that each matrix may have, those of `given` and `wanted` among them."""
-    given: Mapping[str, Layout]  # placements of inputs; inputs that are not named here may be anywhere
-    wanted: Mapping[str, Layout]  # where results must be in the end
+    input_layouts: Mapping[str, Layout]  # placements of inputs; inputs that are not named here may be anywhere
+    result_layouts: Mapping[str, Layout]  # where results must be in the end
     price: Callable[[int, Places], float]
     """Number of a step, placements of its factors and its result → seconds; infinite if it cannot be done so."""
     conversion: Callable[[str, Layout, Layout], float]  # matrix, where it is, where it is wanted → seconds
@@ -143,14 +143,14 @@ class _Search:
         self.question = question
         steps = question.steps
         last = {f.name: n for n, step in enumerate(steps) for f in step.reads}
-        last |= dict.fromkeys(question.wanted, len(steps))
+        last |= dict.fromkeys(question.result_layouts, len(steps))
         made = {step.result: n for n, step in enumerate(steps)}
         self.alive = [
             [name for name in question.options if made.get(name, -1) < n <= last.get(name, -1)]
             for n in range(len(steps) + 1)
         ]
         """Matrices that are there before each step and needed by it or later; last, in the end."""
-        given = question.given
+        given = question.input_layouts
         masks = tuple(1 << self.number(x, given[x]) if x in given else 0 for x in self.alive[0])
         self.root = _Node(0.0, masks)
         self.costs: dict[tuple[str, int, int], float] = {}
@@ -235,7 +235,7 @@ class _Search:
         """Return the end to which the best way of each step leads. Raises AlgorithmError if it leads nowhere."""
         node = self.root
         for number, step in enumerate(self.question.steps):
-            wanted = self.question.wanted.get(step.result)
+            wanted = self.question.result_layouts.get(step.result)
             ends = [] if wanted is None else [self.number(step.result, wanted)]
             for may_convert, only in ((False, ends), (True, ends), (True, [])):
                 ways = list(self.ways(node, number, may_convert, inf, only))
@@ -278,7 +278,7 @@ class _Search:
         ends = only or range(len(self.question.options[step.result]))
         is_dead = step.result not in alive and not step.others
         factors = [(each.name, None) for each in step.factors]
-        for brought, begun, there in self.brought(factors, masks, may_convert):
+        for brought, begun, there in self.ways_to_have(factors, masks, may_convert):
             at = tuple(each.place for each in brought)
             costs = [(self.price(number, (*at, place)), place) for place in ends]
             for alone, place in [min(costs)] if is_dead else costs:
@@ -294,9 +294,9 @@ class _Search:
         where = self.beside(number, place)
         if where is not None:
             names = [each.name for each in self.question.steps[number].others]
-            yield from self.brought(list(zip(names, where, strict=True)), masks, may_convert)
+            yield from self.ways_to_have(list(zip(names, where, strict=True)), masks, may_convert)
 
-    def brought(
+    def ways_to_have(
         self, wanted: Sequence[tuple[str, int | None]], masks: dict[str, int], may_convert: bool
     ) -> Iterator[_Brought]:
         """Every way to have matrices in these places, or in any: how they come, seconds, and what is there then."""
@@ -306,7 +306,7 @@ class _Search:
         (name, place), rest = wanted[0], wanted[1:]
         for one in self.arrivals(name, masks[name], may_convert):
             if place in (None, one.place):
-                for more, seconds, there in self.brought(rest, masks | {name: one.mask}, may_convert):
+                for more, seconds, there in self.ways_to_have(rest, masks | {name: one.mask}, may_convert):
                     yield (one, *more), one.seconds + seconds, there
 
     def pruned(self, nodes: Iterable[_Node], number: int, may_convert: bool, most: int) -> list[_Node]:
@@ -333,7 +333,7 @@ class _Search:
         """Return the state with every result where it is wanted."""
         done = []
         for name, mask in zip(self.alive[-1], node.masks, strict=True):
-            target = self.number(name, self.question.wanted[name])
+            target = self.number(name, self.question.result_layouts[name])
             if not mask >> target & 1:
                 seconds, source = self.nearest(name, mask, target)
                 done.append(_Arrival(name, target, mask, seconds, source=source))
@@ -350,7 +350,7 @@ class _Search:
         while node is not None and node.before is not None:
             path.append(node)
             node = node.before
-        start, steps = dict(self.question.given), []
+        start, steps = dict(self.question.input_layouts), []
         options = self.question.options
         for step, node in zip(self.question.steps, reversed(path), strict=True):
             start |= {each.name: options[each.name][each.start] for each in node.arrivals if each.start >= 0}

@@ -87,7 +87,7 @@ def _too_deep(text: str) -> OptionError:
 
 class _Reader:
     def __init__(self, graph: Graph, numbers: Mapping[str, Any], made: list[str]) -> None:
-        self.graph, self.numbers, self.made = graph, numbers, made
+        self.graph, self.numbers, self.defined_in = graph, numbers, made
         self.read_names: set[str] = set()
         self.text = ""
 
@@ -170,7 +170,7 @@ class _Reader:
         if found is not None:
             return found
         there = ", ".join((*self.graph.inputs, *self.numbers, *self.graph.results)) or "none"
-        later = ", but only by this step or a later one" if name in self.made else ""
+        later = ", but only by this step or a later one" if name in self.defined_in else ""
         raise Fault(OptionError, f"it reads {name}, which is not there{later}; given or made before are {there}")
 
     def binary(self, sign: str, a: Value, b: Value) -> Value:

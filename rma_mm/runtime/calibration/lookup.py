@@ -47,7 +47,7 @@ def machine_of(
     memo = _memo(comm)
     asked = (tuple(node_of), threads, dtype, kernel, may_measure, flavours)
     if asked not in memo:
-        memo[asked] = _found(comm, _site(comm, memo, node_of, threads), dtype, kernel, may_measure, flavours)
+        memo[asked] = _machine_of(comm, _site(comm, memo, node_of, threads), dtype, kernel, may_measure, flavours)
     found: Machine | None = memo[asked]
     return found
 
@@ -76,7 +76,7 @@ def _corrected(machine: Machine, corrections: Mapping[str, float]) -> Machine:
     return replace(machine, corrections={**machine.corrections, **usable})
 
 
-def _found(
+def _machine_of(
     comm: MPI.Intracomm, site: Site, dtype: str, kernel: str, may_measure: bool, flavours: tuple[str, ...]
 ) -> Machine | None:
     told: tuple[Any, bool, bool, int] | None = None

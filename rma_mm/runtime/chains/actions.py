@@ -176,7 +176,7 @@ class Conversion(Action):
     moving: Redistribution
     source: Place
     target: Place
-    made: DistMatrix  # the converted matrix; it is copied if the caller gives another
+    converted: DistMatrix  # the converted matrix; it is copied if the caller gives another
     cost: CostBreakdown
     executable: Executable | None = field(default=None, init=False)
 
@@ -205,11 +205,11 @@ class Conversion(Action):
         assert self.executable is not None
         self.executable.finish()
         self.executable = None
-        if here[self.target] is not self.made:
-            here[self.target].tile[...] = self.made.tile
+        if here[self.target] is not self.converted:
+            here[self.target].tile[...] = self.converted.tile
 
     def checked(self, here: Here) -> AbstractContextManager[None]:
-        return checked_move(here[self.source], self.moving.target, self.made.tile)
+        return checked_move(here[self.source], self.moving.target, self.converted.tile)
 
     def close(self) -> None:
         self.moving.close()

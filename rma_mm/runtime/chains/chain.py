@@ -27,11 +27,11 @@ from rma_mm.runtime.chains.actions import (
     Place,
     StepPlaces,
 )
-from rma_mm.runtime.chains.asked import Chain
+from rma_mm.runtime.chains.chain_request import Chain
+from rma_mm.runtime.chains.descriptions import seconds_line, step_table
 from rma_mm.runtime.chains.memory import Frontier, divide_memory
 from rma_mm.runtime.chains.overlapped import Overlapped
 from rma_mm.runtime.chains.prices import Prices, nbytes
-from rma_mm.runtime.chains.told import seconds_line, step_table
 from rma_mm.runtime.execution.operands import Operand
 from rma_mm.runtime.matrices.matrix import DistMatrix, check_matrix, overlap
 from rma_mm.runtime.matrices.move import Redistribution, scratch_bytes
@@ -168,11 +168,11 @@ class ChainPlan:
         self.layouts = dict(answer.start)
         """Placements: of inputs as `execute` takes them, of results as they are made, of outputs as it returns them."""
         self.layouts |= {step.result: done.layouts[-1] for step, done in zip(chain.steps, answer.steps, strict=True)}
-        self.layouts |= chain.wanted
+        self.layouts |= chain.result_layouts
         self.serial = mesh.next_serial()
         self.plans: list[Plan] = []
         """The plan of each product."""
-        self._made: dict[Place, DistMatrix] = {}
+        self._matrices: dict[Place, DistMatrix] = {}
         self._actions: list[Action] = []
         self._in_place: set[Place] = set()
         """Matrices that are read where they lie on node-mates."""
@@ -189,7 +189,7 @@ class ChainPlan:
             raise
         inputs = [(name, answer.start[name]) for name in chain.inputs]
         self._overlapped = Overlapped(mesh, self._actions, inputs, bool(chain.options.check))
-        self.outputs = {name: self._made[name, self.layouts[name]] for name in chain.outputs}
+        self.outputs = {name: self._matrices[name, self.layouts[name]] for name in chain.outputs}
         """The results that `execute` returns."""
 
     @property
@@ -272,14 +272,14 @@ class ChainPlan:
             given = _by_name(inputs, named)
             out = self._check_names(given, out)
             read = {name: given[name] for name in self.chain.inputs}
-            others = [(name, own) for (name, _), own in self._made.items()]
+            others = [(name, own) for (name, _), own in self._matrices.items()]
             for name, matrix in (read | out).items():
                 self._check(name, matrix, others if name in read else [*others, *read.items()])
                 others += [(name, matrix)] * (name in out)
                 facts[name] = matrix.facts
                 matrix.block.window.sync()  # what this rank stored, before the others may read it
         places = {(name, self._first[name]): matrix for name, matrix in (read | out).items()}
-        here = self._made | {place: x for place, x in places.items() if x.layout == place[1]}
+        here = self._matrices | {place: x for place, x in places.items() if x.layout == place[1]}
         for plan in self.plans:
             if plan.adapt:
                 plan.follow()
@@ -326,7 +326,7 @@ class ChainPlan:
             action.close()
         self.plans.clear()
         self._actions.clear()
-        self._made.clear()
+        self._matrices.clear()
         self.outputs = {}
 
     def __enter__(self) -> ChainPlan:
@@ -377,7 +377,7 @@ class ChainPlan:
             )
         for name, layout in places[len(self.chain.inputs) :]:
             x = self.chain.matrices[name]
-            self._made[name, layout] = DistMatrix.allocated(self.mesh, x.shape, x.dtype, layout)
+            self._matrices[name, layout] = DistMatrix.allocated(self.mesh, x.shape, x.dtype, layout)
         products = self._products(taken, limit)
         for number, (step, placed) in enumerate(zip(self.chain.steps, self.answer.steps, strict=True)):
             for each in placed.conversions:
@@ -428,7 +428,7 @@ class ChainPlan:
 
     def _convert(self, source: Place, target: Place, seconds: float) -> None:
         """A conversion as the next action. Collective."""
-        made = self._made[target]
+        made = self._matrices[target]
         redistributions = Redistribution(
             self.mesh, made.shape, made.dtype, source[1], made.layout, made.tile, made.block
         )
@@ -450,14 +450,14 @@ class ChainPlan:
 
     def _add_sums(self, placed: StepPlaces, cost: CostBreakdown) -> None:
         """Sums of ranks' own parts as the next action, and what brings them together. Collective."""
-        step, made = placed.step, self._made[placed.result]
+        step, made = placed.step, self._matrices[placed.result]
         own = summands(step, placed.layouts[0], self.mesh.grid)
         assert own is not None
         if self._is_there(step, own, placed.layouts[-1]):
             self._actions.append(AxisSums(step, placed.layouts, cost, placed.result))
             return
         part = f"{step.result} of each rank", own
-        self._made[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
+        self._matrices[part] = DistMatrix.allocated(self.mesh, made.shape, made.dtype, own)
         self._actions.append(AxisSums(step, placed.layouts, cost, part))
         self._convert(part, placed.result, 0.0)
 

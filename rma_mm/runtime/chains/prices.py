@@ -26,7 +26,7 @@ from rma_mm.policy.planner.chain_places import (
 )
 from rma_mm.policy.planner.chain_search import Answer, Places, Question, greedily, jointly
 from rma_mm.policy.planner.preference import TWO_SIDED, VARIABLE
-from rma_mm.runtime.chains.asked import Chain
+from rma_mm.runtime.chains.chain_request import Chain
 from rma_mm.runtime.execution.operands import Operand, Operands
 from rma_mm.runtime.products.choosing import request_of
 from rma_mm.runtime.products.make_plan import operands_of, with_kernel
@@ -60,9 +60,9 @@ class Prices:
         self.cost_model = self._usual()  # what everything else is priced by
         self.shapes = {name: x.shape for name, x in chain.matrices.items()}
         speeds = self.cost_model.machine.speeds_of(mesh.grid.size)
-        options = all_places(mesh.grid, chain.steps, self.shapes, chain.given | chain.wanted, speeds)
+        options = all_places(mesh.grid, chain.steps, self.shapes, chain.input_layouts | chain.result_layouts, speeds)
         self.question = Question(
-            chain.steps, options, chain.given, chain.wanted, self.price, self.conversion, self.beside
+            chain.steps, options, chain.input_layouts, chain.result_layouts, self.price, self.conversion, self.beside
         )
         self.is_two_sided = (chain.options.prefer or mesh.prefer) == TWO_SIDED
         self.table: dict[tuple[int, Places], float] = {}

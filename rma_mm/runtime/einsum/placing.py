@@ -14,7 +14,7 @@ from rma_mm.errors import AlgorithmError
 from rma_mm.geometry.layout import Layout
 from rma_mm.policy.planner.chain_search import Answer
 from rma_mm.policy.planner.chain_steps import Step
-from rma_mm.runtime.chains.asked import Chain
+from rma_mm.runtime.chains.chain_request import Chain
 from rma_mm.runtime.chains.prices import Prices
 from rma_mm.runtime.einsum.subscripts import Indices, Pair
 from rma_mm.runtime.execution.operands import Operand, ProductOptions
@@ -44,7 +44,7 @@ class Placements:
     """
 
     def __init__(self) -> None:
-        self.found: OrderedDict[object, PlacedProducts | None] = OrderedDict()
+        self.known: OrderedDict[object, PlacedProducts | None] = OrderedDict()
         """None if no placements do for all of them. Oldest use first."""
 
     @classmethod
@@ -55,7 +55,7 @@ class Placements:
         return found
 
     def close(self) -> None:
-        self.found.clear()
+        self.known.clear()
 
 
 def options_of(options: ProductOptions) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _kept(
         for n, x in matrices.items()
     }
     key = (*texts, tuple(given.values()), layout, mesh.window_flavour, repr(options))
-    found = Placements.of(mesh).found
+    found = Placements.of(mesh).known
     if key not in found:
         if len(found) >= KEPT:
             found.popitem(last=False)

@@ -76,7 +76,7 @@ class Pushes:
         for name, block in self.blocks.items():
             added = [(rank, entry) for rank, entries in enumerate(came) for entry in entries if entry.home == name]
             if added:
-                self.checks.found += self.wrong(name, block, added)
+                self.checks.findings += self.wrong(name, block, added)
 
     def wrong(self, name: str, block: Block, added: list[tuple[int, Entry]]) -> Iterable[str]:
         """Yield the faults of one home; nothing if it is right."""

@@ -57,7 +57,7 @@ class Journal:
         return made
 
     @staticmethod
-    def found(final: str) -> Journal:
+    def resume(final: str) -> Journal:
         """That of a job that was ended, without what was half written. Raises FileFormatError."""
         path = final + JOURNAL
         try:

@@ -58,7 +58,7 @@ class Saving:
         """Return the options of `save`, checked. Raises OptionError."""
         for key, got in options.items():
             if key not in KINDS:
-                raise OptionError(f"save: got the option {quoted(key)}; needs {', '.join(KINDS)}")
+                raise OptionError(f"save: got the option {quoted(key)}; must be one of {', '.join(KINDS)}")
             rule, fits = KINDS[key]
             if got is not None and not fits(got):
                 raise OptionError(f"{key}: got {quoted(got)}; must be {rule}")

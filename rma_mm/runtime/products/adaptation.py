@@ -35,7 +35,8 @@ class Adaptation:
         options = choice.spec.options
         if options.algorithm == "auto" and not options.deterministic and seconds is not None:
             self._watch = _watch(choice.chosen)
-        self._heard, self._is_due = 0, False  # which product was looked at, and whether it is time to act since then
+        # which product was looked at, and whether it is time to act since then
+        self._last_vote, self._is_due = 0, False
         self._steps = self._first_steps = mesh.metrics.relief.steps
         self._usual = self._set_aside = choice
         """The choice with the shares of the first execution; and the one that was left because it was late."""
@@ -59,8 +60,8 @@ class Adaptation:
 
     def _looked(self, product: ProductWatch, watch: Watch) -> bool:
         """Look at one more product; whether it is time to act."""
-        if self._heard != product.heard:  # else an execution failed, at which others may not have looked
-            self._heard, self._is_due = product.heard, False
+        if self._last_vote != product.exchanges:  # else an execution failed, at which others may not have looked
+            self._last_vote, self._is_due = product.exchanges, False
             if product.last_seconds and not product.was_slow:  # a slow rank is not the fault of transfers
                 watch.note(product.last_seconds)
                 self._is_due = watch.is_new or watch.should_change() or watch.should_return()

@@ -126,11 +126,11 @@ class BlockedProduct:
         if self._kept is None or self._kept.c_shape != region.shape:
             self.close()
             choice = self._choices.get(region.shape)
-            self._kept = self._made(region) if choice is None else plan_of(self.mesh, choice)
+            self._kept = self._new_plan(region) if choice is None else plan_of(self.mesh, choice)
             self._choices[region.shape] = self._kept.choice
         return self._kept
 
-    def _made(self, region: Region) -> Plan:
+    def _new_plan(self, region: Region) -> Plan:
         """Return a plan of blocks of such a shape, which a job that goes on computes to the same bits. Collective."""
         options, shape = dict(self.options) | {"deterministic": True}, region.shape
         options["symmetric"] = False  # a block on the diagonal may be, and no other

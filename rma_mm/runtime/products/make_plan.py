@@ -118,7 +118,7 @@ def planned(
     operands = with_kernel(mesh, operands)
     if request:
         return BatchPlan(mesh, choose_batch(mesh, replace(request, operands=operands)))
-    while (plan := _made(mesh, operands, before, workspace)).prepared.is_outdated:
+    while (plan := _new_plan(mesh, operands, before, workspace)).prepared.is_outdated:
         plan.close()
     return plan
 
@@ -133,7 +133,7 @@ def _batch_of(
     return batch_request(batch, a, b, place, operands_of(one, other, mesh, None, options))
 
 
-def _made(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
+def _new_plan(mesh: Mesh, operands: Operands, before: Plan | None, workspace: NDArray[np.uint8] | None) -> Plan:
     """Return the plan that is best on the memory that the mesh has now. Collective."""
     choice = choose_plan(mesh, operands)
     if before is not None and choice.is_like(before.choice):

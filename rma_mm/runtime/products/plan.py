@@ -27,7 +27,7 @@ from rma_mm.runtime.products.plan_choice import PlanChoice
 from rma_mm.runtime.products.prepared import OWN, BoundOperands, Prepared
 from rma_mm.runtime.products.symmetry import check_own
 from rma_mm.runtime.products.workspace import check_apart
-from rma_mm.runtime.ranks.agreement import Ballot, Told, digest, disagree, in_words
+from rma_mm.runtime.ranks.agreement import AgreedVotes, Ballot, digest, disagree, in_words
 from rma_mm.runtime.ranks.mesh import Mesh
 from rma_mm.runtime.ranks.metrics import ProductWatch
 from rma_mm.runtime.ranks.process_group import serialized
@@ -227,7 +227,7 @@ class Plan:
     @serialized
     def execute(
         self, A: Given, B: Given, out: DistMatrix | None = None, progress: Progress | None = None, *,
-        c: DistMatrix | None = None, opened: Told = None,
+        c: DistMatrix | None = None, opened: AgreedVotes = None,
     ) -> DistMatrix:
         """Multiply.
 
@@ -333,7 +333,7 @@ class Plan:
         self.prepared.refresh_bias()
 
     def _agreed(
-        self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: Told = None
+        self, A: Given, B: Given, out: DistMatrix | None, c: DistMatrix | None = None, opened: AgreedVotes = None
     ) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
         """Return the operands as matrices of this plan, once all ranks have brought the same ones. Collective."""
         self.mesh.require_open()
@@ -364,7 +364,7 @@ class Plan:
         assert isinstance(A, DistMatrix) and isinstance(B, DistMatrix)
         return A, B, out if out is not None else self._c()
 
-    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: Told) -> None:
+    def _vote(self, facts: tuple[object, ...], hashed: int, error: Exception | None, opened: AgreedVotes) -> None:
         """One allreduce that is agreement and start barrier at once; what differs is found out only if it fails."""
         if error if opened else not self.ballot.cast(hashed, error is not None, self.watch.piggyback()):
             names = ("plan", "adapt", "A", "B", "c", "C")

@@ -91,13 +91,13 @@ def verify(
     with agreed(mesh.comm, "verify") as facts:
         options = with_symmetry(options.normalised(), A, B)
         facts |= {"A": describe(A), "B": describe(B), "C": describe(C), "C0": describe(C0)} | vars(options)
-        given = _given(A, B, C, C0, mesh, options)  # type: ignore[arg-type]  # as it finds out
+        given = _checked_operands(A, B, C, C0, mesh, options)  # type: ignore[arg-type]  # as it finds out
     with using_threads(mesh.threads), read_again(A, B) as (a, b):
         before = None if C0 is None else as_before(given, C, C0)
         return required("verify", given, mesh.next_serial(), a, b, C, before, quick=False)
 
 
-def _given(
+def _checked_operands(
     A: DistMatrix, B: DistMatrix, C: DistMatrix, C0: DistMatrix | None, mesh: Mesh, options: ProductOptions
 ) -> Operands:
     """Return the operands of such a product. Raises what `verify` does."""
@@ -106,7 +106,7 @@ def _given(
         if not isinstance(x, DistMatrix):
             raise LayoutError(f"{name}: got {type(x).__name__}; verify takes DistMatrix")
     if options.beta != 0 and C0 is None:
-        raise OptionError(f"beta: got {options.beta}; must be checked against C as it was, so pass C0")
+        raise OptionError(f"beta: got {options.beta}; C is checked against the old C, so pass C0")
     given = operands_of(operand_of("A", A, mesh), operand_of("B", B, mesh), mesh, C.layout, options)
     for name, x in each.items():
         if name in ("C", "C0"):

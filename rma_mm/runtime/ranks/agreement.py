@@ -30,11 +30,11 @@ def digest(*facts: object) -> int:
     return int.from_bytes(raw, "little") >> 2
 
 
-TOLD = 11  # numbers that a rank can tell with a ballot
+VOTES = 11  # numbers that a rank can tell with a ballot
 MESH = 0x1000193  # keeps equal calls on two meshes apart
 PARTING = 5.0  # seconds in which ranks that leave a product hear why the others do
 END = "the end of the program"  # text of the call of a rank that has reached the end of its program
-Told = Sequence[int] | None
+AgreedVotes = Sequence[int] | None
 """Votes of the caller's ballot in which all ranks agreed on a call; None if the call takes its own."""
 
 
@@ -53,8 +53,8 @@ class Ballot:
         self.slot = mesh_slot_of(comm)
         self.comm = comm if self.slot is None else self.slot.group.comm
         self._late: Wait | None = None
-        self.mine = np.empty(3 + TOLD, np.int64)
-        self.all = np.empty(3 + TOLD, np.int64)
+        self.mine = np.empty(3 + VOTES, np.int64)
+        self.all = np.empty(3 + VOTES, np.int64)
 
     @property
     def votes(self) -> list[int]:
@@ -72,7 +72,7 @@ class Ballot:
             value ^= self.slot.number * MESH
             self.slot.group.calls += 1
         self._late, CELLS[DOING] = None, BEGIN
-        self.mine[:] = value, -value, failed, *told, *(0,) * (TOLD - len(told))
+        self.mine[:] = value, -value, failed, *told, *(0,) * (VOTES - len(told))
         request = self.comm.Iallreduce(self.mine, self.all, self.max)
         try:
             wait(request, self._when_late)

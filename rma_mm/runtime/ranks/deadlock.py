@@ -87,7 +87,7 @@ def receive() -> None:
                 _tell_all(str(message))
 
 
-def _hear() -> None:
+def _raise_if_aborted() -> None:
     """Raise DisagreementError if another rank has left a product, which this one waits for."""
     receive()
     _require_all()
@@ -101,4 +101,4 @@ def _require_all() -> None:
             raise DisagreementError(f"rank {rank} aborted during a product")
 
 
-WHEN_LATE.append(_hear)
+WHEN_LATE.append(_raise_if_aborted)

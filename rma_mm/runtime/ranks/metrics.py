@@ -249,7 +249,7 @@ class ProductWatch:
 
     def __init__(self, metrics: Metrics, kind: Hashable) -> None:
         self.metrics = metrics
-        self.heard = 0  # how often ranks told each other
+        self.exchanges = 0  # how often ranks told each other
         self.last_seconds = 0.0
         """Seconds of the product before the last on the slowest rank, known when ranks next meet."""
         self.was_slow = False  # true if that was as multiplies took longer than usual on some rank
@@ -263,7 +263,7 @@ class ProductWatch:
         return self.metrics.piggyback(self._elapsed, slowness.relative(self._pace))
 
     def act_on_votes(self, told: Sequence[int]) -> None:
-        self.heard += 1
+        self.exchanges += 1
         self.last_seconds, self.was_slow = 1e-9 * told[0], told[2] > LEAST * FINE
         slowness = self.metrics.slowness
         slowness.seen = self._usual  # ranks may have told of several products at once

@@ -53,7 +53,7 @@ class ProcessGroup:
         members.Free()
         world.Free()
         self.calls = 0  # calls that this rank has entered
-        self.made = self.open = 0  # meshes
+        self.meshes_made = self.meshes_open = 0  # meshes
         self.sent = [0] * parent.size  # messages to each rank, by `tell`
         self.received = [0] * parent.size
         self.aborted: dict[int, tuple[str, str] | None] = {}
@@ -73,15 +73,15 @@ class ProcessGroup:
     def admit(self, shape: object) -> MPI.Intracomm:
         """Return a communicator for a new mesh. Collective."""
         comm = self.comm.Dup()
-        self.made += 1
-        self.open += 1
-        self._number(comm, MeshSlot(self, self.made, f"mesh {self.made} of shape {shape}"))
+        self.meshes_made += 1
+        self.meshes_open += 1
+        self._number(comm, MeshSlot(self, self.meshes_made, f"mesh {self.meshes_made} of shape {shape}"))
         return comm
 
     def dismiss(self) -> None:
         """A mesh was closed; the last one closes the group. Collective."""
-        self.open -= 1
-        if not self.open:
+        self.meshes_open -= 1
+        if not self.meshes_open:
             GROUPS.remove(self)
             self._drain()
             self.comm.Free()
@@ -156,7 +156,7 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
                 return call(*args, **kwargs)
             except ALONE as error:
                 if not isinstance(error, RmaError):
-                    poison_job(f"a rank left {call.__qualname__} in its midst ({type(error).__name__})")
+                    poison_job(f"a rank aborted {call.__qualname__} midway ({type(error).__name__})")
                 raise
             finally:
                 leave_call()
@@ -169,7 +169,7 @@ def serialized(call: Callable[P, R]) -> Callable[P, R]:
 
 class _State:
     broken = ""  # why no call can be agreed on any more
-    is_told = False  # true if all ranks have raised that
+    is_reported = False  # true if all ranks have raised that
     kept: tuple[object, ...] = ()  # buffers that transfers may still write to although nobody waits for them any more
     within = ""  # name of the user's code that runs inside a call; empty if there is none
 
@@ -188,7 +188,7 @@ def poison_job(why: str, *kept: object, is_told: bool = False) -> None:
     """
     _state.broken = _state.broken or why
     _state.kept += kept
-    _state.is_told |= is_told
+    _state.is_reported |= is_told
 
 
 def require_usable() -> None:
@@ -208,7 +208,7 @@ def end_broken_job() -> None:
 
     if not _state.broken:
         return
-    if not _state.is_told:
+    if not _state.is_reported:
         os.write(2, f"rma_mm: rank {MPI.COMM_WORLD.rank}: {_state.broken}; the job ends\n".encode())
     sys.stdout.flush()
     sys.stderr.flush()

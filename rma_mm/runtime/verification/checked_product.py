@@ -68,7 +68,7 @@ class Result(OnMesh, Protocol):
 
 SELDOM = 10
 """Products of which one is checked, from which on that is done thoroughly: it takes up to a third of a product."""
-TOLD = 4  # sentences that each rank tells
+SHOWN_BY_RANK = 4  # sentences that each rank tells
 SHOWN = 8  # sentences of an error at the most
 
 
@@ -198,8 +198,8 @@ def _checked_move(source: OnMesh, copy: LocalMatrix) -> Iterator[None]:
 def tell(mesh: Mesh, what: str, found: list[str]) -> None:
     """Raise on every rank what any of them has found. Collective."""
     assert mesh.checks is not None
-    noted, mesh.checks.found = mesh.checks.found + found, []
-    told = mesh.comm.allgather((noted[:TOLD], len(noted)))
+    noted, mesh.checks.findings = mesh.checks.findings + found, []
+    told = mesh.comm.allgather((noted[:SHOWN_BY_RANK], len(noted)))
     lines = [line for each, _ in told for line in each]
     count = sum(number for _, number in told)
     if lines:

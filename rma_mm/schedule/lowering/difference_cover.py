@@ -40,7 +40,7 @@ def difference_cover(count: int) -> tuple[int, ...]:
     """
     simple = _ruler(count)
     least = next(size for size in range(1, count + 1) if size * (size - 1) + 1 >= count)
-    searched = (_Search(count, size).found for size in range(least, len(simple)) if count <= SEARCHED)
+    searched = (_Search(count, size).cover for size in range(least, len(simple)) if count <= SEARCHED)
     return next(filter(None, searched), simple)
 
 
@@ -54,7 +54,7 @@ class _Search:
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size, self.tries = count, size, 0
-        self.found = next(self.grown((0, 1), 0b11 | 1 << (count - 1)), None) if count > 1 else (0,)
+        self.cover = next(self.grown((0, 1), 0b11 | 1 << (count - 1)), None) if count > 1 else (0,)
 
     def grown(self, chosen: tuple[int, ...], covered: int) -> Iterator[tuple[int, ...]]:
         """Covers that begin with what is chosen. covered: the differences by then, as bits."""

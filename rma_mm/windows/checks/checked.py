@@ -38,7 +38,7 @@ class Checks:
     """Findings of the checks of a mesh on this rank that are not yet reported."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []  # what differs, a sentence each
+        self.findings: list[str] = []  # what differs, a sentence each
         self.pushed: list[Push] = []  # what this rank accumulated since the ranks last met
 
     @staticmethod
@@ -114,7 +114,7 @@ class CheckedGet(CheckedTransfer):
         if wrong.any():
             at = tuple(np.argwhere(wrong)[0])
             place = self.target.rows.indices[at[0]], self.target.cols.indices[at[1]]
-            self.window.checks.found.append(
+            self.window.checks.findings.append(
                 f"{self.what}: {wrong.sum()} of {wrong.size} elements that came from rank {self.rank} are not what it "
                 f"holds: position {place[0]}, {place[1]} of its tile is {held[at]}, and {got[at]} came"
             )

@@ -48,14 +48,14 @@ class Heartbeat:
         self._sent: dict[int, int] = dict.fromkeys(self.peers, 0)
         self._own = {q: np.zeros(SHOWN, np.uint8) for q in self.peers}
         self._sending: dict[int, MPI.Request] = {}
-        self._heard: dict[int, float] = {}
-        self._looked = self._told = 0.0
+        self._received_at: dict[int, float] = {}
+        self._looked = self._sent_at = 0.0
 
     def begin(self) -> None:
         """A product begins: everyone was there a moment ago."""
         now = time.monotonic()
-        self._looked = self._told = now
-        self._heard = dict.fromkeys(self.peers, now)
+        self._looked = self._sent_at = now
+        self._received_at = dict.fromkeys(self.peers, now)
 
     def look(self) -> None:
         """Send and receive what is due, and end the job where a rank has been silent for too long."""
@@ -63,17 +63,17 @@ class Heartbeat:
         if now - self._looked < LOOK:
             return
         if now - self._looked > self._beat:  # this process itself stood still
-            self._heard = dict.fromkeys(self.peers, now)
+            self._received_at = dict.fromkeys(self.peers, now)
         self._looked = now
         for q, request in self._waiting.items():
             if request.Test():
-                self._heard[q], self._last[q] = now, self._rooms[q].tobytes()
+                self._received_at[q], self._last[q] = now, self._rooms[q].tobytes()
                 self._got[q] += 1
                 self._waiting[q] = self._comm.Irecv(self._rooms[q], q, TAG)
-        if now - self._told >= self._beat:
-            self._told = now
+        if now - self._sent_at >= self._beat:
+            self._sent_at = now
             self._tell()
-        for q, heard in self._heard.items():
+        for q, heard in self._received_at.items():
             if now - heard > self.limits[q]:
                 self._lose(q)
 

@@ -74,7 +74,7 @@ def timeout_of(given: object, environment: Mapping[str, str]) -> float:
 # -- this process ---------------------------------------------------------------------------------
 
 
-def _made() -> tuple[int, mmap.mmap]:
+def _new_page() -> tuple[int, mmap.mmap]:
     """Return the file of a new page, -1 if no other process can map it, and the page."""
     try:
         file = os.memfd_create("rma_mm")
@@ -84,7 +84,7 @@ def _made() -> tuple[int, mmap.mmap]:
         return -1, mmap.mmap(-1, PAGE)
 
 
-_FILE, _PAGE = _made()
+_FILE, _PAGE = _new_page()
 CELLS = memoryview(_PAGE).cast("q")
 """This process's. A store into a cell takes some 30 ns."""
 

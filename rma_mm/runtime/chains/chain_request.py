@@ -40,11 +40,11 @@ class Chain:
     options: ProductOptions  # what products have in common
 
     @property
-    def given(self) -> dict[str, Layout]:
+    def input_layouts(self) -> dict[str, Layout]:
         return self._placed(self.inputs)
 
     @property
-    def wanted(self) -> dict[str, Layout]:
+    def result_layouts(self) -> dict[str, Layout]:
         return self._placed([step.result for step in self.steps])
 
     def _placed(self, names: Collection[str]) -> dict[str, Layout]:
