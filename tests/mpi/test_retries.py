@@ -220,7 +220,8 @@ except Exception as error:
         rma_mm.Mesh((comm.size,), comm)
     except DisagreementError as error:
         assert "a product failed" in str(error)
-        comm.Barrier()  # mpiexec kills who is not there yet when the first has gone
+        print("ended", flush=True)
+        comm.Barrier()  # mpiexec kills the others when the first has gone, and then exits with 9
         os._exit(5)
 """
 FAILURES = (
@@ -236,11 +237,10 @@ def test_what_keeps_failing_is_the_same_error_on_all_ranks(tmp_path: Path, case:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = mpirun(3, [str(program), *case.split()], timeout=30)
-    assert done.returncode == 5, done
-    said = done.stdout.splitlines()
+    assert done.returncode in (5, 9) and done.stdout.count("ended") == 3, done
+    said = [line for line in done.stdout.replace("ended", "").splitlines() if line.startswith("WindowError: ")]
     assert len(said) == 3, done
     assert len(set(said)) == 1, said
-    assert said[0].startswith("WindowError: ")
     assert words in said[0]
     assert said[0].endswith(" (rank 1)") == case.endswith("1")
 

@@ -18,7 +18,7 @@ from rma_mm.geometry.level import Level, Split
 from rma_mm.geometry.mesh import MeshShape
 from rma_mm.geometry.notations.reader import Reader
 
-Order = Literal["R", "C"]  # ranks row-major or column-major on the grid, as in BLACS
+GridOrder = Literal["R", "C"]  # ranks row-major or column-major on the grid, as in BLACS
 
 _FORMS = "desc(M, N, MB, NB, RSRC, CSRC), with C as a seventh entry for a column-major grid"
 _LEAST = (("M", 0), ("N", 0), ("MB", 1), ("NB", 1), ("RSRC", 0), ("CSRC", 0))
@@ -61,7 +61,7 @@ class Descriptor:
     nb: int  # columns of a block
     rsrc: int = 0  # the process row with the first block
     csrc: int = 0  # the process column with the first block
-    order: Order = "R"  # the order of the ranks on the process grid
+    order: GridOrder = "R"  # the order of the ranks on the process grid
 
     def __post_init__(self) -> None:
         for (name, least), number in zip(_LEAST, self._numbers, strict=True):
@@ -179,7 +179,7 @@ def parse_descriptor(text: str, mesh: MeshShape, begin: int = 0) -> Descriptor:
     reader.mark(")")
     reader.end()
     m, n, mb, nb, rsrc, csrc = (*numbers, 0, 0)[:6]
-    return Descriptor(m, n, mb, nb, rsrc, csrc, cast(Order, order))
+    return Descriptor(m, n, mb, nb, rsrc, csrc, cast(GridOrder, order))
 
 
 def layout_to_descriptor(layout: Layout, mesh: MeshShape, shape: tuple[int, int] | None) -> Descriptor:

@@ -55,7 +55,7 @@ class BatchRequest:
         return self.operands.accum_dtype if is_added else self.dtype(x)
 
 
-Move = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
+RedistributionKey = tuple[tuple[int, int], np.dtype[Any], Layout, Layout]
 """The shape and the element type of a matrix, where it is, and where it is brought to."""
 
 
@@ -79,9 +79,9 @@ class BatchChoice:
         return {x: given[x] or batch.lying(x, self.cuts, self.mesh.grid) for x in "ABC"}
 
     @cached_property
-    def moves(self) -> dict[str, Move]:
+    def moves(self) -> dict[str, RedistributionKey]:
         """Return the redistributions of A, B and C, each as the matrix it is stored as."""
-        found: dict[str, Move] = {}
+        found: dict[str, RedistributionKey] = {}
         for x in "ABC":
             shape, outer, inner = self.request.batch.shape(x), self.layouts[x], self.inner[x]
             if not same_place(inner, outer, shape, self.mesh.grid):
